@@ -1,0 +1,124 @@
+"""RunSpec: what a user asks for in a run file.
+
+Every field is made by `setting`: the default is written down with its reason, and a key that is a time or a size
+carries its unit as a suffix. `docs/RUN_FILE.md` is generated from this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def setting(default: Any, reason: str) -> Any:
+    """A field with its default and the reason for it; `...` as default means that the user must give it."""
+    metadata = {"reason": reason}
+    if default is ...:
+        return field(metadata=metadata)
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """Where the training text comes from."""
+
+    source: Literal["python-stdlib", "folder"] = setting(
+        "python-stdlib", "the standard library's own source is on every machine, so a first run needs no download"
+    )
+    path: str = setting("", "local folder of .txt, .jsonl or .parquet files; needed when source is folder")
+    text_field: str = setting("text", "the column of jsonl and parquet files that holds the text, as most data sets name it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitanSpec:
+    """What TorchTitan trains."""
+
+    recipe: str = setting(
+        "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns a TorchTitan FaultTolerantTrainer config"
+    )
+    steps: int = setting(1000, "committed steps to train for; small enough to end while somebody watches")
+    seed: int = setting(1234, "any fixed number: the replicas must start from the same one to be comparable")
+    overrides: dict[str, Any] = setting(
+        dict, "path.to.field = value, checked against the fields and types of the config; none by default"
+    )
+    data: DataSpec = setting(DataSpec, "see [titan.data]")
+    checkpoint_interval_steps: int = setting(
+        50, "a whole-run loss costs at most this many steps; peers heal each other, so disk is the last resort"
+    )
+    checkpoints_kept: int = setting(2, "the newest, and one more in case a reader is still on the older one")
+    digest_interval_steps: int = setting(
+        0, "hash parameters, optimizer and learning rate every N committed steps to compare replicas; 0 is off: it costs time"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsSpec:
+    """The replica groups."""
+
+    count: int = setting(2, "two is the least with which training survives the loss of one")
+    ranks_per_group: int = setting(1, "one process holds the model unless it is too large for one")
+    min_groups: int = setting(1, "fewest groups that may step together; 1 keeps training through every loss but the last")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationSpec:
+    """Which machines."""
+
+    engine: Literal["local"] = setting("local", "the only engine there is yet: processes on this machine")
+    nodes: int = setting(2, "one node a group")
+    spares: int = setting(1, "one node can be lost without asking the engine for another")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFTSpec:
+    """TorchFT's timeouts. They form a chain: heartbeat < join, process group < quorum."""
+
+    heartbeat_timeout_ms: int = setting(
+        1000, "how long a live group's network may be silent; the gate's beats drop a dead process much sooner"
+    )
+    join_timeout_ms: int = setting(5000, "how long the quorum waits for a group that heartbeats but has not asked to step")
+    process_group_timeout_ms: int = setting(10000, "longest healthy collective; survivors of a silent loss are freed after this")
+    quorum_timeout_ms: int = setting(
+        1_800_000, "the longest control-plane outage a trainer survives; TorchFT's 60 s killed both replicas in a test"
+    )
+    quorum_retries: int = setting(
+        1000, "the pause between retries is timeout/(retries+1): 1.8 s here; with 0 retries one lost connection is fatal"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSpec:
+    """So many within so long; past it the ladder climbs to the next rung."""
+
+    restart: int = setting(3, "per group: a crash that comes back three times in the window is not cured by a fourth restart")
+    replace: int = setting(4, "per run: more node losses than this in a window smell of a cause that is not the nodes")
+    reallocate: int = setting(3, "per run: allocations are dear, and a person should look after the third")
+    window_s: float = setting(3600.0, "an hour: a failure that comes less than hourly is worth its restarts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """When to do what."""
+
+    budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
+    backoff_first_s: float = setting(1.0, "pause before the second restart in a row; the first has none")
+    backoff_max_s: float = setting(60.0, "a minute keeps a restart loop cheap without adding much to a real recovery")
+    healthy_after_s: float = setting(120.0, "a group that ran this long since its incident starts again at no backoff")
+    start_timeout_s: float = setting(300.0, "from start to first commit: large models load and compile for minutes")
+    node_lease_s: int = setting(5, "an agent silent for longer has lost its node; a single machine's agents renew every 1.7 s")
+    allocation_timeout_s: float = setting(600.0, "how long a new allocation may stay pending before the run goes on without it")
+    term_grace_s: float = setting(5.0, "from TERM to KILL: a trainer ends its step and closes its sockets in this")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One pretraining run."""
+
+    name: str = setting(..., "names the run everywhere: etcd keys, folders, metrics; letters, digits and dashes")
+    titan: TitanSpec = setting(TitanSpec, "see [titan]")
+    groups: GroupsSpec = setting(GroupsSpec, "see [groups]")
+    allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")
+    torchft: TorchFTSpec = setting(TorchFTSpec, "see [torchft]")
+    policy: PolicySpec = setting(PolicySpec, "see [policy]")

@@ -1,0 +1,76 @@
+"""etcd keys. Everything lives under one prefix; who may write what is in the docstrings."""
+
+from __future__ import annotations
+
+PREFIX = "/supervisor/v1/"
+
+LEADER = PREFIX + "leader"
+"""Leader's key, under its lease. Its create revision is the epoch."""
+
+NODES = PREFIX + "nodes/"
+RUNS = PREFIX + "runs/"
+
+
+def registration(node: str) -> str:
+    """The agent's own key, under its lease: there while the agent lives. Written by the agent."""
+    return f"{NODES}{node}/registration"
+
+
+def health(node: str) -> str:
+    """Written by the agent, on change and every 5 s."""
+    return f"{NODES}{node}/health"
+
+
+def observed(node: str) -> str:
+    """What runs on the node. Written by the agent."""
+    return f"{NODES}{node}/observed"
+
+
+def gate(node: str, run: str) -> str:
+    """What the gate of `run` on this node hears, admits and has fenced. Written by the gate."""
+    return f"{NODES}{node}/gate/{run}"
+
+
+def desired(node: str) -> str:
+    """What is to run on the node. Written by the leader in a fenced transaction."""
+    return f"{PREFIX}desired/{node}"
+
+
+def spec(run: str) -> str:
+    """The RunSpec. Created by `launch`, never changed."""
+    return f"{RUNS}{run}/spec"
+
+
+def control(run: str) -> str:
+    """What a person asks of the run: pause, stop, restart. Written by the CLI."""
+    return f"{RUNS}{run}/control"
+
+
+def memory(run: str, part: str) -> str:
+    """One part of the supervisor's memory of the run. Written by the leader."""
+    return f"{RUNS}{run}/memory/{part}"
+
+
+def group(run: str, group: int) -> str:
+    """The current generation of a group: what the gate admits. Written by the leader."""
+    return f"{RUNS}{run}/groups/{group}"
+
+
+def incident(run: str, incident: str) -> str:
+    """One incident. Written by the leader."""
+    return f"{RUNS}{run}/incidents/{incident}"
+
+
+def allocation(run: str, key: str) -> str:
+    """A wanted or given-back allocation (the intent). Written by the leader."""
+    return f"{RUNS}{run}/allocations/{key}"
+
+
+def grant(run: str, key: str) -> str:
+    """What the engine says of an allocation (the fact). Written by the leader's engine driver."""
+    return f"{RUNS}{run}/grants/{key}"
+
+
+def checkpoint(run: str) -> str:
+    """The newest complete checkpoint. Written by the leader."""
+    return f"{RUNS}{run}/checkpoint"

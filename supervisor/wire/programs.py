@@ -1,0 +1,21 @@
+"""Module names of the programs that one package starts in another: no import crosses, only `python -m NAME`."""
+
+from __future__ import annotations
+
+TRAINER = "titan_actor.trainer"
+"""`python -m titan_actor.trainer LAUNCH_JSON`: one rank, started cold."""
+
+WARM = "titan_actor.warm"
+"""`python -m titan_actor.warm --fd N`: the warm process; N is its end of a Unix socket pair."""
+
+LIGHTHOUSE = "titan_actor.lighthouse"
+"""`python -m titan_actor.lighthouse ...`: TorchFT's lighthouse, a child of the gate."""
+
+CHECK = "titan_actor.check"
+"""`python -m titan_actor.check`: reads a RunSpec record on stdin, prints what is wrong with its Titan part."""
+
+GATE = "agents.gate"
+"""`python -m agents.gate ...`: the gate, which starts its lighthouse."""
+
+AGENT = "agents.agent"
+"""`python -m agents.agent ...`: a child of the shim."""
