@@ -28,7 +28,9 @@ class DataSpec:
         "python-stdlib", "the standard library's own source is on every machine, so a first run needs no download"
     )
     path: str = setting("", "local folder of .txt, .jsonl or .parquet files; needed when source is folder")
-    text_field: str = setting("text", "the column of jsonl and parquet files that holds the text, as most data sets name it")
+    text_field: str = setting(
+        "text", "the column of jsonl and parquet files that holds the text, as most data sets name it"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,8 @@ class TitanSpec:
     )
     checkpoints_kept: int = setting(2, "the newest, and one more in case a reader is still on the older one")
     digest_interval_steps: int = setting(
-        0, "hash parameters, optimizer and learning rate every N committed steps to compare replicas; 0 is off: it costs time"
+        0,
+        "hash parameters, optimizer and learning rate every N committed steps to compare replicas; 0 is off: it costs time",
     )
 
 
@@ -59,7 +62,9 @@ class GroupsSpec:
 
     count: int = setting(2, "two is the least with which training survives the loss of one")
     ranks_per_group: int = setting(1, "one process holds the model unless it is too large for one")
-    min_groups: int = setting(1, "fewest groups that may step together; 1 keeps training through every loss but the last")
+    min_groups: int = setting(
+        1, "fewest groups that may step together; 1 keeps training through every loss but the last"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +83,18 @@ class TorchFTSpec:
     heartbeat_timeout_ms: int = setting(
         1000, "how long a live group's network may be silent; the gate's beats drop a dead process much sooner"
     )
-    join_timeout_ms: int = setting(5000, "how long the quorum waits for a group that heartbeats but has not asked to step")
-    process_group_timeout_ms: int = setting(10000, "longest healthy collective; survivors of a silent loss are freed after this")
+    join_timeout_ms: int = setting(
+        5000, "how long the quorum waits for a group that heartbeats but has not asked to step"
+    )
+    process_group_timeout_ms: int = setting(
+        10000, "longest healthy collective; survivors of a silent loss are freed after this"
+    )
     quorum_timeout_ms: int = setting(
         1_800_000, "the longest control-plane outage a trainer survives; TorchFT's 60 s killed both replicas in a test"
     )
     quorum_retries: int = setting(
-        1000, "the pause between retries is timeout/(retries+1): 1.8 s here; with 0 retries one lost connection is fatal"
+        1000,
+        "the pause between retries is timeout/(retries+1): 1.8 s here; with 0 retries one lost connection is fatal",
     )
 
 
@@ -92,7 +102,9 @@ class TorchFTSpec:
 class BudgetSpec:
     """So many within so long; past it the ladder climbs to the next rung."""
 
-    restart: int = setting(3, "per group: a crash that comes back three times in the window is not cured by a fourth restart")
+    restart: int = setting(
+        3, "per group: a crash that comes back three times in the window is not cured by a fourth restart"
+    )
     replace: int = setting(4, "per run: more node losses than this in a window smell of a cause that is not the nodes")
     reallocate: int = setting(3, "per run: allocations are dear, and a person should look after the third")
     window_s: float = setting(3600.0, "an hour: a failure that comes less than hourly is worth its restarts")
@@ -106,9 +118,16 @@ class PolicySpec:
     backoff_first_s: float = setting(1.0, "pause before the second restart in a row; the first has none")
     backoff_max_s: float = setting(60.0, "a minute keeps a restart loop cheap without adding much to a real recovery")
     healthy_after_s: float = setting(120.0, "a group that ran this long since its incident starts again at no backoff")
+    silent_timeout_s: float = setting(
+        30.0, "a stopped process or a network hiccup often comes back; after this, waiting costs more than a restart"
+    )
     start_timeout_s: float = setting(300.0, "from start to first commit: large models load and compile for minutes")
-    node_lease_s: int = setting(5, "an agent silent for longer has lost its node; a single machine's agents renew every 1.7 s")
-    allocation_timeout_s: float = setting(600.0, "how long a new allocation may stay pending before the run goes on without it")
+    node_lease_s: int = setting(
+        5, "an agent silent for longer has lost its node; a single machine's agents renew every 1.7 s"
+    )
+    allocation_timeout_s: float = setting(
+        600.0, "how long a new allocation may stay pending before the run goes on without it"
+    )
     term_grace_s: float = setting(5.0, "from TERM to KILL: a trainer ends its step and closes its sockets in this")
 
 

@@ -31,9 +31,12 @@ def gate(node: str, run: str) -> str:
     return f"{NODES}{node}/gate/{run}"
 
 
-def desired(node: str) -> str:
-    """What is to run on the node. Written by the leader in a fenced transaction."""
-    return f"{PREFIX}desired/{node}"
+DESIRED = PREFIX + "desired/"
+
+
+def desired(node: str, run: str) -> str:
+    """What of a run is to be on the node (with an empty run: the prefix). Written by the leader, fenced."""
+    return f"{DESIRED}{node}/{run}"
 
 
 def spec(run: str) -> str:

@@ -7,9 +7,10 @@ A record is a frozen dataclass; `encode` adds its kind and version, `decode` ref
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
@@ -47,17 +48,18 @@ def decode(value: bytes | str, kind: type[T]) -> T:
     if not isinstance(version, int) or version > VERSION:
         raise RecordError(f"version {version!r} is newer than this program's {VERSION}")
     try:
-        return _adapter(kind).validate_python({k: v for k, v in body.items() if k not in ("kind", "version")})
+        record: T = _adapter(cast(Hashable, kind)).validate_python(
+            {k: v for k, v in body.items() if k not in ("kind", "version")}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise RecordError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return record
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
-
-
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cast(Any, kind))
 
 
 # --- files and sockets that agents and trainers share (on one node) ---
@@ -298,6 +300,9 @@ class TrainerDesired:
     checkpoint: CheckpointMark | None = None
     resume: Literal["disk", "peers"] = "disk"
     writer: bool = False
+    lost: tuple[int, ...] = ()
+    """Other groups that the gate hears no more: a rank whose step has not moved for a heartbeat timeout is told to
+    abort its process group, since it may be waiting inside a collective with one of them."""
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
 
@@ -351,3 +356,22 @@ class Control:
     """group -> how many restarts were asked for so far."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GrantRecord:
+    """What the engine says of an allocation."""
+
+    key: str
+    state: Literal["pending", "granted", "gone", "refused"]
+    nodes: tuple[str, ...] = ()
+    engine_id: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderRecord:
+    """Who leads."""
+
+    host: str
+    pid: int
+    home: str
+    metrics_port: int = 0

@@ -1,0 +1,285 @@
+"""The command line: parses and calls. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from supervisor.core.explain import explain as explain_lines
+from supervisor.ports.errors import PortError
+from supervisor.shell import bundle, client, doctor, logs, render, runfile, service, status, views
+from supervisor.shell import up as up_module
+from supervisor.shell.engines.local import PoolNode
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.store import EtcdStore, connect
+from supervisor.wire import keys
+from supervisor.wire.records import Control
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+console = Console(soft_wrap=True)
+
+Etcd = Annotated[
+    str,
+    typer.Option(
+        envvar="SUPERVISOR_ETCD",
+        help="HOST:PORT of etcd, several with commas. Default: that of the `supervisor up` in --home.",
+    ),
+]
+Home = Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs.")]
+Run = Annotated[str, typer.Option("--run", "-r", help="Name of the run. Default: the newest.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+HOME = Path("runs")
+
+
+@app.callback()
+def _root() -> None:
+    """Supervises fault-tolerant pretraining runs of TorchTitan and TorchFT."""
+
+
+@contextlib.contextmanager
+def sentences() -> Iterator[None]:
+    """A user's mistake or a missing part is a sentence and exit code 1, never a traceback."""
+    try:
+        yield
+    except (PortError, views.Unreadable) as error:
+        typer.echo(f"supervisor: {error}", err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        typer.echo(f"supervisor: {error.strerror or error}{where}", err=True)
+        raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def _store(etcd: str, home: Path) -> Iterator[EtcdStore]:
+    with sentences():
+        endpoints = etcd or up_module.endpoints_of(home) or "127.0.0.1:2379"
+        store = connect(endpoints.split(","))
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+@contextlib.contextmanager
+def _mirror(etcd: str, home: Path) -> Iterator[Mirror]:
+    with _store(etcd, home) as store:
+        yield Mirror(store.list(keys.PREFIX))
+
+
+def _print(value: Any, as_json: bool, table: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps(status.as_json(value), indent=2))
+    else:
+        console.print(table)
+
+
+@app.command(epilog="Example: supervisor up --nodes 4")
+def up(
+    nodes: Annotated[int, typer.Option(min=1, help="How many local nodes the engine may give.")] = 4,
+    etcd: Annotated[
+        str, typer.Option(envvar="SUPERVISOR_ETCD", help="HOST:PORT of an etcd; without it one is started.")
+    ] = "",
+    home: Home = HOME,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower starts, less memory.")] = False,
+) -> None:
+    """Start etcd (if none is given), a supervisor and a pool of local nodes; stay until Ctrl-C, then end them all."""
+    pool = [PoolNode(name=f"n{i + 1}") for i in range(nodes)]
+    with sentences(), up_module.up(home, pool, etcd=etcd, cold=cold, say=lambda s: typer.echo(s, err=True)) as started:
+        typer.echo(f"up: etcd {started.endpoint}, {nodes} local nodes, folder {home}. Now: supervisor launch RUN.toml")
+        up_module.watch_over(started)
+
+
+@app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")
+def run(
+    etcd: Annotated[str, typer.Option(envvar="SUPERVISOR_ETCD", help="HOST:PORT of etcd, several with commas.")],
+    home: Annotated[
+        Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder for logs and the engine's records.")
+    ] = HOME,
+) -> None:
+    """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you."""
+    with sentences():
+        service.main(etcd.split(","), home)
+
+
+@app.command(epilog="Example: supervisor launch examples/debug.toml")
+def launch(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],
+    etcd: Etcd = "",
+    home: Home = HOME,
+    check: Annotated[bool, typer.Option("--check", help="Only check the run file.")] = False,
+) -> None:
+    """Check a run file and start the run."""
+    try:
+        spec = runfile.load(file)
+        problems = client.check_titan(spec)
+        if problems:
+            raise runfile.RunFileError(problems)
+    except runfile.RunFileError as error:
+        for problem in error.problems:
+            typer.echo(f"supervisor: {file}: {problem}", err=True)
+        raise typer.Exit(2) from None
+    if check:
+        typer.echo(f"{file}: run {spec.name!r} is right")
+        return
+    with _store(etcd, home) as store:
+        record = client.launch(store, spec, home)
+    typer.echo(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
+
+
+@app.command("status", epilog="Example: supervisor status --run demo --json")
+def status_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, as_json: Json = False) -> None:
+    """How the run does: groups, steps, loss, quorum, spares, budgets."""
+    with _mirror(etcd, home) as mirror:
+        found = status.overview(mirror, run)
+        _print(found, as_json, render.run(found))
+
+
+@app.command(epilog="Example: supervisor nodes --json")
+def nodes(etcd: Etcd = "", home: Home = HOME, as_json: Json = False) -> None:
+    """The nodes, what runs on them and how they are."""
+    with _mirror(etcd, home) as mirror:
+        found = status.node_status(mirror)
+        _print(found, as_json, render.nodes(found))
+
+
+@app.command(epilog="Example: supervisor incidents --run demo")
+def incidents(run: Run = "", etcd: Etcd = "", home: Home = HOME, as_json: Json = False) -> None:
+    """Every failure so far, what was done and why."""
+    with _mirror(etcd, home) as mirror:
+        found = client.incidents(mirror, client.choose_run(mirror, run).spec.name)
+        _print(found, as_json, render.incidents(found))
+
+
+@app.command(epilog="Example: supervisor explain i2 --run demo")
+def explain(
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `supervisor incidents` prints it.")],
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    as_json: Json = False,
+) -> None:
+    """One incident in plain words: what was seen, what was done, why, and what else was considered."""
+    with _mirror(etcd, home) as mirror:
+        record = client.choose_run(mirror, run)
+        found = {i.id: i for i in client.incidents(mirror, record.spec.name)}
+        if incident not in found:
+            typer.echo(
+                f"supervisor: run {record.spec.name} has no incident {incident!r}; known: {', '.join(found) or 'none'}",
+                err=True,
+            )
+            raise typer.Exit(1)
+        _print(found[incident], as_json, "\n".join(explain_lines(found[incident])))
+
+
+@app.command("logs", epilog="Example: supervisor logs --group 1 --lines 50")
+def logs_command(
+    run: Run = "",
+    group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
+    rank: Annotated[int, typer.Option(help="Rank within the group.")] = 0,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines of each log.")] = 20,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    as_json: Json = False,
+) -> None:
+    """The newest lines that the trainers of this machine printed, newest generation of each group last."""
+    with _mirror(etcd, home) as mirror:
+        name = client.choose_run(mirror, run).spec.name
+    found = logs.tails(up_module.system_folder(home), name, group, rank, lines)
+    if not found:
+        typer.echo(f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it", err=True)
+        raise typer.Exit(1)
+    _print(found, as_json, logs.render(found))
+
+
+@app.command(epilog="Example: supervisor pause --run demo")
+def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME) -> None:
+    """Observe everything and do nothing: no restart, no move. Training goes on."""
+    _control(run, etcd, home, "paused", lambda c: replace(c, paused=True))
+
+
+@app.command(epilog="Example: supervisor resume --run demo")
+def resume(run: Run = "", etcd: Etcd = "", home: Home = HOME) -> None:
+    """Act again after `pause`."""
+    _control(run, etcd, home, "acting again", lambda c: replace(c, paused=False))
+
+
+@app.command(epilog="Example: supervisor stop --run demo")
+def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME) -> None:
+    """End the run cleanly: all groups stop after the same step, and its nodes are given back."""
+    _control(run, etcd, home, "stopping", lambda c: replace(c, stop=True))
+
+
+def _control(run: str, etcd: str, home: Path, said: str, change: Callable[[Control], Control]) -> None:
+    with _store(etcd, home) as store:
+        name = client.choose_run(Mirror(store.list(keys.PREFIX)), run).spec.name
+        client.change_control(store, name, change)
+        typer.echo(f"{name}: {said}")
+
+
+@app.command(epilog="Example: supervisor restart 1 --run demo")
+def restart(
+    group: Annotated[int, typer.Argument(metavar="GROUP", help="Number of the replica group.")],
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+) -> None:
+    """Start a group's processes again where they are; the others go on. Draws on no budget."""
+    with _store(etcd, home) as store:
+        record = client.choose_run(Mirror(store.list(keys.PREFIX)), run)
+        client.restart(store, record, group)
+        typer.echo(f"{record.spec.name}: group {group} will be restarted")
+
+
+@app.command("doctor", epilog="Example: supervisor doctor")
+def doctor_command(etcd: Etcd = "", home: Home = HOME, as_json: Json = False) -> None:
+    """Check this machine and the live system, and say what to do about each finding."""
+    endpoints = etcd or up_module.endpoints_of(home)
+    findings = doctor.examine(endpoints, home)
+    _print(findings, as_json, doctor.render(findings))
+    if any(f.level == "bad" for f in findings):
+        raise typer.Exit(1)
+
+
+@app.command("support-bundle", epilog="Example: supervisor support-bundle --run demo --out demo.tar.gz")
+def support_bundle(
+    run: Run = "",
+    out: Annotated[Path, typer.Option(help="The archive to write.")] = Path("support-bundle.tar.gz"),
+    etcd: Etcd = "",
+    home: Home = HOME,
+) -> None:
+    """One archive with state, journal and logs, without secrets, to send to somebody."""
+    with _mirror(etcd, home) as mirror:
+        record = client.choose_run(mirror, run)
+        members = bundle.write(out, mirror, record, up_module.system_folder(home))
+    typer.echo(f"wrote {out} ({out.stat().st_size // 1024} KiB, {members} files)")
+
+
+def _add_commands() -> None:
+    """Sub-commands of the other packages: they import us, we never import them."""
+    for point in sorted(entry_points(group="supervisor.commands"), key=lambda p: p.name):
+        point.load()(app)
+
+
+def main() -> None:
+    logging.basicConfig(level=os.environ.get("SUPERVISOR_LOG", "WARNING"), format="supervisor: %(message)s")
+    _add_commands()
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""The supervisor's whole brain: one pure function.
+
+`decide(observed, spec, memory)` looks at one etcd revision and says what to remember, what was done and why, what is
+waited for, and when to look again. It never asks for the time, never blocks, and gives the same answer for the same
+input. The records in etcd are a projection of the memory that it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from supervisor.core import detect, ladder
+from supervisor.core.model import (
+    Decision,
+    GroupMemory,
+    GroupPhase,
+    Incident,
+    Kind,
+    Lighthouse,
+    Memory,
+    Observed,
+    Rung,
+    Verdict,
+)
+from supervisor.core.placement import place
+from supervisor.core.round import Round, is_rider
+from supervisor.core.spec import RunSpec
+
+ENDED = ("finished", "stopped", "halted")
+
+ALLOCATIONS_A_ROUND = 40
+"""One operation each; a transaction holds 100."""
+
+
+def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+    """One round. Pure: same input, same output."""
+    r = Round(observed, spec, memory)
+    if memory.phase in ENDED:
+        return r.done()
+    _seat_lighthouse(r)
+    _note_checkpoint(r)
+    _want_allocations(r)
+    for g in sorted(r.groups):
+        _follow(r, r.groups[g])
+    _note_silent(r)
+    for g in sorted(r.groups):
+        _judge(r, r.groups[g])
+    _wind_down(r)
+    if r.phase in ("new", "running"):
+        place(r)
+    return r.done()
+
+
+def _seat_lighthouse(r: Round) -> None:
+    seat = r.before.lighthouse
+    if not seat.node:
+        if r.paused:
+            return
+        hosts = sorted(n.name for n in r.observed.nodes.values() if n.role == "service" and n.registered)
+        if not hosts:
+            r.wait("no service host is there yet to carry the lighthouse")
+            return
+        seat = Lighthouse(node=hosts[0], generation=1)
+        r.act("lighthouse", "lighthouse:1", f"{hosts[0]} is a service host", node=hosts[0], generation=1)
+    gate = r.observed.gate
+    if gate is not None and (gate.node, gate.generation) == (seat.node, seat.generation):
+        seat = replace(seat, address=gate.address)
+    elif not seat.address:
+        r.wait("the lighthouse is not up yet: no trainer is started before it")
+    if seat != r.before.lighthouse:
+        r.rest["lighthouse"] = seat
+
+
+def _note_checkpoint(r: Round) -> None:
+    best = r.before.checkpoint
+    for group in r.groups.values():
+        for rank in detect.ranks_of(group, r.observed):
+            mark = rank.checkpoint
+            # Only the current generation's word counts: an older one may have thawed in the middle of a write.
+            if mark is not None and mark.generation == group.generation and (best is None or mark.step > best.step):
+                best = mark
+    if best is not None and best != r.before.checkpoint:
+        r.rest["checkpoint"] = best
+        r.act("checkpoint", f"checkpoint:{best.step}", f"step {best.step} is complete on disk", group=best.group)
+
+
+def _want_allocations(r: Round) -> None:
+    if r.phase != "new" or r.paused:
+        return
+    wanted = r.spec.allocation.nodes + r.spec.allocation.spares
+    for _ in range(min(ALLOCATIONS_A_ROUND, wanted - len(r.allocations))):
+        r.acquire("the run starts")
+    if len(r.allocations) >= wanted:
+        r.rest["phase"] = "running"
+    else:
+        r.look_again(r.now)
+
+
+def _note_silent(r: Round) -> None:
+    gate = r.observed.gate
+    silent = tuple(
+        g.group
+        for g in r.groups.values()
+        if gate is not None
+        and g.phase == "running"
+        and gate.hearing.get(g.group) == "silent"
+        and gate.admitted.get(g.group) == g.generation
+    )
+    if silent != r.before.silent and not r.paused:
+        r.rest["silent"] = silent
+
+
+def _follow(r: Round, group: GroupMemory) -> None:
+    """Move a group's phase by what is observed."""
+    if group.phase == "fencing":
+        _follow_fence(r, group)
+        return
+    if group.phase not in ("starting", "running"):
+        return
+    ranks = detect.ranks_of(group, r.observed)
+    incident = r.incidents.get(group.incident)
+    if incident is not None and incident.state == "acting" and incident.acted is None and ranks:
+        incident = replace(incident, acted=r.now)
+        r.set_incident(incident)
+    if detect.finished(group, r.observed, r.spec.groups.ranks_per_group):
+        _recover(r, incident)
+        r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+    elif group.phase == "starting":
+        if any(rank.commits > 0 for rank in ranks):
+            _recover(r, incident)
+            r.set_group(replace(group, phase="running", since=r.now, incident=""))
+        else:
+            r.look_again(group.since + r.spec.policy.start_timeout_s + 0.001)
+    elif is_rider(incident) and _heard(r, group):
+        _recover(r, incident)
+        r.set_group(replace(group, incident=""))
+    elif group.attempts and not group.incident:
+        if r.now - group.since >= r.spec.policy.healthy_after_s:
+            r.set_group(replace(group, attempts=0))
+        else:
+            r.look_again(group.since + r.spec.policy.healthy_after_s)
+
+
+def _heard(r: Round, group: GroupMemory) -> bool:
+    return r.observed.gate is not None and r.observed.gate.hearing.get(group.group) == "beating"
+
+
+def _recover(r: Round, incident: Incident | None) -> None:
+    if incident is not None:
+        r.set_incident(replace(incident, state="recovered", recovered=r.now))
+
+
+def _follow_fence(r: Round, group: GroupMemory) -> None:
+    gate = r.observed.gate
+    if gate is not None and gate.admitted.get(group.group, -1) >= group.generation:
+        proof = f"the gate admits generation {group.generation} alone"
+    elif detect.gone(group.group, group.generation, group.old_node, r.observed):
+        proof = f"node {group.old_node} says that its processes are gone"
+    else:
+        r.wait(f"group {group.group}: its generation on node {group.old_node} is neither gone nor fenced: hold")
+        return
+    r.set_group(replace(group, phase="placing", since=r.now))
+    r.act(
+        "fence", f"fence:{group.group}:{group.generation}", proof, group=group.group, generation=group.generation,
+        incident=group.incident,
+    )  # fmt: skip
+
+
+def _judge(r: Round, group: GroupMemory) -> None:
+    """Open or escalate the incident of a group that shows a failure."""
+    failure = detect.failure(group, r.observed, r.spec, r.before)
+    if failure is None:
+        _say_unknown(r, group)
+        return
+    if r.phase == "stopping":
+        r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+        return
+    if r.full():
+        return
+    step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
+    known = r.incidents.get(group.incident)
+    if failure.kind == Kind.SILENT and known is not None:
+        if is_rider(known):
+            r.look_again(known.opened + r.spec.policy.silent_timeout_s + 0.001)
+        return
+    incident = r.incident_for(group, failure, step)
+    group = r.groups[group.group]
+    if r.paused:
+        r.wait(f"group {group.group}: {failure.evidence[0]}; the run is paused, nothing is done")
+        return
+    incident = _same_error(r, incident)
+    at_least = Rung.RIDE_THROUGH if known is None else min(known.rung, Rung.REALLOCATE)
+    if incident.kind == Kind.REQUESTED:
+        choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], ())
+    else:
+        choice = ladder.choose(
+            incident.kind, group.group, spent=r.spent, budget=r.spec.policy.budget, now=r.now,
+            spare=bool(r.spares()), at_least=at_least,
+        )  # fmt: skip
+    apply(r, group, incident, choice)
+
+
+def _say_unknown(r: Round, group: GroupMemory) -> None:
+    if group.phase not in ("starting", "running"):
+        return
+    verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
+    if verdict == Verdict.UNKNOWN:
+        r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
+
+
+def _same_error(r: Round, incident: Incident) -> Incident:
+    """The same error at the same step in every group is the program's fault."""
+    others = [i for i in r.incidents.values() if i.group != incident.group]
+    if (
+        incident.kind == Kind.ERROR
+        and incident.error
+        and len(r.groups) > 1
+        and {i.group for i in others} == set(r.groups) - {incident.group}
+        and all((i.error, i.step_before) == (incident.error, incident.step_before) for i in others)
+    ):
+        incident = replace(incident, kind=Kind.SAME_ERROR)
+        r.set_incident(incident)
+    return incident
+
+
+def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
+    """Do what the rung says, in memory."""
+    about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
+    after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
+    incident = r.decide_incident(incident, choice, after)
+    key = f"{choice.rung.name.lower()}:{group.group}:{after}"
+    if choice.rung == Rung.RIDE_THROUGH:
+        r.act("ride_through", key, choice.reason, generation=after, **about)
+        r.look_again(incident.opened + r.spec.policy.silent_timeout_s + 0.001)
+        return
+    if choice.rung == Rung.STOP:
+        r.set_incident(replace(incident, state="halted"))
+        r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+        r.halt(f"{choice.reason} (incident {incident.id}: {'; '.join(incident.evidence)})", incident)
+        return
+    r.counted()
+    attempts = group.attempts + 1
+    if incident.kind == Kind.REQUESTED:
+        attempts = group.attempts
+        r.restarts_done[group.group] = r.observed.control.restarts[group.group]
+    else:
+        r.draw(choice.rung, group.group)
+    delay = 0.0
+    if attempts > 1:
+        delay = min(r.spec.policy.backoff_max_s, r.spec.policy.backoff_first_s * 2.0 ** min(attempts - 2, 30))
+    group = replace(
+        group, generation=after, since=r.now, attempts=attempts, not_before=r.now + delay, incident=incident.id
+    )
+    if choice.rung == Rung.RESTART:
+        r.set_group(replace(group, phase="placing", old_node=group.node))
+        return
+    _move_away(r, group, incident, choice)
+
+
+def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
+    old = group.node
+    allocation = r.allocation_of(old)
+    if old:
+        r.cordons[old] = f"incident {incident.id}: {incident.kind.value}"
+        r.act("cordon", f"cordon:{old}:{incident.id}", r.cordons[old], node=old, incident=incident.id)
+    # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
+    phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
+    r.set_group(replace(group, phase=phase, node="", old_node=old or group.old_node))
+    if allocation:
+        r.release(allocation, f"its node {old} is cordoned ({r.cordons.get(old, '')})")
+    if choice.rung == Rung.REALLOCATE:
+        r.acquire(f"incident {incident.id}: {choice.reason}")
+
+
+def _wind_down(r: Round) -> None:
+    if r.phase in ("new", "running") and r.observed.control.stop:
+        r.rest["phase"] = "stopping"
+        r.act("stop", f"stop:{r.spec.name}", "a person asked for it")
+    if r.phase == "stopping" and r.before.stop_at_step is None:
+        r.rest["stop_at_step"] = _drain_step(r)
+    if r.phase == "stopping":
+        for group in list(r.groups.values()):
+            if group.phase in ("unplaced", "placing", "fencing"):
+                r.set_group(replace(group, phase="finished", since=r.now))
+        if not all(g.phase == "finished" for g in r.groups.values()):
+            r.wait(f"draining: the groups end after step {r.rest.get('stop_at_step', r.before.stop_at_step)}")
+    if r.groups and all(g.phase == "finished" for g in r.groups.values()):
+        halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
+        r.rest["phase"] = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
+        for incident in list(r.incidents.values()):
+            r.set_incident(replace(incident, state="halted"))
+        for key in list(r.allocations):
+            r.release(key, f"the run is {r.rest['phase']}")
+
+
+def _drain_step(r: Round) -> int:
+    """A step that no group has passed yet, so that all end at the same one.
+
+    Progress may be 5 s old, so twice that is added at the measured pace, but at most 20 steps.
+    """
+    ranks = [rank for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)]
+    newest = max((rank.step for rank in ranks), default=0)
+    pace = max((rank.step_s for rank in ranks), default=0.0)
+    return newest + min(20, 2 + math.ceil(10.0 / pace) if pace > 0 else 2)

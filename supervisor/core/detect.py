@@ -1,0 +1,129 @@
+"""What the evidence says: the verdict of a node, the failure of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.core.model import GroupMemory, Kind, Memory, Observed, RankView, Verdict
+from supervisor.core.spec import RunSpec
+
+PEERS_GONE_EXIT = 75
+"""As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One sign that a group failed."""
+
+    kind: Kind
+    evidence: tuple[str, ...]
+    error: str = ""
+
+
+def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec: RunSpec) -> tuple[Verdict, str]:
+    """Whether a node lives, with the sentence that says why. `group` is the one that lives there, if any."""
+    node = observed.nodes.get(name)
+    if node is not None and node.registered:
+        return Verdict.HEALTHY, f"node {name} renews its lease"
+    lease = spec.policy.node_lease_s
+    if observed.store_stable_s < lease:
+        return (
+            Verdict.UNKNOWN,
+            f"the store was away {observed.store_stable_s:.1f} s ago: hold for one lease ({lease} s)",
+        )
+    if group is None or group.phase not in ("starting", "running"):
+        return Verdict.DEAD, f"the lease of node {name} ({lease} s) lapsed"
+    gate = observed.gate
+    if gate is None:
+        return (
+            Verdict.UNKNOWN,
+            f"the lease of node {name} lapsed, and no gate says whether group {group.group} still steps",
+        )
+    hearing = gate.hearing.get(group.group, "absent")
+    if hearing == "beating" and gate.admitted.get(group.group) == group.generation:
+        return Verdict.UNKNOWN, f"the lease of node {name} lapsed, but the gate still hears group {group.group}: hold"
+    return (
+        Verdict.DEAD,
+        f"the lease of node {name} ({lease} s) lapsed and the gate hears group {group.group} as {hearing}",
+    )
+
+
+def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
+    """Ranks of the group's current generation on its node."""
+    node = observed.nodes.get(group.node)
+    if node is None:
+        return ()
+    return tuple(r for r in node.ranks if r.group == group.group and r.generation == group.generation)
+
+
+def gone(group: int, below: int, node: str, observed: Observed) -> bool:
+    """True when the node's own live agent says that no rank of the group with a generation under `below` is left."""
+    view = observed.nodes.get(node)
+    if view is None or not view.registered:
+        return False
+    return all(r.state == "exited" for r in view.ranks if r.group == group and r.generation < below)
+
+
+def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
+    """All ranks of the current generation ended with exit code 0."""
+    ranks = ranks_of(group, observed)
+    return len(ranks) == world_size and all(r.state == "exited" and r.exit_code == 0 for r in ranks)
+
+
+def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
+    """The gravest failure that a group shows now, or None."""
+    if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
+        return None
+    node = observed.nodes.get(group.node)
+    grant = observed.grants.get(node.allocation) if node else None
+    if grant is not None and grant.state == "gone":
+        why = f"the engine says that allocation {grant.key} ({grant.engine_id}) is gone"
+        return Failure(Kind.ALLOCATION_LOST, (f"{why}: {grant.reason}" if grant.reason else why,))
+    verdict, sentence = node_verdict(group.node, group, observed, spec)
+    if verdict == Verdict.DEAD:
+        return Failure(Kind.NODE_LOST, (sentence,))
+    if group.phase == "placing":
+        return None
+    exited = _exit_failure(ranks_of(group, observed))
+    if exited is not None:
+        return exited
+    if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
+        return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
+    silence = _silence(group, observed, spec, memory)
+    if silence is not None:
+        return silence
+    if group.phase == "starting" and observed.now - group.since > spec.policy.start_timeout_s:
+        return Failure(Kind.START_TIMEOUT, (f"no commit {spec.policy.start_timeout_s:g} s after its start",))
+    return None
+
+
+def _exit_failure(ranks: tuple[RankView, ...]) -> Failure | None:
+    # The first cause, not its echo: a rank with a code or signal of its own before those that were told to end.
+    bad = [r for r in ranks if r.state == "exited" and r.exit_code != 0]
+    if not bad:
+        return None
+    first = min(bad, key=lambda r: (r.signal == 15, r.error == "", r.rank))
+    if first.signal is not None:
+        return Failure(Kind.CRASH, (f"rank {first.rank} ended by signal {first.signal}",), first.error)
+    if first.exit_code == PEERS_GONE_EXIT:
+        return Failure(Kind.PEERS_GONE, (f"rank {first.rank} was to heal from its peers and found none",))
+    said = f": {first.error}" if first.error else ""
+    return Failure(Kind.ERROR, (f"rank {first.rank} exited with code {first.exit_code}{said}",), first.error)
+
+
+def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
+    gate = observed.gate
+    if group.phase != "running" or gate is None or gate.admitted.get(group.group) != group.generation:
+        return None
+    if gate.hearing.get(group.group) != "silent":
+        return None
+    heard = f"the gate has not heard it for {spec.torchft.heartbeat_timeout_ms} ms"
+    incident = memory.incidents.get(group.incident)
+    if (
+        incident is not None
+        and incident.kind == Kind.SILENT
+        and observed.nodes[group.node].registered
+        and observed.now - incident.opened > spec.policy.silent_timeout_s
+    ):
+        return Failure(Kind.STALLED, (heard, f"silent for {spec.policy.silent_timeout_s:g} s on a node that lives"))
+    return Failure(Kind.SILENT, (heard,))

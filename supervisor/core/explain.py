@@ -1,0 +1,36 @@
+"""An incident in plain words."""
+
+from __future__ import annotations
+
+from supervisor.core.model import Incident, Rung
+
+DONE = {
+    Rung.RIDE_THROUGH: "The others went on without it; nothing was started.",
+    Rung.RESTART: "The group's processes were started again on the same node.",
+    Rung.REPLACE: "The node was cordoned and the group moved to a spare.",
+    Rung.REALLOCATE: "A new allocation was asked of the engine and the old one given back.",
+    Rung.STOP: "The run was halted: a person has to look.",
+}
+
+
+def explain(incident: Incident) -> list[str]:
+    """Lines: what happened, what was done and why, what else was considered, and how long it took."""
+    lines = [
+        f"Incident {incident.id}: group {incident.group} on node {incident.node or '-'}: {incident.kind.value}",
+        "",
+        "What was seen:",
+        *(f"  - {sentence}" for sentence in incident.evidence),
+        "",
+        f"What was done: rung {incident.rung.value} ({incident.rung.name.lower().replace('_', ' ')}).",
+        f"  {DONE[incident.rung]}",
+        f"Why: {incident.reason or 'nothing was decided yet'}.",
+    ]
+    if incident.considered:
+        lines += ["What else was considered:", *(f"  - {sentence}" for sentence in incident.considered)]
+    lines += ["", f"State: {incident.state}."]
+    if incident.generation_after != incident.generation_before:
+        lines.append(f"Generation {incident.generation_before} -> {incident.generation_after}.")
+    for name, at in (("decided", incident.decided), ("started", incident.acted), ("recovered", incident.recovered)):
+        if at is not None:
+            lines.append(f"{name} {at - incident.opened:.2f} s after it was detected.")
+    return lines

@@ -1,0 +1,55 @@
+"""What must hold of a memory, and of a step from one memory to the next. Numbered as in docs/INVARIANTS.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from supervisor.core import budget as budgets
+from supervisor.core.detect import gone
+from supervisor.core.model import GroupMemory, Memory, Observed, Rung
+from supervisor.core.spec import RunSpec
+
+
+def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec) -> list[str]:
+    """Sentences, one for each invariant that the step from `before` to `after` breaks; empty when all hold."""
+    found = _owners(after) + _budgets(after, spec, observed.now)
+    for g, group in after.groups.items():
+        old = before.groups.get(g)
+        if old is not None:
+            found += _generation(old, group) + _moved(old, group, observed)
+    return found
+
+
+def _owners(memory: Memory) -> list[str]:
+    holders = Counter(g.node for g in memory.groups.values() if g.node and g.phase != "finished")
+    return [f"I1: node {node} is held by {n} groups" for node, n in holders.items() if n > 1]
+
+
+def _budgets(memory: Memory, spec: RunSpec, now: float) -> list[str]:
+    found = []
+    for scope, instants in memory.spent.items():
+        rung = Rung.RESTART if scope.startswith("restart:") else Rung[scope.upper()]
+        used = len(budgets.within(instants, now, spec.policy.budget.window_s))
+        if used > budgets.allowed(spec.policy.budget, rung):
+            found.append(f"I2: {scope} was drawn on {used} times within {spec.policy.budget.window_s:g} s")
+    return found
+
+
+def _generation(old: GroupMemory, new: GroupMemory) -> list[str]:
+    found = []
+    if new.generation < old.generation:
+        found.append(f"I3: generation of group {new.group} went back from {old.generation} to {new.generation}")
+    started_again = new.phase == "starting" and old.phase in ("starting", "running")
+    if started_again and new.generation == old.generation:
+        found.append(f"I4: generation {new.generation} of group {new.group} is started twice")
+    return found
+
+
+def _moved(old: GroupMemory, new: GroupMemory, observed: Observed) -> list[str]:
+    if new.phase != "starting" or old.phase == "starting" or not old.old_node or new.node == old.old_node:
+        return []
+    gate = observed.gate
+    fenced = gate is not None and gate.admitted.get(new.group, -1) >= new.generation
+    if old.phase == "placing" or fenced or gone(new.group, new.generation, old.old_node, observed):
+        return []
+    return [f"I5: group {new.group} starts on {new.node} while its old generation on {old.old_node} may still run"]

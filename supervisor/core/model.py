@@ -1,0 +1,285 @@
+"""The values that `decide` reads and writes. All frozen; times are seconds on the run clock (see ADR 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Literal
+
+
+class Rung(IntEnum):
+    """The ladder, from the cheapest remedy to the dearest."""
+
+    RIDE_THROUGH = 0
+    RESTART = 1
+    REPLACE = 2
+    REALLOCATE = 3
+    STOP = 4
+
+
+class Kind(StrEnum):
+    """What failed."""
+
+    CRASH = "crash"
+    """A signal ended a rank."""
+    ERROR = "error"
+    """A rank exited with a code of its own."""
+    SAME_ERROR = "same_error"
+    """Every group ended with the same error: the program's fault, not a machine's."""
+    PEERS_GONE = "peers_gone"
+    """A rank that was to heal from its peers found none."""
+    START_TIMEOUT = "start_timeout"
+    """It never committed."""
+    STALLED = "stalled"
+    """Silent for longer than a hiccup lasts, on a node that lives."""
+    SILENT = "silent"
+    """The gate hears a group no more, while its node still renews its lease."""
+    NODE_LOST = "node_lost"
+    ALLOCATION_LOST = "allocation_lost"
+    REQUESTED = "requested"
+    """A person asked for a restart."""
+
+
+class Verdict(StrEnum):
+    """What the evidence says of a node."""
+
+    HEALTHY = "healthy"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk, with the generation that wrote it."""
+
+    step: int
+    path: str
+    group: int
+    generation: int
+
+
+# --- observed ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One rank as its node's agent reports it."""
+
+    group: int
+    generation: int
+    rank: int
+    state: Literal["starting", "running", "exited"]
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str = ""
+    phase: str = "starting"
+    step: int = 0
+    commits: int = 0
+    step_s: float = 0.0
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node. `registered` is whether its agent's lease lives."""
+
+    name: str
+    registered: bool
+    allocation: str = ""
+    role: Literal["trainer", "service"] = "trainer"
+    slots: int = 1
+    ranks: tuple[RankView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateView:
+    """The gate: per group the generation that it admits (all older ones are cut) and what it hears of it."""
+
+    node: str
+    generation: int
+    address: str
+    admitted: Mapping[int, int] = field(default_factory=dict)
+    hearing: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantView:
+    """What the engine says of an allocation that we asked for."""
+
+    key: str
+    state: Literal["pending", "granted", "gone", "refused"]
+    nodes: tuple[str, ...] = ()
+    engine_id: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlView:
+    """What a person asks for."""
+
+    paused: bool = False
+    stop: bool = False
+    restarts: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One etcd revision and the time at which it was looked at."""
+
+    revision: int
+    now: float
+    store_stable_s: float
+    """How long the store has answered without a gap. Below one lease nothing is escalated: leases that lapse right
+    after an outage of the store say nothing about the nodes."""
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    gate: GateView | None = None
+    grants: Mapping[str, GrantView] = field(default_factory=dict)
+    control: ControlView = field(default_factory=ControlView)
+
+
+# --- memory ---
+
+GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMemory:
+    """One replica group, as we want it.
+
+    unplaced: never started. fencing: the old generation must be proved gone or shut out first. placing: it is, and a
+    node is looked for. starting: a node has it, no commit yet. running: it has committed. finished: ended cleanly.
+    """
+
+    group: int
+    generation: int = 0
+    node: str = ""
+    phase: GroupPhase = "unplaced"
+    since: float = 0.0
+    incident: str = ""
+    """Open incident of this group, if any."""
+    attempts: int = 0
+    """Recoveries in a row without a healthy stretch between."""
+    not_before: float = 0.0
+    """Backoff: no start before this."""
+    old_node: str = ""
+    """Where the generation lives that is being fenced."""
+    checkpoint: Checkpoint | None = None
+    """What the current generation was started with."""
+    resume: Literal["disk", "peers"] = "disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationMemory:
+    """An allocation that we want or have given back."""
+
+    key: str
+    state: Literal["wanted", "released"]
+    since: float
+    reason: str
+    exclude: tuple[str, ...] = ()
+    """Nodes that the engine must not give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One failure, from its first sign to recovery or halt."""
+
+    id: str
+    kind: Kind
+    group: int
+    node: str
+    rung: Rung
+    generation_before: int
+    generation_after: int
+    reason: str
+    """Why this rung."""
+    evidence: tuple[str, ...]
+    considered: tuple[str, ...] = ()
+    """What else could have been done, and why it was not."""
+    state: Literal["open", "acting", "recovered", "halted"] = "open"
+    opened: float = 0.0
+    decided: float | None = None
+    acted: float | None = None
+    recovered: float | None = None
+    step_before: int = 0
+    """Newest committed step of the group when it failed."""
+    error: str = ""
+    """The error text that the rank left, if any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lighthouse:
+    """Where the run's lighthouse and gate are to be."""
+
+    node: str = ""
+    generation: int = 0
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """All that the supervisor remembers of a run."""
+
+    clock: float = 0.0
+    """The run clock when this was written."""
+    decisions: int = 0
+    """How many decisions changed this memory: names each of them."""
+    phase: Literal["new", "running", "stopping", "stopped", "finished", "halted"] = "new"
+    halt_reason: str = ""
+    stop_at_step: int | None = None
+    groups: Mapping[int, GroupMemory] = field(default_factory=dict)
+    allocations: Mapping[str, AllocationMemory] = field(default_factory=dict)
+    incidents: Mapping[str, Incident] = field(default_factory=dict)
+    """Open ones only; the others live in their records."""
+    incidents_seen: int = 0
+    cordons: Mapping[str, str] = field(default_factory=dict)
+    spent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Budget scope -> instants at which it was drawn on."""
+    restarts_done: Mapping[int, int] = field(default_factory=dict)
+    lighthouse: Lighthouse = field(default_factory=Lighthouse)
+    checkpoint: Checkpoint | None = None
+    silent: tuple[int, ...] = ()
+    """Groups that the gate has fallen silent on: the others' agents free them from a stuck collective."""
+
+
+# --- decision ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing done about the cluster. `key` is the same however often it is decided again from the same memory."""
+
+    verb: Literal[
+        "start",
+        "fence",
+        "place",
+        "cordon",
+        "acquire",
+        "release",
+        "lighthouse",
+        "ride_through",
+        "stop",
+        "halt",
+        "checkpoint",
+    ]
+    key: str
+    reason: str
+    group: int | None = None
+    generation: int | None = None
+    node: str = ""
+    rung: Rung | None = None
+    incident: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to remember, what was done and why, what is waited for, and when to look again."""
+
+    memory: Memory
+    actions: tuple[Action, ...] = ()
+    waits: tuple[str, ...] = ()
+    """One sentence for each thing that is not done yet."""
+    incidents: tuple[Incident, ...] = ()
+    """Those that changed."""
+    look_again_at: float | None = None

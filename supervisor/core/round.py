@@ -1,0 +1,254 @@
+"""One round of deciding: the working copy of memory that the steps of `decide` change, and what they did and why.
+
+Mutable, but it lives only inside one call of `decide`: what goes in and what comes out are frozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from supervisor.core import budget as budgets
+from supervisor.core.detect import Failure
+from supervisor.core.ladder import FIRST_RUNG, Choice
+from supervisor.core.model import (
+    Action,
+    AllocationMemory,
+    Decision,
+    GroupMemory,
+    Incident,
+    Kind,
+    Memory,
+    NodeView,
+    Observed,
+    Rung,
+)
+from supervisor.core.spec import RunSpec
+
+MAX_CHANGES = 20
+"""Groups that one round may start or fence. Each costs up to four operations, and a transaction holds 100."""
+
+
+class Round:
+    """The working copy."""
+
+    def __init__(self, observed: Observed, spec: RunSpec, memory: Memory) -> None:
+        self.observed = observed
+        self.spec = spec
+        self.before = memory
+        self.now = observed.now
+        self.groups: dict[int, GroupMemory] = dict(memory.groups) or {
+            g: GroupMemory(group=g) for g in range(spec.groups.count)
+        }
+        self.allocations: dict[str, AllocationMemory] = dict(memory.allocations)
+        self.incidents: dict[str, Incident] = dict(memory.incidents)
+        self.changed: dict[str, Incident] = {}
+        self.cordons = dict(memory.cordons)
+        self.spent = dict(memory.spent)
+        self.restarts_done = dict(memory.restarts_done)
+        self.rest: dict[str, Any] = {}
+        self.seen = memory.incidents_seen
+        self.actions: list[Action] = []
+        self.waits: list[str] = []
+        self._wake: list[float] = []
+        self._changes = 0
+        self._arrived: set[str] | None = None
+
+    # --- reading ---
+
+    @property
+    def paused(self) -> bool:
+        return self.observed.control.paused
+
+    @property
+    def phase(self) -> str:
+        phase: str = self.rest.get("phase", self.before.phase)
+        return phase
+
+    def full(self) -> bool:
+        """Whether this round may change no more groups; the next one follows at once."""
+        if self._changes < MAX_CHANGES:
+            return False
+        self.look_again(self.now)
+        return True
+
+    def taken(self) -> set[str]:
+        """Nodes that a group holds."""
+        return {g.node for g in self.groups.values() if g.node and g.phase != "finished"}
+
+    def spares(self) -> list[str]:
+        """Healthy nodes of our allocations that no group holds and no cordon bars, by name."""
+        held = self.taken()
+        return sorted(
+            n.name
+            for n in self.observed.nodes.values()
+            if n.registered and n.role == "trainer" and n.name not in held and self._usable(n)
+        )
+
+    def _usable(self, node: NodeView) -> bool:
+        allocation = self.allocations.get(node.allocation)
+        if allocation is None or allocation.state != "wanted" or node.name in self.cordons:
+            return False
+        grant = self.observed.grants.get(node.allocation)
+        return grant is not None and grant.state == "granted" and node.slots >= self.spec.groups.ranks_per_group
+
+    def allocation_of(self, node: str) -> str:
+        """Key of the allocation that gave a node, or an empty string."""
+        view = self.observed.nodes.get(node)
+        if view is not None and view.allocation:
+            return view.allocation
+        return next((g.key for g in self.observed.grants.values() if node in g.nodes), "")
+
+    def pending(self) -> list[AllocationMemory]:
+        """Wanted allocations that have not brought a usable node yet."""
+        return [a for a in self.allocations.values() if a.state == "wanted" and not self._delivered(a.key)]
+
+    def _delivered(self, key: str) -> bool:
+        grant = self.observed.grants.get(key)
+        if grant is None or grant.state == "pending":
+            return False
+        if grant.state in ("gone", "refused"):
+            return True
+        return key in self._here() or any(node in self.cordons for node in grant.nodes)
+
+    def _here(self) -> set[str]:
+        """Allocations of which a node is registered."""
+        if self._arrived is None:
+            self._arrived = {n.allocation for n in self.observed.nodes.values() if n.registered}
+        return self._arrived
+
+    # --- saying ---
+
+    def wait(self, sentence: str, until: float | None = None) -> None:
+        """Something is not done yet, and why."""
+        if sentence not in self.waits:
+            self.waits.append(sentence)
+        if until is not None:
+            self.look_again(until)
+
+    def look_again(self, at: float) -> None:
+        self._wake.append(at)
+
+    def act(self, verb: Any, key: str, reason: str, **about: Any) -> None:
+        self.actions.append(Action(verb=verb, key=key, reason=reason, **about))
+
+    # --- changing ---
+
+    def set_group(self, group: GroupMemory) -> None:
+        self.groups[group.group] = group
+
+    def set_incident(self, incident: Incident) -> None:
+        self.changed[incident.id] = incident
+        if incident.state in ("recovered", "halted"):
+            self.incidents.pop(incident.id, None)
+        else:
+            self.incidents[incident.id] = incident
+
+    def counted(self) -> None:
+        """One of this round's changes is used."""
+        self._changes += 1
+
+    def incident_for(self, group: GroupMemory, failure: Failure, step: int) -> Incident:
+        """The group's open incident, brought up to date with this failure, or a new one."""
+        known = self.incidents.get(group.incident)
+        if known is not None:
+            if known.kind == failure.kind and known.evidence == failure.evidence:
+                return known
+            evidence = (*known.evidence, *(e for e in failure.evidence if e not in known.evidence))
+            incident = replace(known, kind=failure.kind, evidence=evidence[-8:], error=failure.error or known.error)
+        else:
+            self.seen += 1
+            incident = Incident(
+                id=f"i{self.seen}",
+                kind=failure.kind,
+                group=group.group,
+                node=group.node,
+                rung=FIRST_RUNG[failure.kind],
+                generation_before=group.generation,
+                generation_after=group.generation,
+                reason="",
+                evidence=failure.evidence,
+                opened=self.now,
+                step_before=step,
+                error=failure.error,
+            )
+            self.set_group(replace(group, incident=incident.id))
+        self.set_incident(incident)
+        return incident
+
+    def decide_incident(self, incident: Incident, choice: Choice, generation: int) -> Incident:
+        """Record the choice of a rung."""
+        decided = replace(
+            incident,
+            rung=choice.rung,
+            reason=choice.reason,
+            considered=(*incident.considered, *(c for c in choice.considered if c not in incident.considered)),
+            generation_after=generation,
+            state="acting",
+            decided=self.now,
+            acted=None,
+        )
+        self.set_incident(decided)
+        return decided
+
+    def draw(self, rung: Rung, group: int) -> None:
+        self.spent = budgets.draw(self.spent, self.spec.policy.budget, rung, group, self.now)
+
+    def acquire(self, reason: str) -> str:
+        """Want one more allocation of one node."""
+        key = f"{self.spec.name}-a{len(self.allocations) + 1}"
+        self.allocations[key] = AllocationMemory(
+            key=key, state="wanted", since=self.now, reason=reason, exclude=tuple(sorted(self.cordons))
+        )
+        self.act("acquire", f"acquire:{key}", reason)
+        return key
+
+    def release(self, key: str, reason: str) -> None:
+        """Give an allocation back; a second time does nothing."""
+        allocation = self.allocations.get(key)
+        if allocation is not None and allocation.state == "wanted":
+            self.allocations[key] = replace(allocation, state="released", since=self.now)
+            self.act("release", f"release:{key}", reason)
+
+    def halt(self, reason: str, incident: Incident | None) -> None:
+        """Rung 4: drain what still runs, then stop, and say why."""
+        if self.phase not in ("new", "running"):
+            return
+        self.rest.update(phase="stopping", halt_reason=reason)
+        self.act(
+            "halt",
+            f"halt:{self.spec.name}",
+            reason,
+            rung=Rung.STOP,
+            incident=incident.id if incident is not None else "",
+        )
+
+    def done(self) -> Decision:
+        """Freeze."""
+        memory = replace(
+            self.before,
+            groups=self.groups,
+            allocations=self.allocations,
+            incidents=self.incidents,
+            incidents_seen=self.seen,
+            cordons=self.cordons,
+            spent=self.spent,
+            restarts_done=self.restarts_done,
+            **self.rest,
+        )
+        wake = min(self._wake) if self._wake else None
+        changed = memory != self.before
+        if changed:
+            memory = replace(memory, clock=self.now, decisions=memory.decisions + 1)
+        return Decision(
+            memory=memory if changed else self.before,
+            actions=tuple(self.actions),
+            waits=tuple(self.waits),
+            incidents=tuple(self.changed.values()),
+            look_again_at=wake,
+        )
+
+
+def is_rider(incident: Incident | None) -> bool:
+    """Whether the incident is being ridden through."""
+    return incident is not None and incident.rung == Rung.RIDE_THROUGH and incident.kind == Kind.SILENT

@@ -1,0 +1,48 @@
+"""The allocator port: what the program needs of a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What the engine says of one of our allocations."""
+
+    key: str
+    state: Literal["pending", "granted", "gone", "refused"]
+    nodes: tuple[str, ...] = ()
+    engine_id: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One allocation of one node. `key` is ours: asking twice with the same key gives one allocation."""
+
+    key: str
+    run: str
+    slots: int
+    """Ranks that the node must hold."""
+    lease_s: int
+    exclude: tuple[str, ...] = ()
+
+
+class Engine(Protocol):
+    """Raises Retryable when it is away and Fatal when it will never do what is asked."""
+
+    name: str
+
+    def acquire(self, request: Request) -> None:
+        """Ask for an allocation; returns at once. Its state appears in `list`."""
+        ...
+
+    def release(self, key: str) -> None:
+        """Give it back; unknown or released keys are no error."""
+        ...
+
+    def list(self) -> Sequence[Grant]:
+        """All allocations of ours that the engine still knows, and those gone that were not released."""
+        ...

@@ -1,0 +1,100 @@
+"""What the CLI asks of etcd: launch, control, and one look at everything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from supervisor.core.model import Incident
+from supervisor.core.spec import RunSpec
+from supervisor.ports.errors import Fatal, Fenced
+from supervisor.ports.store import Expect, Store
+from supervisor.shell import views
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.programs import CHECK
+from supervisor.wire.records import Control, RunRecord, decode, encode
+
+
+def check_titan(spec: RunSpec) -> list[str]:
+    """What TorchTitan's own config says of the Titan part: sentences, empty when it is right.
+
+    A process of its own, because only `titan_actor` imports torch.
+    """
+    record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
+    result = subprocess.run([sys.executable, "-m", CHECK], input=record, capture_output=True, check=False)
+    try:
+        problems = json.loads(result.stdout)["problems"]
+    except (ValueError, KeyError):
+        tail = result.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        return [f"the Titan part cannot be checked (exit code {result.returncode}): {' | '.join(tail)}"]
+    return [_problem(p) for p in problems]
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    nearest = f"; nearest: {problem['nearest']}" if problem.get("nearest") else ""
+    return f"titan.{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
+
+
+def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
+    """Create the run; raises Fatal when its name is taken or nobody leads."""
+    if store.get(keys.LEADER) is None:
+        raise Fatal("no supervisor leads: nothing would happen; start one with `supervisor up`")
+    run_dir = home.resolve() / spec.name
+    record = RunRecord(spec=spec, run_dir=str(run_dir), launched_unix_s=time.time())
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Fatal(f"cannot make the run's folder {run_dir}: {error.strerror}") from error
+    try:
+        store.commit({keys.spec(spec.name): encode(record)}, expect=[Expect(keys.spec(spec.name), create_revision=0)])
+    except Fenced:
+        raise Fatal(f"there is a run named {spec.name!r} already: choose another name") from None
+    return record
+
+
+def choose_run(mirror: Mirror, name: str) -> RunRecord:
+    """The named run, or the newest when no name is given; raises Fatal when there is none."""
+    found = views.runs(mirror)
+    if name and name not in found:
+        raise Fatal(f"there is no run {name!r}; known: {', '.join(sorted(found)) or 'none'}")
+    if not found:
+        raise Fatal("there is no run yet: start one with `supervisor launch RUN.toml`")
+    return found[name] if name else max(found.values(), key=lambda r: r.launched_unix_s)
+
+
+def change_control(store: Store, run: str, change: Callable[[Control], Control]) -> Control:
+    """Read, change and write what a person asks of a run; tried again when somebody else wrote in between."""
+    key = keys.control(run)
+    while True:
+        item = store.get(key)
+        wanted = change(decode(item.value, Control) if item is not None else Control())
+        try:
+            store.commit({key: encode(wanted)}, expect=[Expect(key, mod_revision=item.mod_revision if item else 0)])
+        except Fenced:
+            continue
+        return wanted
+
+
+def restart(store: Store, record: RunRecord, group: int) -> None:
+    """Ask for a restart of a group; raises Fatal when the run has no such group."""
+    if not 0 <= group < record.spec.groups.count:
+        last = record.spec.groups.count - 1
+        raise Fatal(f"run {record.spec.name} has no group {group}: it has 0 to {last}")
+    change_control(
+        store,
+        record.spec.name,
+        lambda c: replace(c, restarts={**c.restarts, group: c.restarts.get(group, 0) + 1}),
+    )
+
+
+def incidents(mirror: Mirror, run: str) -> list[Incident]:
+    """All incidents of a run, oldest first."""
+    found = [incident for _, incident in mirror.records(keys.incident(run, ""), Incident)]
+    return sorted(found, key=lambda i: int(i.id[1:]) if i.id[1:].isdigit() else 0)

@@ -1,0 +1,140 @@
+"""Carries out allocation intents at the engine, and writes back what the engine says. A thread of its own: an engine
+may take its time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from supervisor.core.model import AllocationMemory
+from supervisor.ports.engine import Engine, Grant, Request
+from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.store import Expect, Store
+from supervisor.shell import views
+from supervisor.shell.failpoints import reach
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import GrantRecord, encode
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.25
+"""How often the engine is asked; a lost allocation is seen within this."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the loop last saw: the allocations of all runs, the grants that etcd holds, and the leader's condition."""
+
+    allocations: tuple[tuple[Request, AllocationMemory], ...]
+    grants: dict[str, bytes]
+    expect: Expect
+
+
+class EngineDriver:
+    """Level-triggered: compares what is wanted with what the engine has, and moves it."""
+
+    def __init__(self, store: Store, engine: Engine) -> None:
+        self._store = store
+        self._engine = engine
+        self._wanted: _Wanted | None = None
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._refused: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns once the thread has ended its call."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10.0)
+
+    def offer(self, mirror: Mirror, term: object) -> None:
+        """The loop's newest view; the thread takes it up at once if something is wanted that was not before."""
+        allocations = []
+        grants: dict[str, bytes] = {}
+        for run, record in views.runs(mirror).items():
+            for _, allocation in mirror.records(keys.allocation(run, ""), AllocationMemory):
+                request = Request(
+                    key=allocation.key,
+                    run=run,
+                    slots=record.spec.groups.ranks_per_group,
+                    lease_s=record.spec.policy.node_lease_s,
+                    exclude=allocation.exclude,
+                )
+                allocations.append((request, allocation))
+            for key in mirror.keys(keys.grant(run, "")):
+                grants[key] = mirror.items[key].value
+        before = self._wanted
+        self._wanted = _Wanted(tuple(allocations), grants, term.expect())  # type: ignore[attr-defined]
+        if before is None or before.allocations != self._wanted.allocations:
+            self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait(PERIOD_S)
+            self._wake.clear()
+            wanted = self._wanted
+            if wanted is None or self._stop.is_set():
+                continue
+            try:
+                self.turn(wanted)
+            except Fenced:
+                log.info("the engine driver stops: another leader has taken over")
+                return
+            except Retryable as error:
+                log.warning("engine %s or the store is away: %s", self._engine.name, error)
+                self._stop.wait(error.after_s)
+
+    def turn(self, wanted: _Wanted) -> None:
+        """One comparison."""
+        known = {g.key: g for g in self._engine.list()}
+        for request, allocation in wanted.allocations:
+            if allocation.state == "wanted" and request.key not in known and request.key not in self._refused:
+                if keys.grant(request.run, request.key) in wanted.grants:
+                    continue  # it was granted before and the engine has forgotten it: reported as gone below
+                self._acquire(request)
+            elif allocation.state == "released" and request.key in known:
+                reach("engine.before_release")
+                self._engine.release(request.key)
+                reach("engine.after_release")
+        known = {g.key: g for g in self._engine.list()}
+        self._write(wanted, known)
+
+    def _acquire(self, request: Request) -> None:
+        reach("engine.before_acquire")
+        try:
+            self._engine.acquire(request)
+        except Fatal as error:
+            self._refused[request.key] = str(error)
+            log.error("engine %s refuses allocation %s: %s", self._engine.name, request.key, error)
+        reach("engine.after_acquire")
+
+    def _write(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
+        for request, allocation in wanted.allocations:
+            key = keys.grant(request.run, request.key)
+            value = encode(self._fact(request, allocation, known, key in wanted.grants))
+            if wanted.grants.get(key) != value:
+                reach("engine.before_grant")
+                self._store.commit({key: value}, expect=[wanted.expect])
+                wanted.grants[key] = value
+                reach("engine.after_grant")
+
+    def _fact(self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: bool) -> GrantRecord:
+        grant = known.get(request.key)
+        if grant is not None:
+            return GrantRecord(
+                key=grant.key, state=grant.state, nodes=grant.nodes, engine_id=grant.engine_id, reason=grant.reason
+            )
+        if request.key in self._refused:
+            return GrantRecord(key=request.key, state="refused", reason=self._refused[request.key])
+        if allocation.state == "released":
+            return GrantRecord(key=request.key, state="gone", reason="given back")
+        if told:
+            return GrantRecord(key=request.key, state="gone", reason="the engine knows it no more")
+        return GrantRecord(key=request.key, state="pending")

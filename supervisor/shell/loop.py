@@ -1,0 +1,205 @@
+"""The supervisor's loop: watch, decide, commit under the epoch, journal. Thin: all judgement is in `core`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from supervisor.core import invariants
+from supervisor.core.decide import decide
+from supervisor.core.model import Decision, Memory, Observed
+from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
+from supervisor.shell import projection, views
+from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.failpoints import reach
+from supervisor.shell.journal import Journal
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.5
+"""Longest sleep: lost leadership is seen within this."""
+
+SILENCE_S = 2.0
+"""A watch that is silent for longer is a store outage: progress is asked for every second."""
+
+
+class Term(Protocol):
+    """A leadership term."""
+
+    epoch: int
+
+    @property
+    def lost(self) -> bool: ...
+
+    def expect(self) -> Expect: ...
+
+
+class Loop:
+    """One leadership term over all runs under the prefix."""
+
+    def __init__(
+        self, store: Store, term: Term, engine: EngineDriver, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._term = term
+        self._engine = engine
+        self._monotonic = monotonic
+        self._mirror = Mirror(store.list(keys.PREFIX))
+        self._watch = store.watch(keys.PREFIX, self._mirror.revision)
+        self._began = monotonic()
+        self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
+        self._stable_since = self._began
+        self._journals: dict[str, Journal] = {}
+        self._said: dict[str, tuple[str, ...]] = {}
+        self._reported: set[str] = set()
+        self._look_again: dict[str, float] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set or the term is lost."""
+        try:
+            while not stop.is_set() and not self._term.lost:
+                self.step()
+        except Fenced as error:
+            log.warning("no longer the leader (epoch %d): %s", self._term.epoch, error)
+        finally:
+            self._watch.close()
+
+    def now(self) -> float:
+        """The run clock: goes on from the newest memory, by this machine's monotonic clock (ADR 3)."""
+        return self._base + self._monotonic() - self._began
+
+    def step(self) -> None:
+        """One turn: take in what changed, decide for every run, commit."""
+        wake = min(self._look_again.values(), default=float("inf")) - self.now()
+        changes = self._watch.poll(max(0.0, min(IDLE_S, wake)))
+        while changes is not None:
+            self._mirror.apply(changes)
+            changes = self._watch.poll(0.0)
+        if self._watch.silent_s > SILENCE_S:
+            self._stable_since = self._monotonic()
+        try:
+            self._engine.offer(self._mirror, self._term)
+            for name, record in views.runs(self._mirror).items():
+                self._round(name, record)
+        except Retryable as error:
+            log.warning("the store is away: %s", error)
+            self._stable_since = self._monotonic()
+            self._resynchronise()
+        self._report_unreadable()
+
+    def _round(self, run: str, record: RunRecord) -> None:
+        try:
+            memory = views.memory(self._mirror, run)
+        except views.Unreadable as error:
+            self._report(f"memory:{run}", str(error))
+            return
+        stable = self._monotonic() - self._stable_since
+        observed = views.observed(self._mirror, run, memory, self.now(), stable)
+        reach("observed")
+        decision = decide(observed, record.spec, memory)
+        reach("decided")
+        self._look_again[run] = decision.look_again_at if decision.look_again_at is not None else float("inf")
+        broken = invariants.violations(memory, decision.memory, observed, record.spec)
+        if broken:
+            self._journal(run, record).event("invariant", violations=broken)
+            self._report(f"invariant:{run}", f"run {run}: refusing a decision that breaks an invariant: {broken}")
+            return
+        self._commit(run, record, memory, observed, decision)
+
+    def _commit(self, run: str, record: RunRecord, memory: Memory, observed: Observed, decision: Decision) -> None:
+        journal = self._journal(run, record)
+        changed = decision.memory is not memory
+        wanted: dict[str, bytes] = {}
+        if changed:
+            wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents)
+        intents = projection.intent_records(record.spec, record.run_dir, decision.memory)
+        puts, deletes = self._difference(run, wanted, intents)
+        if changed or (decision.waits and decision.waits != self._said.get(run)):
+            journal.intent(self._term.epoch, observed, decision)
+            for action in decision.actions:
+                log.info("%s: %s: %s", run, action.key, action.reason)
+            self._said[run] = decision.waits
+        reach("journaled")
+        if not puts and not deletes:
+            return
+        own = keys.memory(run, "run")
+        known = self._mirror.items.get(own)
+        expect = [self._term.expect(), Expect(own, mod_revision=known.mod_revision if known is not None else 0)]
+        try:
+            revision = self._store.commit(puts, deletes, expect)
+        except Fenced as error:
+            journal.outcome(self._term.epoch, decision.memory.decisions, None, refused=str(error))
+            raise
+        reach("committed")
+        self._mirror.wrote(puts, deletes, revision)
+        if changed:
+            journal.outcome(self._term.epoch, decision.memory.decisions, revision)
+        reach("recorded")
+
+    def _difference(
+        self, run: str, memory: dict[str, bytes], intents: dict[str, bytes]
+    ) -> tuple[dict[str, bytes], list[str]]:
+        """What to write, memory first. What does not fit into one transaction is written in the next turns: intents
+        are derived from memory, so nothing is lost."""
+
+        def differs(key: str, value: bytes) -> bool:
+            item = self._mirror.items.get(key)
+            return item is None or item.value != value
+
+        puts = {k: v for k, v in memory.items() if differs(k, v)}
+        if len(puts) > MAX_OPERATIONS:
+            raise Fatal(f"run {run}: a decision of {len(puts)} records is more than a transaction holds")
+        stale = [k for k in self._mirror.keys(keys.DESIRED) if k.endswith(f"/{run}") and k not in intents]
+        deletes = stale[: MAX_OPERATIONS - len(puts)]
+        for key, value in intents.items():
+            if len(puts) + len(deletes) >= MAX_OPERATIONS:
+                self._look_again[run] = self.now()
+                break
+            if differs(key, value):
+                puts[key] = value
+        return puts, deletes
+
+    def _resynchronise(self) -> None:
+        """After an outcome that is not known: read everything again before deciding anything."""
+        self._watch.close()
+        while not self._term.lost:
+            try:
+                self._mirror = Mirror(self._store.list(keys.PREFIX))
+                self._watch = self._store.watch(keys.PREFIX, self._mirror.revision)
+                return
+            except Retryable as error:
+                threading.Event().wait(min(error.after_s, 1.0))
+
+    def _readable_runs(self) -> list[str]:
+        readable = []
+        for run in views.runs(self._mirror):
+            try:
+                views.memory(self._mirror, run)
+            except views.Unreadable:
+                continue
+            readable.append(run)
+        return readable
+
+    def _journal(self, run: str, record: RunRecord) -> Journal:
+        if run not in self._journals:
+            self._journals[run] = Journal(Path(record.run_dir) / "journal.jsonl")
+            self._journals[run].event("term", epoch=self._term.epoch)
+        return self._journals[run]
+
+    def _report_unreadable(self) -> None:
+        for key, why in self._mirror.unreadable.items():
+            self._report(key, f"{key} is left alone: {why}")
+
+    def _report(self, about: str, sentence: str) -> None:
+        """Say it once."""
+        if (about + sentence) not in self._reported:
+            self._reported.add(about + sentence)
+            log.error(sentence)

@@ -1,0 +1,73 @@
+"""The supervisor's copy of everything under our prefix, at one revision, with what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from supervisor.ports.store import Changes, Item, Snapshot
+from supervisor.wire.records import RecordError, decode
+
+T = TypeVar("T")
+
+
+class Mirror:
+    """Keys, values and their decoded records. A record that cannot be read is reported and left alone."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.revision = snapshot.revision
+        self.items: dict[str, Item] = {item.key: item for item in snapshot.items}
+        self.unreadable: dict[str, str] = {}
+        self._decoded: dict[str, tuple[int, Any]] = {}
+
+    def apply(self, changes: Changes) -> None:
+        """Take in what changed; what is older than what we have (our own write came first) is passed over."""
+        if changes.reset:
+            self.items = {}
+        for item in changes.puts:
+            known = self.items.get(item.key)
+            if known is None or known.mod_revision <= item.mod_revision:
+                self.items[item.key] = item
+        for key in changes.deletes:
+            known = self.items.get(key)
+            if known is not None and known.mod_revision <= changes.revision:
+                del self.items[key]
+        self.revision = max(self.revision, changes.revision)
+
+    def wrote(self, puts: dict[str, bytes], deletes: list[str], revision: int) -> None:
+        """Our own transaction, before the watch brings it back."""
+        for key, value in puts.items():
+            old = self.items.get(key)
+            self.items[key] = Item(key, value, old.create_revision if old else revision, revision)
+        for key in deletes:
+            self.items.pop(key, None)
+
+    def record(self, key: str, kind: type[T]) -> T | None:
+        """The record at a key, or None when it is absent or cannot be read (then it is in `unreadable`)."""
+        item = self.items.get(key)
+        if item is None:
+            self.unreadable.pop(key, None)
+            return None
+        cached = self._decoded.get(key)
+        if cached is not None and cached[0] == item.mod_revision:
+            value: T | None = cached[1]
+            return value
+        try:
+            record: T | None = decode(item.value, kind)
+            self.unreadable.pop(key, None)
+        except RecordError as error:
+            record = None
+            self.unreadable[key] = str(error)
+        self._decoded[key] = (item.mod_revision, record)
+        return record
+
+    def records(self, prefix: str, kind: type[T]) -> Iterator[tuple[str, T]]:
+        """(rest of the key, record) of every readable record right under a prefix."""
+        for key in sorted(k for k in self.items if k.startswith(prefix)):
+            record = self.record(key, kind)
+            if record is not None:
+                yield key[len(prefix) :], record
+
+    def keys(self, prefix: str) -> list[str]:
+        """Keys under a prefix, sorted."""
+        return sorted(k for k in self.items if k.startswith(prefix))

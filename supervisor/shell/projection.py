@@ -1,0 +1,111 @@
+"""From memory to records: what etcd must hold for a memory. Everything that agents and gates obey is derived here, so
+a write that was lost is made again in the next round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
+from supervisor.core.spec import RunSpec
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    CheckpointMark,
+    GroupAdmission,
+    LighthouseDesired,
+    NodeDesired,
+    TrainerDesired,
+    encode,
+)
+
+ENDED = ("finished", "stopped", "halted")
+
+
+def memory_records(spec: RunSpec, memory: Memory, changed: tuple[Incident, ...]) -> dict[str, bytes]:
+    """The memory itself, in several records, and the incidents that changed."""
+    run = spec.name
+    base = replace(memory, groups={}, allocations={}, incidents={})
+    records = {keys.memory(run, "run"): encode(base)}
+    records |= {keys.memory(run, f"group-{g}"): encode(group) for g, group in memory.groups.items()}
+    records |= {keys.allocation(run, key): encode(a) for key, a in memory.allocations.items()}
+    records |= {keys.incident(run, i.id): encode(i) for i in changed}
+    return records
+
+
+def intent_records(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, bytes]:
+    """Admissions for the gate and, per node, what is to run there."""
+    run = spec.name
+    records = {
+        keys.group(run, g): encode(GroupAdmission(run=run, group=g, generation=group.generation))
+        for g, group in memory.groups.items()
+        if group.generation
+    }
+    if memory.checkpoint is not None:
+        mark = _mark(memory.checkpoint)
+        assert mark is not None
+        records[keys.checkpoint(run)] = encode(mark)
+    for node, wanted in desired(spec, run_dir, memory).items():
+        records[keys.desired(node, run)] = encode(wanted)
+    return records
+
+
+def desired(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, NodeDesired]:
+    """What is to run on each node that the run holds; the nodes not named here are to run nothing of it."""
+    found: dict[str, NodeDesired] = {}
+    if memory.phase in ENDED:
+        return found
+    seat = memory.lighthouse
+    if seat.node:
+        lighthouse = LighthouseDesired(
+            run=spec.name,
+            generation=seat.generation,
+            groups=spec.groups.count,
+            min_groups=spec.groups.min_groups,
+            torchft=spec.torchft,
+        )
+        found[seat.node] = NodeDesired(node=seat.node, lighthouses=(lighthouse,))
+    writer = _writer(memory)
+    for group in memory.groups.values():
+        if group.phase in ("starting", "running") and group.node:
+            trainer = _trainer(spec, run_dir, memory, group, writer == group.group)
+            node = found.get(group.node, NodeDesired(node=group.node))
+            found[group.node] = replace(node, trainers=(*node.trainers, trainer))
+    return found
+
+
+def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> TrainerDesired:
+    return TrainerDesired(
+        run=spec.name,
+        group=group.group,
+        generation=group.generation,
+        world_size=spec.groups.ranks_per_group,
+        groups=spec.groups.count,
+        min_groups=spec.groups.min_groups,
+        gate=memory.lighthouse.address,
+        run_dir=run_dir,
+        titan=spec.titan,
+        torchft=spec.torchft,
+        term_grace_s=spec.policy.term_grace_s,
+        # The others keep what they were started with, so that a checkpoint does not rewrite every node's record.
+        checkpoint=_mark(memory.checkpoint if writer else group.checkpoint),
+        resume=group.resume,
+        writer=writer,
+        lost=tuple(g for g in memory.silent if g != group.group),
+        stop_at_step=memory.stop_at_step if memory.phase == "stopping" else None,
+    )
+
+
+def _writer(memory: Memory) -> int | None:
+    """The group that writes checkpoints: the lowest that trains, else the lowest that starts."""
+    for phase in ("running", "starting"):
+        groups = [g.group for g in memory.groups.values() if g.phase == phase]
+        if groups:
+            return min(groups)
+    return None
+
+
+def _mark(checkpoint: Checkpoint | None) -> CheckpointMark | None:
+    if checkpoint is None:
+        return None
+    return CheckpointMark(
+        step=checkpoint.step, path=checkpoint.path, group=checkpoint.group, generation=checkpoint.generation
+    )

@@ -1,0 +1,97 @@
+"""Tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from supervisor.core.model import Incident
+from supervisor.shell.status import NodeStatus, RunStatus
+
+_COLOUR = {"running": "green", "starting": "yellow", "placing": "yellow", "fencing": "yellow", "finished": "cyan"}
+
+
+def run(status: RunStatus) -> RenderableType:
+    """A run: a line of the whole, a row a group, what is wrong."""
+    state = status.phase + (" (paused)" if status.paused else "")
+    head = Text.assemble(
+        ("run ", "dim"), (status.run, "bold"), ("  ", ""), (state, "bold"), ("  step ", "dim"), str(status.step),
+        ("  leader ", "dim"), status.leader or "none", ("  epoch ", "dim"), str(status.epoch),
+        ("  lighthouse ", "dim"), status.lighthouse or "none",
+    )  # fmt: skip
+    table = Table(box=None, pad_edge=False)
+    for name in ("group", "phase", "node", "generation", "step", "loss", "s/step", "quorum", "groups in it", "gate"):
+        table.add_column(name, justify="right" if name not in ("phase", "node", "gate") else "left")
+    for g in status.groups:
+        table.add_row(
+            str(g.group),
+            Text(g.phase + (f" ({g.incident})" if g.incident else ""), _COLOUR.get(g.phase, "")),
+            g.node or "-",
+            str(g.generation),
+            str(g.step),
+            "-" if g.loss is None else f"{g.loss:.3f}",
+            f"{g.step_s:.2f}",
+            str(g.quorum_id),
+            str(g.participants),
+            g.hearing,
+        )
+    spares = ", ".join(status.spares) or "none"
+    left = ", ".join(f"{k} {v}" for k, v in status.budgets_left.items())
+    checkpoint = "none yet" if status.checkpoint_step is None else f"step {status.checkpoint_step}"
+    lines: list[RenderableType] = [
+        head,
+        table,
+        Text(f"spares {spares}; checkpoint {checkpoint}; budgets left: {left}", "dim"),
+    ]
+    lines += [Text(f"cordoned {node}: {why}", "yellow") for node, why in status.cordons.items()]
+    if status.halt_reason:
+        lines.append(Text(f"halted: {status.halt_reason}", "bold red"))
+    lines += [Text(f"cannot be read, left alone: {problem}", "red") for problem in status.problems]
+    return Group(*lines)
+
+
+def nodes(found: Sequence[NodeStatus]) -> RenderableType:
+    """A row a node."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("node", "agent", "role", "address", "allocation", "runs", "warm", "disk free", "memory free"):
+        table.add_column(name)
+    for n in found:
+        table.add_row(
+            n.node,
+            Text("alive", "green") if n.alive else Text("silent", "red"),
+            n.role,
+            n.address,
+            n.allocation or "-",
+            "\n".join((*n.runs, *n.problems)) or "-",
+            n.warm,
+            _gib(n.disk_free_bytes),
+            _gib(n.memory_available_bytes),
+        )
+    return table
+
+
+def incidents(found: Sequence[Incident]) -> RenderableType:
+    """A row an incident."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "kind", "group", "node", "rung", "generation", "state", "seconds", "reason"):
+        table.add_column(name, overflow="fold")
+    for i in found:
+        table.add_row(
+            i.id,
+            i.kind.value,
+            str(i.group),
+            i.node or "-",
+            f"{i.rung.value} {i.rung.name.lower()}",
+            f"{i.generation_before} -> {i.generation_after}",
+            i.state,
+            "-" if i.recovered is None else f"{i.recovered - i.opened:.2f}",
+            i.reason,
+        )
+    return table
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.1f} GiB"

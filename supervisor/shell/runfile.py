@@ -1,0 +1,213 @@
+"""The run file: TOML to RunSpec. Every mistake is found before anything starts, and names the key, the value and the
+nearest right one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from supervisor.core.spec import RunSpec
+
+
+class RunFileError(ValueError):
+    """What is wrong with a run file: one sentence per problem."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def load(path: Path) -> RunSpec:
+    """Read and check a run file; raises RunFileError with all problems at once."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise RunFileError([f"cannot read the run file {path}: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise RunFileError([f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"]) from error
+    try:
+        return parse(tomllib.loads(text), base=path.parent)
+    except tomllib.TOMLDecodeError as error:
+        raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
+
+
+def parse(body: dict[str, Any], base: Path | None = None) -> RunSpec:
+    """Build a RunSpec from a TOML document; relative data paths are taken from `base`."""
+    unknown = _unknown_keys(body, RunSpec, "")
+    try:
+        # As JSON, because strict mode takes dataclasses from tables there, and nothing but numbers for numbers.
+        text = json.dumps(_prune(body, RunSpec), default=str)
+        spec = TypeAdapter(RunSpec).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise RunFileError(unknown + [_sentence(e) for e in error.errors()]) from error
+    problems = unknown + contradictions(spec)
+    if problems:
+        raise RunFileError(problems)
+    if spec.titan.data.path and base is not None:
+        path = str((base / spec.titan.data.path).resolve())
+        data = dataclasses.replace(spec.titan.data, path=path)
+        spec = dataclasses.replace(spec, titan=dataclasses.replace(spec.titan, data=data))
+    return spec
+
+
+def contradictions(spec: RunSpec) -> list[str]:
+    """Sentences about values that cannot work together."""
+    found: list[str] = []
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", spec.name):
+        found.append(
+            f"name = {spec.name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {_nearest_name(spec.name)!r}"
+        )
+    found += _ranges(spec)
+    groups, allocation, torchft, policy = spec.groups, spec.allocation, spec.torchft, spec.policy
+    if groups.min_groups > groups.count:
+        found.append(
+            f"groups.min_groups = {groups.min_groups} is more than groups.count = {groups.count}: at most {groups.count}"
+        )
+    if allocation.nodes < groups.count:
+        found.append(
+            f"allocation.nodes = {allocation.nodes} is fewer than groups.count = {groups.count}: each group needs a node, at least {groups.count}"
+        )
+    chain = [
+        ("heartbeat_timeout_ms", "join_timeout_ms"),
+        ("heartbeat_timeout_ms", "process_group_timeout_ms"),
+        ("process_group_timeout_ms", "quorum_timeout_ms"),
+        ("join_timeout_ms", "quorum_timeout_ms"),
+    ]
+    for low, high in chain:
+        a, b = getattr(torchft, low), getattr(torchft, high)
+        if a >= b:
+            found.append(f"torchft.{low} = {a} must be below torchft.{high} = {b}; try torchft.{high} = {2 * a}")
+    pause = torchft.quorum_timeout_ms / (torchft.quorum_retries + 1)
+    if pause < 100:
+        found.append(
+            f"torchft.quorum_retries = {torchft.quorum_retries} makes the pause between two {pause:.0f} ms "
+            f"(quorum_timeout_ms / (retries + 1)), below 100 ms; at most {torchft.quorum_timeout_ms // 100 - 1}"
+        )
+    if policy.backoff_first_s > policy.backoff_max_s:
+        found.append(
+            f"policy.backoff_first_s = {policy.backoff_first_s:g} is above policy.backoff_max_s = {policy.backoff_max_s:g}"
+        )
+    if spec.titan.data.source == "folder" and not spec.titan.data.path:
+        found.append('titan.data.path = "": source = "folder" needs the path of a folder of text, jsonl or parquet')
+    return found
+
+
+_AT_LEAST: dict[str, float] = {
+    "titan.steps": 1,
+    "titan.checkpoint_interval_steps": 1,
+    "titan.checkpoints_kept": 1,
+    "titan.digest_interval_steps": 0,
+    "groups.count": 1,
+    "groups.ranks_per_group": 1,
+    "groups.min_groups": 1,
+    "allocation.nodes": 1,
+    "allocation.spares": 0,
+    "torchft.heartbeat_timeout_ms": 300,
+    "torchft.join_timeout_ms": 1,
+    "torchft.process_group_timeout_ms": 1,
+    "torchft.quorum_timeout_ms": 1,
+    "torchft.quorum_retries": 0,
+    "policy.budget.restart": 0,
+    "policy.budget.replace": 0,
+    "policy.budget.reallocate": 0,
+    "policy.budget.window_s": 1,
+    "policy.backoff_first_s": 0,
+    "policy.backoff_max_s": 0,
+    "policy.healthy_after_s": 0,
+    "policy.silent_timeout_s": 1,
+    "policy.start_timeout_s": 1,
+    "policy.node_lease_s": 2,
+    "policy.allocation_timeout_s": 1,
+    "policy.term_grace_s": 0,
+}
+"""torchft.heartbeat_timeout_ms: its managers beat every 100 ms, and three must be missed. policy.node_lease_s: etcd makes
+a lease of 1 s into 2."""
+
+
+def _ranges(spec: RunSpec) -> list[str]:
+    found = []
+    for key, least in _AT_LEAST.items():
+        value: Any = spec
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value < least:
+            found.append(f"{key} = {value:g}: must be at least {least:g}")
+    return found
+
+
+def _nearest_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:63] or "my-run"
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    hints: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
+        hints[field.name] = default if dataclasses.is_dataclass(default) else None
+    return hints
+
+
+def _unknown_keys(body: dict[str, Any], kind: Any, where: str) -> list[str]:
+    known = _fields(kind)
+    found = []
+    for key, value in body.items():
+        path = f"{where}{key}"
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+            elsewhere = [p for p in all_keys() if p.rsplit(".", 1)[-1] == key]
+            hint = elsewhere or [f"{where}{n}" for n in near]
+            nearest = f"; nearest: {hint[0]}" if hint else f"; known here: {', '.join(sorted(known))}"
+            found.append(f"{path} = {_short(value)}: there is no such key{nearest}")
+        elif known[key] is not None and isinstance(value, dict):
+            found += _unknown_keys(value, known[key], f"{path}.")
+    return found
+
+
+def _prune(body: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """The body without unknown keys: they are reported with a better hint than pydantic's."""
+    known = _fields(kind)
+    return {
+        key: _prune(value, known[key]) if known[key] is not None and isinstance(value, dict) else value
+        for key, value in body.items()
+        if key in known
+    }
+
+
+@cache
+def all_keys() -> tuple[str, ...]:
+    """Every key of the run file, dotted."""
+
+    def walk(kind: Any, where: str) -> list[str]:
+        keys = []
+        for name, inner in _fields(kind).items():
+            keys.append(where + name)
+            if inner is not None:
+                keys += walk(inner, f"{where}{name}.")
+        return keys
+
+    return tuple(walk(RunSpec, ""))
+
+
+def _sentence(error: Any) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{path}: missing, and it has no default"
+    if error["type"] == "literal_error":
+        expected = error["ctx"]["expected"]
+        near = difflib.get_close_matches(str(error["input"]), re.findall(r"'([^']*)'", expected), n=1)
+        return f"{path} = {_short(error['input'])}: must be {expected}" + (f"; nearest: {near[0]!r}" if near else "")
+    said = error["msg"].replace("Input should be", "must be")
+    return f"{path} = {_short(error['input'])} ({type(error['input']).__name__}): {said}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

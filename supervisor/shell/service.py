@@ -1,0 +1,67 @@
+"""`supervisor run`: campaign, lead, and stand by again when the term is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from supervisor.ports.engine import Engine
+from supervisor.ports.errors import Retryable
+from supervisor.shell import failpoints
+from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.engines.local import LocalEngine
+from supervisor.shell.loop import Loop
+from supervisor.shell.store import Election, EtcdStore, connect
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, encode
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 5
+"""A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
+
+
+def serve(etcd: Sequence[str], home: Path, stop: threading.Event) -> None:
+    """Until `stop`. Raises Fatal when the engine cannot work at all, Retryable when no etcd answers at the start."""
+    failpoints.armed()
+    store = connect(etcd)
+    try:
+        engine = LocalEngine(home)
+        me = LeaderRecord(host=socket.gethostname(), pid=os.getpid(), home=str(home))
+        election = Election(store, keys.LEADER, encode(me), LEASE_S)
+        while not stop.is_set():
+            _term(store, election, engine, stop)
+    finally:
+        store.close()
+
+
+def _term(store: EtcdStore, election: Election, engine: Engine, stop: threading.Event) -> None:
+    leadership = election.campaign(stop)
+    if leadership is None:
+        return
+    log.info("leading, epoch %d", leadership.epoch)
+    driver = EngineDriver(store, engine)
+    try:
+        loop = Loop(store, leadership, driver)
+        driver.start()
+        loop.run(stop)
+    except Retryable as error:
+        log.warning("the store is away: %s; standing by", error)
+        stop.wait(error.after_s)
+    finally:
+        driver.stop()
+        leadership.resign()
+
+
+def main(etcd: Sequence[str], home: Path) -> None:
+    """`serve` until TERM or INT."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    serve(etcd, home, stop)

@@ -1,0 +1,187 @@
+"""One look at a run: what every reading command prints, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from supervisor.core import budget as budgets
+from supervisor.core.model import Memory, Rung
+from supervisor.shell import client, views
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    GateObserved,
+    Health,
+    LeaderRecord,
+    NodeObserved,
+    Registration,
+    RunRecord,
+    TrainerObserved,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStatus:
+    """One replica group. `hearing` is the gate's word."""
+
+    group: int
+    phase: str
+    generation: int
+    node: str
+    step: int
+    loss: float | None
+    step_s: float
+    tokens_per_s: float
+    quorum_id: int
+    participants: int
+    hearing: str
+    incident: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One run."""
+
+    run: str
+    phase: str
+    paused: bool
+    halt_reason: str
+    leader: str
+    epoch: int
+    step: int
+    groups: tuple[GroupStatus, ...]
+    lighthouse: str
+    checkpoint_step: int | None
+    spares: tuple[str, ...]
+    cordons: dict[str, str]
+    budgets_left: dict[str, int]
+    incidents_open: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """One node."""
+
+    node: str
+    alive: bool
+    role: str
+    address: str
+    allocation: str
+    runs: tuple[str, ...]
+    warm: str
+    disk_free_bytes: int | None
+    memory_available_bytes: int | None
+    problems: tuple[str, ...]
+
+
+def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
+    """Raises views.Unreadable when the run's memory cannot be read."""
+    spec = record.spec
+    memory = views.memory(mirror, spec.name)
+    observed = views.observed(mirror, spec.name, memory, memory.clock, float("inf"))
+    gate = mirror.record(keys.gate(memory.lighthouse.node, spec.name), GateObserved)
+    hearing = {g.group: g.hearing for g in gate.groups} if gate is not None else {}
+    groups = tuple(_group(mirror, spec.name, memory, g, hearing.get(g, "-")) for g in range(spec.groups.count))
+    leader = mirror.items.get(keys.LEADER)
+    leader_record = mirror.record(keys.LEADER, LeaderRecord)
+    held = {g.node for g in memory.groups.values()}
+    spares = sorted(
+        n.name
+        for n in observed.nodes.values()
+        if n.registered and n.role == "trainer" and n.name not in held and n.name not in memory.cordons
+    )
+    left = {
+        rung.name.lower(): budgets.left(memory.spent, spec.policy.budget, rung, 0, memory.clock)
+        for rung in (Rung.REPLACE, Rung.REALLOCATE)
+    }
+    for g in range(spec.groups.count):
+        left[f"restart:{g}"] = budgets.left(memory.spent, spec.policy.budget, Rung.RESTART, g, memory.clock)
+    return RunStatus(
+        run=spec.name,
+        phase=memory.phase,
+        paused=observed.control.paused,
+        halt_reason=memory.halt_reason,
+        leader=f"{leader_record.host}:{leader_record.pid}" if leader_record is not None else "",
+        epoch=leader.create_revision if leader is not None else 0,
+        step=max((g.step for g in groups), default=0),
+        groups=groups,
+        lighthouse=f"{memory.lighthouse.node} {memory.lighthouse.address}".strip(),
+        checkpoint_step=memory.checkpoint.step if memory.checkpoint is not None else None,
+        spares=tuple(spares),
+        cordons=dict(memory.cordons),
+        budgets_left=left,
+        incidents_open=tuple(memory.incidents),
+        problems=tuple(f"{key}: {why}" for key, why in sorted(mirror.unreadable.items())),
+    )
+
+
+def node_status(mirror: Mirror) -> list[NodeStatus]:
+    """All nodes that have said something."""
+    found = []
+    for name in views.node_names(mirror):
+        registration = mirror.record(keys.registration(name), Registration)
+        health = mirror.record(keys.health(name), Health)
+        seen = mirror.record(keys.observed(name), NodeObserved)
+        trainers = seen.trainers if seen is not None else ()
+        found.append(
+            NodeStatus(
+                node=name,
+                alive=registration is not None,
+                role=registration.role if registration is not None else "",
+                address=registration.address if registration is not None else "",
+                allocation=registration.allocation if registration is not None else "",
+                runs=tuple(
+                    f"{t.run} group {t.group} rank {t.rank} generation {t.generation} ({t.state})" for t in trainers
+                )
+                + tuple(f"{x.run} lighthouse ({x.state})" for x in (seen.lighthouses if seen is not None else ())),
+                warm=health.warm if health is not None else "",
+                disk_free_bytes=health.disk_free_bytes if health is not None else None,
+                memory_available_bytes=health.memory_available_bytes if health is not None else None,
+                problems=health.problems if health is not None else (),
+            )
+        )
+    return found
+
+
+def _group(mirror: Mirror, run: str, memory: Memory, g: int, hearing: str) -> GroupStatus:
+    group = memory.groups.get(g)
+    trainer = _trainer(mirror, run, g, group.generation, group.node) if group is not None else None
+    progress = trainer.progress if trainer is not None else None
+    return GroupStatus(
+        group=g,
+        phase=group.phase if group is not None else "unplaced",
+        generation=group.generation if group is not None else 0,
+        node=group.node if group is not None else "",
+        step=progress.step if progress is not None else 0,
+        loss=progress.loss if progress is not None else None,
+        step_s=progress.step_s if progress is not None else 0.0,
+        tokens_per_s=progress.tokens_per_s if progress is not None else 0.0,
+        quorum_id=progress.quorum_id if progress is not None else -1,
+        participants=progress.participants if progress is not None else 0,
+        hearing=hearing,
+        incident=group.incident if group is not None else "",
+    )
+
+
+def _trainer(mirror: Mirror, run: str, group: int, generation: int, node: str) -> TrainerObserved | None:
+    seen = mirror.record(keys.observed(node), NodeObserved)
+    mine = [
+        t
+        for t in (seen.trainers if seen is not None else ())
+        if (t.run, t.group, t.generation, t.rank) == (run, group, generation, 0)
+    ]
+    return mine[0] if mine else None
+
+
+def as_json(value: Any) -> Any:
+    """Plain JSON data of any of these."""
+    return to_jsonable_python(value)
+
+
+def overview(mirror: Mirror, name: str) -> RunStatus:
+    """The status of the named run, or of the newest."""
+    return run_status(mirror, client.choose_run(mirror, name))

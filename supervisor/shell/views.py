@@ -1,0 +1,156 @@
+"""From records to the values that `decide` reads."""
+
+from __future__ import annotations
+
+from supervisor.core.model import (
+    AllocationMemory,
+    Checkpoint,
+    ControlView,
+    GateView,
+    GrantView,
+    GroupMemory,
+    Incident,
+    Memory,
+    NodeView,
+    Observed,
+    RankView,
+)
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    Control,
+    GateObserved,
+    GrantRecord,
+    NodeObserved,
+    Registration,
+    RunRecord,
+    TrainerObserved,
+)
+
+
+class Unreadable(ValueError):
+    """A record of ours without which nothing may be decided cannot be read."""
+
+
+def runs(mirror: Mirror) -> dict[str, RunRecord]:
+    """All launched runs by name."""
+    found = {}
+    for key in mirror.keys(keys.RUNS):
+        if key.endswith("/spec"):
+            record = mirror.record(key, RunRecord)
+            if record is not None:
+                found[record.spec.name] = record
+    return found
+
+
+def memory(mirror: Mirror, run: str) -> Memory:
+    """The memory of a run, put together from its parts; raises Unreadable when a part is corrupt or newer."""
+    prefix = keys.memory(run, "")
+    base = mirror.record(prefix + "run", Memory)
+    groups = {g.group: g for _, g in mirror.records(prefix + "group-", GroupMemory)}
+    allocations = {a.key: a for _, a in mirror.records(keys.allocation(run, ""), AllocationMemory)}
+    incidents = {i.id: i for _, i in mirror.records(keys.incident(run, ""), Incident)}
+    own = (prefix, keys.allocation(run, ""), keys.incident(run, ""))
+    bad = [f"{key}: {why}" for key, why in mirror.unreadable.items() if key.startswith(own)]
+    if bad:
+        raise Unreadable(f"run {run} is left alone, its memory cannot be read: {'; '.join(bad)}")
+    fresh = base if base is not None else Memory()
+    return Memory(
+        **{
+            **{name: getattr(fresh, name) for name in Memory.__dataclass_fields__},
+            "groups": groups,
+            "allocations": allocations,
+            "incidents": {i: incident for i, incident in incidents.items() if incident.state in ("open", "acting")},
+        }
+    )
+
+
+def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
+    """What is seen of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
+    nodes = dict(_nodes(mirror, run, known))
+    control = mirror.record(keys.control(run), Control) or Control()
+    grants = {
+        g.key: GrantView(key=g.key, state=g.state, nodes=g.nodes, engine_id=g.engine_id, reason=g.reason)
+        for _, g in mirror.records(keys.grant(run, ""), GrantRecord)
+    }
+    return Observed(
+        revision=mirror.revision,
+        now=now,
+        store_stable_s=store_stable_s,
+        nodes=nodes,
+        gate=_gate(mirror, run, known),
+        grants=grants,
+        control=ControlView(paused=control.paused, stop=control.stop, restarts=control.restarts),
+    )
+
+
+def node_names(mirror: Mirror) -> list[str]:
+    """Nodes that have ever said something."""
+    return sorted({key[len(keys.NODES) :].split("/", 1)[0] for key in mirror.keys(keys.NODES)})
+
+
+def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]]:
+    given = {
+        node: grant.key
+        for _, grant in mirror.records(keys.grant(run, ""), GrantRecord)
+        if grant.key in known.allocations and known.allocations[grant.key].state == "wanted"
+        for node in grant.nodes
+    }
+    held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
+    found = []
+    for name in node_names(mirror):
+        registration = mirror.record(keys.registration(name), Registration)
+        ours = name in given or name in held
+        if not ours and (registration is None or registration.role != "service"):
+            continue
+        seen = mirror.record(keys.observed(name), NodeObserved)
+        found.append(
+            (
+                name,
+                NodeView(
+                    name=name,
+                    registered=registration is not None,
+                    allocation=registration.allocation if registration is not None else given.get(name, ""),
+                    role=registration.role if registration is not None else "trainer",
+                    slots=registration.slots if registration is not None else 0,
+                    ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
+                ),
+            )
+        )
+    return found
+
+
+def _rank(trainer: TrainerObserved) -> RankView:
+    progress = trainer.progress
+    mark = progress.checkpoint if progress is not None else None
+    error = trainer.exit.error_file if trainer.exit is not None else ""
+    return RankView(
+        group=trainer.group,
+        generation=trainer.generation,
+        rank=trainer.rank,
+        state=trainer.state,
+        exit_code=trainer.exit.exit_code if trainer.exit is not None else None,
+        signal=trainer.exit.signal if trainer.exit is not None else None,
+        error=error,
+        phase=progress.phase if progress is not None else "starting",
+        step=progress.step if progress is not None else 0,
+        commits=progress.commits if progress is not None else 0,
+        step_s=progress.step_s if progress is not None else 0.0,
+        checkpoint=Checkpoint(mark.step, mark.path, mark.group, mark.generation) if mark is not None else None,
+    )
+
+
+def _gate(mirror: Mirror, run: str, known: Memory) -> GateView | None:
+    seat = known.lighthouse
+    if not seat.node:
+        return None
+    gate = mirror.record(keys.gate(seat.node, run), GateObserved)
+    if gate is None or gate.generation != seat.generation:
+        return None
+    return GateView(
+        node=gate.node,
+        generation=gate.generation,
+        address=gate.address,
+        admitted={g.group: g.generation for g in gate.groups},
+        hearing={g.group: g.hearing for g in gate.groups},
+    )
