@@ -39,8 +39,8 @@ def _generation(old: GroupMemory, new: GroupMemory) -> list[str]:
     found = []
     if new.generation < old.generation:
         found.append(f"I3: generation of group {new.group} went back from {old.generation} to {new.generation}")
-    started_again = new.phase == "starting" and old.phase in ("starting", "running")
-    if started_again and new.generation == old.generation:
+    both = new.phase == "starting" and old.phase in ("starting", "running")
+    if both and new.generation == old.generation and (new.since, new.node) != (old.since, old.node):
         found.append(f"I4: generation {new.generation} of group {new.group} is started twice")
     return found
 

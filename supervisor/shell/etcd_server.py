@@ -78,8 +78,8 @@ class EtcdServer:
     @property
     def alive(self) -> bool:
         """Whether that very process still runs (a zombie does not)."""
-        if self._process is not None and self._process.poll() is not None:
-            return False
+        if self._process is not None:
+            return self._process.poll() is None
         return start_ticks(self.pid) == self.start_ticks
 
     @property
@@ -340,7 +340,10 @@ def start_ticks(pid: int) -> int | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    # A killed process shows as a zombie as soon as its first thread has ended; while others are still ending it holds its
+    # ports and locks (seen: "address already in use" for a server that was just killed).
+    ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return None if ended else int(fields[19])
 
 
 def _read_record(data_dir: Path) -> _Record | None:

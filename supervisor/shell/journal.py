@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +63,6 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
             self._broken = False
         except OSError as error:
             if not self._broken:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,6 +184,31 @@ def _alone(home: Path) -> Iterator[None]:
         except BlockingIOError:
             raise Fatal(f"another `supervisor up` or `demo` runs in {home}; stop it, or give another --home") from None
         yield
+
+
+def clear(home: Path) -> None:
+    """End what an `up` that was killed left in this home, and forget its state. Raises Fatal when it lives."""
+    system = system_folder(home)
+    if not system.exists():
+        return
+    with _alone(system):
+        with contextlib.suppress(Fatal):
+            LocalEngine(system).stop_all(20.0)
+        for name in (SERVICE_HOST, "etcd"):
+            _end_leftover(system, name)
+    shutil.rmtree(system, ignore_errors=True)
+
+
+def _end_leftover(system: Path, name: str) -> None:
+    if name == "etcd":
+        if (system / "etcd" / "server.json").exists():
+            with contextlib.suppress(Fatal, Retryable):
+                start_etcd(system / "etcd").stop()
+        return
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((system / "nodes" / name / "shim.lock").read_text())
+        if f"--home={system}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            os.kill(pid, signal.SIGTERM)
 
 
 def watch_over(started: Up) -> None:

@@ -29,7 +29,7 @@ class RecordError(ValueError):
 def encode(record: Any) -> bytes:
     """JSON bytes of a record, with its kind and version."""
     body = to_jsonable_python(record)
-    return json.dumps({"kind": type(record).__name__, "version": VERSION, **body}, separators=(",", ":")).encode()
+    return json.dumps({"$kind": type(record).__name__, "$version": VERSION, **body}, separators=(",", ":")).encode()
 
 
 def decode(value: bytes | str, kind: type[T]) -> T:
@@ -41,15 +41,15 @@ def decode(value: bytes | str, kind: type[T]) -> T:
         body = json.loads(value)
     except ValueError as error:
         raise RecordError(f"not JSON: {error}") from error
-    if not isinstance(body, dict) or body.get("kind") != kind.__name__:
-        found = body.get("kind") if isinstance(body, dict) else type(body).__name__
+    if not isinstance(body, dict) or body.get("$kind") != kind.__name__:
+        found = body.get("$kind") if isinstance(body, dict) else type(body).__name__
         raise RecordError(f"kind is {found!r}, expected {kind.__name__!r}")
-    version = body.get("version")
+    version = body.get("$version")
     if not isinstance(version, int) or version > VERSION:
         raise RecordError(f"version {version!r} is newer than this program's {VERSION}")
     try:
         record: T = _adapter(cast(Hashable, kind)).validate_python(
-            {k: v for k, v in body.items() if k not in ("kind", "version")}
+            {k: v for k, v in body.items() if k not in ("$kind", "$version")}
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,0 +1,201 @@
+"""`supervisor demo`: the whole system on one machine, broken three ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fault_injection import checkers, faults, history, netns
+from fault_injection.demo import live, report
+from fault_injection.demo.memory import Peak
+from fault_injection.demo.scenario import Story
+from supervisor.cli import HOME, Home, sentences
+from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.ports.errors import Fatal
+from supervisor.shell import client
+from supervisor.shell import up as up_module
+from supervisor.shell.engines.local import PoolNode
+from supervisor.shell.store import connect
+
+NODES = 4
+"""Two for the groups, a spare, and one that only a new allocation gives."""
+
+WORLD = "SUPERVISOR_DEMO_WORLD"
+"""Environment variable by which the demo, run again inside the hub's namespace, knows its world (JSON)."""
+
+
+def spec(name: str) -> RunSpec:
+    """The run that the demo makes: TorchTitan's Llama 3 debug model, two groups, one spare."""
+    return RunSpec(
+        name=name,
+        titan=TitanSpec(steps=100_000, checkpoint_interval_steps=25, digest_interval_steps=10),
+        groups=GroupsSpec(count=2),
+        allocation=AllocationSpec(nodes=2, spares=1),
+        torchft=TorchFTSpec(),
+        policy=PolicySpec(),
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add `demo` to the command line."""
+    app.command(epilog="Example: supervisor demo")(demo)
+
+
+def demo(
+    name: Annotated[str, typer.Option(help="Name of the run; its folder must not be there yet.")] = "demo",
+    home: Home = HOME,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries.")] = False,
+    easy: Annotated[
+        bool, typer.Option("--easy", help="Lose the node by killing its processes even where it could fall silent.")
+    ] = False,
+) -> None:
+    """Train a real Llama 3 debug model on four local nodes; kill a trainer, lose a node, take an allocation away."""
+    with sentences():
+        world = os.environ.get(WORLD)
+        if world is not None:
+            raise typer.Exit(_run(name, home, cold, json.loads(world)))
+        if (home / name).exists():
+            raise Fatal(f"{home / name} is there already: choose another --name, or remove it")
+        why_not = "asked for by --easy" if easy else netns.available()
+        if why_not:
+            raise typer.Exit(_run(name, home, cold, {"easy": why_not}))
+        with netns.network(NODES) as network:
+            body = {"hub_address": network.hub_address, "hub": network.hub, "nodes": network.nodes}
+            environment = {**os.environ, WORLD: json.dumps(body)}
+            raise typer.Exit(_inside(network, environment))
+
+
+def _inside(network: netns.Network, environment: dict[str, str]) -> int:
+    """Run this very command again inside the hub. Ctrl-C reaches it too: we only wait for it to end."""
+    process = subprocess.Popen(
+        netns.inside(network, [sys.executable, "-m", "supervisor.cli", *sys.argv[1:]]), env=environment
+    )
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def _run(name: str, home: Path, cold: bool, world: dict[str, Any]) -> int:
+    os.environ.pop(WORLD, None)
+    console = Console()
+    console.print(_introduction(world), soft_wrap=True, highlight=False)
+    nodes = [
+        PoolNode(name=f"n{i + 1}", **({"netns": ns, "address": address} if ns else {}))
+        for i, (ns, address) in enumerate(world.get("nodes", [("", "")] * NODES))
+    ]
+    up_module.clear(home)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what we started on TERM as on Ctrl-C
+    address = world.get("hub_address", "127.0.0.1")
+    began = time.time()
+    with Peak() as peak, up_module.up(home, nodes, address=address, cold=cold, say=console.print) as started:
+        store = connect([started.endpoint])
+        try:
+            record = client.launch(store, spec(name), home)
+            lose = _lose_node(world, nodes, started.home)
+            with live.view(console) as show:
+                story = Story(store, record, started.home, lose, show, started.dead)
+                injected = story.tell()
+        finally:
+            store.close()
+    return _finish(console, record, started.home, injected, world, began, peak)
+
+
+def _introduction(world: dict[str, Any]) -> str:
+    how = f"by killing its processes ({world['easy']})" if "easy" in world else "by taking its network link down"
+    return f"A supervisor, etcd, a lighthouse and up to {NODES} nodes on this machine; a node will be lost {how}."
+
+
+def _lose_node(world: dict[str, Any], nodes: Sequence[PoolNode], system: Path) -> Any:
+    def lose(group: int, node: str) -> faults.Injected:
+        if "easy" in world:
+            return faults.kill_node(group, node, system)
+        index = next(i for i, n in enumerate(nodes) if n.name == node)
+        network = netns.Network(world["hub"], world["hub_address"], tuple((a, b) for a, b in world["nodes"]))
+        return faults.cut_node(group, node, lambda: network.cut(index))
+
+    return lose
+
+
+def _finish(
+    console: Console,
+    record: Any,
+    system: Path,
+    injected: list[faults.Injected],
+    world: dict[str, Any],
+    began: float,
+    peak: Peak,
+) -> int:
+    run_dir = Path(record.run_dir)
+    read = history.read(record.spec.name, run_dir, system)
+    end = max((line["t"] for s in read.steps for line in s.committed()), default=time.time())
+    span = report.Span(record.launched_unix_s, end)
+    body = report.build(read, injected, span, record.spec.groups.count, checkers.check(read))
+    body["node_lost_by"] = "killed processes (the easier case)" if "easy" in world else "silent link"
+    body["memory_peak_bytes"] = peak.bytes
+    body["wall_s"] = round(time.time() - began, 1)
+    (run_dir / "report.json").write_text(json.dumps(body, indent=2) + "\n")
+    console.print(_table(body))
+    _sentences(console, body, run_dir)
+    wrong = report.verdict(body, record.spec.torchft.heartbeat_timeout_ms / 1000)
+    for sentence in wrong:
+        console.print(f"FAILED: {sentence}", style="bold red", soft_wrap=True)
+    return 1 if wrong else 0
+
+
+def _table(body: dict[str, Any]) -> Table:
+    table = Table(title="What was broken, and what it cost (seconds since the fault)", box=None, pad_edge=False)
+    for column in (
+        "fault",
+        "incident",
+        "rung",
+        "generation",
+        "detected",
+        "decided",
+        "acted",
+        "recovered",
+        "others' steps",
+        "stall",
+    ):
+        table.add_column(column)
+    for i in body["incidents"]:
+        if i["id"] is None:
+            table.add_row(i["fault"], "none", *["-"] * 8)
+            continue
+        seconds = [
+            ("-" if i[f"{k}_s"] is None else f"{i[f'{k}_s']:.2f}")
+            for k in ("detected", "decided", "acted", "recovered")
+        ]
+        table.add_row(
+            i["fault"], f"{i['id']} {i['kind']}", str(i["rung"]), f"{i['generation_before']} -> {i['generation_after']}",
+            *seconds, str(i["others_steps"]), f"{i['others_longest_stall_s']:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _sentences(console: Console, body: dict[str, Any], run_dir: Path) -> None:
+    badput = ", ".join(f"{k} {v:.1%}" for k, v in sorted(body["badput"].items(), key=lambda kv: -kv[1]) if v >= 0.001)
+    passed = sum(1 for c in body["checkers"].values() if c["answer"] == "pass")
+    for line in (
+        f"{body['steps_committed']} steps, {body['samples']} samples in {body['seconds']:.0f} s; loss {body['loss_first']} -> {body['loss_last']}",
+        f"ETTR {body['ettr']:.1%}; badput: {badput}",
+        f"parameters, optimizer and learning rate equal on all groups: {body['digests_equal']} (compared at steps {body['digests_compared_at']})",
+        f"history checkers: {passed} of {len(body['checkers'])} pass; peak memory {body['memory_peak_bytes'] / 2**30:.1f} GiB",
+        f"report: {run_dir / 'report.json'}",
+    ):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+__all__ = ["demo", "register", "spec"]

@@ -1,0 +1,239 @@
+"""The demo's report: what each fault cost, from the files of the run."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from fault_injection.checkers import Verdict
+from fault_injection.faults import Injected
+from fault_injection.history import History
+from supervisor.core.ledger import Cause, Interval, Mark, cover, of_lines, ratios
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time that the ledger covers; this machine's clock."""
+
+    begin: float
+    end: float
+
+
+def build(history: History, faults: list[Injected], span: Span, groups: int, verdicts: list[Verdict]) -> dict[str, Any]:
+    """The report as it is written to report.json."""
+    ledgers = {g: ledger(history, g, span) for g in range(groups)}
+    ettr, badput = ratios(ledgers.values())
+    losses = _losses(history)
+    return {
+        "run": history.run,
+        "seconds": round(span.end - span.begin, 3),
+        "steps_committed": max((line["step"] for s in history.steps for line in s.committed()), default=0),
+        "samples": sum(int(line.get("samples", 0)) for s in history.steps if s.rank == 0 for line in s.committed()),
+        "ettr": round(ettr, 4),
+        "badput": {cause: round(share, 4) for cause, share in badput.items()},
+        **_digests(history, groups),
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
+        "incidents": [_incident(history, fault, groups) for fault in faults],
+        "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
+    }
+
+
+def ledger(history: History, group: int, span: Span) -> list[Interval]:
+    """Every second of a group, once."""
+    generations = history.of_group(group)
+    ends = _generation_ends(history, group)
+    processes = []
+    for steps in generations:
+        intervals = of_lines(steps.lines)
+        if steps.generation in ends:
+            # What an ended or fenced process did after its last committed step is lost time: the marks say of which kind.
+            kept = [i for i in intervals if i.cause != Cause.FAILED_STEP or i.end <= ends[steps.generation]]
+            last = max((i.end for i in kept if i.cause == Cause.PRODUCTIVE), default=0.0)
+            intervals = [i for i in kept if i.end <= max(last, ends[steps.generation])]
+        processes.append(intervals)
+    return cover(processes, _marks(history, group, processes), span.begin, span.end)
+
+
+def _generation_ends(history: History, group: int) -> dict[int, float]:
+    """generation -> when an incident that ended it was opened."""
+    ends: dict[int, float] = {}
+    for decision in history.committed():
+        for incident in decision.incidents:
+            if incident["group"] == group and incident["generation_after"] > incident["generation_before"]:
+                ends.setdefault(incident["generation_before"], decision.committed_at or decision.t)
+    return ends
+
+
+def _marks(history: History, group: int, processes: list[list[Interval]]) -> list[Mark]:
+    marks = []
+    for process in history.processes:
+        if process.group != group or process.rank != 0:
+            continue
+        lived = next(
+            (p for p, s in zip(processes, history.of_group(group), strict=True) if s.generation == process.generation),
+            [],
+        )
+        last = max((i.end for i in lived), default=process.spawned)
+        if process.exited is not None and process.exit_code != 0:
+            marks += [Mark(last, Cause.LOST_STEP), Mark(max(last, process.exited), Cause.DETECT)]
+        elif process.exit_code == 0:
+            marks.append(Mark(last, Cause.END))
+        marks.append(Mark(process.spawned, Cause.START))
+    for decision in history.committed():
+        at = decision.committed_at or decision.t
+        for incident in decision.incidents:
+            if incident["group"] == group and incident.get("state") == "acting" and incident.get("acted") is None:
+                marks.append(Mark(at, Cause.PLACE))
+        for action in decision.actions:
+            if action.get("group") == group and action["verb"] in ("start", "place"):
+                marks.append(Mark(at, Cause.ACT))
+    for steps, lived in zip(history.of_group(group), processes, strict=True):
+        silent = not any(p.generation == steps.generation and p.group == group and p.exited for p in history.processes)
+        if lived and silent:
+            marks.append(Mark(max(i.end for i in lived), Cause.DETECT))
+    return marks
+
+
+def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
+    record = _record_of(history, fault)
+    if record is None:
+        return {"fault": fault.name, "group": fault.group, "node": fault.node, "id": None}
+    after = record["generation_after"]
+    times = _times(history, record, fault)
+    recovered = times["recovered"]
+    until = fault.unix_s + recovered if recovered is not None else float("inf")
+    others = [_others(history, g, fault.unix_s, until) for g in range(groups) if g != fault.group]
+    return {
+        "fault": fault.name,
+        "evidence": fault.evidence,
+        "id": record["id"],
+        "kind": record["kind"],
+        "group": record["group"],
+        "node": record["node"],
+        "rung": record["rung"],
+        "generation_before": record["generation_before"],
+        "generation_after": after,
+        **{f"{name}_s": None if value is None else round(value, 3) for name, value in times.items()},
+        "steps_lost": max((o["failed"] for o in others), default=0),
+        "others_steps": min((o["steps"] for o in others), default=0),
+        "others_longest_stall_s": round(max((o["stall"] for o in others), default=0.0), 3),
+        "reason": record.get("reason", ""),
+    }
+
+
+def _record_of(history: History, fault: Injected) -> dict[str, Any] | None:
+    """The last word on the first incident of the group that was opened after the fault."""
+    found: dict[str, Any] | None = None
+    for decision in history.committed():
+        for incident in decision.incidents:
+            ours = decision.t >= fault.unix_s and incident["group"] == fault.group
+            if ours and (found is None or incident["id"] == found["id"]):
+                found = incident
+    return found
+
+
+def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[str, float | None]:
+    """Seconds since the fault. Detected, decided: when the decision was committed. Acted: when the new generation's
+    process was spawned. Recovered: when it committed its first step."""
+    seen = [d for d in history.committed() if any(i["id"] == record["id"] for i in d.incidents) and d.t >= fault.unix_s]
+    acting = [
+        d
+        for d in seen
+        if any(
+            i["id"] == record["id"]
+            and i["generation_after"] == record["generation_after"]
+            and i.get("state") == "acting"
+            for i in d.incidents
+        )
+    ]
+    spawned = [
+        p.spawned
+        for p in history.processes
+        if (p.group, p.generation, p.rank) == (record["group"], record["generation_after"], 0)
+    ]
+    commits = [
+        line["t"]
+        for s in history.of_group(record["group"])
+        if s.generation == record["generation_after"]
+        for line in s.committed()
+    ]
+
+    def since(at: float | None) -> float | None:
+        return None if at is None else at - fault.unix_s
+
+    return {
+        "detected": since(seen[0].t if seen else None),
+        "decided": since((acting[0].committed_at or acting[0].t) if acting else None),
+        "acted": since(min(spawned, default=None)),
+        "recovered": since(min(commits, default=None)),
+    }
+
+
+def _others(history: History, group: int, begin: float, until: float) -> dict[str, Any]:
+    lines = sorted(
+        (line for s in history.of_group(group) for line in s.lines if line.get("event") == "step"), key=lambda x: x["t"]
+    )
+    commits = [line["t"] for line in lines if line.get("committed")]
+    within = [t for t in commits if begin <= t <= until]
+    before = max((t for t in commits if t < begin), default=begin)
+    after = [t for t in commits if t > until][:1]
+    moments = [before, *within, *after]
+    stall = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
+    failed = sum(1 for line in lines if not line.get("committed") and begin <= line["t"] <= until)
+    return {"steps": len(within), "stall": stall, "failed": failed}
+
+
+def _digests(history: History, groups: int) -> dict[str, Any]:
+    """Hashes by step and rank, compared where every group has one for the same committed step."""
+    by: dict[tuple[int, int], dict[int, set[str]]] = {}
+    for steps in history.steps:
+        for line in steps.lines:
+            if line.get("event") == "digest":
+                by.setdefault((line["step"], steps.rank), {}).setdefault(steps.group, set()).add(line["value"])
+    shared = {key: values for key, values in by.items() if len(values) == groups}
+    equal = bool(shared) and all(len(set().union(*values.values())) == 1 for values in shared.values())
+    return {
+        "digests_equal": equal,
+        "digests_compared_at": sorted({step for step, _ in shared}),
+        "digests_different_at": sorted({k[0] for k, v in shared.items() if len(set().union(*v.values())) > 1}),
+    }
+
+
+def _losses(history: History) -> list[float]:
+    """Loss by committed step; the last is the mean of the last five, since batches differ."""
+    by_step: dict[int, float] = {}
+    for steps in history.steps:
+        for line in steps.committed():
+            if steps.rank == 0 and line.get("loss") is not None:
+                by_step[line["step"]] = line["loss"]
+    ordered = [by_step[s] for s in sorted(by_step)]
+    if not ordered:
+        return []
+    tail = ordered[-5:]
+    return [round(ordered[0], 4), round(sum(tail) / len(tail), 4)]
+
+
+def verdict(report: dict[str, Any], heartbeat_timeout_s: float) -> list[str]:
+    """Sentences about what did not hold; empty when the demo succeeded."""
+    wrong = []
+    for incident in report["incidents"]:
+        name = incident["fault"]
+        if incident.get("recovered_s") is None:
+            wrong.append(f"{name}: group {incident['group']} did not recover")
+            continue
+        if incident["others_steps"] <= 0 and incident["others_longest_stall_s"] > 2 * heartbeat_timeout_s:
+            wrong.append(f"{name}: the other groups stood still for {incident['others_longest_stall_s']} s")
+    if not report["digests_equal"]:
+        wrong.append(f"the groups' parameters differ at steps {report['digests_different_at'] or 'none compared'}")
+    if report["loss_first"] is None or not report["loss_last"] < report["loss_first"]:
+        wrong.append(f"the loss did not fall: {report['loss_first']} to {report['loss_last']}")
+    if abs(report["ettr"] + sum(report["badput"].values()) - 1.0) > 0.01:
+        wrong.append("ETTR and badput do not add up to 1")
+    wrong += [
+        f"checker {n}: {c['answer']}: {'; '.join(c['sentences'])}"
+        for n, c in report["checkers"].items()
+        if c["answer"] != "pass"
+    ]
+    return wrong

@@ -1,0 +1,175 @@
+"""What happened, read from files only: the journal, the shims' histories, the trainers' step records.
+
+All times are the wall clock of one machine: a history is read where one machine wrote it (ADR 3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One decision: what was intended, and whether it was committed."""
+
+    t: float
+    epoch: int
+    number: int
+    actions: tuple[dict[str, Any], ...]
+    incidents: tuple[dict[str, Any], ...]
+    groups: dict[int, dict[str, Any]]
+    committed_at: float | None = None
+    """None: refused, or its supervisor died before it could say."""
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A rank's process, from the shim that was its parent."""
+
+    node: str
+    run: str
+    group: int
+    generation: int
+    rank: int
+    pid: int
+    spawned: float
+    exited: float | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The lines of one rank's steps.jsonl."""
+
+    group: int
+    generation: int
+    rank: int
+    node: str
+    lines: tuple[dict[str, Any], ...]
+
+    def committed(self) -> list[dict[str, Any]]:
+        """Its committed steps, in order."""
+        return [line for line in self.lines if line.get("event") == "step" and line.get("committed")]
+
+
+@dataclass
+class History:
+    """All of one run."""
+
+    run: str
+    decisions: list[Decided] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    steps: list[Steps] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    """Lines that are no JSON, with their file: a checker must not take them for good."""
+
+    def committed(self) -> list[Decided]:
+        """Decisions that took effect. One without an outcome did if a later one of the run followed it under the same
+        or a later epoch with a higher number."""
+        last = max((d.number for d in self.decisions if d.committed_at is not None), default=0)
+        return [d for d in self.decisions if not d.refused and (d.committed_at is not None or d.number < last)]
+
+    def of_group(self, group: int, rank: int = 0) -> list[Steps]:
+        """The step records of a group's generations, oldest first."""
+        return sorted((s for s in self.steps if (s.group, s.rank) == (group, rank)), key=lambda s: s.generation)
+
+
+def read(run: str, run_dir: Path, system: Path) -> History:
+    """Read everything that there is about a run; `system` is the folder that holds `nodes/`."""
+    history = History(run)
+    _read_journal(history, run_dir / "journal.jsonl")
+    for path in sorted(system.glob("nodes/*/shim.jsonl")):
+        _read_shim(history, path, path.parent.name)
+    for path in sorted(system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl")):
+        name = _trainer_name(path.parent.name, run)
+        if name is not None:
+            lines = tuple(_lines(path, history.unreadable, torn_end_is_fine=True))
+            history.steps.append(Steps(*name, path.parts[-4], lines))
+    return history
+
+
+def _trainer_name(name: str, run: str) -> tuple[int, int, int] | None:
+    match = re.fullmatch(rf"{re.escape(run)}\.(\d+)\.(\d+)\.(\d+)", name)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def _read_journal(history: History, path: Path) -> None:
+    outcomes: dict[tuple[int, int], dict[str, Any]] = {}
+    intents: list[dict[str, Any]] = []
+    for line in _lines(path, history.unreadable, torn_end_is_fine=True):
+        if line.get("entry") == "outcome":
+            outcomes[line["epoch"], line["decision"]] = line
+        elif line.get("entry") == "intent" and (line.get("actions") or line.get("incidents")):
+            intents.append(line)
+    for line in intents:
+        outcome = outcomes.get((line["epoch"], line["decision"]))
+        history.decisions.append(
+            Decided(
+                t=line["t"],
+                epoch=line["epoch"],
+                number=line["decision"],
+                actions=tuple(line.get("actions", ())),
+                incidents=tuple(line.get("incidents", ())),
+                groups={int(g): v for g, v in line.get("groups", {}).items()},
+                committed_at=outcome["t"] if outcome is not None and not outcome.get("refused") else None,
+                refused=str(outcome.get("refused", "")) if outcome is not None else "",
+            )
+        )
+
+
+def _read_shim(history: History, path: Path, node: str) -> None:
+    alive: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in _lines(path, history.unreadable, torn_end_is_fine=True):
+        name = _trainer_name(str(line.get("name", "")), history.run)
+        if name is None:
+            continue
+        key = (str(line["name"]), int(line["pid"]))
+        if line.get("event") == "spawned":
+            alive[key] = line
+        elif line.get("event") in ("exited", "leftover_killed") and key in alive:
+            history.processes.append(_process(node, name, alive.pop(key), line))
+    for (full, _), line in alive.items():
+        name = _trainer_name(full, history.run)
+        assert name is not None
+        history.processes.append(_process(node, name, line, None))
+    history.processes.sort(key=lambda p: p.spawned)
+
+
+def _process(node: str, name: tuple[int, int, int], spawn: dict[str, Any], exit_: dict[str, Any] | None) -> Process:
+    return Process(
+        node=node,
+        run=str(spawn["name"]).split(".")[0],
+        group=name[0],
+        generation=name[1],
+        rank=name[2],
+        pid=int(spawn["pid"]),
+        spawned=float(spawn["t"]),
+        exited=float(exit_["t"]) if exit_ is not None else None,
+        signal=exit_.get("signal") if exit_ is not None else None,
+        exit_code=exit_.get("exit_code") if exit_ is not None else None,
+    )
+
+
+def _lines(path: Path, unreadable: list[str], torn_end_is_fine: bool) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    rows = path.read_text(errors="replace").split("\n")
+    for number, row in enumerate(rows, 1):
+        if not row.strip():
+            continue
+        try:
+            body = json.loads(row)
+        except ValueError:
+            # A process that is killed while it writes leaves a torn last line: that is no loss of history.
+            if not (torn_end_is_fine and number == len(rows)):
+                unreadable.append(f"{path.name} of {path.parent.name}: line {number}")
+            continue
+        if isinstance(body, dict):
+            yield body

@@ -1,0 +1,116 @@
+"""Election of the leader: one key under a lease, and its create revision as the epoch that fences every write."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from supervisor.ports.errors import Fenced, Retryable
+from supervisor.ports.store import Expect, Lease, Snapshot, Store, Watch
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+"""How long a wait may go without a look at `stop`."""
+
+
+class Leadership:
+    """A term as leader. Made by `Election.campaign`; one thread owns it."""
+
+    def __init__(self, key: str, epoch: int, lease: Lease, watch: Watch) -> None:
+        self.key = key
+        self.epoch = epoch
+        self._lease = lease
+        self._watch = watch
+        self._replaced = False
+
+    @property
+    def lost(self) -> bool:
+        """The lease ran out, or the leader key is not ours any more. Never turns False again. Only a hint to stop early:
+        what protects the store is `expect` in each transaction."""
+        while not self._replaced and (changes := self._watch.poll(0.0)) is not None:
+            ours = [item for item in changes.puts if item.key == self.key]
+            gone = self.key in changes.deletes or (changes.reset and not ours)
+            self._replaced = gone or any(item.create_revision != self.epoch for item in ours)
+        return self._replaced or self._lease.lost
+
+    @property
+    def lease(self) -> int:
+        """The id of the lease that the leader key hangs on."""
+        return self._lease.id
+
+    def expect(self) -> Expect:
+        """What every transaction of this leader has to expect."""
+        return Expect(self.key, create_revision=self.epoch)
+
+    def resign(self) -> None:
+        """Gives the key back: a standby takes over at once. Never raises."""
+        self._replaced = True
+        self._watch.close()
+        self._lease.revoke()
+
+
+class Election:
+    """One candidate for the leader key."""
+
+    def __init__(self, store: Store, key: str, identity: bytes, ttl_s: int) -> None:
+        """`identity` is the key's value, for people. `ttl_s`: how long a dead leader blocks the others."""
+        self._store = store
+        self._key = key
+        self._identity = identity
+        self._ttl_s = ttl_s
+
+    def campaign(self, stop: threading.Event) -> Leadership | None:
+        """Waits until it leads; None when `stop` was set first. Rides through a store that is away. Raises Fatal."""
+        lease: Lease | None = None
+        try:
+            while not stop.is_set():
+                try:
+                    if lease is None or lease.lost:
+                        lease = self._store.lease(self._ttl_s)
+                    leadership = self._try(lease)
+                    if leadership is not None:
+                        # the lease is the leadership's from here on
+                        lease = None
+                        return leadership
+                    self._wait_for_gap(lease, stop)
+                except Retryable as error:
+                    _log.info("election: %s", error)
+                    stop.wait(error.after_s)
+            return None
+        finally:
+            if lease is not None:
+                lease.revoke()
+
+    def _try(self, lease: Lease) -> Leadership | None:
+        """One attempt. Raises Retryable when its outcome is unknown; the next attempt finds that out."""
+        try:
+            absent = Expect(self._key, create_revision=0)
+            epoch = self._store.commit({self._key: self._identity}, expect=[absent], lease=lease.id)
+        except Fenced:
+            # Somebody leads. It may be us: an attempt that timed out here may have been committed there.
+            item = self._store.get(self._key)
+            if item is None or item.lease != lease.id:
+                return None
+            epoch = item.create_revision
+        return Leadership(self._key, epoch, lease, self._store.watch(self._key, epoch))
+
+    def _wait_for_gap(self, lease: Lease, stop: threading.Event) -> None:
+        """Until the leader key is gone, the own lease is lost, or `stop` is set."""
+        seen = self._store.list(self._key)
+        if not self._taken(seen):
+            return
+        watch = self._store.watch(self._key, seen.revision)
+        try:
+            while not stop.is_set() and not lease.lost:
+                changes = watch.poll(_LOOK_S)
+                if changes is None:
+                    continue
+                gone = self._key in changes.deletes
+                if gone or (changes.reset and not self._taken(Snapshot(changes.revision, changes.puts))):
+                    return
+        finally:
+            watch.close()
+
+    def _taken(self, snapshot: Snapshot) -> bool:
+        return any(item.key == self._key for item in snapshot.items)

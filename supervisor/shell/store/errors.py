@@ -1,0 +1,96 @@
+"""gRPC's errors as the ports' errors: told apart by status code, never by text."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.shell.store.stubs import etcd3, rpc
+
+NOSPACE_MEND = (
+    "etcd's database has reached its quota (alarm NOSPACE): it refuses puts and leases until somebody runs "
+    "`etcdctl compact REVISION`, `etcdctl defrag`, `etcdctl alarm disarm`, in this order; then raise "
+    "--quota-backend-bytes or shorten --auto-compaction-retention"
+)
+
+DEFAULT_REQUEST_LIMIT = 1_572_864
+"""Bytes of one request that etcd takes by default (--max-request-bytes)."""
+
+MUTE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""The member is away, or has no leader: another one may do better."""
+
+_REFUSED = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+"""It will be refused again. All others (among them UNKNOWN and INTERNAL, which gRPC uses for broken streams) may pass."""
+
+
+class OutOfSpace(Retryable):
+    """The store is full. It will work again when somebody mends it: the text says how."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: {NOSPACE_MEND}", after_s=5.0)
+
+
+class LeaseLost(Fenced):
+    """The lease of a write is gone: nothing was written, and what hung on the lease may be somebody else's by now."""
+
+
+def code_of(error: BaseException | None) -> grpc.StatusCode:
+    """The status code of an RpcError; UNKNOWN for anything else."""
+    code = getattr(error, "code", None)
+    found = code() if callable(code) else None
+    return found if isinstance(found, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
+
+
+def details_of(error: BaseException | None) -> str:
+    """What the server or gRPC said, for people."""
+    details = getattr(error, "details", None)
+    text = details() if callable(details) else None
+    return str(text or error or "no reason given")
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether the same request would be refused again."""
+    return code_of(error) in _REFUSED
+
+
+def raise_port_error(error: BaseException | None, what: str, writes: bool, client: Any, size: int) -> NoReturn:
+    """Raises the port's error for an RpcError.
+
+    `what` was asked, in words; `writes` says whether it may have taken effect all the same; `size` is about how many
+    bytes were sent.
+    """
+    code, said = code_of(error), details_of(error)
+    if code in _REFUSED:
+        raise Fatal(f"{what}: etcd refuses ({code.name}: {said})") from error
+    if code is grpc.StatusCode.NOT_FOUND:
+        raise LeaseLost(f"{what}: the lease is gone ({said})") from error
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if int(rpc.NOSPACE) in alarms_of(client):
+            raise OutOfSpace(what) from error
+        if size > DEFAULT_REQUEST_LIMIT:
+            raise Fatal(f"{what}: {size} bytes in one request are more than etcd takes ({said})") from error
+        raise Retryable(f"{what}: etcd has too much to do ({said})") from error
+    if writes:
+        raise Retryable(f"unknown outcome of {what} ({code.name}: {said}): read again before repeating it") from error
+    raise Retryable(f"{what}: etcd is away ({code.name}: {said})") from error
+
+
+def alarms_of(client: Any) -> frozenset[int]:
+    """The kinds of alarm that are on; empty when etcd can't say."""
+    try:
+        return frozenset(int(alarm.alarm_type) for alarm in client.list_alarms())
+    except (grpc.RpcError, etcd3.Etcd3Exception):
+        return frozenset()

@@ -1,0 +1,137 @@
+"""The store on etcd: KV, transactions and lease grants through etcd3; watch and keepalive are ours."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+
+from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot
+from supervisor.shell.store import convert
+from supervisor.shell.store.connection import Connection
+from supervisor.shell.store.lease import EtcdLease, boot_time
+from supervisor.shell.store.status import StoreStatus, check_version, read_status
+from supervisor.shell.store.stubs import rpc
+from supervisor.shell.store.watch import EtcdWatch
+
+_log = logging.getLogger(__name__)
+
+
+def connect(endpoints: Sequence[str], timeout_s: float = 3.0) -> EtcdStore:
+    """A store on the etcd at `endpoints` (HOST:PORT each); every call has `timeout_s` seconds.
+
+    Raises Retryable when none of them answers, Fatal when one is no endpoint or no etcd.
+    """
+    connection = Connection(endpoints, timeout_s)
+    reasons: list[str] = []
+    for _ in connection.endpoints:
+        asked, endpoint = connection.client, connection.endpoint
+        try:
+            with connection.call(f"connect to {endpoint}") as client:
+                version = client.maintenancestub.Status(rpc.StatusRequest(), timeout_s).version
+        except Retryable as error:
+            reasons.append(str(error))
+            connection.suspect(asked, silent=True)
+            continue
+        except Fatal as error:
+            connection.close()
+            raise Fatal(f"what answers at {endpoint} is no etcd that takes us: {error}") from error
+        warning = check_version(version)
+        if warning:
+            _log.warning("etcd at %s: %s", endpoint, warning)
+        return EtcdStore(connection)
+    connection.close()
+    where = ", ".join(f"{host}:{port}" for host, port in connection.endpoints)
+    raise Retryable(
+        f"no etcd answers at {where} ({'; '.join(reasons)}): start one with `supervisor up`, or give --etcd"
+    )
+
+
+class EtcdStore:
+    """ports.store.Store on etcd. Threads may share it. Made by `connect`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._open: weakref.WeakSet[EtcdWatch | EtcdLease] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    @property
+    def timeout_s(self) -> float:
+        """Deadline of each call, in seconds."""
+        return self._connection.timeout_s
+
+    def get(self, key: str) -> Item | None:
+        with self._connection.call(f"get {key}") as client:
+            found = client.get_response(convert.bytes_of(key)).kvs
+        return convert.item_of(found[0]) if found else None
+
+    def list(self, prefix: str) -> Snapshot:
+        with self._connection.call(f"list {prefix}") as client:
+            answer = client.get_range_response(*convert.range_of(prefix))
+        return Snapshot(answer.header.revision, tuple(convert.item_of(kv) for kv in answer.kvs))
+
+    def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        with self._connection.call(f"put {key}", writes=True, size=len(value)) as client:
+            return int(client.put(convert.bytes_of(key), value, lease=lease).header.revision)
+
+    def commit(
+        self, puts: Mapping[str, bytes], deletes: Sequence[str] = (), expect: Sequence[Expect] = (), lease: int = 0
+    ) -> int:
+        operations = len(puts) + len(deletes)
+        count = max(operations, sum(len(convert.compares(e)) for e in expect))
+        if count > MAX_OPERATIONS:
+            raise ValueError(f"{count} operations or expectations in a transaction; at most {MAX_OPERATIONS}")
+        request = rpc.TxnRequest(
+            compare=[compare for e in expect for compare in convert.compares(e)],
+            success=[convert.put(key, value, lease) for key, value in puts.items()]
+            + [convert.delete(key) for key in deletes],
+        )
+        what = f"transaction of {operations} operations on {', '.join([*puts, *deletes][:3])}"
+        with self._connection.call(what, writes=True, size=request.ByteSize()) as client:
+            # not etcd3's transaction(): it throws the answer's header away, and with it the revision
+            answer = client.kvstub.Txn(request, self.timeout_s)
+        if not answer.succeeded:
+            raise Fenced(f"{what}: does not hold any more: {', '.join(map(convert.words, expect))}")
+        return int(answer.header.revision)
+
+    def watch(self, prefix: str, after_revision: int) -> EtcdWatch:
+        watch = EtcdWatch(self._connection, prefix, after_revision, self.list)
+        self._keep(watch)
+        return watch
+
+    def lease(self, ttl_s: int) -> EtcdLease:
+        sent = boot_time()
+        with self._connection.call(f"lease of {ttl_s} s") as client:
+            granted = client.lease(ttl_s)
+        lease = EtcdLease(self._connection, int(granted.id), float(granted.ttl), sent)
+        self._keep(lease)
+        return lease
+
+    def status(self) -> StoreStatus:
+        """Version, size, leader, alarms and members, for people. Raises Retryable when no member answers."""
+        return read_status(self._connection)
+
+    def compact(self, revision: int) -> None:
+        """Forgets what was before `revision`; watches that have not seen it yet get a reset."""
+        with self._connection.call(f"compact to {revision}") as client:
+            client.compact(revision, physical=True)
+
+    def close(self) -> None:
+        """Ends watches and keepalives. Leases are not revoked: who wants that revokes before."""
+        with self._lock:
+            open_now = list(self._open)
+        for each in open_now:
+            each.close()
+        self._connection.close()
+
+    def __enter__(self) -> EtcdStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _keep(self, each: EtcdWatch | EtcdLease) -> None:
+        with self._lock:
+            self._open.add(each)

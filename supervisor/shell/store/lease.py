@@ -1,0 +1,98 @@
+"""A lease with its keepalive thread and a deadline of its own."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+
+import grpc
+
+from supervisor.ports.errors import PortError
+from supervisor.shell.store.connection import Connection
+from supervisor.shell.store.errors import MUTE, code_of
+from supervisor.shell.store.stubs import rpc
+
+_log = logging.getLogger(__name__)
+
+
+def boot_time() -> float:
+    """Seconds. Goes on while the machine sleeps (a paused VM, a laptop), as the server's clock does; time.monotonic does not."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class EtcdLease:
+    """Renewed at about a third of its TTL. Made by `EtcdStore.lease`."""
+
+    def __init__(self, connection: Connection, lease_id: int, ttl_s: float, sent: float) -> None:
+        """`ttl_s` as granted (etcd raises small ones), `sent` the `boot_time` before it was asked for."""
+        self._connection = connection
+        self._id = lease_id
+        self.ttl_s = ttl_s
+        self._lock = threading.Lock()
+        self._deadline = sent + ttl_s
+        self._lost = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"lease-{lease_id:x}", daemon=True)
+        self._thread.start()
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    @property
+    def lost(self) -> bool:
+        with self._lock:
+            self._lost = self._lost or boot_time() >= self._deadline
+            return self._lost
+
+    def revoke(self) -> None:
+        with self._lock:
+            self._lost = True
+        self.close()
+        try:
+            with self._connection.call(f"revoke lease {self._id:x}") as client:
+                client.revoke_lease(self._id)
+        except PortError as error:
+            _log.info("lease %x is left to lapse: %s", self._id, error)
+
+    def close(self) -> None:
+        """Ends the keepalive; the lease lapses by itself."""
+        self._stop.set()
+
+    def _keep(self) -> None:
+        pause = self._third()
+        while not self._stop.wait(pause) and not self.lost:
+            pause = self._third() if self._renew() else min(0.5, self.ttl_s / 10)
+
+    def _third(self) -> float:
+        # spread, so that a thousand agents that started together do not renew together
+        return self.ttl_s / 3 * random.uniform(0.8, 1.0)
+
+    def _renew(self) -> bool:
+        """One renewal on a stream of its own: no stream that could be lost unnoticed, and a deadline for each."""
+        client = self._connection.client
+        sent = boot_time()
+        timeout_s = min(self._connection.timeout_s, self.ttl_s / 3)
+        try:
+            call = client.leasestub.LeaseKeepAlive(iter([rpc.LeaseKeepAliveRequest(ID=self._id)]), timeout_s)
+            answer = next(iter(call), None)
+        except grpc.RpcError as error:
+            code = code_of(error)
+            _log.debug("lease %x not renewed: %s", self._id, code.name)
+            if code in MUTE:
+                self._connection.suspect(client, silent=code is grpc.StatusCode.DEADLINE_EXCEEDED)
+            return False
+        except ValueError:
+            # gRPC's way to say that the channel was closed meanwhile
+            return False
+        if answer is None:
+            return False
+        with self._lock:
+            if answer.TTL <= 0 or self._lost or boot_time() >= self._deadline:
+                # the server says that it is gone, or the answer came too late: lost is lost
+                self._lost = True
+                return False
+            self._deadline = sent + answer.TTL
+        return True

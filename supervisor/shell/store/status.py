@@ -1,0 +1,95 @@
+"""What etcd says of itself, for people: version, size, leader, alarms, members."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from supervisor.ports.errors import PortError
+from supervisor.shell.store.connection import Connection
+from supervisor.shell.store.errors import NOSPACE_MEND
+from supervisor.shell.store.stubs import rpc
+
+CORRUPT_MEND = (
+    "etcd found its members' data to differ (alarm CORRUPT): stop writing, keep a copy of each data folder, and restore "
+    "the members from a snapshot of one that is good"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of the cluster."""
+
+    name: str
+    client_urls: tuple[str, ...]
+    peer_urls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """`has_leader` is as the asked member sees it. `alarms` are whole sentences with their mends. `members` is empty, and
+    `members_unknown` says why, while there is no quorum to ask."""
+
+    endpoint: str
+    version: str
+    db_size: int
+    db_in_use: int
+    has_leader: bool
+    alarms: tuple[str, ...] = ()
+    members: tuple[Member, ...] = ()
+    members_unknown: str = ""
+    warning: str | None = None
+
+
+def read_status(connection: Connection) -> StoreStatus:
+    """Asks the member in use. Raises Retryable when it does not answer."""
+    endpoint, timeout_s = connection.endpoint, connection.timeout_s
+    with connection.call("status") as client:
+        answer = client.maintenancestub.Status(rpc.StatusRequest(), timeout_s)
+    alarms: list[str] = []
+    members: tuple[Member, ...] = ()
+    members_unknown = ""
+    try:
+        with connection.call("alarms") as client:
+            found = client.maintenancestub.Alarm(rpc.AlarmRequest(action=rpc.AlarmRequest.GET), timeout_s)
+        alarms = sorted({_alarm_text(alarm.alarm) for alarm in found.alarms})
+        with connection.call("members") as client:
+            listed = client.clusterstub.MemberList(rpc.MemberListRequest(), timeout_s).members
+        members = tuple(Member(m.name, tuple(m.clientURLs), tuple(m.peerURLs)) for m in listed)
+    except PortError as error:
+        members_unknown = str(error)
+        # this member's own view needs no quorum
+        alarms = [str(text) for text in answer.errors]
+    return StoreStatus(
+        endpoint=endpoint,
+        version=answer.version,
+        db_size=answer.dbSize,
+        db_in_use=answer.dbSizeInUse,
+        has_leader=answer.leader != 0,
+        alarms=tuple(alarms),
+        members=members,
+        members_unknown=members_unknown,
+        warning=check_version(answer.version),
+    )
+
+
+def _alarm_text(alarm: int) -> str:
+    mends = {int(rpc.NOSPACE): NOSPACE_MEND, int(rpc.CORRUPT): CORRUPT_MEND}
+    return mends.get(int(alarm), f"etcd has raised an alarm of kind {int(alarm)}")
+
+
+def check_version(version: str) -> str | None:
+    """What to warn of about this server version, or None.
+
+    etcd 3.5.0 to 3.5.2 are "not recommended for production" (etcd #13766: data may differ between members after a
+    SIGKILL); the later fixes of the same family came with 3.5.3 to 3.5.6.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if numbers is None:
+        return f"etcd says that its version is {version!r}; tested are 3.4 and 3.5"
+    major, minor, patch = map(int, numbers.groups())
+    if (major, minor) == (3, 5) and patch <= 5:
+        return f"etcd {version} may lose or corrupt data when it is killed (etcd #13766): use 3.4.22+ or 3.5.6+"
+    if (major, minor) < (3, 4):
+        return f"etcd {version} is older than 3.4 and has no watch progress requests: use 3.4.22+ or 3.5.6+"
+    return None
