@@ -71,10 +71,15 @@ class History:
     """Lines that are no JSON, with their file: a checker must not take them for good."""
 
     def committed(self) -> list[Decided]:
-        """Decisions that took effect. One without an outcome did if a later one of the run followed it under the same
-        or a later epoch with a higher number."""
+        """Decisions that took effect. One without an outcome (its supervisor died in between) did if a later one built
+        on it and none took its number again."""
         last = max((d.number for d in self.decisions if d.committed_at is not None), default=0)
-        return [d for d in self.decisions if not d.refused and (d.committed_at is not None or d.number < last)]
+        told = {d.number for d in self.decisions if d.committed_at is not None}
+        return [
+            d
+            for d in self.decisions
+            if not d.refused and (d.committed_at is not None or (d.number < last and d.number not in told))
+        ]
 
     def of_group(self, group: int, rank: int = 0) -> list[Steps]:
         """The step records of a group's generations, oldest first."""

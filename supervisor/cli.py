@@ -107,10 +107,15 @@ def run(
     home: Annotated[
         Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder for logs and the engine's records.")
     ] = HOME,
+    lease_s: Annotated[
+        int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
+    ] = service.LEASE_S,
+    metrics_address: Annotated[str, typer.Option(help="Where /metrics listens.")] = "127.0.0.1",
+    metrics_port: Annotated[int, typer.Option(help="Its port; 0 takes a free one.")] = 0,
 ) -> None:
     """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you."""
     with sentences():
-        service.main(etcd.split(","), home)
+        service.main(etcd.split(","), home, lease_s, (metrics_address, metrics_port))
 
 
 @app.command(epilog="Example: supervisor launch examples/debug.toml")

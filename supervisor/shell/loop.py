@@ -19,6 +19,7 @@ from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 
@@ -46,11 +47,17 @@ class Loop:
     """One leadership term over all runs under the prefix."""
 
     def __init__(
-        self, store: Store, term: Term, engine: EngineDriver, monotonic: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        term: Term,
+        engine: EngineDriver,
+        telemetry: Telemetry,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._term = term
         self._engine = engine
+        self._telemetry = telemetry
         self._monotonic = monotonic
         self._mirror = Mirror(store.list(keys.PREFIX))
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
@@ -93,6 +100,7 @@ class Loop:
             log.warning("the store is away: %s", error)
             self._stable_since = self._monotonic()
             self._resynchronise()
+        self._telemetry.store(self._stable_since < self._monotonic())
         self._report_unreadable()
 
     def _round(self, run: str, record: RunRecord) -> None:
@@ -104,7 +112,9 @@ class Loop:
         stable = self._monotonic() - self._stable_since
         observed = views.observed(self._mirror, run, memory, self.now(), stable)
         reach("observed")
+        began = self._monotonic()
         decision = decide(observed, record.spec, memory)
+        self._telemetry.round(record.spec, observed, decision, self._monotonic() - began)
         reach("decided")
         self._look_again[run] = decision.look_again_at if decision.look_again_at is not None else float("inf")
         broken = invariants.violations(memory, decision.memory, observed, record.spec)

@@ -57,17 +57,23 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("supervisor_epoch", "revision", (), "Leadership term: the create revision of the leader key."),
     _gauge("supervisor_store_up", "bool", (), "1 while the etcd answers."),
     _gauge("supervisor_groups", "groups", ("run", "phase"), "Replica groups by phase."),
-    _gauge("supervisor_quorum_participants", "groups", ("run",), "Groups in the newest quorum that was reported."),
     _gauge("supervisor_generation", "generation", ("run", "group"), "Current generation of a group."),
     _histogram(
         "supervisor_recovery_seconds",
         "seconds",
         ("run", "phase"),
-        "Length of the phases of a recovery: detect, decide, fence, start, build, join, total.",
+        "Length of the phases of a recovery, since detection: decide, start, join, total.",
         SECONDS_BUCKETS,
     ),
-    _gauge("supervisor_ettr_ratio", "ratio", ("run",), "Time that produced committed steps over wall-clock time."),
-    _counter("supervisor_badput_seconds_total", "seconds", ("run", "cause"), "Wall-clock time that did not, by cause."),
+    _gauge(
+        "supervisor_ettr_ratio",
+        "ratio",
+        ("run",),
+        "Share of group-seconds in which a group ran, as far as the supervisor sees; the exact ledger is in the report.",
+    ),
+    _counter(
+        "supervisor_badput_seconds_total", "seconds", ("run", "cause"), "Group-seconds in which a group did not run."
+    ),
     _gauge("supervisor_budget_left", "uses", ("run", "rung"), "What is left of a rung's budget in its window."),
     _gauge("supervisor_spare_nodes", "nodes", ("run",), "Healthy nodes that run no rank."),
     _gauge("supervisor_nodes", "nodes", ("run", "state"), "Nodes by state: registered, lost, cordoned."),

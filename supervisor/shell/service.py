@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from supervisor.ports.engine import Engine
-from supervisor.ports.errors import Retryable
+from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import failpoints
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.loop import Loop
 from supervisor.shell.store import Election, EtcdStore, connect
+from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 
@@ -26,42 +27,51 @@ LEASE_S = 5
 """A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
 
 
-def serve(etcd: Sequence[str], home: Path, stop: threading.Event) -> None:
-    """Until `stop`. Raises Fatal when the engine cannot work at all, Retryable when no etcd answers at the start."""
+def serve(etcd: Sequence[str], home: Path, stop: threading.Event, lease_s: int, metrics: tuple[str, int]) -> None:
+    """Until `stop`. `metrics` is the address and port of /metrics (0: a free one, told in the leader's record).
+
+    Raises Fatal when the engine cannot work at all, Retryable when no etcd answers at the start."""
     failpoints.armed()
     store = connect(etcd)
     try:
         engine = LocalEngine(home)
-        me = LeaderRecord(host=socket.gethostname(), pid=os.getpid(), home=str(home))
-        election = Election(store, keys.LEADER, encode(me), LEASE_S)
+        telemetry = Telemetry()
+        try:
+            port = telemetry.serve(*metrics)
+        except OSError as error:
+            raise Fatal(f"cannot serve metrics on {metrics[0]}:{metrics[1]}: {error.strerror}") from error
+        me = LeaderRecord(host=socket.gethostname(), pid=os.getpid(), home=str(home), metrics_port=port)
+        election = Election(store, keys.LEADER, encode(me), lease_s)
         while not stop.is_set():
-            _term(store, election, engine, stop)
+            _term(store, election, engine, telemetry, stop)
     finally:
         store.close()
 
 
-def _term(store: EtcdStore, election: Election, engine: Engine, stop: threading.Event) -> None:
+def _term(store: EtcdStore, election: Election, engine: Engine, telemetry: Telemetry, stop: threading.Event) -> None:
     leadership = election.campaign(stop)
     if leadership is None:
         return
     log.info("leading, epoch %d", leadership.epoch)
     driver = EngineDriver(store, engine)
     try:
-        loop = Loop(store, leadership, driver)
+        telemetry.leading(leadership.epoch)
+        loop = Loop(store, leadership, driver, telemetry)
         driver.start()
         loop.run(stop)
     except Retryable as error:
         log.warning("the store is away: %s; standing by", error)
         stop.wait(error.after_s)
     finally:
+        telemetry.leading(None)
         driver.stop()
         leadership.resign()
 
 
-def main(etcd: Sequence[str], home: Path) -> None:
+def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int]) -> None:
     """`serve` until TERM or INT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    serve(etcd, home, stop)
+    serve(etcd, home, stop, lease_s, metrics)

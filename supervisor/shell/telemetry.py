@@ -1,0 +1,129 @@
+"""The supervisor's own metrics, set from what the loop sees. All names are in `metrics.CATALOGUE`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client import start_http_server
+
+from supervisor.core import budget as budgets
+from supervisor.core.ledger import Cause
+from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Observed, Rung
+from supervisor.core.spec import RunSpec
+from supervisor.shell.metrics import Metrics
+
+_CAUSE = {
+    "unplaced": Cause.ALLOCATE,
+    "fencing": Cause.PLACE,
+    "placing": Cause.PLACE,
+    "starting": Cause.START,
+    "running": Cause.PRODUCTIVE,
+    "finished": Cause.END,
+}
+"""What the supervisor can tell from a group's phase. The exact ledger is made from the trainers' own records."""
+
+PHASES = tuple(_CAUSE)
+
+
+class Telemetry:
+    """Metrics of one supervisor process."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self._seen: dict[str, float] = {}
+        self._productive: dict[str, float] = {}
+        self._total: dict[str, float] = {}
+        self.metrics.gauge("supervisor_leader").set(0)
+
+    def serve(self, address: str, port: int) -> int:
+        """Serve /metrics; returns the port. Raises OSError when it is taken."""
+        server, _ = start_http_server(port, addr=address, registry=self.metrics.registry)
+        return int(server.server_address[1])
+
+    def leading(self, epoch: int | None) -> None:
+        """A term begins, or (None) ends."""
+        self.metrics.gauge("supervisor_leader").set(0 if epoch is None else 1)
+        if epoch is not None:
+            self.metrics.gauge("supervisor_epoch").set(epoch)
+
+    def store(self, up: bool) -> None:
+        """Whether etcd answers."""
+        self.metrics.gauge("supervisor_store_up").set(1 if up else 0)
+
+    def round(self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float) -> None:
+        """One round of decide for one run."""
+        run, memory, m = spec.name, decision.memory, self.metrics
+        m.counter("supervisor_decisions_total", run=run).inc()
+        m.histogram("supervisor_decide_seconds", run=run).observe(decide_s)
+        for action in decision.actions:
+            m.counter("supervisor_actions_total", run=run, action=action.verb).inc()
+        for incident in decision.incidents:
+            self._incident(run, incident)
+        m.gauge("supervisor_incidents_open", run=run).set(len(memory.incidents))
+        phases = Counter(str(g.phase) for g in memory.groups.values())
+        for phase in PHASES:
+            m.gauge("supervisor_groups", run=run, phase=phase).set(phases.get(phase, 0))
+        for group in memory.groups.values():
+            m.gauge("supervisor_generation", run=run, group=group.group).set(group.generation)
+        self._nodes(run, memory, observed)
+        for rung in (Rung.REPLACE, Rung.REALLOCATE):
+            left = budgets.left(memory.spent, spec.policy.budget, rung, 0, observed.now)
+            m.gauge("supervisor_budget_left", run=run, rung=rung.name.lower()).set(left)
+        lowest = [budgets.left(memory.spent, spec.policy.budget, Rung.RESTART, g, observed.now) for g in memory.groups]
+        m.gauge("supervisor_budget_left", run=run, rung="restart").set(min(lowest, default=spec.policy.budget.restart))
+        steps = [rank.step for node in observed.nodes.values() for rank in node.ranks]
+        m.gauge("supervisor_committed_steps", run=run).set(max(steps, default=0))
+        if memory.checkpoint is not None:
+            m.gauge("supervisor_checkpoint_step", run=run).set(memory.checkpoint.step)
+        self._account(run, memory, observed.now)
+
+    def _incident(self, run: str, incident: Incident) -> None:
+        if incident.state not in ("recovered", "halted"):
+            return
+        kind, rung = incident.kind.value, incident.rung.name.lower()
+        self.metrics.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc()
+        spans = (
+            ("decide", incident.opened, incident.decided),
+            ("start", incident.decided, incident.acted),
+            ("join", incident.acted, incident.recovered),
+            ("total", incident.opened, incident.recovered),
+        )
+        for phase, begin, end in spans:
+            if begin is not None and end is not None:
+                self.metrics.histogram("supervisor_recovery_seconds", run=run, phase=phase).observe(end - begin)
+
+    def _nodes(self, run: str, memory: Memory, observed: Observed) -> None:
+        trainers = [n for n in observed.nodes.values() if n.role == "trainer"]
+        held = {g.node for g in memory.groups.values() if g.phase != "finished"}
+        alive = [n.name for n in trainers if n.registered]
+        m = self.metrics
+        m.gauge("supervisor_nodes", run=run, state="registered").set(len(alive))
+        m.gauge("supervisor_nodes", run=run, state="lost").set(sum(1 for n in trainers if not n.registered))
+        m.gauge("supervisor_nodes", run=run, state="cordoned").set(len(memory.cordons))
+        m.gauge("supervisor_spare_nodes", run=run).set(
+            sum(1 for n in alive if n not in held and n not in memory.cordons)
+        )
+
+    def _account(self, run: str, memory: Memory, now: float) -> None:
+        last = self._seen.get(run)
+        self._seen[run] = now
+        if last is None or memory.phase in ("finished", "stopped", "halted"):
+            return
+        for group in memory.groups.values():
+            cause = cause_of(group)
+            self._total[run] = self._total.get(run, 0.0) + now - last
+            if cause == Cause.PRODUCTIVE:
+                self._productive[run] = self._productive.get(run, 0.0) + now - last
+            else:
+                counter = self.metrics.counter("supervisor_badput_seconds_total", run=run, cause=cause.value)
+                counter.inc(max(0.0, now - last))
+        if self._total.get(run, 0.0) > 0:
+            ratio = self._productive.get(run, 0.0) / self._total[run]
+            self.metrics.gauge("supervisor_ettr_ratio", run=run).set(ratio)
+
+
+def cause_of(group: GroupMemory) -> Cause:
+    """The ledger's cause that a group's phase stands for; one that is silent is being detected."""
+    if group.phase == "running" and group.incident:
+        return Cause.DETECT
+    return _CAUSE[group.phase]

@@ -1,0 +1,189 @@
+"""A whole system on this machine for tests: etcd, supervisors, the service host and local nodes, each a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fault_injection import checkers, history
+from supervisor.core.model import Incident
+from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.shell import client, status
+from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
+from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.processes import is_running, start_ticks
+from supervisor.shell.status import RunStatus
+from supervisor.shell.store import EtcdStore, connect
+from supervisor.wire import keys
+from supervisor.wire.records import Control, NodeObserved, RunRecord, TrainerObserved
+from tests.helpers.waiting import eventually
+
+TOYS = {"trainer": "tests.agents.toy_trainer", "warm": "tests.agents.toy_warm"}
+"""Trainers that step without torch: these tests are about the control plane."""
+
+LEASE_S = 2
+"""Leases of the toys' nodes and of the supervisors: etcd's least."""
+
+
+def toy_spec(name: str = "toy", groups: int = 2, spares: int = 1, **policy: Any) -> RunSpec:
+    return RunSpec(
+        name=name,
+        titan=TitanSpec(steps=10**6),
+        groups=GroupsSpec(count=groups),
+        allocation=AllocationSpec(nodes=groups, spares=spares),
+        torchft=TorchFTSpec(),
+        policy=PolicySpec(**{"node_lease_s": LEASE_S, "term_grace_s": 1.0, **policy}),
+    )
+
+
+class World:
+    """What runs, and how to look at it and break it. Everything ends with the block that made it."""
+
+    def __init__(self, folder: Path, etcd: EtcdServer, nodes: int, environment: dict[str, str]) -> None:
+        self.runs = folder / "runs"
+        self.system = self.runs / ".supervisor"
+        self.etcd = etcd
+        self.environment = {**os.environ, **environment}
+        self.supervisors: list[subprocess.Popen[bytes]] = []
+        Pool(nodes=tuple(PoolNode(f"n{i + 1}") for i in range(nodes)), etcd=etcd.endpoint, cold=True).save(self.system)
+        self.host = self._spawn(
+            "host",
+            *["-m", "agents.cli", "run", "--node", "host", "--home", str(self.system), "--etcd", etcd.endpoint],
+            *["--role", "service", "--slots", "0", "--cold", "--report-s", "1"],
+        )
+        self.store: EtcdStore = connect([etcd.endpoint])
+
+    def _spawn(self, log: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        self.system.mkdir(parents=True, exist_ok=True)
+        with (self.system / f"{log}.log").open("ab") as file:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**self.environment, **environment},
+                start_new_session=True,
+            )
+
+    def supervisor(self, failpoint: str = "") -> subprocess.Popen[bytes]:
+        """Start one; with a failpoint it will kill itself there."""
+        process = self._spawn(
+            "supervisor",
+            *["-m", "supervisor.cli", "run", "--etcd", self.etcd.endpoint, "--home", str(self.system)],
+            *["--lease-s", str(LEASE_S)],
+            SUPERVISOR_FAILPOINT=failpoint,
+        )
+        self.supervisors.append(process)
+        return process
+
+    def launch(self, spec: RunSpec) -> RunRecord:
+        eventually(lambda: self.store.get(keys.LEADER), 30, "somebody leads")
+        return client.launch(self.store, spec, self.runs)
+
+    def mirror(self) -> Mirror:
+        return Mirror(self.store.list(keys.PREFIX))
+
+    def status(self, record: RunRecord) -> RunStatus:
+        return status.run_status(self.mirror(), record)
+
+    def incidents(self, record: RunRecord) -> list[Incident]:
+        return client.incidents(self.mirror(), record.spec.name)
+
+    def running(self, record: RunRecord, *generations: int) -> Callable[[], bool]:
+        """Whether all groups run, at these generations if given."""
+
+        def look() -> bool:
+            groups = self.status(record).groups
+            right = not generations or tuple(g.generation for g in groups) == generations
+            return right and all(g.phase == "running" for g in groups)
+
+        return look
+
+    def trainer(self, record: RunRecord, group: int) -> TrainerObserved:
+        """Rank 0 of the group's current generation, as its node reports it."""
+        state = self.status(record).groups[group]
+        seen = self.mirror().record(keys.observed(state.node), NodeObserved)
+        assert seen is not None
+        return next(t for t in seen.trainers if (t.group, t.generation, t.rank) == (group, state.generation, 0))
+
+    def kill_trainer(self, record: RunRecord, group: int) -> int:
+        pid = self.trainer(record, group).pid
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def shim_pid(self, node: str) -> int:
+        return int((self.system / "nodes" / node / "shim.lock").read_text())
+
+    def kill_node(self, node: str) -> None:
+        """Everything of it at once."""
+        pid = self.shim_pid(node)
+        ticks = start_ticks(pid)
+        assert ticks is not None
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_running(pid, ticks), 5, "the shim ends")
+
+    def allocation_of(self, record: RunRecord, group: int) -> str:
+        node = self.status(record).groups[group].node
+        return next(n.allocation for n in status.node_status(self.mirror()) if n.node == node)
+
+    def take_away(self, key: str) -> None:
+        LocalEngine(self.system).take_away(key, "taken by the test")
+
+    def control(self, record: RunRecord, **change: Any) -> None:
+        def changed(control: Control) -> Control:
+            return replace(control, **change)
+
+        client.change_control(self.store, record.spec.name, changed)
+
+    def history(self, record: RunRecord) -> history.History:
+        return history.read(record.spec.name, Path(record.run_dir), self.system)
+
+    def check(self, record: RunRecord) -> None:
+        """The history checkers are run over every test: they must all pass."""
+        verdicts = checkers.check(self.history(record))
+        assert verdicts
+        assert [v for v in verdicts if v.answer != "pass"] == []
+
+    def close(self) -> None:
+        for process in (*self.supervisors, self.host):
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self.supervisors:
+            _reap(process)
+        left = LocalEngine(self.system).stop_all(20)
+        _reap(self.host)
+        self.store.close()
+        assert left == []
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def world(folder: Path, nodes: int = 4, toys: bool = True) -> Iterator[World]:
+    """The system without a supervisor: the test starts those."""
+    environment = {"SUPERVISOR_PROGRAMS": json.dumps(TOYS)} if toys else {}
+    server = start_etcd(folder / "etcd")
+    try:
+        made = World(folder, server, nodes, environment)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        server.stop()
