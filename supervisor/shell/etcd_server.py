@@ -115,7 +115,7 @@ def find_server() -> Path:
         if os.access(binary, os.X_OK):
             _log.warning(
                 "no etcd on PATH: using %s, whose version (3.5.1) may lose data when it is killed. For a demo only; "
-                "install etcd 3.4.22+ or 3.5.6+ (Debian: apt-get install etcd-server) or give --etcd",
+                "install etcd 3.4.23+ or 3.5.6+ (Debian: apt-get install etcd-server) or give --etcd",
                 binary,
             )
             return binary

@@ -1,0 +1,100 @@
+"""A TCP relay between a client and etcd: a network that can fall silent, lose replies, or cut its connections."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+
+class Relay:
+    """Each direction of each connection has a thread. What is held is kept, and sent when the hold ends."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.requests, self.replies = threading.Event(), threading.Event()
+        self.requests.set()
+        self.replies.set()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._mute: set[socket.socket] = set()
+        self.accepted = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def silence(self) -> None:
+        """The connections of now say nothing any more, in either direction; new ones do."""
+        with self._lock:
+            self._mute.update(each for pair in self._pairs for each in pair)
+
+    def cut(self) -> None:
+        """Ends the connections of now."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for each in (each for pair in pairs for each in pair):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        self._ended = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.requests.set()
+        self.replies.set()
+        self.cut()
+
+    def _accept(self) -> None:
+        while not self._ended:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                near.close()
+                continue
+            with self._lock:
+                self._pairs.append((near, far))
+                self.accepted += 1
+            threads = [
+                threading.Thread(target=self._pump, args=(near, far, self.requests), daemon=True),
+                threading.Thread(target=self._pump, args=(far, near, self.replies), daemon=True),
+            ]
+            for thread in threads:
+                thread.start()
+            threading.Thread(target=self._close, args=(threads, near, far), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
+        try:
+            while data := source.recv(65536):
+                gate.wait()
+                with self._lock:
+                    mute = source in self._mute
+                if not mute:
+                    sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_RDWR)
+
+    def _close(self, threads: list[threading.Thread], *ends: socket.socket) -> None:
+        for thread in threads:
+            thread.join()
+        for end in ends:
+            end.close()
+
+
+@contextlib.contextmanager
+def relay(target: str) -> Iterator[Relay]:
+    """A relay to HOST:PORT, ended with the block."""
+    made = Relay(target)
+    try:
+        yield made
+    finally:
+        made.stop()

