@@ -44,6 +44,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     for g in sorted(r.groups):
         _follow(r, r.groups[g])
     _note_silent(r)
+    _note_suspects(r)
     for g in sorted(r.groups):
         _judge(r, r.groups[g])
     _wind_down(r)
@@ -95,6 +96,16 @@ def _want_allocations(r: Round) -> None:
         r.rest["phase"] = "running"
     else:
         r.look_again(r.now)
+
+
+def _note_suspects(r: Round) -> None:
+    signs = (detect.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
+    suspects = {sign: r.before.suspects.get(sign, r.now) for sign in signs if sign}
+    for since in suspects.values():
+        if r.now < since + detect.ENGINE_WORD_S:
+            r.look_again(since + detect.ENGINE_WORD_S)
+    if suspects != r.before.suspects:
+        r.rest["suspects"] = suspects
 
 
 def _note_silent(r: Round) -> None:

@@ -11,6 +11,12 @@ PEERS_GONE_EXIT = 75
 """As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
 
 
+SIGTERM = 15
+
+ENGINE_WORD_S = 0.6
+"""The leader asks the engine every 0.25 s: within two such periods it has said that an allocation is gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One sign that a group failed."""
@@ -70,6 +76,22 @@ def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
     return len(ranks) == world_size and all(r.state == "exited" and r.exit_code == 0 for r in ranks)
 
 
+def suspect(group: GroupMemory, observed: Observed) -> str:
+    """A sign that a lost node or process gives, and a lost allocation too; empty when there is none."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered:
+        return f"lease:{group.node}"
+    if any(r.state == "exited" and r.signal == SIGTERM for r in ranks_of(group, observed)):
+        return f"term:{group.group}:{group.generation}"
+    return ""
+
+
+def settled(group: GroupMemory, observed: Observed, memory: Memory) -> bool:
+    """Whether the engine had time to say that it took the allocation away."""
+    sign = suspect(group, observed)
+    return not sign or observed.now - memory.suspects.get(sign, observed.now) >= ENGINE_WORD_S
+
+
 def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
     """The gravest failure that a group shows now, or None."""
     if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
@@ -79,6 +101,8 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     if grant is not None and grant.state == "gone":
         why = f"the engine says that allocation {grant.key} ({grant.engine_id}) is gone"
         return Failure(Kind.ALLOCATION_LOST, (f"{why}: {grant.reason}" if grant.reason else why,))
+    if not settled(group, observed, memory):
+        return None
     verdict, sentence = node_verdict(group.node, group, observed, spec)
     if verdict == Verdict.DEAD:
         return Failure(Kind.NODE_LOST, (sentence,))

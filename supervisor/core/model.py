@@ -239,6 +239,8 @@ class Memory:
     restarts_done: Mapping[int, int] = field(default_factory=dict)
     lighthouse: Lighthouse = field(default_factory=Lighthouse)
     checkpoint: Checkpoint | None = None
+    suspects: Mapping[str, float] = field(default_factory=dict)
+    """Signs that a lost allocation gives too (a lease that vanished, a SIGTERM that we did not send) -> since when."""
     silent: tuple[int, ...] = ()
     """Groups that the gate has fallen silent on: the others' agents free them from a stuck collective."""
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell import status, views
+from supervisor.shell.audit import audit
 from supervisor.shell.etcd_server import find_server
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, check_version, connect
@@ -172,6 +173,7 @@ def _live(store: EtcdStore) -> Iterator[Finding]:
     for alarm in seen.alarms:
         yield Finding(level="bad", what=f"etcd alarm: {alarm}")
     mirror = Mirror(store.list(keys.PREFIX))
+    unreadable = audit(mirror, mirror.fresh())
     leader = mirror.record(keys.LEADER, LeaderRecord)
     yield Finding(
         level="good" if leader is not None else "bad",
@@ -191,7 +193,7 @@ def _live(store: EtcdStore) -> Iterator[Finding]:
             yield Finding(
                 level="bad", what=f"run {name} is halted: {run.halt_reason}", do=f"supervisor incidents --run {name}"
             )
-    for key, why in mirror.unreadable.items():
+    for key, why in unreadable.items():
         yield Finding(
             level="bad", what=f"{key} cannot be read: {why}", do="it is left alone; delete it if nobody needs it"
         )

@@ -15,6 +15,7 @@ from supervisor.core.model import Decision, Memory, Observed
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
 from supervisor.shell import projection, views
+from supervisor.shell.audit import audit
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
@@ -205,7 +206,7 @@ class Loop:
         return self._journals[run]
 
     def _report_unreadable(self) -> None:
-        for key, why in self._mirror.unreadable.items():
+        for key, why in audit(self._mirror, self._mirror.fresh()).items():
             self._report(key, f"{key} is left alone: {why}")
 
     def _report(self, about: str, sentence: str) -> None:

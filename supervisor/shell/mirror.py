@@ -19,6 +19,7 @@ class Mirror:
         self.items: dict[str, Item] = {item.key: item for item in snapshot.items}
         self.unreadable: dict[str, str] = {}
         self._decoded: dict[str, tuple[int, Any]] = {}
+        self._fresh = set(self.items)
 
     def apply(self, changes: Changes) -> None:
         """Take in what changed; what is older than what we have (our own write came first) is passed over."""
@@ -28,11 +29,17 @@ class Mirror:
             known = self.items.get(item.key)
             if known is None or known.mod_revision <= item.mod_revision:
                 self.items[item.key] = item
+                self._fresh.add(item.key)
         for key in changes.deletes:
             known = self.items.get(key)
             if known is not None and known.mod_revision <= changes.revision:
                 del self.items[key]
         self.revision = max(self.revision, changes.revision)
+
+    def fresh(self) -> set[str]:
+        """Keys that came from elsewhere since this was last asked."""
+        fresh, self._fresh = self._fresh & self.items.keys(), set()
+        return fresh
 
     def wrote(self, puts: dict[str, bytes], deletes: list[str], revision: int) -> None:
         """Our own transaction, before the watch brings it back."""

@@ -10,6 +10,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import budget as budgets
 from supervisor.core.model import Memory, Rung
 from supervisor.shell import client, views
+from supervisor.shell.audit import audit
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -115,7 +116,7 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
         cordons=dict(memory.cordons),
         budgets_left=left,
         incidents_open=tuple(memory.incidents),
-        problems=tuple(f"{key}: {why}" for key, why in sorted(mirror.unreadable.items())),
+        problems=tuple(f"{key}: {why}" for key, why in sorted(audit(mirror, mirror.fresh()).items())),
     )
 
 

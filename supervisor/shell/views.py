@@ -50,7 +50,9 @@ def memory(mirror: Mirror, run: str) -> Memory:
     groups = {g.group: g for _, g in mirror.records(prefix + "group-", GroupMemory)}
     allocations = {a.key: a for _, a in mirror.records(keys.allocation(run, ""), AllocationMemory)}
     incidents = {i.id: i for _, i in mirror.records(keys.incident(run, ""), Incident)}
-    own = (prefix, keys.allocation(run, ""), keys.incident(run, ""))
+    # Of the incidents only those that a group is in the middle of are needed.
+    needed = tuple(keys.incident(run, g.incident) for g in groups.values() if g.incident)
+    own = (prefix, keys.allocation(run, ""), *needed)
     bad = [f"{key}: {why}" for key, why in mirror.unreadable.items() if key.startswith(own)]
     if bad:
         raise Unreadable(f"run {run} is left alone, its memory cannot be read: {'; '.join(bad)}")

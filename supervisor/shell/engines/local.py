@@ -112,10 +112,11 @@ class LocalEngine:
         grants = []
         for allocation in self._all():
             if allocation.state == "granted" and not _alive(allocation):
-                allocation = self._adopt(allocation) or replace(
-                    allocation, state="gone", reason="the node's shim ended"
-                )
-                self._save(allocation)
+                # A dead shim is a lost node, not a lost allocation: its lease tells. It may not be ours that lives.
+                adopted = self._adopt(allocation)
+                if adopted is not None:
+                    allocation = adopted
+                    self._save(allocation)
             if allocation.state == "gone" and not self._ended(allocation):
                 self._end(allocation)
             grants.append(

@@ -1,0 +1,44 @@
+"""Which record belongs at which key, and what under our prefix is none of ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Memory
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys, records
+
+_KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
+    (re.compile(re.escape(keys.PREFIX) + pattern), kind)
+    for pattern, kind in (
+        (r"leader", records.LeaderRecord),
+        (r"nodes/[^/]+/registration", records.Registration),
+        (r"nodes/[^/]+/health", records.Health),
+        (r"nodes/[^/]+/observed", records.NodeObserved),
+        (r"nodes/[^/]+/gate/[^/]+", records.GateObserved),
+        (r"desired/[^/]+/[^/]+", records.NodeDesired),
+        (r"runs/[^/]+/spec", records.RunRecord),
+        (r"runs/[^/]+/control", records.Control),
+        (r"runs/[^/]+/memory/run", Memory),
+        (r"runs/[^/]+/memory/group-\d+", GroupMemory),
+        (r"runs/[^/]+/groups/\d+", records.GroupAdmission),
+        (r"runs/[^/]+/incidents/[^/]+", Incident),
+        (r"runs/[^/]+/allocations/[^/]+", AllocationMemory),
+        (r"runs/[^/]+/grants/[^/]+", records.GrantRecord),
+        (r"runs/[^/]+/checkpoint", records.CheckpointMark),
+    )
+)
+
+
+def audit(mirror: Mirror, changed: Iterable[str]) -> dict[str, str]:
+    """key -> why it cannot be read, for those of the changed keys that cannot."""
+    found = {}
+    for key in changed:
+        kind = next((kind for pattern, kind in _KINDS if pattern.fullmatch(key)), None)
+        if kind is None:
+            found[key] = "no key of this program's"
+        elif mirror.record(key, kind) is None and key in mirror.unreadable:
+            found[key] = mirror.unreadable[key]
+    return found

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.wire.records import RunRecord
+from tests.helpers.waiting import eventually
+from tests.integration.world import World, toy_spec, world
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[World]:
+    """A system with a supervisor and no run."""
+    with world(tmp_path) as made:
+        made.supervisor()
+        yield made
+
+
+@pytest.fixture
+def toy_run(empty: World) -> tuple[World, RunRecord]:
+    """Two groups of toys that run, and one spare."""
+    record = empty.launch(toy_spec())
+    eventually(empty.running(record, 1, 1), 60, "both groups run")
+    return empty, record

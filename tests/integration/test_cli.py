@@ -1,0 +1,151 @@
+"""The command line as a user meets it: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from supervisor.wire.records import RunRecord
+from tests.integration.world import World
+
+
+def cli(*arguments: str, world: World | None = None, home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "supervisor.cli", *arguments]
+    if world is not None:
+        command += ["--etcd", world.etcd.endpoint, "--home", str(world.runs)]
+    elif home is not None:
+        command += ["--home", str(home)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def fails(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """It ended with this code and a sentence, no traceback."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_every_reading_command_prints_a_table_and_json(toy_run: tuple[World, RunRecord]) -> None:
+    w, _ = toy_run
+    for command in ("status", "nodes", "incidents"):
+        plain = cli(command, world=w)
+        assert plain.returncode == 0, plain.stderr
+        assert plain.stdout.strip()
+        json.loads(cli(command, "--json", world=w).stdout)
+    found = json.loads(cli("status", "--json", world=w).stdout)
+    assert [g["phase"] for g in found["groups"]] == ["running", "running"]
+    assert {n["node"] for n in json.loads(cli("nodes", "--json", world=w).stdout)} == {"host", "n1", "n2", "n3"}
+    assert "== group 0 generation 1 rank 0" in cli("logs", world=w).stdout
+
+
+def test_the_bundle_holds_state_journal_and_logs_and_no_secret(
+    toy_run: tuple[World, RunRecord], tmp_path: Path
+) -> None:
+    w, _ = toy_run
+    out = tmp_path / "bundle.tar.gz"
+    assert cli("support-bundle", "--out", str(out), world=w).returncode == 0
+    with tarfile.open(out) as archive:
+        names = archive.getnames()
+    assert {"state.json", "journal.jsonl", "supervisor.log"} <= set(names)
+    assert any(name.endswith("shim.jsonl") for name in names)
+
+
+def test_mistakes_are_sentences(toy_run: tuple[World, RunRecord]) -> None:
+    w, _ = toy_run
+    fails(cli("status", "--run", "nobody", world=w), 1, "no run 'nobody'", "known: toy")
+    fails(cli("restart", "7", world=w), 1, "no group 7", "0 to 1")
+    fails(cli("explain", "i9", world=w), 1, "no incident 'i9'")
+    fails(cli("restart", "x", world=w), 2)
+    fails(cli("statsu", world=w), 2)
+
+
+def test_a_run_name_that_is_taken(toy_run: tuple[World, RunRecord], tmp_path: Path) -> None:
+    w, _ = toy_run
+    file = tmp_path / "run.toml"
+    file.write_text('name = "toy"\n')
+    fails(cli("launch", str(file), world=w), 1, "a run named 'toy' already")
+
+
+def test_a_wrong_run_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "x"\n[torchft]\nhearbeat_timeout_ms = 5\n[titan]\nsteps = "many"\n')
+    fails(
+        cli("launch", str(file), home=tmp_path),
+        2,
+        "torchft.hearbeat_timeout_ms = 5",
+        "heartbeat_timeout_ms",
+        "titan.steps",
+    )
+    file.write_text("name = \n")
+    fails(cli("launch", str(file), home=tmp_path), 2, "not valid TOML")
+    fails(cli("launch", str(tmp_path / "none.toml"), home=tmp_path), 2, "cannot read the run file")
+
+
+def test_an_override_that_torchtitan_does_not_know(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "x"\n[titan.overrides]\n"training.local_batch_sizes" = 4\n"training.seq_len" = "long"\n')
+    fails(
+        cli("launch", str(file), home=tmp_path), 2, "training.local_batch_sizes", "training.local_batch_size", "seq_len"
+    )
+
+
+def test_no_etcd(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    fails(cli("status", "--etcd", endpoint, home=tmp_path), 1, "no etcd answers", "supervisor up")
+    fails(cli("run", "--etcd", endpoint, home=tmp_path), 1)
+
+
+def test_a_port_in_use(empty: World) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        fails(
+            cli("run", "--metrics-port", port, "--etcd", empty.etcd.endpoint, "--home", str(empty.system)),
+            1,
+            "cannot serve metrics",
+            port,
+        )
+
+
+def test_two_ups_in_one_home(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "supervisor.cli", "up", "--home", str(tmp_path), "--nodes", "1", "--cold"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline().startswith("up: etcd 127.0.0.1:")
+            fails(cli("up", home=tmp_path), 1, "another `supervisor up`")
+            assert cli("doctor", home=tmp_path).returncode == 0
+        finally:
+            first.terminate()
+            first.communicate(timeout=60)
+    assert first.returncode == 0
+
+
+@pytest.mark.root
+def test_a_full_disk(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], check=False, capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("cannot mount a tmpfs here: not root")
+    try:
+        (full / "filler").write_bytes(b"x" * 60_000)
+        fails(cli("up", home=full / "runs"), 1)
+    finally:
+        subprocess.run(["umount", str(full)], check=True)

@@ -1,0 +1,134 @@
+"""The rungs with real processes: toys in the place of trainers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.model import Kind, Rung
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
+from tests.helpers.waiting import eventually
+from tests.integration.world import LEASE_S, World, toy_spec
+
+
+def _recovered(w: World, record: RunRecord, count: int) -> bool:
+    found = w.incidents(record)
+    return len(found) == count and all(i.state == "recovered" for i in found)
+
+
+def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    other = w.trainer(record, 0).pid
+    node = w.status(record).groups[1].node
+    w.kill_trainer(record, 1)
+    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30, "rung 1")
+    incident = w.incidents(record)[0]
+    assert (incident.kind, incident.rung) == (Kind.CRASH, Rung.RESTART)
+    assert incident.evidence == ("rank 0 ended by signal 9",)
+    assert w.status(record).groups[1].node == node
+    assert w.trainer(record, 0).pid == other
+    w.check(record)
+
+
+def test_a_lost_node_is_replaced_by_the_spare(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    node = w.status(record).groups[1].node
+    (spare,) = w.status(record).spares
+    w.kill_node(node)
+    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30 + 5 * LEASE_S, "rung 2")
+    incident = w.incidents(record)[0]
+    assert (incident.kind, incident.rung) == (Kind.NODE_LOST, Rung.REPLACE)
+    state = w.status(record)
+    assert state.groups[1].node == spare
+    assert list(state.cordons) == [node]
+    w.check(record)
+
+
+def test_a_lost_allocation_is_asked_for_anew(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    w.take_away(w.allocation_of(record, 1))
+    eventually(lambda: _recovered(w, record, 1), 60, "rung 3")
+    assert w.incidents(record)[0].rung == Rung.REALLOCATE
+    assert w.status(record).budgets_left["reallocate"] == record.spec.policy.budget.reallocate - 1
+    w.check(record)
+
+
+def test_a_restart_loop_climbs_and_stops_when_nothing_is_left(empty: World) -> None:
+    """A group that always fails spends its budgets rung by rung, then the run is halted with the whole story."""
+    spec = toy_spec(name="loop", groups=1, spares=1, backoff_first_s=0.0)
+    budget = replace(spec.policy.budget, restart=1, replace=1, reallocate=1)
+    titan = replace(spec.titan, overrides={"toy.mode": "exit", "toy.exit_code": 3})
+    record = empty.launch(replace(spec, titan=titan, policy=replace(spec.policy, budget=budget)))
+    eventually(lambda: empty.status(record).phase == "halted", 90, "rung 4")
+    (incident,) = empty.incidents(record)
+    assert (incident.kind, incident.rung, incident.state) == (Kind.ERROR, Rung.STOP, "halted")
+    passed_over = {c.split(":")[0] for c in incident.considered}
+    assert {"restart", "replace", "reallocate"} <= passed_over
+    assert "nothing cheaper is left" in empty.status(record).halt_reason
+    assert empty.mirror().keys(keys.DESIRED) == []
+    empty.check(record)
+
+
+def test_paused_nothing_is_done_and_everything_is_seen(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    w.control(record, paused=True)
+    w.kill_trainer(record, 1)
+    eventually(lambda: [i.state for i in w.incidents(record)] == ["open"], 10, "the incident is open")
+    assert w.status(record).groups[1].generation == 1
+    w.control(record, paused=False)
+    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30, "acts after resume")
+    w.check(record)
+
+
+def test_a_person_restarts_a_group_and_no_budget_is_drawn(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    before = w.status(record).budgets_left
+    w.control(record, restarts={0: 1})
+    eventually(lambda: _recovered(w, record, 1) and w.running(record, 2, 1)(), 30, "restarted")
+    assert w.incidents(record)[0].kind == Kind.REQUESTED
+    assert w.status(record).budgets_left == before
+    w.check(record)
+
+
+def test_stop_drains_and_gives_everything_back(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    w.control(record, stop=True)
+    eventually(lambda: w.status(record).phase == "stopped", 60, "the run ends")
+    eventually(lambda: not list(w.system.glob("local/allocation-*.json")), 30, "all nodes are given back")
+    assert w.incidents(record) == []
+    w.check(record)
+
+
+def test_two_runs_after_each_other_share_the_nodes(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    w.control(record, stop=True)
+    eventually(lambda: w.status(record).phase == "stopped", 60, "the first run ends")
+    second = w.launch(toy_spec(name="second"))
+    eventually(w.running(second, 1, 1), 60, "the second run starts on the nodes of the first")
+    w.check(second)
+
+
+def test_records_that_cannot_be_read_are_reported_and_left_alone(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    corrupt, newer = keys.incident("toy", "i99"), keys.observed("ghost")
+    w.store.put(newer, b'{"$kind":"NodeObserved","$version":99,"node":"ghost","sequence":1}')
+    w.store.put(keys.NODES + "nonsense", b"\xff\xfe")
+    w.kill_trainer(record, 1)
+    eventually(lambda: _recovered(w, record, 1), 30, "the supervisor goes on")
+    assert w.store.get(newer) is not None
+    w.store.put(corrupt, b"{torn")
+    eventually(lambda: "left alone" in (w.system / "supervisor.log").read_text(), 10, "it is said")
+    log = (w.system / "supervisor.log").read_text()
+    assert "version 99 is newer" in log
+    assert "Traceback" not in log
+    assert w.trainer(record, 0).state == "running"
+
+
+def test_a_second_supervisor_stands_by_and_takes_over(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    standby = w.supervisor()
+    w.supervisors[0].kill()
+    eventually(lambda: w.status(record).leader.endswith(f":{standby.pid}"), 10 * LEASE_S, "the standby leads")
+    w.kill_trainer(record, 1)
+    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30, "and acts")
+    w.check(record)
