@@ -39,7 +39,7 @@ def check_titan(spec: RunSpec) -> list[str]:
 
 def _problem(problem: dict[str, Any]) -> str:
     nearest = f"; nearest: {problem['nearest']}" if problem.get("nearest") else ""
-    return f"titan.{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
+    return f"{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
 
 
 def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:

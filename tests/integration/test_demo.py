@@ -1,0 +1,53 @@
+"""The demo as a user runs it, with real trainers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents import process
+
+TIMEOUT_S = 480
+
+
+def _demo(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
+    result = subprocess.run(
+        [sys.executable, "-m", "supervisor.cli", "demo", "--home", str(folder / "runs"), *options],
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_S, cwd=folder,
+    )  # fmt: skip
+    path = folder / "runs" / "demo" / "report.json"
+    assert path.exists(), result.stdout + result.stderr
+    return result, json.loads(path.read_text())
+
+
+@pytest.mark.trainers
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_three_faults_and_training_never_stops(tmp_path: Path) -> None:
+    silent = os.geteuid() == 0 and shutil.which("ip") is not None
+    result, report = _demo(tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert report["node_lost_by"] == ("silent link" if silent else "killed processes (the easier case)")
+    assert [i["rung"] for i in report["incidents"]] == [1, 2, 3]  # type: ignore[attr-defined,index]
+    assert report["digests_equal"] is True
+    assert abs(report["ettr"] + sum(report["badput"].values()) - 1) <= 0.01  # type: ignore[attr-defined,operator]
+    for incident in report["incidents"]:  # type: ignore[attr-defined]
+        assert incident["generation_after"] == incident["generation_before"] + 1
+        assert 0 <= incident["detected_s"] <= incident["decided_s"] <= incident["acted_s"] <= incident["recovered_s"]
+    assert [c["answer"] for c in report["checkers"].values()] == ["pass"] * len(report["checkers"])  # type: ignore[attr-defined]
+    assert _left(tmp_path) == []
+    assert "sv" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout or not silent
+
+
+def _left(folder: Path) -> list[int]:
+    """Processes that were started for a node below this folder and still run."""
+    return [
+        stat.pid
+        for node in (folder / "runs" / ".supervisor" / "nodes").iterdir()
+        for stat in process.marked(str(node))
+    ]
