@@ -1,0 +1,56 @@
+"""Recipes that show upstream's faults in a trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from titan_actor import recipes
+
+
+def with_own_checkpoints() -> Any:
+    """TorchTitan's own checkpointer on."""
+    config = recipes.llama3_debug_small()
+    config.checkpoint.enable = True
+    return config
+
+
+def that_looks_at_heal_state() -> Any:
+    """After three steps compare what TorchTitan would send to a healing peer with what is true."""
+    from titan_actor.replica import ReplicaTrainer
+
+    record = ReplicaTrainer._record
+
+    def look(self: Any) -> None:
+        record(self)
+        if self.manager.current_step() == 1:
+            self.optimizers.init_cache_state_dict()
+        if self.manager.current_step() == 3:
+            true = self.optimizers.optimizers[0].param_groups[0]["lr"]
+            theirs = {value for name, value in self.optimizers.state_dict().items() if name.endswith(".lr")}
+            ours = {group["lr"] for group in self.heal.save()["groups"][0]}
+            print(f"true {true} theirs {theirs} ours {ours}")
+            assert true not in theirs
+            assert ours == {true}
+            print("upstream is stale, ours is live")
+
+    ReplicaTrainer._record = look
+    return recipes.llama3_debug_small()
+
+
+def that_freezes_group_1_in_step_5() -> Any:
+    """It stops itself between the quorum of step 5, which both groups are in, and its first collective."""
+    from titan_actor.replica import ReplicaTrainer
+
+    forward = ReplicaTrainer.forward_backward_step
+
+    def freeze(self: Any, **batch: Any) -> Any:
+        self.manager.wait_quorum()
+        if self.launch.group == 1 and self.manager.current_step() == 4 and not hasattr(self, "frozen"):
+            self.frozen = True
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return forward(self, **batch)
+
+    ReplicaTrainer.forward_backward_step = freeze
+    return recipes.llama3_debug_small()

@@ -1,0 +1,195 @@
+"""Checkpoints on disk: save, torn, resume, purge, a full disk; and what a group does that finds no peers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.wire.records import PEERS_GONE, CheckpointMark, encode
+from tests.helpers.waiting import eventually
+from tests.titan.groups import Groups, complete
+from titan_actor import checkpoint
+
+
+def folder(run_dir: Path, step: int, group: int = 0, generation: int = 1, torn: bool = False) -> CheckpointMark:
+    """A checkpoint folder with nothing in it but its marker."""
+    path = run_dir / "checkpoints" / f"step-{step}.g{group}.gen{generation}"
+    path.mkdir(parents=True)
+    mark = CheckpointMark(step=step, path=str(path), group=group, generation=generation)
+    (path / "__0_0.distcp").write_bytes(b"shard")
+    if not torn:
+        (path / checkpoint.MARKER).write_bytes(encode(mark))
+    return mark
+
+
+def left(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def test_listed_names_complete_and_torn(tmp_path: Path) -> None:
+    folder(tmp_path, 5)
+    folder(tmp_path, 10, torn=True)
+    folder(tmp_path, 10, generation=2)
+    (tmp_path / "checkpoints" / "step-x").mkdir()
+    found = [(step, mark is not None, path.name) for step, path, mark in checkpoint.listed(str(tmp_path))]
+    assert found == [(10, True, "step-10.g0.gen2"), (10, False, "step-10.g0.gen1"), (5, True, "step-5.g0.gen1")]
+
+
+def test_a_moved_checkpoint_is_found_where_it_is(tmp_path: Path) -> None:
+    folder(tmp_path / "old", 5)
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    [(_, path, mark)] = checkpoint.listed(str(tmp_path / "new"))
+    assert mark is not None
+    assert mark.path == str(path)
+
+
+def test_purge_keeps_the_newest_up_to_the_pointer(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        folder(tmp_path, step)
+    pointer = folder(tmp_path, 20)
+    folder(tmp_path, 25)
+    folder(tmp_path, 12, torn=True)
+    folder(tmp_path, 30, torn=True)
+    gone = checkpoint.purge(str(tmp_path), pointer, kept=2)
+    # 25 is complete but not the pointer's business yet; 30 may be being written
+    assert left(tmp_path) == ["step-15.g0.gen1", "step-20.g0.gen1", "step-25.g0.gen1", "step-30.g0.gen1"]
+    assert sorted(path.name for path in gone) == ["step-10.g0.gen1", "step-12.g0.gen1", "step-5.g0.gen1"]
+
+
+def test_purge_never_removes_the_pointers_own(tmp_path: Path) -> None:
+    pointer = folder(tmp_path, 10, generation=1)
+    folder(tmp_path, 10, generation=2)
+    checkpoint.purge(str(tmp_path), pointer, kept=1)
+    assert "step-10.g0.gen1" in left(tmp_path)
+
+
+@pytest.mark.trainers
+def test_resume_is_the_same_run_as_without_a_break(groups: Groups, tmp_path: Path) -> None:
+    """Model, optimizer, learning rate, manager's step and the place in the data: all digests equal."""
+    fields = {"groups": 1, "steps": 9, "checkpoint_interval_steps": 3, "writer": True}
+    first = groups.start(0, **fields)
+    first.ask_when_there("drain", at_step=6)
+    assert first.exit_code() == 0
+    assert first.step == 6
+    marks = complete(groups.run_dir)
+    assert [mark.step for mark in marks] == [3, 6]
+    assert first.progress is not None
+    assert first.progress.checkpoint == marks[-1]
+
+    second = groups.start(0, generation=2, checkpoint=marks[-1], **fields)
+    assert second.exit_code() == 0
+    steps = [line["step"] for line in second.lines("step")]
+    assert steps == [7, 8, 9], "the manager's step goes on from the checkpoint's"
+    assert [line["step"] for line in second.lines("resumed")] == [6]
+
+    elsewhere = Groups(tmp_path / "whole", groups.warm, groups.lighthouse)
+    elsewhere.top.mkdir()
+    whole = elsewhere.start(0, **fields)
+    assert whole.exit_code() == 0
+    for step in (7, 8, 9):
+        assert second.digests()[step] == whole.digests()[step]
+
+
+@pytest.mark.trainers
+def test_torn_checkpoint_falls_back_to_the_newest_complete(groups: Groups) -> None:
+    fields = {"groups": 1, "checkpoint_interval_steps": 2, "writer": True}
+    first = groups.start(0, steps=2, **fields)
+    assert first.exit_code() == 0
+    torn = folder(groups.run_dir, 50, torn=True)
+    second = groups.start(0, generation=2, steps=4, checkpoint=torn, **fields)
+    assert second.exit_code() == 0
+    assert [line["step"] for line in second.lines("step")] == [3, 4]
+    assert "is torn or gone: falling back" in second.log()
+
+
+@pytest.mark.trainers
+def test_lost_checkpoint_stops_the_start(groups: Groups) -> None:
+    """Training from scratch would throw the run's steps away in silence."""
+    gone = CheckpointMark(step=50, path=str(groups.run_dir / "checkpoints" / "step-50.g0.gen1"), group=0, generation=1)
+    rank = groups.start(0, groups=1, checkpoint=gone)
+    assert rank.exit_code() == 1
+    assert rank.progress is not None
+    assert "no checkpoint can be read" in rank.progress.error
+
+
+@pytest.mark.trainers
+def test_without_peers_it_ends_before_a_step(groups: Groups) -> None:
+    mark = CheckpointMark(step=50, path="/nowhere", group=0, generation=1)
+    rank = groups.start(0, resume="peers", checkpoint=mark)
+    assert rank.exit_code() == PEERS_GONE
+    assert not rank.lines("step")
+    assert rank.progress is not None
+    assert rank.progress.phase == "failed"
+    assert "no peers" in rank.progress.error
+
+
+@pytest.mark.trainers
+def test_without_peers_and_without_a_checkpoint_it_trains(groups: Groups) -> None:
+    rank = groups.start(0, resume="peers", steps=2)
+    assert rank.exit_code() == 0
+    assert rank.step == 2
+
+
+@pytest.mark.trainers
+def test_writer_and_pointer_commands(groups: Groups) -> None:
+    rank = groups.start(0, groups=1, checkpoint_interval_steps=2, checkpoints_kept=1)
+    rank.reached(3)
+    assert rank.ask("checkpoint") == {"error": "this group does not write checkpoints"}
+    assert complete(groups.run_dir) == []
+    assert rank.ask("writer", writer=True, pointer=None) == {"ok": True}
+    eventually(lambda: len(complete(groups.run_dir)) >= 3, 30, "three checkpoints")
+    assert rank.ask("writer", writer=False, pointer=None) == {"ok": True}
+    torn = folder(groups.run_dir, 1, torn=True)
+    eventually(lambda: rank.progress and rank.progress.phase == "step", 10)
+    pointer = complete(groups.run_dir)[-1]
+    someone_elses = {**record(pointer), "generation": 7}
+    assert rank.ask("writer", writer=True, pointer=someone_elses) == {"ok": True}
+    assert Path(torn.path).exists(), "only the pointer's holder purges"
+    assert rank.ask("writer", writer=False, pointer=record(pointer)) == {"ok": True}
+    remaining = [mark for mark in complete(groups.run_dir) if mark.step <= pointer.step]
+    assert remaining == [pointer]
+    assert not Path(torn.path).exists()
+    # asked for out of turn
+    assert rank.ask("writer", writer=True, pointer=None) == {"ok": True}
+    assert rank.ask("checkpoint") == {"ok": True}
+    rank.ask("drain")
+    assert rank.exit_code() == 0
+
+
+def record(mark: CheckpointMark) -> dict[str, object]:
+    import json
+
+    body: dict[str, object] = json.loads(encode(mark))
+    return body
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB where the checkpoints go."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.trainers
+@pytest.mark.root
+def test_full_disk_costs_the_checkpoint_and_nothing_else(groups: Groups, small_disk: Path) -> None:
+    rank = groups.start(0, groups=1, steps=9, checkpoint_interval_steps=3, writer=True)
+    assert rank.exit_code() == 0
+    assert rank.step == 9
+    assert rank.progress is not None
+    assert "checkpoint of step 9 failed" in rank.progress.error
+    assert "No space left on device" in rank.progress.error
+    assert rank.progress.checkpoint is None
+    assert list(small_disk.iterdir()) == [], "the torn folder is removed"
+    assert "training goes on" in rank.log()
+    assert not any(line["complete"] for line in rank.lines("checkpoint_end"))

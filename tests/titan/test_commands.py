@@ -1,0 +1,216 @@
+"""What a trainer answers, how it ends, and how it waits for the gate."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.waiting import eventually
+from tests.titan.groups import Groups, Lighthouse, Rank, Warm, free_port
+
+pytestmark = pytest.mark.trainers
+
+
+def test_answers_on_its_socket(groups: Groups) -> None:
+    rank = groups.start(0, groups=1)
+    rank.reached(2)
+    status = rank.ask("status")
+    assert status["ok"]
+    assert status["progress"]["step"] >= 2
+    assert rank.ask("fly") == {"error": "unknown command 'fly'"}
+    assert "at_step" in rank.ask("drain", at_step="soon")["error"]
+    assert "writer" in rank.ask("writer", writer="yes")["error"]
+    assert rank.ask("stacks") == {"ok": True, "path": str(rank.folder / "stacks.txt")}
+    stacks = rank.folder / "stacks.txt"
+    assert "replica.py" in stacks.read_text()
+    size = stacks.stat().st_size
+    rank.signal(signal.SIGUSR1)
+    eventually(lambda: stacks.stat().st_size > size, 10, "stacks on SIGUSR1")
+    assert rank.ask("drain", at_step=rank.step + 4) == {"ok": True}
+    assert rank.exit_code() == 0
+    assert not (rank.folder / "command.sock").exists()
+
+
+def test_drain_at_a_step_ends_there(groups: Groups) -> None:
+    ranks = [groups.start(group) for group in (0, 1)]
+    for rank in ranks:
+        rank.ask_when_there("drain", at_step=5)
+    assert [rank.exit_code() for rank in ranks] == [0, 0]
+    for rank in ranks:
+        progress = rank.progress
+        assert progress is not None
+        assert (progress.phase, progress.step) == ("finished", 5)
+        assert progress.digest is not None
+    assert ranks[0].digests()[5] == ranks[1].digests()[5]
+
+
+def test_drain_past_its_step_ends_after_the_current_one(groups: Groups) -> None:
+    rank = groups.start(0, groups=1)
+    rank.reached(3)
+    before = rank.step
+    rank.ask("drain", at_step=1)
+    assert rank.exit_code() == 0
+    assert before <= rank.step <= before + 2
+
+
+def test_sigterm_ends_cleanly_while_training(groups: Groups) -> None:
+    rank = groups.start(0, groups=1, writer=True)
+    rank.reached(2)
+    rank.signal(signal.SIGTERM)
+    assert rank.exit_code() == 0
+    assert rank.progress is not None
+    assert rank.progress.phase == "finished"
+
+
+def test_sigterm_ends_a_rank_that_waits_for_a_quorum(groups: Groups) -> None:
+    waiting = groups.start(0, min_groups=2, lighthouse="127.0.0.1:9", environment={"SUPERVISOR_NO_GATE": "0"})
+    eventually(lambda: waiting.progress and waiting.progress.phase in ("built", "starting"), 30)
+    waiting.signal(signal.SIGTERM)
+    assert waiting.exit_code() == 0
+
+
+def test_failure_of_a_step_is_told(groups: Groups) -> None:
+    """A rank of a group dies: the other one cannot go on, says why, and exits 1."""
+    ranks = groups.start_group(0, 2, groups=1)
+    for rank in ranks:
+        rank.reached(2)
+    ranks[1].kill()
+    assert ranks[0].exit_code() == 1
+    progress = ranks[0].progress
+    assert progress is not None
+    assert progress.phase == "failed"
+    message = json.loads((ranks[0].folder / "error.json").read_text())["message"]["message"]
+    assert progress.error == message[:2000]
+
+
+def test_cold_start_trains_too(groups: Groups) -> None:
+    rank = groups.start_cold(0, groups=1, steps=2)
+    assert rank.exit_code() == 0
+    assert rank.step == 2
+    assert [line["warm"] for line in rank.lines("start")] == [False]
+
+
+class Gate:
+    """Holds TorchFT's connections back until a trainer has said that it is built and the test lets it in."""
+
+    def __init__(self, lighthouse: Lighthouse, port: int = 0) -> None:
+        self._lighthouse = lighthouse
+        self._server = socket.create_server(("127.0.0.1", port))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self.built: list[str] = []
+        self.held = 0
+        self.open = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self._server.accept()[0],), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError):
+            first = client.recv(65536)
+            if first.startswith(b"BUILT "):
+                self.built.append(first.decode())
+                # the first word gets no answer: it is said again
+                if len(self.built) > 1:
+                    self.open.wait()
+                    client.sendall(b"OK\n")
+                return
+            self.held += 1
+            self.open.wait()
+            with socket.create_connection(("127.0.0.1", self._lighthouse.port)) as upstream:
+                upstream.sendall(first)
+                back = threading.Thread(target=pump, args=(upstream, client), daemon=True)
+                back.start()
+                pump(client, upstream)
+
+    def close(self) -> None:
+        self.open.set()
+        self._server.close()
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+
+
+@pytest.fixture
+def gate(lighthouse: Lighthouse) -> Iterator[Gate]:
+    server = Gate(lighthouse)
+    yield server
+    server.close()
+
+
+def test_builds_while_the_gate_holds_and_asks_for_no_quorum(groups: Groups, gate: Gate) -> None:
+    rank = groups.start(0, groups=1, steps=3, lighthouse=gate.address, environment={"SUPERVISOR_NO_GATE": "0"})
+    eventually(lambda: len(gate.built) >= 2, 30, "BUILT is said again after a connection without an answer")
+    progress = rank.progress
+    assert progress is not None
+    assert progress.phase == "built"
+    assert gate.built[1] == f"BUILT {json.dumps({'replica_id': progress.replica_id})}\n"
+    assert gate.held >= 1, "its manager's heartbeats are held meanwhile"
+    assert not rank.lines("quorum", "step")
+    gate.open.set()
+    assert rank.exit_code() == 0
+    assert [line["said"] for line in rank.lines("admitted")] == [2]
+
+
+def test_retries_while_nobody_listens(groups: Groups, lighthouse: Lighthouse) -> None:
+    """The forwarder may come later than the trainer."""
+    port = free_port()
+    rank = groups.start(0, groups=1, steps=2, lighthouse=f"127.0.0.1:{port}", environment={"SUPERVISOR_NO_GATE": "0"})
+    eventually(lambda: rank.lines("imported"), 20)
+    gate = Gate(lighthouse, port)
+    gate.open.set()
+    assert rank.exit_code() == 0, rank.log()[-2000:]
+    gate.close()
+
+
+def test_warm_process_is_fit_to_fork(warm: Warm) -> None:
+    assert warm.hello["ready"] is True
+    assert warm.hello["threads"] == 1
+    assert warm.hello["rng_untouched"] is True
+    assert warm.hello["cuda"] is False
+    assert len(os.listdir(f"/proc/{warm.process.pid}/task")) == 1
+
+
+def test_warm_process_tells_what_it_cannot_start(warm: Warm) -> None:
+    assert "FileNotFoundError" in warm.ask(launch="/none", log="/no/such/folder/log", env={})["error"]
+    assert "error" in warm.ask(nonsense=1)
+
+
+def test_forked_trainer_is_a_session_of_its_own_with_clean_descriptors(groups: Groups) -> None:
+    rank = groups.start(0, groups=1, environment={"MARKED": "yes"})
+    rank.reached(1)
+    assert os.getsid(rank.pid) == rank.pid
+    assert [line["warm"] for line in rank.lines("start")] == [True]
+    assert os.readlink(f"/proc/{rank.pid}/fd/0") == "/dev/null"
+    for descriptor in ("1", "2"):
+        assert os.readlink(f"/proc/{rank.pid}/fd/{descriptor}") == str(rank.folder / "output.log")
+    inherited = f"/proc/{groups.warm.process.pid}/fd"
+    channel = {os.readlink(f"{inherited}/{name}") for name in os.listdir(inherited)}
+    own = f"/proc/{rank.pid}/fd"
+    mine = {os.readlink(f"{own}/{name}") for name in os.listdir(own) if os.path.lexists(f"{own}/{name}")}
+    assert not {target for target in channel & mine if target.startswith(("socket:", "pipe:"))}
+    assert Path(f"/proc/{rank.pid}/comm").read_text().strip() == "trainer"
+
+
+def test_forked_trainer_exits_with_its_own_code(groups: Groups, warm: Warm) -> None:
+    rank = groups.start(0, recipe="no-such-recipe")
+    assert rank.exit_code() == 1
+    broken = groups.launch(1)
+    (groups.top / "run.1.1.0" / "launch.json").write_text("{")
+    log = groups.top / "broken.log"
+    answer = warm.ask(launch=str(groups.top / "run.1.1.0" / "launch.json"), log=str(log), env={})
+    assert Rank(broken, answer["pid"]).exit_code() == 1
+    assert "RecordError" in log.read_text()

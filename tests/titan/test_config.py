@@ -1,0 +1,184 @@
+"""Overrides are checked against the config's fields and types; a typo stops the start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.spec import DataSpec, RunSpec, TitanSpec
+from supervisor.wire.records import RunRecord, encode
+from titan_actor import mends
+
+RECIPE = "llama3-debug-small"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _upstream() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mends.apply()
+        import torchtitan.experiments.torchft.llama3.config_registry  # noqa: F401
+
+
+def built(**fields: Any) -> Any:
+    from titan_actor import config
+
+    return config.from_spec(TitanSpec(**{"recipe": RECIPE, **fields}))
+
+
+def problems(**fields: Any) -> list[Any]:
+    from titan_actor import config
+
+    with pytest.raises(config.ConfigError) as raised:
+        built(**fields)
+    return raised.value.problems
+
+
+def test_right_overrides_are_set() -> None:
+    config = built(
+        overrides={
+            "training.seq_len": 32,
+            "training.max_norm": 2,
+            "lr_scheduler.decay_type": "cosine",
+            "lr_scheduler.decay_ratio": None,
+            "comm.train_timeout_seconds": 90,
+            "parallelism.fsdp_reshard_after_forward": "never",
+        }
+    )
+    assert config.training.seq_len == 32
+    assert config.training.max_norm == 2
+    assert config.lr_scheduler.decay_type == "cosine"
+    assert config.lr_scheduler.decay_ratio is None
+    assert config.comm.train_timeout_seconds == 90
+
+
+def test_the_spec_sets_steps_seed_and_data() -> None:
+    config = built(steps=77, seed=5)
+    assert (config.training.steps, config.debug.seed, config.dataloader.dataset) == (77, 5, "python-stdlib")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [
+        ("training.seqlen", 64, "titan.overrides.training.seq_len"),
+        ("trainng.seq_len", 64, "titan.overrides.training.seq_len"),
+        ("seq_len", 64, "titan.overrides.training.seq_len"),
+        ("lr_scheduler.warmup", 2, "titan.overrides.lr_scheduler.warmup_steps"),
+        ("training.seq_len.more", 2, "titan.overrides.training.seq_len"),
+        ("zzzz", 1, ""),
+    ],
+)
+def test_unknown_key_names_the_nearest(key: str, value: object, nearest: str) -> None:
+    [problem] = problems(overrides={key: value})
+    assert problem.key == f"titan.overrides.{key}"
+    assert problem.value == value
+    assert key in problem.message
+    assert repr(value) in problem.message
+    assert problem.nearest == nearest
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("training.seq_len", "64", "expected int, not str"),
+        ("training.seq_len", 64.0, "expected int, not float"),
+        ("training.seq_len", True, "expected int, not bool"),
+        ("training.max_norm", "1.0", "expected float or int"),
+        ("lr_scheduler.min_lr_factor", False, "expected float, not bool"),
+        ("lr_scheduler.decay_type", "exponential", "expected one of 'linear', 'sqrt', 'cosine'"),
+        ("lr_scheduler.total_steps", "ten", "expected int or nothing"),
+        ("compile.enable", 1, "expected bool, not int"),
+        ("training", 3, "expected TrainingConfig, not int"),
+    ],
+)
+def test_wrong_type_names_what_is_expected(key: str, value: object, expected: str) -> None:
+    [problem] = problems(overrides={key: value})
+    assert expected in problem.message
+
+
+@pytest.mark.parametrize(
+    "key", ["training.steps", "debug.seed", "checkpoint.enable", "fault_tolerance.group_size", "dump_folder"]
+)
+def test_what_the_run_file_sets_elsewhere_is_no_override(key: str) -> None:
+    [problem] = problems(overrides={key: 1})
+    assert "is not an override: set " in problem.message
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(
+        overrides={"training.seqlen": 1, "compile.enable": "yes"}, data=DataSpec(source="folder", path="/none")
+    )
+    assert [problem.key for problem in found] == [
+        "titan.overrides.training.seqlen",
+        "titan.overrides.compile.enable",
+        "titan.data.path",
+    ]
+
+
+def test_the_recipes_own_checks_run_after_the_overrides() -> None:
+    [problem] = problems(overrides={"parallelism.pipeline_parallel_microbatch_size": 0})
+    assert "greater than 0" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("recipe", "nearest"),
+    [("llama3-debg", "llama3-debug"), ("no.such:thing", ""), ("json:dumps", ""), ("json:nothing", "")],
+)
+def test_bad_recipe(recipe: str, nearest: str) -> None:
+    [problem] = problems(recipe=recipe)
+    assert problem.key == "titan.recipe"
+    assert problem.nearest == nearest
+
+
+def test_recipe_of_a_module() -> None:
+    config = built(recipe="titan_actor.recipes:llama3_debug")
+    assert len(config.model_spec.model.layers) == 6
+
+
+def test_tokenizer_larger_than_the_model() -> None:
+    from titan_actor import config
+
+    made = built()
+    assert config.vocabulary_problem(made) is None
+    made.model_spec.model.vocab_size = 100
+    problem = config.vocabulary_problem(made)
+    assert problem is not None
+    assert "2048 tokens" in problem.message
+
+
+def check(spec: TitanSpec) -> tuple[int, list[dict[str, Any]]]:
+    record = RunRecord(spec=RunSpec(name="r", titan=spec), run_dir="/tmp/r", launched_unix_s=0.0)
+    run = subprocess.run(
+        [sys.executable, "-m", "titan_actor.check"], input=encode(record), capture_output=True, check=False
+    )
+    return run.returncode, json.loads(run.stdout)["problems"]
+
+
+def test_check_program(tmp_path: Path) -> None:
+    code, found = check(
+        TitanSpec(overrides={"training.seqlen": 64}, data=DataSpec(source="folder", path=str(tmp_path)))
+    )
+    assert code == 1
+    assert [(problem["key"], problem["value"], problem["nearest"]) for problem in found] == [
+        ("titan.overrides.training.seqlen", 64, "titan.overrides.training.seq_len"),
+        ("titan.data.path", str(tmp_path), ""),
+    ]
+    assert all(problem["message"] for problem in found)
+
+
+def test_check_of_the_default_finds_nothing() -> None:
+    from titan_actor import check
+
+    assert check.problems(TitanSpec()) == []
+
+
+def test_check_program_refuses_what_is_no_run() -> None:
+    run = subprocess.run([sys.executable, "-m", "titan_actor.check"], input=b"{}", capture_output=True, check=False)
+    assert run.returncode == 2
+    assert b"no RunRecord" in run.stderr

@@ -1,0 +1,167 @@
+"""The training text and where each rank is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.spec import DataSpec
+from titan_actor import data, mends, recipes
+from titan_actor.cursor import Cursor
+
+SEQ_LEN, BATCH = 64, 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _upstream() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mends.apply()
+        import torchtitan.hf_datasets.text_datasets  # noqa: F401
+
+
+def loader(spec: DataSpec, rank: int = 0, world_size: int = 1) -> Any:
+    from torchtitan.components.tokenizer import HuggingFaceTokenizer
+    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+
+    with warnings.catch_warnings():
+        # torchdata calls a deprecated torch function
+        warnings.simplefilter("ignore")
+        return HuggingFaceTextDataLoader(
+            HuggingFaceTextDataLoader.Config(dataset=data.register(spec)),
+            dp_world_size=world_size,
+            dp_rank=rank,
+            tokenizer=HuggingFaceTokenizer(tokenizer_path=str(recipes.TOKENIZER)),
+            seq_len=SEQ_LEN,
+            local_batch_size=BATCH,
+        )
+
+
+def batches(of: Any, count: int) -> list[list[list[int]]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = iter(of)
+        return [next(found)[1].tolist() for _ in range(count)]
+
+
+def test_stdlib_is_sorted_and_without_installed_packages() -> None:
+    files = data.stdlib_files()
+    assert files == sorted(files)
+    assert len(files) > 500
+    assert not [file for file in files if "site-packages" in file or not file.endswith(".py")]
+
+
+def test_same_rank_reads_the_same_and_others_read_other_text() -> None:
+    spec = DataSpec()
+    first, again, other = (batches(loader(spec, rank, 2), 5) for rank in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_a_loader_starts_fast() -> None:
+    """Every restart pays it."""
+    loader(DataSpec())
+    start = time.monotonic()
+    batches(loader(DataSpec()), 1)
+    # ten times what it takes on an idle machine
+    assert time.monotonic() - start < 3.0
+
+
+def test_cursor_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = batches(loader(DataSpec(), 1, 2), 12)
+    broken = loader(DataSpec(), 1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reading = iter(broken)
+        for _ in range(7):
+            next(reading)
+        Cursor(str(tmp_path), 1, 0, broken).at(7)
+        resumed = loader(DataSpec(), 1, 2)
+        assert Cursor(str(tmp_path), 1, 0, resumed).load(7) == "step-7"
+    assert batches(resumed, 5) == whole[7:]
+
+
+def test_cursor_of_another_layout_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = loader(DataSpec(), 0, 2)
+    batches(kept, 3)
+    Cursor(str(tmp_path), 0, 0, kept).at(3)
+    other = loader(DataSpec(), 0, 4)
+    assert Cursor(str(tmp_path), 0, 0, other).load(3) == ""
+    assert "another number of ranks" in caplog.text
+    assert Cursor(str(tmp_path), 0, 0, other).load(4) == ""
+    (tmp_path / "data" / "step-3" / "g0.r0.json").write_text("{")
+    assert Cursor(str(tmp_path), 0, 0, other).load(3) == ""
+    assert "is lost" in caplog.text
+
+
+def test_cursor_purge(tmp_path: Path) -> None:
+    cursor = Cursor(str(tmp_path), 0, 0, loader(DataSpec()))
+    for step in (5, 10, 15):
+        cursor.at(step)
+    cursor.purge(before_step=10)
+    assert sorted(os.listdir(tmp_path / "data")) == ["step-10", "step-15"]
+
+
+def test_folder_of_text(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "a.txt").write_text("alpha " * 20)
+    (tmp_path / "b.jsonl").write_text('{"body": "beta"}\n\n{"body": "gamma"}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["delta", None, "epsilon"]}), tmp_path / "c.parquet")
+    (tmp_path / "readme.md").write_text("not read")
+    files = data.folder_files(str(tmp_path))
+    assert [os.path.basename(file) for file in files] == ["a.txt", "b.jsonl", "c.parquet"]
+    texts = [sample["text"] for _, sample in data.documents(files, "body")]
+    assert texts == ["alpha " * 20, "beta", "gamma", "delta", "epsilon"]
+    spec = DataSpec(source="folder", path=str(tmp_path), text_field="body")
+    data.check_folder(spec)
+    assert batches(loader(spec), 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds no .txt"),
+        ({"a.md": "x"}, "holds no .txt"),
+        ({"a.jsonl": "not json\n"}, "a.jsonl:1"),
+        ({"a.jsonl": '{"other": "x"}\n'}, "a.jsonl:1"),
+        ({"a.jsonl": "[1]\n"}, "a.jsonl:1"),
+        ({"a.txt": ""}, None),
+    ],
+)
+def test_folder_that_cannot_be_trained_on(tmp_path: Path, files: dict[str, str], message: str | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    spec = DataSpec(source="folder", path=str(tmp_path))
+    if message is None:
+        data.check_folder(spec)
+        return
+    with pytest.raises(data.DataError, match=message):
+        data.check_folder(spec)
+
+
+def test_missing_folder() -> None:
+    for path in ("", "/no/such/folder"):
+        with pytest.raises(data.DataError):
+            data.check_folder(DataSpec(source="folder", path=path))
+
+
+def test_documents_are_cut_at_line_ends(tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(5000)) + "x" * 20_000
+    (tmp_path / "long.txt").write_text(text)
+    pieces = [sample["text"] for _, sample in data.documents([str(tmp_path / "long.txt")], "text")]
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= data.DOCUMENT_CHARACTERS
+    assert pieces[0].endswith("\n")
+
+
+def test_shipped_tokenizer_fits_the_shipped_model() -> None:
+    vocabulary = json.loads((recipes.TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len(vocabulary) == 2048

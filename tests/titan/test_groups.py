@@ -1,0 +1,221 @@
+"""Groups that train together: records, heal, digests, two ranks a group."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.spec import DataSpec, TorchFTSpec
+from tests.helpers.waiting import eventually
+from tests.titan.groups import Groups, Rank, assert_equal_digests
+
+pytestmark = pytest.mark.trainers
+
+
+def assert_every_second_is_told(rank: Rank) -> None:
+    lines = rank.lines()
+    own = [line for line in lines if not line["overlaps"]]
+    assert own[0]["event"] == "start"
+    for before, after in itertools.pairwise(own):
+        assert after["start"] == before["t"], (before, after)
+    for line in rank.lines("step"):
+        assert sum(line["seconds"].values()) == pytest.approx(line["t"] - line["start"], abs=1e-3)
+        assert set(line["seconds"]) == {"data", "quorum", "compute", "commit", "heal"}
+
+
+def assert_whole_step_lines(rank: Rank, steps: int) -> None:
+    committed = [line for line in rank.lines("step") if line["committed"]]
+    assert [line["step"] for line in committed] == list(range(1, steps + 1))
+    for line in committed:
+        assert line["participants"] >= 1
+        assert line["loss"] > 0
+        assert line["gradient_norm"] > 0
+        assert (line["tokens"], line["samples"]) == (128, 2)
+        assert (line["group"], line["generation"], line["rank"]) == (rank.launch.group, 1, 0)
+
+
+def test_two_groups_train_to_the_end(groups: Groups) -> None:
+    first, second = (groups.start(group, steps=8) for group in (0, 1))
+    assert [rank.exit_code() for rank in (first, second)] == [0, 0], first.log()[-2000:] + second.log()[-2000:]
+    assert_equal_digests(first, second)
+    for rank in (first, second):
+        progress = rank.progress
+        assert progress is not None
+        assert (progress.phase, progress.step, progress.error) == ("finished", 8, "")
+        assert progress.replica_id.startswith(f"torchtitan_ft_{rank.launch.group}:")
+        assert progress.digest is not None
+        assert progress.digest.step == 8
+        assert_every_second_is_told(rank)
+        assert [line["event"] for line in rank.lines("imported", "built", "finished")] == [
+            "imported",
+            "built",
+            "finished",
+        ]
+        # a group that came late heals into the run and commits fewer
+        assert progress.commits == len([line for line in rank.lines("step") if line["committed"]])
+    whole = max((first, second), key=lambda rank: len(rank.lines("step")))
+    assert_whole_step_lines(whole, 8)
+
+
+def test_loss_is_the_mean_of_the_replicas(groups: Groups) -> None:
+    """Neither the local loss nor the sum: both log the same, near that of one replica alone."""
+    ranks = [groups.start(group, steps=6) for group in (0, 1)]
+    for rank in ranks:
+        assert rank.exit_code() == 0
+    told: list[dict[int, float]] = [
+        {line["step"]: line["loss"] for line in rank.lines("step") if line["participants"] == 2} for rank in ranks
+    ]
+    shared = set(told[0]) & set(told[1])
+    assert shared
+    for step in shared:
+        assert told[0][step] == pytest.approx(told[1][step], rel=1e-5)
+        # ln(2048) = 7.6 is what an untrained model has
+        assert 5 < told[0][step] < 9
+
+
+def test_first_gradient_is_the_mean_of_the_replicas(groups: Groups, tmp_path: Path) -> None:
+    """Two replicas on equal text have the gradient of one. TorchFT alone halves it: the one that heals adds zeros."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text("".join(f"line {number} of the same text\n" for number in range(200)))
+    fields = {"steps": 2, "data": DataSpec(source="folder", path=str(folder))}
+    pair = [groups.start(group, min_groups=2, **fields) for group in (0, 1)]
+    assert [rank.exit_code() for rank in pair] == [0, 0]
+    alone = groups.start(0, generation=2, **fields)
+    assert alone.exit_code() == 0
+    norms = [
+        [line["gradient_norm"] for line in rank.lines("step") if line["step"] == 1 and line["committed"]]
+        for rank in pair
+    ]
+    [[one], [other]] = norms
+    [solo] = [line["gradient_norm"] for line in alone.lines("step") if line["step"] == 1]
+    assert any(rank.lines("heal") for rank in pair)
+    assert one == other == pytest.approx(solo, rel=1e-3)
+
+
+@pytest.mark.parametrize("sync", ["0", "1"], ids=["async", "sync"])
+def test_killed_group_heals_to_equal_state(groups: Groups, sync: str) -> None:
+    quorum = {"SUPERVISOR_SYNC_QUORUM": sync}
+    survivor = groups.start(0, environment=quorum)
+    lost = groups.start(1, environment=quorum)
+    lost.reached(5, commits=2)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers", environment=quorum)
+    back.reached(lost.step + 1, commits=5)
+    assert survivor.running
+    survivor.ask("drain")
+    back.ask("drain")
+    assert [survivor.exit_code(), back.exit_code()] == [0, 0]
+    assert_equal_digests(survivor, back)
+    heals = back.lines("heal")
+    assert heals
+    assert heals[0]["transfer_s"] > 0
+    healing_step = back.lines("step")[0]
+    assert healing_step["healed"]
+    assert healing_step["seconds"]["heal"] > 0
+    assert_every_second_is_told(back)
+    # a replica's learning rate is that of its committed steps, however many attempts failed
+    rates = {line["step"]: line["lr"] for line in survivor.lines("step") if line["committed"]}
+    for line in back.lines("step"):
+        if line["committed"] and line["step"] in rates:
+            assert line["lr"] == rates[line["step"]]
+
+
+def test_two_groups_of_two_ranks_heal_to_equal_state(groups: Groups) -> None:
+    survivors = groups.start_group(0, 2, writer=True, checkpoint_interval_steps=5)
+    lost = groups.start_group(1, 2)
+    for rank in lost:
+        rank.reached(4, commits=2)
+    for rank in lost:
+        rank.kill()
+    back = groups.start_group(1, 2, generation=2, resume="peers")
+    for rank in back:
+        rank.reached(5, commits=4)
+    # the wish reaches one rank of each group: both of them obey at the same step
+    survivors[1].ask("drain")
+    back[0].ask("drain")
+    assert [rank.exit_code() for rank in (*survivors, *back)] == [0, 0, 0, 0], survivors[0].log()[-2000:]
+    for number in (0, 1):
+        assert_equal_digests(survivors[number], back[number])
+    assert survivors[0].digests() != survivors[1].digests(), "each rank hashes its own shard"
+    assert survivors[0].step == survivors[1].step
+    mark = survivors[0].progress.checkpoint  # type: ignore[union-attr]
+    assert mark is not None
+    assert mark.step == survivors[0].step
+    assert {name.name for name in os.scandir(mark.path)} >= {"__0_0.distcp", "__1_0.distcp", "complete.json"}
+
+
+def test_abort_frees_a_survivor_in_a_collective(groups: Groups) -> None:
+    """A frozen peer's sockets stay open: without the abort the survivor waits for the process group timeout."""
+    patient = TorchFTSpec(process_group_timeout_ms=90_000, join_timeout_ms=1000)
+    recipe = "tests.titan.recipes:that_freezes_group_1_in_step_5"
+    survivor, frozen = (groups.start(group, torchft=patient, recipe=recipe) for group in (0, 1))
+    frozen.stopped()
+
+    def waits_in_the_collective() -> bool:
+        assert survivor.ask("stacks")["ok"]
+        main_thread = (survivor.folder / "stacks.txt").read_text().split("Thread 0x")[-1]
+        return survivor.step == 4 and ("all_reduce" in main_thread or "allreduce" in main_thread)
+
+    eventually(waits_in_the_collective, 30)
+    before, failed = survivor.step, survivor.progress.failed_commits  # type: ignore[union-attr]
+    assert survivor.ask("abort") == {"ok": True}
+    survivor.reached(before + 3)
+    assert survivor.progress is not None
+    assert survivor.progress.failed_commits > failed, "the aborted step is not committed"
+    uncommitted = [line for line in survivor.lines("step") if not line["committed"]]
+    assert uncommitted
+    # thawed, it heals and goes on as a member
+    frozen.signal(signal.SIGCONT)
+    frozen.reached(before + 5)
+    eventually(lambda: survivor.progress is not None and survivor.progress.participants == 2, 30, "both step again")
+    survivor.ask("drain")
+    frozen.ask("drain")
+    assert [survivor.exit_code(), frozen.exit_code()] == [0, 0]
+    assert_equal_digests(survivor, frozen)
+
+
+def listening_addresses(pid: int) -> set[str]:
+    """Local addresses of a process's listening TCP sockets."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{name}") if os.path.lexists(f"/proc/{pid}/fd/{name}") else ""
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for family in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{family}", encoding="ascii") as table:
+            for row in list(table)[1:]:
+                columns = row.split()
+                if columns[3] == "0A" and columns[9] in inodes:
+                    found.add(f"{family} {columns[1].partition(':')[0]}")
+    return found
+
+
+def test_listens_at_the_nodes_address_alone(groups: Groups) -> None:
+    ranks = groups.start_group(0, 2, groups=1)
+    for rank in ranks:
+        rank.reached(2)
+    # 127.0.0.1, little-endian
+    assert {address for rank in ranks for address in listening_addresses(rank.pid)} == {"tcp 0100007F"}
+
+
+def test_checks_of_a_rank_that_cannot_be_built(groups: Groups) -> None:
+    rank = groups.start(0, overrides={"training.seqlen": 64})
+    assert rank.exit_code() == 1
+    assert rank.progress is not None
+    assert rank.progress.phase == "failed"
+    assert "training.seqlen" in rank.progress.error
+    told: dict[str, Any] = json.loads((rank.folder / "error.json").read_text())["message"]
+    assert told["message"].startswith("ConfigError: ")
+    assert "Traceback" in told["extraInfo"]["py_callstack"]
+    assert told["extraInfo"]["timestamp"].isdecimal()
+    assert "trainer failed: ConfigError" in rank.log()
+    assert rank.lines("failed")

@@ -1,0 +1,50 @@
+"""`python -m titan_actor.check`: reads a RunRecord on stdin, prints what is wrong with its Titan part.
+
+Prints {"problems": [{"key", "value", "message", "nearest"}, ...]}; exit code 0 without problems, 1 with some,
+2 when stdin is no RunRecord.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+
+from supervisor.core.spec import TitanSpec
+from supervisor.wire.records import RecordError, RunRecord, decode
+from titan_actor import mends
+
+
+def problems(titan: TitanSpec) -> list[dict[str, object]]:
+    """All that is wrong with a spec, as JSON values: key from the top of the run file, value, message, nearest key."""
+    mends.apply()
+    from titan_actor import config
+
+    try:
+        built = config.from_spec(titan)
+    except config.ConfigError as error:
+        return [dataclasses.asdict(problem) for problem in error.problems]
+    problem = config.vocabulary_problem(built)
+    return [dataclasses.asdict(problem)] if problem else []
+
+
+def main() -> int:
+    """Read stdin, print, and return the exit code."""
+    # torchtitan's imports print warnings; stdout is for the answer alone
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        titan = decode(sys.stdin.read(), RunRecord).spec.titan
+    except RecordError as error:
+        print(f"stdin is no RunRecord: {error}", file=sys.stderr)
+        return 2
+    found = problems(titan)
+    json.dump({"problems": found}, answer, default=str)
+    answer.write("\n")
+    answer.flush()
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

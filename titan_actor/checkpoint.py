@@ -1,0 +1,225 @@
+"""Checkpoints on disk: the last resort, when no peer is left to heal from.
+
+One group writes, all its ranks, to `<run_dir>/checkpoints/step-<step>.g<group>.gen<generation>/`. The state is copied
+in memory between two steps and written by a thread; the marker `complete.json` comes last, so a folder without it is
+torn. The path carries the generation, so a frozen writer that thaws harms nobody; only the holder of the pointer purges.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from supervisor.wire.records import CheckpointMark, RecordError, TrainerLaunch, decode, encode
+from titan_actor.control import Agreement
+
+log = logging.getLogger(__name__)
+
+MARKER = "complete.json"
+FULL_BYTES = 1 << 20
+"""A disk with less room than this is the reason, whatever torch calls the failure."""
+
+NAME = re.compile(r"step-(\d+)\.g(\d+)\.gen(\d+)")
+
+
+class CheckpointLost(RuntimeError):
+    """There should be a checkpoint to resume from, and none can be read."""
+
+
+def mark_of(folder: Path) -> CheckpointMark | None:
+    """The marker of a complete checkpoint, at the folder where it is now; None for a torn one."""
+    try:
+        mark = decode((folder / MARKER).read_bytes(), CheckpointMark)
+    except (OSError, RecordError):
+        return None
+    return CheckpointMark(step=mark.step, path=str(folder), group=mark.group, generation=mark.generation)
+
+
+def listed(run_dir: str) -> list[tuple[int, Path, CheckpointMark | None]]:
+    """(step, folder, mark or None if torn) of all checkpoints, the newest first."""
+    top = Path(run_dir) / "checkpoints"
+    folders = [(match, folder) for folder in top.glob("step-*") if (match := NAME.fullmatch(folder.name))]
+    folders.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][3])), reverse=True)
+    return [(int(match[1]), folder, mark_of(folder)) for match, folder in folders]
+
+
+def purge(run_dir: str, pointer: CheckpointMark, kept: int) -> list[Path]:
+    """Remove what the pointer's holder may remove; returns it.
+
+    Of the complete ones up to the pointer the newest `kept` stay, the pointer's own always; torn ones older than it go.
+    """
+    found = listed(run_dir)
+    complete = [folder for step, folder, mark in found if mark is not None and step <= pointer.step]
+    stay = {Path(pointer.path).name, *(folder.name for folder in complete[: max(1, kept)])}
+    gone = [folder for folder in complete if folder.name not in stay]
+    gone += [folder for step, folder, mark in found if mark is None and step < pointer.step]
+    for folder in gone:
+        # the marker first: a half removed folder must not look complete
+        (folder / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    return gone
+
+
+class Checkpoints:
+    """Saves and loads the state of one group."""
+
+    def __init__(
+        self,
+        launch: TrainerLaunch,
+        trainer: Any,
+        agreement: Agreement,
+        done: Callable[[CheckpointMark | None, str, float], None],
+    ) -> None:
+        """`done(mark, error, started_unix_s)` is called in another thread after each save, on every rank."""
+        import torch.distributed as dist
+
+        self._launch, self._trainer, self._agreement, self._done = launch, trainer, agreement, done
+        self._manager = trainer.ft_manager.manager
+        # a group of its own: the writing thread's collectives must not mix with the training's
+        self._group = dist.new_group(backend="gloo")
+        self._running: Future[Any] | None = None
+        self._finished = threading.Event()
+        self._finished.set()
+        self.saved_step = -1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return not self._finished.is_set()
+
+    def save(self, step: int) -> None:
+        """Copy the state and start to write it. A failure is reported to `done`, never raised."""
+        import torch.distributed.checkpoint as dcp
+
+        started = time.time()
+        launch = self._launch
+        folder = Path(launch.run_dir) / "checkpoints" / f"step-{step}.g{launch.group}.gen{launch.generation}"
+        mark = CheckpointMark(step=step, path=str(folder), group=launch.group, generation=launch.generation)
+        self.saved_step = step
+        self._finished.clear()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            writer = dcp.FileSystemWriter(folder, thread_count=1)
+            self._running = dcp.async_save(self._state(), storage_writer=writer, process_group=self._group)
+        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+            self._end(mark, error, started)
+            return
+        self._running.add_done_callback(lambda future: self._end(mark, future.exception(), started))
+
+    def wait(self) -> None:
+        """Wait until the running save has ended, well or not."""
+        self._finished.wait()
+
+    def load(self) -> int | None:
+        """Load the launch's checkpoint, else the newest complete one; returns its step, None if there never was one.
+
+        Sets the manager's step too. Raises CheckpointLost when there should be one and none can be read.
+        """
+        for mark in self._agreement.choose(self._candidates()):
+            error = self._load(mark)
+            if error is None:
+                return int(mark.step)
+            log.warning("checkpoint %s cannot be read: %s", mark.path, error)
+        if self._launch.checkpoint is None and not self._agreement.choose(self._candidates()):
+            return None
+        raise CheckpointLost(f"no checkpoint can be read, the newest should be {self._launch.checkpoint}")
+
+    def _candidates(self) -> list[CheckpointMark]:
+        wanted = self._launch.checkpoint
+        found = [mark for _, _, mark in listed(self._launch.run_dir) if mark is not None]
+        if wanted is None:
+            return found
+        if mark_of(Path(wanted.path)) is None:
+            log.warning("checkpoint %s is torn or gone: falling back to the newest complete one", wanted.path)
+            return found
+        return [wanted, *(mark for mark in found if mark.path != wanted.path and mark.step <= wanted.step)]
+
+    def _load(self, mark: CheckpointMark) -> Exception | None:
+        import torch.distributed.checkpoint as dcp
+
+        state = self._state()
+        try:
+            dcp.load(state, storage_reader=dcp.FileSystemReader(mark.path), process_group=self._group)
+        except (OSError, RuntimeError, ValueError, dcp.api.CheckpointException) as error:
+            return error
+        trainer = self._trainer
+        for part in trainer.model_parts:
+            part.load_state_dict(state["model"], strict=False)
+        _live_optimizers().load_state_dict(trainer.optimizers, state["optimizer"])
+        trainer.lr_schedulers.load_state_dict(state["lr_schedulers"])
+        trainer.ntokens_seen = state["train"]["ntokens_seen"]
+        self._manager.load_state_dict({name: state["train"][name] for name in ("step", "batches_committed")})
+        return None
+
+    def _state(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "model": {name: value for part in trainer.model_parts for name, value in part.state_dict().items()},
+            # not the TorchFT container's own: that is cached at start (findings, 6)
+            "optimizer": _live_optimizers().state_dict(trainer.optimizers),
+            "lr_schedulers": trainer.lr_schedulers.state_dict(),
+            "train": {**self._manager.state_dict(), "ntokens_seen": trainer.ntokens_seen},
+        }
+
+    def _end(self, mark: CheckpointMark, error: BaseException | None, started: float) -> None:
+        folder = Path(mark.path)
+        text = ""
+        if error is None and self._launch.rank == 0:
+            try:
+                _write_marker(folder, mark)
+            except OSError as late:
+                error = late
+        if error is not None:
+            text = f"checkpoint of step {mark.step} failed: {_reason(error, folder)}"
+            log.warning("%s; training goes on", text)
+            if self._launch.rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+        try:
+            self._done(None if error is not None else mark, text, started)
+        finally:
+            self._finished.set()
+
+
+def _live_optimizers() -> Any:
+    from torchtitan.components.optimizer import OptimizersContainer
+
+    return OptimizersContainer
+
+
+def _write_marker(folder: Path, mark: CheckpointMark) -> None:
+    scratch = folder / f"{MARKER}.tmp"
+    with open(scratch, "wb") as file:
+        file.write(encode(mark))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, folder / MARKER)
+    for synced in (folder, folder.parent):
+        descriptor = os.open(synced, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _reason(error: BaseException, folder: Path) -> str:
+    """What failed, in a line: DCP wraps each rank's error in a page of traceback, and torch.save hides a full disk."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    try:
+        free = shutil.disk_usage(folder.parent).free
+    except OSError:
+        free = FULL_BYTES
+    if free < FULL_BYTES:
+        return f"{os.strerror(errno.ENOSPC)} ({free} bytes left in {folder.parent})"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,137 @@
+"""`command.sock`: a JSON line in, a JSON line out, served by a thread beside the training.
+
+| request | answer |
+|---|---|
+| {"do":"status"} | the progress record |
+| {"do":"drain","at_step":S or null} | ends cleanly after the current step, or once S steps are committed |
+| {"do":"checkpoint"} | writes one after the current step (the writer group only) |
+| {"do":"stacks"} | all threads' stacks are in stacks.txt |
+| {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
+| {"do":"writer","writer":bool,"pointer":CheckpointMark or null} | writes checkpoints from now on, or no longer |
+
+Errors: {"error": text}.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from supervisor.wire.records import CheckpointMark, RecordError, TrainerLaunch, decode, encode
+from titan_actor.control import Control
+from titan_actor.report import Report
+
+log = logging.getLogger(__name__)
+
+LONGEST_REQUEST = 64 * 1024
+
+
+class Commands:
+    """The thread and its socket."""
+
+    def __init__(self, launch: TrainerLaunch, report: Report, control: Control) -> None:
+        self._launch, self._report, self._control = launch, report, control
+        self._stacks = Stacks(Path(launch.rank_dir) / "stacks.txt")
+        self._path = Path(launch.rank_dir) / "command.sock"
+        self._path.unlink(missing_ok=True)
+        self._socket = _listen(self._path)
+        self.abort: Callable[[], None] | None = None
+        """Set when there is a process group to abort."""
+        self.purge: Callable[[], None] | None = None
+        threading.Thread(target=self._serve, name="commands", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._path.unlink(missing_ok=True)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._converse, args=(connection,), name="command", daemon=True).start()
+
+    def _converse(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as lines:
+            try:
+                while line := lines.readline(LONGEST_REQUEST):
+                    lines.write(json.dumps(self._answer(line)).encode() + b"\n")
+                    lines.flush()
+            except OSError:
+                # whoever asked has gone
+                return
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            return self._do(request.get("do"), request)
+        except (ValueError, AttributeError, TypeError, RecordError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _do(self, what: Any, request: dict[str, Any]) -> dict[str, Any]:
+        if what == "status":
+            return {"ok": True, "progress": json.loads(encode(self._report.progress))}
+        if what == "drain":
+            at_step = request.get("at_step")
+            if at_step is not None and (not isinstance(at_step, int) or isinstance(at_step, bool)):
+                raise TypeError("at_step must be a number of steps or null")
+            self._control.drain(at_step)
+        elif what == "checkpoint":
+            if not self._control.writer:
+                return {"error": "this group does not write checkpoints"}
+            self._control.checkpoint()
+        elif what == "stacks":
+            return {"ok": True, "path": self._stacks.dump()}
+        elif what == "abort":
+            if self.abort is None:
+                return {"error": "there is no process group yet"}
+            self.abort()
+        elif what == "writer":
+            self._become(request)
+        else:
+            return {"error": f"unknown command {what!r}"}
+        return {"ok": True}
+
+    def _become(self, request: dict[str, Any]) -> None:
+        writer, pointer = request.get("writer"), request.get("pointer")
+        if not isinstance(writer, bool):
+            raise TypeError("writer must be true or false")
+        self._control.write(writer, None if pointer is None else decode(json.dumps(pointer), CheckpointMark))
+        if self.purge is not None:
+            self.purge()
+
+
+class Stacks:
+    """All threads' stacks into a file, on command or on SIGUSR1, which works while a thread holds the GIL."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (the signal handler writes to it at any time)
+        faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True, chain=False)
+
+    def dump(self) -> str:
+        """Write them now; returns the path."""
+        faulthandler.dump_traceback(file=self._file, all_threads=True)
+        return str(self._path)
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # a socket's path may be 107 bytes long, a rank folder's more: reach it through its open folder
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+    listener.listen(8)
+    return listener

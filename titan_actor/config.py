@@ -1,0 +1,197 @@
+"""From a TitanSpec to a TorchTitan config: recipe, data, checked overrides, and what only the supervisor may set."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Union
+
+from supervisor.core.spec import TitanSpec
+from supervisor.wire.records import TrainerLaunch
+from titan_actor import data, mends, recipes
+
+RESERVED = {
+    "training.steps": "titan.steps",
+    "debug.seed": "titan.seed",
+    "dataloader.dataset": "titan.data",
+    "dataloader.dataset_path": "titan.data",
+    "dump_folder": "the run's own folder",
+    "checkpoint": "titan.checkpoint_interval_steps and titan.checkpoints_kept",
+    "fault_tolerance": "groups and torchft",
+}
+"""Fields that the run file sets by a key of its own: an override would fight with it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a run file's Titan part; `key` is its path from the top of the run file."""
+
+    key: str
+    value: Any
+    message: str
+    nearest: str = ""
+
+
+class ConfigError(ValueError):
+    """The config cannot be built; `problems` says all that is wrong."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(f"{problem.key}: {problem.message}" for problem in problems))
+        self.problems = problems
+
+
+def from_spec(titan: TitanSpec) -> Any:
+    """The config of a spec, checked and mended; raises ConfigError with every problem found."""
+    try:
+        config = recipes.load(titan.recipe)
+    except recipes.RecipeError as error:
+        near = _nearest(titan.recipe, list(recipes.SHIPPED))
+        raise ConfigError([Problem("titan.recipe", titan.recipe, str(error), near)]) from error
+    problems = [problem for key, value in titan.overrides.items() if (problem := _override(config, key, value))]
+    problems += _unsupported(config)
+    try:
+        config.dataloader.dataset = data.register(titan.data)
+        config.dataloader.dataset_path = None
+        data.check_folder(titan.data)
+    except (data.DataError, OSError) as error:
+        problems.append(Problem("titan.data.path", titan.data.path, str(error)))
+    config.training.steps, config.debug.seed = titan.steps, titan.seed
+    # its place is taken by checkpoint.py and cursor.py (mends.NOTES)
+    config.checkpoint.enable = False
+    mends.apply_to("config", config)
+    if not problems:
+        try:
+            # the recipe's own checks ran before the overrides
+            config.__post_init__()
+        except ValueError as error:
+            problems.append(Problem("titan.overrides", dict(titan.overrides), str(error)))
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def for_launch(launch: TrainerLaunch) -> Any:
+    """The config of one rank; raises ConfigError."""
+    config = from_spec(launch.titan)
+    config.dump_folder = launch.rank_dir
+    ft = config.fault_tolerance
+    ft.enable, ft.semi_sync_method = True, None
+    ft.process_group = "nccl" if mends.on_gpu() else "gloo"
+    ft.process_group_timeout_ms = launch.torchft.process_group_timeout_ms
+    ft.replica_id, ft.group_size, ft.min_replica_size = launch.group, launch.groups, launch.min_groups
+    return config
+
+
+def vocabulary_problem(config: Any) -> Problem | None:
+    """Whether the tokenizer gives tokens that the model has no row for."""
+    try:
+        tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
+    except OSError as error:
+        return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, str(error))
+    size, rows = tokenizer.get_vocab_size(), config.model_spec.model.vocab_size
+    if size <= rows:
+        return None
+    message = f"the tokenizer has {size} tokens, the model {rows} rows"
+    return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message)
+
+
+def _unsupported(config: Any) -> list[Problem]:
+    from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
+
+    if isinstance(config.optimizer, TorchFTOptimizersContainer.Config):
+        return []
+    name = type(config.optimizer).__qualname__
+    return [Problem("titan.recipe", name, "the optimizer must be a TorchFTOptimizersContainer: it asks for the quorum")]
+
+
+def _override(config: Any, key: str, value: Any) -> Problem | None:
+    """Set one field, or say why not."""
+    place = f"titan.overrides.{key}"
+    for reserved, instead in RESERVED.items():
+        if key == reserved or key.startswith(f"{reserved}."):
+            return Problem(place, value, f"is not an override: set {instead}", instead if "." in instead else "")
+    *path, leaf = key.split(".")
+    owner = config
+    for name in path:
+        owner = getattr(owner, name, None) if name in _fields(owner) else None
+    hint = _fields(owner).get(leaf)
+    if hint is None:
+        near = _nearest(key, [name for name in _paths(config) if not _reserved(name)])
+        return Problem(place, value, f"{key!r} = {value!r}: no such field", f"titan.overrides.{near}" if near else "")
+    if not _fits(value, hint):
+        return Problem(place, value, f"{key!r} = {value!r}: expected {_named(hint)}, not {type(value).__name__}")
+    setattr(owner, leaf, value)
+    return None
+
+
+def _reserved(path: str) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in RESERVED)
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not close and "." in key:
+        # a right leaf in the wrong place scores low on the whole path
+        leaves = {name.rpartition(".")[2]: name for name in known}
+        close = [leaves[leaf] for leaf in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.8)]
+    return close[0] if close else ""
+
+
+def _fields(owner: Any) -> dict[str, Any]:
+    """Name -> type of a dataclass instance's fields; empty for anything else."""
+    if not dataclasses.is_dataclass(owner) or isinstance(owner, type):
+        return {}
+    try:
+        hints = typing.get_type_hints(type(owner))
+    except (NameError, TypeError):
+        # a type named only under TYPE_CHECKING
+        hints = {}
+    return {field.name: hints.get(field.name, Any) for field in dataclasses.fields(owner)}
+
+
+def _paths(owner: Any, prefix: str = "") -> Iterator[str]:
+    for name in _fields(owner):
+        value = getattr(owner, name)
+        if _fields(value):
+            yield from _paths(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from TOML or JSON is of a type. An int is a float; nothing else is coerced."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin is typing.Annotated:
+        return _fits(value, arguments[0])
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint in (int, bool, str, list, dict):
+        return type(value) is hint
+    return False
+
+
+def _named(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_named(argument) for argument in arguments)
+    if hint is type(None):
+        return "nothing"
+    return getattr(hint, "__name__", str(hint)) if origin is None else str(hint)

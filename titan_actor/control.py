@@ -1,0 +1,100 @@
+"""What was asked of this trainer from outside, and how the ranks of a group come to obey it at the same step."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from supervisor.wire.records import CheckpointMark
+
+NEVER = 2**62
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What all ranks of the group do at the end of this step."""
+
+    stop_at: int = NEVER
+    """End cleanly when so many steps are committed; 0: now."""
+    checkpoint: bool = False
+    writer: bool = False
+
+
+class Control:
+    """Wishes as they come in, from the command thread and the signal handler."""
+
+    def __init__(self, writer: bool) -> None:
+        # re-entrant: the SIGTERM handler runs in the main thread, wherever that is
+        self._lock = threading.RLock()
+        self._stop_at = NEVER
+        self._checkpoint = False
+        self._writer = writer
+        self.pointer: CheckpointMark | None = None
+        """The newest complete checkpoint of the run, as the supervisor last said."""
+        self.in_haste = False
+        """Ended by a signal: whoever sent it kills soon, so no last checkpoint."""
+
+    @property
+    def writer(self) -> bool:
+        """Whether this rank was told to write checkpoints."""
+        return self._writer
+
+    def drain(self, at_step: int | None) -> None:
+        """End after `at_step` committed steps, or after the current step. The earliest wish counts."""
+        with self._lock:
+            self._stop_at = min(self._stop_at, at_step or 0)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint after the current step."""
+        with self._lock:
+            self._checkpoint = True
+
+    def write(self, writer: bool, pointer: CheckpointMark | None) -> None:
+        """Become, or stop being, the writer, and learn the pointer."""
+        with self._lock:
+            self._writer = writer
+            self.pointer = pointer
+
+    def take(self) -> Wishes:
+        """The wishes so far; a checkpoint is asked for once."""
+        with self._lock:
+            wishes = Wishes(self._stop_at, self._checkpoint, self._writer)
+            self._checkpoint = False
+        return wishes
+
+
+class Agreement:
+    """One small all-reduce at the end of each step: a wish that reached one rank is obeyed by all at once.
+
+    Who writes is rank 0's word. A group of one rank agrees with itself for nothing.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        import torch.distributed as dist
+
+        self._rank = rank
+        self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
+
+    def on(self, wishes: Wishes) -> Wishes:
+        """What the group does. Raises RuntimeError when a rank of the group is lost."""
+        if self._group is None:
+            return wishes
+        import torch
+        import torch.distributed as dist
+
+        writer = int(wishes.writer and self._rank == 0)
+        asked = torch.tensor([-wishes.stop_at, int(wishes.checkpoint), writer], dtype=torch.int64)
+        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self._group)
+        stop, checkpoint, writes = asked.tolist()
+        return Wishes(-stop, bool(checkpoint), bool(writes))
+
+    def choose(self, value: Any) -> Any:
+        """Rank 0's value, on all ranks."""
+        if self._group is None:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group, device=None)
+        return box[0]

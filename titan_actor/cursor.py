@@ -1,0 +1,82 @@
+"""Where each rank is in its own data.
+
+A group that heals takes the model from a peer, but its place in the data is its own: it is kept in small files under
+the run's folder. `live` is at most LIVE_EVERY_S old and is used after a restart; one is kept for each checkpoint's step.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+LIVE_EVERY_S = 1.0
+"""A restart repeats at most this much of its data; more often would load a shared file system."""
+
+
+class Cursor:
+    """The place in the data of one rank."""
+
+    def __init__(self, run_dir: str, group: int, rank: int, dataloader: Any) -> None:
+        self._top = Path(run_dir) / "data"
+        self._name = f"g{group}.r{rank}.json"
+        self._loader = dataloader
+        self._last = 0.0
+        self._full = False
+
+    def live(self) -> None:
+        """Keep the place for a restart, unless it was kept a moment ago."""
+        now = time.monotonic()
+        if now - self._last >= LIVE_EVERY_S:
+            self._last = now
+            self._write(self._top / "live")
+
+    def at(self, step: int) -> None:
+        """Keep the place that belongs to the checkpoint of a step."""
+        self._write(self._top / f"step-{step}")
+
+    def load(self, step: int | None) -> str:
+        """Go to where this rank was: at a step's checkpoint, or (None) where it was last. Returns which, or ""."""
+        found = self._top / (f"step-{step}" if step is not None else "live") / self._name
+        try:
+            state = json.loads(found.read_text(encoding="utf-8"))
+            places = {name: base64.b64decode(place) for name, place in state["places"].items()}
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, KeyError) as error:
+            log.warning("the place in the data is lost: %s: %s", found, error)
+            return ""
+        if state["world_size"] != self._loader.dp_world_size:
+            log.warning("the place in the data is of another number of ranks (%s): starting anew", state["world_size"])
+            return ""
+        self._loader.load_state_dict({**places, "world_size": state["world_size"]})
+        return found.parent.name
+
+    def purge(self, before_step: int) -> None:
+        """Remove the places of checkpoints older than a step."""
+        for folder in self._top.glob("step-*"):
+            number = folder.name.removeprefix("step-")
+            if number.isdecimal() and int(number) < before_step:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(self, folder: Path) -> None:
+        state = dict(self._loader.state_dict())
+        world_size = state.pop("world_size")
+        places = {name: base64.b64encode(place).decode() for name, place in state.items()}
+        scratch = folder / f".{self._name}.{os.getpid()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(json.dumps({"world_size": world_size, "places": places}), encoding="utf-8")
+            os.replace(scratch, folder / self._name)
+            self._full = False
+        except OSError as error:
+            if not self._full:
+                log.warning("the place in the data is not kept: %s", error)
+            self._full = True

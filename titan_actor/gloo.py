@@ -1,0 +1,94 @@
+"""Freeing a collective that waits for a lost peer.
+
+In torch 2.13 gloo's abort and shutdown return at once and free nothing, and TorchFT's abort then drops the last
+reference to the group, whose destructor waits for the collective while it holds the GIL: the whole process hangs.
+Shutting the group's own connections down makes the collective fail at once, as if the peer's process had died.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+Sockets = dict[int, str]
+"""Descriptor -> inode: a descriptor alone may have been closed and given to something else since."""
+
+
+def open_sockets() -> Sockets:
+    """This process's sockets."""
+    found: Sockets = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found[int(name)] = target
+    return found
+
+
+def shut_down(sockets: Sockets, listening: set[int]) -> int:
+    """Shut those TCP connections down that are still open; returns how many.
+
+    `listening` are ports of this group's servers: connections from or to them are not the collective's.
+    """
+    now, count = open_sockets(), 0
+    for descriptor, inode in sockets.items():
+        if now.get(descriptor) != inode:
+            continue
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                ends = {connection.getsockname()[1], connection.getpeername()[1]}
+                if not ends & listening:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
+        except OSError:
+            # not connected, or closed meanwhile
+            continue
+    return count
+
+
+def mend() -> None:
+    """Give torchft.process_group.ProcessGroupGloo an abort that works. Idempotent."""
+    from torchft.process_group import ProcessGroupGloo
+
+    if hasattr(ProcessGroupGloo, "supervisor_listening"):
+        return
+    create, abort = ProcessGroupGloo._create_pg, ProcessGroupGloo.abort
+
+    def create_and_remember(self: Any, *args: Any) -> Any:
+        before = open_sockets()
+        group = create(self, *args)
+        self.supervisor_sockets = {d: inode for d, inode in open_sockets().items() if before.get(d) != inode}
+        return group
+
+    def abort_connections(self: Any, errored: bool = True) -> None:
+        if not errored:
+            # before a reconfiguration: nothing is running, and the old group is to go
+            abort(self, errored=False)
+            return
+        shut_down(getattr(self, "supervisor_sockets", {}), self.supervisor_listening)
+
+    ProcessGroupGloo._create_pg = create_and_remember
+    ProcessGroupGloo.abort = abort_connections
+    ProcessGroupGloo.supervisor_listening = set()
+
+
+def servers_of(manager: Any, lighthouse: str, store_port: int) -> set[int]:
+    """Ports that this group's manager, store and heal server listen on, and the lighthouse's."""
+    addresses = (manager._store.get("manager_addr").decode(), manager._checkpoint_transport.address(), lighthouse)
+    return {store_port, *(_port(address) for address in addresses)}
+
+
+def _port(address: str) -> int:
+    return int(address.removeprefix("http://").split("/")[0].rpartition(":")[2])
+
+
+def abort_of(manager: Any) -> Callable[[], None]:
+    """What frees the survivors of a lost group: the running collective fails, its step is not committed."""
+    group = manager._pg
+    return lambda: group.abort()

@@ -1,0 +1,111 @@
+"""What a healing replica takes from a peer, and the hash by which replicas are compared.
+
+TorchTitan's own pair is not used: its optimizer state is cached at start, so the learning rate is stale, and reading
+the model's state runs FSDP hooks that reshard in the middle of the peer's forward pass (or deadlock with two ranks).
+Here the state is references to this rank's local shards: reading it runs no hook and no collective, and writing it
+copies in place. The data loader's place is a rank's own and never comes from a peer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def local(value: Any) -> Any:
+    """This rank's shard of a DTensor, by reference; anything else as it is."""
+    return value._local_tensor if hasattr(value, "_local_tensor") else value
+
+
+class HealState:
+    """The state pair that TorchFT calls: `save` on a peer (in the quorum's thread), `load` on the healing one."""
+
+    def __init__(self, trainer: Any, loaded: Callable[[], None]) -> None:
+        """`loaded` is called after a load, in the main thread."""
+        self._trainer = trainer
+        self._loaded = loaded
+        self._optimizers = list(trainer.optimizers.optimizers)
+        self._parameters = [
+            [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for optimizer in self._optimizers
+        ]
+        self._extra: dict[str, Any] = {}
+        self.snapshot()
+
+    def snapshot(self) -> None:
+        """Take the small state that a step changes before its commit. Call it before asking for a quorum."""
+        self._extra = {
+            "lr_schedulers": dict(self._trainer.lr_schedulers.state_dict()),
+            "ntokens_seen": int(self._trainer.ntokens_seen),
+        }
+
+    def save(self) -> dict[str, Any]:
+        """References to all that a peer needs; valid until the next optimizer step."""
+        if torch.accelerator.is_available():
+            # the copy runs on another stream than the optimizer's last step
+            torch.accelerator.synchronize()
+        return {
+            "parameters": [[local(p.detach()) for p in parameters] for parameters in self._parameters],
+            "states": [
+                [{name: local(value) for name, value in optimizer.state[p].items()} for p in parameters]
+                for optimizer, parameters in zip(self._optimizers, self._parameters, strict=True)
+            ],
+            "groups": [
+                [{name: value for name, value in group.items() if name != "params"} for group in o.param_groups]
+                for o in self._optimizers
+            ],
+            "buffers": [[local(buffer) for buffer in part.buffers()] for part in self._trainer.model_parts],
+            **self._extra,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Copy a peer's state into this rank's own tensors."""
+        with torch.no_grad():
+            self._load(state)
+        self._loaded()
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for index, optimizer in enumerate(self._optimizers):
+            mine = self._parameters[index]
+            for p, peer in zip(mine, state["parameters"][index], strict=True):
+                local(p).copy_(peer)
+            for p, peer in zip(mine, state["states"][index], strict=True):
+                _load_state(optimizer.state[p], peer)
+        for part, buffers in zip(self._trainer.model_parts, state["buffers"], strict=True):
+            for buffer, peer in zip(part.buffers(), buffers, strict=True):
+                local(buffer).copy_(peer)
+        self._trainer.lr_schedulers.load_state_dict(state["lr_schedulers"])
+        # after the schedule, which sets the learning rate too
+        for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
+            for group, peer in zip(optimizer.param_groups, groups, strict=True):
+                group.update(peer)
+        self._trainer.ntokens_seen = state["ntokens_seen"]
+
+    def digest(self) -> str:
+        """blake2b of this rank's parameters, optimizer state and learning rates, as hexadecimal."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for optimizer, parameters in zip(self._optimizers, self._parameters, strict=True):
+            for group in optimizer.param_groups:
+                hashed.update(repr(float(group["lr"])).encode())
+            for p in parameters:
+                hashed.update(_bytes(p.detach()))
+                for name, value in sorted(optimizer.state[p].items()):
+                    hashed.update(name.encode())
+                    hashed.update(_bytes(value) if torch.is_tensor(value) else repr(value).encode())
+        return hashed.hexdigest()
+
+
+def _load_state(mine: dict[str, Any], peer: dict[str, Any]) -> None:
+    for name, value in peer.items():
+        if torch.is_tensor(value):
+            local(mine[name]).copy_(value)
+        else:
+            mine[name] = value
+
+
+def _bytes(value: Any) -> Any:
+    # as bytes whatever the type: numpy has no bfloat16
+    return local(value).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

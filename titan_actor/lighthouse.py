@@ -1,0 +1,107 @@
+"""`python -m titan_actor.lighthouse`: TorchFT's lighthouse on loopback, beating for whom its gate names.
+
+Prints {"port": P}; reads lines {"beat": [replica ids]} and heartbeats those every 20 ms until the next line; ends at
+end of file. Loads TorchFT's native module alone: the package would bring torch along (235 MB against about 20).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+BEAT_EVERY_S = 0.02
+"""A seventh of the default heartbeat timeout: a few late beats drop nobody (findings: `A warm start`)."""
+
+SLOW_BEAT_S = 1.0
+
+
+def native() -> Any:
+    """torchft._torchft, without the package around it. Raises ImportError when torchft is not installed."""
+    package = importlib.util.find_spec("torchft")
+    for folder in package.submodule_search_locations or () if package else ():
+        for suffix in EXTENSION_SUFFIXES:
+            file = Path(folder) / f"_torchft{suffix}"
+            if file.exists():
+                spec = importlib.util.spec_from_file_location("_torchft", file)
+                assert spec is not None
+                assert spec.loader is not None
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                return module
+    raise ImportError("torchft's native module is not installed")
+
+
+class Beats:
+    """Heartbeats the ids of the newest list, from a thread."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._ids: tuple[str, ...] = ()
+        threading.Thread(target=self._run, name="beats", daemon=True).start()
+
+    def set(self, ids: tuple[str, ...]) -> None:
+        """Beat for these from the next round on, and for no other."""
+        self._ids = ids
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while True:
+            for replica_id in self._ids:
+                try:
+                    self._client.heartbeat(replica_id, timeout=timedelta(seconds=SLOW_BEAT_S))
+                except (RuntimeError, TimeoutError, OSError) as error:
+                    print(f"a beat for {replica_id} failed: {error}", file=sys.stderr, flush=True)
+            due = max(due + BEAT_EVERY_S, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def beat_list(line: str) -> tuple[str, ...]:
+    """The ids of a line from the gate; raises ValueError for anything else."""
+    ids = json.loads(line)["beat"]
+    if not isinstance(ids, list) or not all(isinstance(replica_id, str) for replica_id in ids):
+        raise ValueError("beat must be a list of replica ids")
+    return tuple(ids)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until stdin ends."""
+    parser = argparse.ArgumentParser(prog="titan_actor.lighthouse")
+    parser.add_argument("--min-replicas", type=int, required=True)
+    parser.add_argument("--join-timeout-ms", type=int, required=True)
+    parser.add_argument("--heartbeat-timeout-ms", type=int, default=150)
+    parser.add_argument(
+        "--quorum-tick-ms", type=int, default=20, help="how often it looks; a drop waits up to one more"
+    )
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("RUST_LOG", "warn")
+    torchft = native()
+    server = torchft.LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=options.min_replicas,
+        join_timeout_ms=options.join_timeout_ms,
+        quorum_tick_ms=options.quorum_tick_ms,
+        heartbeat_timeout_ms=options.heartbeat_timeout_ms,
+    )
+    port = int(server.address().rpartition(":")[2])
+    beats = Beats(torchft.LighthouseClient(f"http://127.0.0.1:{port}", timedelta(seconds=10)))
+    print(json.dumps({"port": port}), flush=True)
+    for line in sys.stdin:
+        try:
+            beats.set(beat_list(line))
+        except (ValueError, KeyError, TypeError) as error:
+            print(f"not a line of the gate's: {error}: {line[:200]!r}", file=sys.stderr, flush=True)
+    # the native server's threads do not end by themselves
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

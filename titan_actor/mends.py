@@ -1,0 +1,365 @@
+"""What TorchTitan 0.3.0 and TorchFT 0.2.0 need before they train here, one entry per fault.
+
+Each mend names its fault and the upstream version at which it can go, and has a test that fails without it
+(`tests/titan/test_mends.py`). `IMPORT` mends go in before torchtitan is imported, `CONFIG` mends change the recipe's
+config, `BUILT` mends change the trainer object. Heal state (heal.py), the loss (replica.py) and the data (data.py)
+are whole modules of their own and are listed in NOTES.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
+from typing import Any, Literal
+
+from titan_actor import address
+
+# NVML tells whether there is a GPU without a CUDA context, which would forbid forking. No network, ever.
+ENVIRONMENT = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # TorchFT's native part logs ten lines for each step
+    "RUST_LOG": "warn",
+    # numpy and pyarrow start threads on import, which a fork would lose
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+
+TRITON_USER = "torchtitan.distributed.minimal_async_ep.kernels"
+
+NOTES = {
+    "heal": "TorchFTOptimizersContainer.state_dict() is cached at start, so a healed replica takes a stale learning rate; "
+    "the state hooks of FSDP race the forward pass: heal.py registers an own pair (torchft #343, torchtitan #4754)",
+    "loss": "logged loss is local at one rank a group and summed over replicas at more: replica.py averages it",
+    "lr": "the schedule advances on uncommitted steps: replica.py steps it on commits only",
+    "step": "Trainer.step counts attempts: replica.py takes manager.current_step(), and resume sets it",
+    "first_gradient": "at step 0 all replicas count as participants while those that heal add zeros, so the first "
+    "gradient is divided by too many: replica.py loads the peer's state before the first forward pass",
+    "checkpointer": "TorchFTCheckpointManager writes ft-replicat-N/step-* on every step and never purges: config.py "
+    "switches it off and replica.py's loop does not call it; checkpoint.py and cursor.py do its work",
+    "data": "no tokenizer and no data set in the wheel: data.py and assets/",
+}
+
+
+@dataclass(frozen=True)
+class Mend:
+    """One fault of an upstream package and how it is worked around."""
+
+    name: str
+    fault: str
+    goes: str
+    """When it can be removed."""
+    stage: Literal["import", "config", "built"]
+    apply: Callable[[Any], None]
+
+
+def on_gpu() -> bool:
+    """Whether this process trains on CUDA. Found, never configured; makes no CUDA context."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _triton(_: Any) -> None:
+    if importlib.util.find_spec("triton") is not None or TRITON_USER in sys.modules:
+        return
+    kernels = (
+        "copy_full_counts_to_peers copy_rows_to_peers expand_topk_grad fill_combine_metadata fill_dispatch_metadata "
+        "invert_flat_indices reduce_topk_slots topk_scores_grad"
+    )
+
+    def missing(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("minimal_async_ep needs triton, which is not installed")
+
+    module = types.ModuleType(TRITON_USER)
+    for kernel in kernels.split():
+        setattr(module, f"{kernel}_kernel", missing)
+    sys.modules[TRITON_USER] = module
+
+
+def _device(_: Any) -> None:
+    if on_gpu():
+        return
+    import torch
+    import torchtitan.tools.utils as utils
+
+    class Properties:
+        total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    class CpuModule(types.ModuleType):
+        """torch.cpu with the calls that torchtitan makes of torch.cuda."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch.cpu, name)
+
+        def current_device(self) -> int:
+            return 0
+
+        def device_count(self) -> int:
+            return 1
+
+        def set_device(self, device: Any) -> None: ...
+
+        def synchronize(self, device: Any = None) -> None: ...
+
+        def get_device_name(self, device: Any = None) -> str:
+            return "cpu"
+
+        def get_device_properties(self, device: Any = None) -> type[Properties]:
+            return Properties
+
+        def reset_peak_memory_stats(self, device: Any = None) -> None: ...
+
+        def empty_cache(self) -> None: ...
+
+        def memory_stats(self, device: Any = None) -> dict[str, int]:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {
+                "active_bytes.all.peak": peak,
+                "reserved_bytes.all.peak": peak,
+                "num_alloc_retries": 0,
+                "num_ooms": 0,
+            }
+
+    utils.device_type, utils.device_module = "cpu", CpuModule("cpu_module")
+
+
+def _set_timeout(_: Any) -> None:
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    if not hasattr(dist, "set_timeout"):
+        dist.set_timeout = lambda timeout, group=None: _set_pg_timeout(timeout, group)
+
+
+def _attention(_: Any) -> None:
+    if on_gpu():
+        return
+    import torch
+    import torchtitan.models.common.attention as attention
+    from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+    def dense(mask: Any, q: Any, k: Any) -> Any:
+        # the mask is the same for all layers of a step: keep it on the BlockMask, which lives as long
+        kept = getattr(mask, "_dense", None)
+        if kept is None or kept.shape[-2:] != (q.shape[-2], k.shape[-2]):
+            kept = create_mask(mask.mask_mod, q.shape[0], 1, q.shape[-2], k.shape[-2], device=q.device)
+            mask._dense = kept
+        return kept
+
+    class NoAux:
+        lse = None
+
+    def sdpa(q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, type[NoAux]]:
+        aux = options.get("return_aux")
+        if options.get("score_mod") is not None or (aux is not None and aux.lse):
+            raise NotImplementedError("score_mod and lse are not there on CPU")
+        mask = dense(options["block_mask"], q, k)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=options.get("scale"), enable_gqa=options.get("enable_gqa", False)
+        )
+        return attended, NoAux
+
+    attention.FlexAttention._compiled_flex_attn = staticmethod(sdpa)
+    attention._compiled_create_block_mask = create_block_mask
+
+
+def _manager_address(_: Any) -> None:
+    import torchft.manager as manager
+
+    server = manager.ManagerServer
+
+    def at_node(**options: Any) -> Any:
+        if (node := address.node()) is not None:
+            host = f"[{node}]" if ":" in node else node
+            port = options["bind"].rpartition(":")[2]
+            options |= {"hostname": host, "bind": f"{host}:{port}"}
+        return server(**options)
+
+    manager.ManagerServer = at_node
+
+
+def _heal_address(_: Any) -> None:
+    import socket
+    import socketserver
+
+    import torchft.checkpointing.http_transport as transport
+
+    wildcard = transport._IPv6HTTPServer
+    by_name = transport.HTTPTransport.address
+
+    class NodeServer(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def server_bind(self) -> None:
+            # HTTPServer.server_bind asks the DNS for its own name
+            socketserver.TCPServer.server_bind(self)
+            self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def serve(bind: tuple[str, int], handler: Any) -> Any:
+        if (node := address.node()) is None:
+            return wildcard(bind, handler)
+        NodeServer.address_family = socket.AF_INET6 if ":" in node else socket.AF_INET
+        return NodeServer((node, bind[1]), handler)
+
+    def at_node(self: Any) -> str:
+        if (node := address.node()) is None:
+            return str(by_name(self))
+        host = f"[{node}]" if ":" in node else node
+        return f"http://{host}:{self._server.server_port}/checkpoint/"
+
+    transport._IPv6HTTPServer = serve
+    transport.HTTPTransport.address = at_node
+
+
+def _heal_pickle(_: Any) -> None:
+    import torchft.checkpointing.http_transport as transport
+
+    load = transport._streaming_load
+
+    def tensors_only(stream: Any, weights_only: bool = True) -> Any:
+        return load(stream, weights_only=True)
+
+    transport._streaming_load = tensors_only
+
+
+def _gloo_abort(_: Any) -> None:
+    from titan_actor import gloo
+
+    gloo.mend()
+
+
+def _spmd_backend(config: Any) -> None:
+    if config.parallelism.spmd_backend == "spmd_types":
+        config.parallelism.spmd_backend = "partial_dtensor"
+
+
+def _cuda_graphs(config: Any) -> None:
+    config.training.disable_cuda_graphs = True
+
+
+def _force_sum(trainer: Any) -> None:
+    if on_gpu():
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in trainer.model_parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+
+
+MENDS = (
+    Mend(
+        "triton",
+        "minimal_async_ep/kernels.py imports triton, which a machine without a GPU does not have",
+        "a torchtitan that imports it lazily",
+        "import",
+        _triton,
+    ),
+    Mend(
+        "device",
+        "tools/utils.py falls back to cuda where there is no accelerator",
+        "a torchtitan that falls back to cpu",
+        "import",
+        _device,
+    ),
+    Mend(
+        "set_timeout",
+        "distributed/utils.py calls torch.distributed.set_timeout, which torch 2.13 lacks",
+        "a torch that has torch.distributed.set_timeout",
+        "import",
+        _set_timeout,
+    ),
+    Mend(
+        "attention",
+        "the models take flex attention only, and flex has no backward on CPU",
+        "a torch whose flex attention trains on CPU, or a torchtitan llama3 with SDPA",
+        "import",
+        _attention,
+    ),
+    Mend(
+        "manager_address",
+        "TorchFTManager gives Manager no hostname, so it advertises gethostname() and listens on every address",
+        "a torchtitan whose FaultTolerance config takes the address",
+        "import",
+        _manager_address,
+    ),
+    Mend(
+        "heal_address",
+        "HTTPTransport advertises gethostname() and listens on every address",
+        "a torchft whose HTTPTransport takes an address",
+        "import",
+        _heal_address,
+    ),
+    Mend(
+        "heal_pickle",
+        "HTTPTransport loads with weights_only=False: whoever answers runs code in the healing trainer",
+        "a torchft that loads heal state with weights_only=True",
+        "import",
+        _heal_pickle,
+    ),
+    Mend(
+        "gloo_abort",
+        "gloo's abort frees nothing, and TorchFT's then hangs the process in the group's destructor",
+        "a torch whose gloo abort ends running collectives",
+        "import",
+        _gloo_abort,
+    ),
+    Mend(
+        "spmd_backend",
+        "the spmd_types backend fails at two or more ranks on torch 2.13",
+        "torchtitan and torch versions that work together at two ranks with spmd_types",
+        "config",
+        _spmd_backend,
+    ),
+    Mend(
+        "cuda_graphs",
+        "the captured step would hold the replicas' all-reduce, whose group changes with the quorum (not proved: no GPU)",
+        "a torchtitan that captures around the all-reduce hook",
+        "config",
+        _cuda_graphs,
+    ),
+    Mend(
+        "force_sum",
+        "FSDP averages with PREMUL_SUM, which gloo lacks",
+        "a torch whose FSDP asks gloo for a sum by itself",
+        "built",
+        _force_sum,
+    ),
+)
+
+WITHOUT = "SUPERVISOR_WITHOUT_MENDS"
+"""Names that are left out, for the tests that show what each mend is for."""
+
+_applied: set[str] = set()
+
+
+def apply() -> None:
+    """Set the environment and put in all import mends; once for each process."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for mend in MENDS:
+        if mend.stage == "import" and mend.name not in _applied:
+            _applied.add(mend.name)
+            if mend.name not in _without():
+                mend.apply(None)
+
+
+def apply_to(stage: Literal["config", "built"], target: Any) -> None:
+    """Put the mends of a stage into a config or a built trainer."""
+    for mend in MENDS:
+        if mend.stage == stage and mend.name not in _without():
+            mend.apply(target)
+
+
+def _without() -> set[str]:
+    return set(os.environ.get(WITHOUT, "").split(","))

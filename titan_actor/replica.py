@@ -1,0 +1,409 @@
+"""One rank of a replica group: TorchTitan's fault tolerant trainer with our heal, checkpoints, records and commands."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+from torchtitan.components.dataloader import DataloaderExhaustedError
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
+
+from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
+from titan_actor import address, admission, gloo, mends
+from titan_actor.checkpoint import Checkpoints, listed, purge
+from titan_actor.control import NEVER, Agreement, Control, Wishes
+from titan_actor.cursor import Cursor
+from titan_actor.heal import HealState
+from titan_actor.ledger import Ledger
+from titan_actor.report import Report
+from titan_actor.seconds import Seconds
+
+log = logging.getLogger(__name__)
+
+SYNC_QUORUM = "SUPERVISOR_SYNC_QUORUM"
+"""Set to 1 to ask for the quorum before the forward pass instead of beside it."""
+
+
+class PeersGone(Exception):
+    """Started to heal from peers, and met none that is as far as the checkpoint."""
+
+
+class ReplicaTrainer(FaultTolerantTrainer):
+    """Builds on construction; `admit` reports built, `train` runs to the end, `close` gives everything back."""
+
+    def __init__(self, config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> None:
+        self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
+        self.seconds = Seconds()
+        self._store: Any = None
+        self._attempts = 0
+        self._commits = 0
+        self._committed = False
+        self._healed = False
+        self._wanted = False
+        self._stepping = "step"
+        self._quorum_id = -1
+        self._loss: Any = None
+        self._mean_loss: float | None = None
+        self._gradient_norm: float | None = None
+        self._lr = 0.0
+        self._taken = (0, 0)
+        super().__init__(config)
+        mends.apply_to("built", self)
+        self._watch()
+        self.agreement = Agreement(launch.rank, launch.world_size)
+        self.heal = HealState(self, self._on_healed)
+        self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
+        self.cursor = Cursor(launch.run_dir, launch.group, launch.rank, self.dataloader)
+        self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
+        self.ledger.event("constructed")
+        self._restore()
+        if self.tokenizer.get_vocab_size() > self.model_config.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {self.tokenizer.get_vocab_size()} tokens, the model {self.model_config.vocab_size} rows"
+            )
+
+    @property
+    def manager(self) -> Any:
+        """TorchFT's manager."""
+        return self.ft_manager.manager
+
+    @property
+    def replica_id(self) -> str:
+        """This group's id in the quorum: torchtitan_ft_<group>:<uuid>."""
+        return str(self.manager._store.get("replica_id").decode())
+
+    def init_distributed(self) -> Any:
+        """Process groups and manager, at the node's address; the store is rank 0's."""
+        launch = self.launch
+        if launch.rank == 0:
+            self._store = address.serve_store(launch.node_address, launch.master_port, timeout_s=300)
+        dims = super().init_distributed()
+        # TorchTitan's pair heals stale state (findings, 6): it must not come beside ours
+        self.manager.set_state_dict_fns = lambda *pair: None
+        self.manager._pg.supervisor_listening = gloo.servers_of(self.manager, launch.lighthouse, launch.master_port)
+        if os.environ.get(SYNC_QUORUM) == "1":
+            self.manager._use_async_quorum = False
+        return dims
+
+    def admit(self) -> None:
+        """All ranks are built: tell the gate, and wait until it lets this generation in."""
+        dist.barrier()
+        replica_id = self.replica_id
+        self.report.update(phase="built", replica_id=replica_id, step=self.manager.current_step())
+        self.ledger.event("built", replica_id=replica_id, step=self.manager.current_step())
+        if self.launch.rank == 0:
+            said = admission.announce(self.launch.lighthouse, replica_id)
+            self.ledger.event("admitted", said=said)
+
+    def train(self) -> None:
+        """Step until all steps are committed or the group is drained. Raises PeersGone before the first commit."""
+        batches = self._counted(self.batch_generator(self.dataloader))
+        wishes = Wishes(writer=self.launch.writer)
+        while self.manager.current_step() < min(self.launch.titan.steps, wishes.stop_at):
+            self._attempt(batches)
+            wishes = self.agreement.on(self.control.take())
+            self._between(wishes)
+        self._finish(wishes)
+
+    def close(self) -> None:
+        """Leave the quorum and give sockets, threads and groups back."""
+        super().close()
+        self.manager.shutdown(wait=False)
+        dist.destroy_process_group()
+
+    # --- one step ---
+
+    def _attempt(self, batches: Iterator[Any]) -> None:
+        self._attempts += 1
+        self.seconds.begin()
+        self._committed, self._mean_loss, self._gradient_norm, self._loss, self._taken = False, None, None, None, (0, 0)
+        self.step = self.manager.current_step() + 1
+        self.heal.snapshot()
+        self.gc_handler.run(self._attempts)
+        try:
+            self.train_step(batches)
+        except DataloaderExhaustedError:
+            log.warning("the data is at its end: ending the run")
+            self.control.drain(None)
+        self._record()
+        if self._attempts == 1:
+            # lazy set-up is over: a lost rank of this group is to be noticed sooner from here on
+            dist_utils.set_pg_timeouts(
+                timeout=timedelta(seconds=self.config.comm.train_timeout_seconds), parallel_dims=self.parallel_dims
+            )
+
+    def forward_backward_step(self, **batch: Any) -> Any:
+        """TorchTitan's, keeping the loss that is to be averaged over the replicas."""
+        loss = super().forward_backward_step(**batch)
+        self._loss = loss.detach().clone() if self._loss is None else self._loss + loss.detach()
+        return loss
+
+    def _record(self) -> None:
+        manager, launch = self.manager, self.launch
+        tokens, samples = self._taken
+        participants, rank = manager.num_participants(), manager.participating_rank()
+        took = self.ledger.step(
+            self.seconds.total(),
+            step=manager.current_step(),
+            committed=self._committed,
+            participants=participants,
+            participating_rank=rank,
+            quorum_id=self._quorum_id,
+            loss=self._mean_loss,
+            gradient_norm=self._gradient_norm,
+            lr=self._lr,
+            tokens=tokens,
+            samples=samples,
+            healed=self._healed,
+        )
+        self._healed = False
+        now = self.report.progress
+        self.report.update(
+            phase=self._stepping,
+            step=manager.current_step(),
+            commits=self._commits,
+            failed_commits=now.failed_commits + (not self._committed),
+            loss=self._mean_loss if self._mean_loss is not None else now.loss,
+            tokens_per_s=tokens / took if self._committed and took > 0 else now.tokens_per_s,
+            step_s=took,
+            quorum_id=self._quorum_id,
+            participants=participants,
+        )
+        if self._committed and self._mean_loss is not None and not math.isfinite(self._mean_loss):
+            raise FloatingPointError(
+                f"loss is {self._mean_loss} at step {manager.current_step()} of group {launch.group}"
+            )
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with self.seconds.part("data"):
+                batch = next(batches)
+            labels = batch[1]
+            self._taken = (self._taken[0] + labels.numel(), self._taken[1] + labels.shape[0])
+            yield batch
+
+    # --- between two steps ---
+
+    def _between(self, wishes: Wishes) -> None:
+        step, titan = self.manager.current_step(), self.launch.titan
+        if wishes.stop_at < NEVER:
+            self._stepping = "draining"
+            self.report.phase(self._stepping)
+        self._wanted |= wishes.checkpoint
+        if not self._committed:
+            return
+        self.cursor.live()
+        due = titan.checkpoint_interval_steps > 0 and step % titan.checkpoint_interval_steps == 0
+        if due:
+            self.cursor.at(step)
+        if titan.digest_interval_steps and step % titan.digest_interval_steps == 0:
+            self._digest()
+        if wishes.writer and (due or self._wanted):
+            self._checkpoint(step)
+        elif not wishes.writer:
+            self._wanted = False
+
+    def _checkpoint(self, step: int, last: bool = False) -> None:
+        # all ranks must come to the same answer, and one of them may have ended its part already
+        busy = self.agreement.on(Wishes(checkpoint=self.checkpoints.busy)).checkpoint
+        if busy and not last:
+            log.warning("the checkpoint of step %d is left out: the one before is still being written", step)
+            return
+        self.checkpoints.wait()
+        self._wanted = False
+        before = self.report.progress.phase
+        self.report.update(phase="checkpoint")
+        self.cursor.at(step)
+        self.checkpoints.save(step)
+        self.ledger.event("checkpoint_start", step=step)
+        if last:
+            self.checkpoints.wait()
+            self.ledger.event("checkpoint_wait", step=step)
+        self.report.update(phase=before)
+
+    def _digest(self) -> None:
+        step, value = self.manager.current_step(), self.heal.digest()
+        self.report.update(digest=DigestMark(step=step, value=value))
+        self.ledger.event("digest", step=step, value=value)
+
+    def _finish(self, wishes: Wishes) -> None:
+        step = self.manager.current_step()
+        hasty = self.agreement.on(Wishes(checkpoint=self.control.in_haste)).checkpoint
+        if wishes.writer and not hasty and self._commits and self.checkpoints.saved_step != step:
+            self._checkpoint(step, last=True)
+        elif self.checkpoints.busy and not hasty:
+            self.checkpoints.wait()
+            self.ledger.event("checkpoint_wait", step=step)
+        self.cursor.at(step)
+        if self.report.progress.digest is None or self.report.progress.digest.step != step:
+            self._digest()
+
+    # --- what TorchFT calls ---
+
+    def _watch(self) -> None:
+        """Put our own steps around the manager's calls. On the instance: TorchFT calls itself through it too."""
+        manager, transport = self.manager, self.manager._checkpoint_transport
+        manager.start_quorum = self._starting(manager.start_quorum)
+        manager.wait_quorum = self._waiting(manager.wait_quorum)
+        manager.should_commit = self._committing(manager.should_commit)
+        transport.recv_checkpoint = self.seconds.transfer(transport.recv_checkpoint)
+        transport.send_checkpoint = self.seconds.transfer(transport.send_checkpoint)
+        self.lr_schedulers.step = self._on_commit_only(self.lr_schedulers.step)
+        self.metrics_processor.log = self._logging(self.metrics_processor.log)
+
+    def _starting(self, start: Callable[..., None]) -> Callable[..., None]:
+        def start_quorum(*args: Any, **kwargs: Any) -> None:
+            if self._commits == 0:
+                self.report.phase("quorum")
+            with self.seconds.waiting():
+                start(*args, **kwargs)
+                if self._commits == 0:
+                    self.manager.wait_quorum()
+            if self._commits == 0:
+                self._check_peers()
+                self._heal_now()
+                self.report.phase("step")
+
+        return start_quorum
+
+    def _waiting(self, wait: Callable[[], None]) -> Callable[[], None]:
+        def wait_quorum() -> None:
+            future = self.manager._quorum_future
+            if future is None or future.done():
+                wait()
+            else:
+                before = self.report.progress.phase
+                self.report.phase("quorum")
+                with self.seconds.waiting():
+                    wait()
+                self.report.phase(before)
+            if self._quorum_id != self.manager._quorum_id:
+                self._on_quorum()
+
+        return wait_quorum
+
+    def _committing(self, commit: Callable[..., bool]) -> Callable[..., bool]:
+        def should_commit(*args: Any, **kwargs: Any) -> bool:
+            loss = self._share_loss()
+            with self.seconds.part("commit"):
+                self._committed = commit(*args, **kwargs)
+            self._lr = float(self.optimizers.optimizers[0].param_groups[0]["lr"])
+            if self._committed:
+                self._commits += 1
+                self._mean_loss = loss
+            return self._committed
+
+        return should_commit
+
+    def _share_loss(self) -> float | None:
+        """Mean loss of the participants; TorchTitan's own is local at one rank a group and a sum at more."""
+        if self._loss is None:
+            return None
+        # a healing replica adds zeros to both; a lost peer fails this step's commit like any other collective
+        both = torch.stack((self._loss.reshape(()).float(), torch.ones((), device=self._loss.device)))
+        self.manager.allreduce(both, reduce_op=ReduceOp.SUM).wait()
+        mean = both[0] / both[1].clamp(min=1.0)
+        mesh = self.parallel_dims.get_optional_mesh("loss")
+        return float(dist_utils.dist_sum(mean, mesh)) if mesh is not None else float(mean.item())
+
+    def _on_commit_only(self, step: Callable[[], None]) -> Callable[[], None]:
+        def lr_step() -> None:
+            if self._committed:
+                step()
+
+        return lr_step
+
+    def _logging(self, write: Callable[..., None]) -> Callable[..., None]:
+        def log_metrics(step: int, mean: float, most: float, norm: float, **more: Any) -> None:
+            self._gradient_norm = float(norm)
+            write(step, mean if self._mean_loss is None else self._mean_loss, most, norm, **more)
+
+        return log_metrics
+
+    def _on_quorum(self) -> None:
+        manager = self.manager
+        self._quorum_id = int(manager._quorum_id)
+        self.ledger.note(
+            "quorum",
+            quorum_id=self._quorum_id,
+            participants=manager._participating_replica_world_size,
+            participating_rank=manager._participating_replica_rank,
+            step=manager.current_step(),
+        )
+
+    def _load_peer(self, state: dict[str, Any]) -> None:
+        with self.seconds.part("heal"):
+            self.heal.load(state)
+
+    def _on_healed(self) -> None:
+        self._healed = True
+        moved = self.seconds._transfers
+        length = moved[-1][1] - moved[-1][0] if moved else 0.0
+        self.ledger.note("heal", start=time.time() - length, step=self.manager.current_step(), transfer_s=length)
+
+    def _heal_now(self) -> None:
+        """Load the peer's state before the first forward pass, not after it.
+
+        At step 0 every replica counts as a participant, while those that heal from the first one would add zeros: the
+        first gradient would be divided by too many.
+        """
+        manager = self.manager
+        if not manager._healing or manager.errored() is not None:
+            return
+        self.report.phase("healing")
+        if manager._recovery_event is not None:
+            manager._recovery_event.synchronize()
+        manager._apply_pending_state_dict()
+        manager._healing = False
+
+    def _check_peers(self) -> None:
+        """After the first quorum: training on from behind the checkpoint would throw its steps away."""
+        launch, manager = self.launch, self.manager
+        if launch.resume != "peers" or launch.checkpoint is None or manager.errored() is not None:
+            return
+        if manager.current_step() < launch.checkpoint.step:
+            raise PeersGone(f"at step {manager.current_step()}, the checkpoint at {launch.checkpoint.step}")
+
+    # --- start and checkpoint results ---
+
+    def _restore(self) -> None:
+        if self.launch.resume == "disk":
+            step = self.checkpoints.load()
+            place = self.cursor.load(step) if step is not None else ""
+            if step is not None:
+                self.ledger.event("resumed", step=step, data=place)
+        else:
+            place = self.cursor.load(None)
+            self.ledger.note("resuming", data=place)
+
+    def _on_checkpoint(self, mark: CheckpointMark | None, error: str, started: float) -> None:
+        """In the writing thread."""
+        complete = mark is not None
+        self.ledger.note(
+            "checkpoint_end", start=started, complete=complete, error=error, path=mark.path if mark else ""
+        )
+        if mark is None:
+            self.report.update(error=error)
+        elif self.launch.rank == 0:
+            self.report.update(checkpoint=mark, error="")
+
+    def purge(self) -> None:
+        """Remove old checkpoints, if the pointer names this process as the holder. Any thread, rank 0 only."""
+        pointer, launch = self.control.pointer, self.launch
+        holder = pointer is not None and (pointer.group, pointer.generation) == (launch.group, launch.generation)
+        if pointer is None or not holder or launch.rank != 0:
+            return
+        gone = purge(launch.run_dir, pointer, launch.titan.checkpoints_kept)
+        if gone:
+            complete = [step for step, _, mark in listed(launch.run_dir) if mark is not None]
+            self.cursor.purge(before_step=min(complete, default=pointer.step))
+            self.ledger.note("purged", paths=[str(folder) for folder in gone])

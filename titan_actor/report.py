@@ -1,0 +1,58 @@
+"""`progress.json`: what this rank says of itself, written whole at every change."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from supervisor.wire.records import Progress, TrainerLaunch, encode
+
+log = logging.getLogger(__name__)
+
+
+class Report:
+    """The newest Progress of this rank. Safe to update from any thread."""
+
+    def __init__(self, launch: TrainerLaunch) -> None:
+        self._target = Path(launch.rank_dir) / "progress.json"
+        self._scratch = self._target.with_suffix(".tmp")
+        # re-entrant: the SIGTERM handler runs in the main thread, wherever that is
+        self._lock = threading.RLock()
+        self._full = False
+        self._progress = Progress(
+            run=launch.run,
+            group=launch.group,
+            generation=launch.generation,
+            rank=launch.rank,
+            pid=os.getpid(),
+            sequence=0,
+            phase="starting",
+        )
+
+    @property
+    def progress(self) -> Progress:
+        """The newest record."""
+        return self._progress
+
+    def update(self, **changes: Any) -> None:
+        """Change fields, count the sequence up and write the file. A full disk is logged once and survived."""
+        with self._lock:
+            sequence = self._progress.sequence + 1
+            self._progress = dataclasses.replace(self._progress, sequence=sequence, **changes)
+            try:
+                self._scratch.write_bytes(encode(self._progress))
+                os.replace(self._scratch, self._target)
+                self._full = False
+            except OSError as error:
+                if not self._full:
+                    log.warning("progress.json is not written: %s", error)
+                self._full = True
+
+    def phase(self, phase: str) -> None:
+        """Change the phase, and write only when it did change."""
+        if self._progress.phase != phase:
+            self.update(phase=phase)

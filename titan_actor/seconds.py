@@ -1,0 +1,74 @@
+"""Where the seconds of a step attempt go: data, quorum, heal, commit; compute is the rest.
+
+With async quorum the quorum and the transfer of a heal run in a thread of TorchFT's beside the forward pass. Only the
+time for which the main thread waits counts, and of it what the transfer covers is heal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Interval = tuple[float, float]
+
+
+class Seconds:
+    """Collects one attempt's intervals. `begin` starts the next attempt."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, float] = {}
+        self._waits: list[Interval] = []
+        self._transfers: list[Interval] = []
+        self._depth = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last attempt."""
+        self._parts = {"data": 0.0, "quorum": 0.0, "commit": 0.0, "heal": 0.0}
+        self._waits, self._transfers = [], []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Main thread: count this block, less the parts inside it."""
+        before, start = sum(self._parts.values()), time.perf_counter()
+        try:
+            yield
+        finally:
+            inside = sum(self._parts.values()) - before
+            self._parts[name] += time.perf_counter() - start - inside
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Main thread: wait for the quorum. Nested waits count once."""
+        start = time.perf_counter()
+        self._depth += 1
+        try:
+            with self.part("quorum"):
+                yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._waits.append((start, time.perf_counter()))
+
+    def transfer(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Any thread: a call that moves heal state."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._transfers.append((start, time.perf_counter()))
+
+        return timed
+
+    def total(self) -> dict[str, float]:
+        """The attempt's parts in seconds."""
+        moved = min(self._parts["quorum"], _overlap(self._waits, self._transfers))
+        return {**self._parts, "quorum": self._parts["quorum"] - moved, "heal": self._parts["heal"] + moved}
+
+
+def _overlap(left: list[Interval], right: list[Interval]) -> float:
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in left for b in right)

@@ -1,0 +1,148 @@
+"""`python -m titan_actor.trainer LAUNCH_JSON`: one rank of a replica group, from start to exit code.
+
+Exit codes: 0 finished or drained, 1 failed (error.json says why), 75 PEERS_GONE.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from supervisor.wire.records import PEERS_GONE, TrainerLaunch, decode
+from titan_actor import address, mends
+from titan_actor.commands import Commands
+from titan_actor.control import Control
+from titan_actor.ledger import Ledger, born_unix_s, write_error_file
+from titan_actor.report import Report
+
+log = logging.getLogger(__name__)
+
+WAITING = ("starting", "built", "quorum")
+"""Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread cannot be asked."""
+
+
+def main(path: str, warm: bool = False) -> int:
+    """Train as the launch file says; returns the exit code. Raises OSError or RecordError for a bad launch file."""
+    launch = decode(Path(path).read_bytes(), TrainerLaunch)
+    Path(launch.rank_dir).mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(
+        Path(launch.rank_dir) / "steps.jsonl",
+        born_unix_s(),
+        generation=launch.generation,
+        group=launch.group,
+        rank=launch.rank,
+    )
+    ledger.event("start", pid=os.getpid(), warm=warm, resume=launch.resume)
+    report = Report(launch)
+    report.update()
+    control = Control(launch.writer)
+    commands = Commands(launch, report, control)
+    _end_on_term(control, report, ledger)
+    try:
+        return _train(launch, report, ledger, control, commands)
+    except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
+        _fail(launch, report, ledger, error)
+        return 1
+    finally:
+        commands.close()
+        ledger.close()
+
+
+def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control, commands: Commands) -> int:
+    _environment(launch)
+    mends.apply()
+    import torch
+    from torchtitan.tools.logging import init_logger
+
+    from titan_actor import config, gloo
+    from titan_actor.replica import PeersGone, ReplicaTrainer
+
+    # one rank per core at most: intra-op threads of several ranks would fight for them
+    if not mends.on_gpu():
+        torch.set_num_threads(1)
+    init_logger()
+    # one empty line for each commit
+    logging.getLogger("torchft_commits").setLevel(logging.WARNING)
+    ledger.event("imported")
+    trainer = ReplicaTrainer(config.for_launch(launch), launch, report, ledger, control)
+    commands.abort, commands.purge = gloo.abort_of(trainer.manager), trainer.purge
+    trainer.admit()
+    try:
+        trainer.train()
+    except PeersGone as gone:
+        report.update(phase="failed", error=f"no peers to heal from: {gone}")
+        ledger.event("peers_gone", reason=str(gone))
+        print(f"no peers to heal from: {gone}", file=sys.stderr)
+        return PEERS_GONE
+    step = trainer.manager.current_step()
+    trainer.close()
+    report.update(phase="finished", step=step)
+    ledger.event("finished", step=step)
+    return 0
+
+
+def _environment(launch: TrainerLaunch) -> None:
+    address.use(launch.node_address)
+    torchft = launch.torchft
+    os.environ.update(
+        {
+            "RANK": str(launch.rank),
+            "WORLD_SIZE": str(launch.world_size),
+            "LOCAL_RANK": str(launch.rank),
+            "MASTER_ADDR": launch.node_address,
+            "MASTER_PORT": str(launch.master_port),
+            # rank 0 serves the store itself, at the node's address alone
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHFT_LIGHTHOUSE": f"http://{launch.lighthouse}",
+            # TorchFT reads whole seconds
+            "TORCHFT_QUORUM_TIMEOUT_SEC": str(-(-torchft.quorum_timeout_ms // 1000)),
+            "TORCHFT_QUORUM_RETRIES": str(torchft.quorum_retries),
+        }
+    )
+
+
+def _end_on_term(control: Control, report: Report, ledger: Ledger) -> None:
+    """SIGTERM: end after the current step, without a last checkpoint; while waiting, at once."""
+
+    def on_term(number: int, frame: object) -> None:
+        control.in_haste = True
+        control.drain(None)
+        if report.progress.phase in WAITING:
+            report.update(phase="finished", error="ended by SIGTERM while waiting")
+            ledger.event("finished", step=report.progress.step, signal=number)
+            leave(0)
+
+    signal.signal(signal.SIGTERM, on_term)
+
+
+def _fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: Exception) -> None:
+    text = f"{type(error).__name__}: {error}"
+    print(f"trainer failed: {text}", file=sys.stderr)
+    traceback.print_exc()
+    try:
+        write_error_file(launch.rank_dir, error, traceback.format_exc())
+    except OSError as full:
+        log.warning("error.json is not written: %s", full)
+    report.update(phase="failed", error=text[:2000])
+    ledger.event("failed", error=text[:2000])
+
+
+def leave(code: int) -> NoReturn:
+    """End without the interpreter's shutdown, which waits for native threads that may hang on a lost peer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    if len(sys.argv) != 2:
+        print("usage: python -m titan_actor.trainer LAUNCH_JSON", file=sys.stderr)
+        leave(2)
+    leave(main(sys.argv[1]))

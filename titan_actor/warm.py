@@ -1,0 +1,188 @@
+"""`python -m titan_actor.warm --fd N`: imports everything once, then forks a trainer for every start.
+
+Talks over a Unix SEQPACKET socket: says {"ready": true, ...}, takes {"launch", "log", "env"}, answers {"pid"} or
+{"error"}; ends at end of file. A fork keeps only the thread that forks, so this process must have one thread alone, no
+CUDA context, and random generators as they were: it looks, and says what it saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+from supervisor.wire.records import TrainerLaunch, decode, encode
+from titan_actor import mends, trainer
+
+LONGEST_MESSAGE = 1 << 18
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+SHIM_PID = "SUPERVISOR_SHIM_PID"
+"""Set by the shim for its children: a trainer must not outlive its shim (a lost shim is a lost node)."""
+
+TOUCHED = (
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.staging",
+    "torchft",
+    "torchtitan.experiments.torchft.llama3.config_registry",
+    "torchtitan.experiments.torchft.trainer",
+    "torchtitan.hf_datasets.text_datasets",
+    "torchtitan.models.llama3.sharding",
+    "datasets.iterable_dataset",
+    "tokenizers",
+    "titan_actor.config",
+    "titan_actor.replica",
+)
+"""What a trainer imports, those that it imports late included."""
+
+
+def warm_up() -> dict[str, Any]:
+    """Import all; what was seen afterwards: threads, whether the generators are untouched, CUDA.
+
+    `problem` names why forking from here would be wrong, or is empty.
+    """
+    started = time.monotonic()
+    mends.apply()
+    import torch
+
+    untouched = torch.random.get_rng_state()
+    if mends.on_gpu():
+        return {"problem": "CUDA machine: trainers start cold, a fork beside a driver's threads was never proved here"}
+    for module in TOUCHED:
+        __import__(module)
+    _touch()
+    threads = len(os.listdir("/proc/self/task"))
+    same = bool(torch.equal(untouched, torch.random.get_rng_state()))
+    cuda = bool(torch.cuda.is_initialized())
+    problems = {f"{threads} threads": threads != 1, "torch's generator was used": not same, "a CUDA context": cuda}
+    # what is here now is garbage to no child: do not let their collectors touch, and so copy, its pages
+    gc.collect()
+    gc.freeze()
+    return {
+        "problem": ", ".join(name for name, is_so in problems.items() if is_so),
+        "threads": threads,
+        "rng_untouched": same,
+        "cuda": cuda,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _touch() -> None:
+    """Walk through what is imported only on use."""
+    from supervisor.core.spec import TitanSpec
+    from titan_actor import config
+
+    config.vocabulary_problem(config.from_spec(TitanSpec()))
+    launch = TrainerLaunch(
+        run="", group=0, generation=0, rank=0, world_size=1, groups=1, min_groups=1, node="", node_address="",
+        master_port=0, lighthouse="", run_dir="", rank_dir="",
+    )  # fmt: skip
+    # pydantic builds its validators on first use
+    decode(encode(launch), TrainerLaunch)
+
+
+def serve(channel: socket.socket) -> None:
+    """Warm up, say so, and fork on request until the channel ends."""
+    seen = warm_up()
+    problem = seen.pop("problem")
+    _send(channel, {"error": problem} if problem else {"ready": True, **seen})
+    while message := channel.recv(LONGEST_MESSAGE):
+        try:
+            answer = {"error": problem} if problem else {"pid": _fork_twice(json.loads(message))}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        _send(channel, answer)
+
+
+def _send(channel: socket.socket, message: dict[str, Any]) -> None:
+    channel.send(json.dumps(message).encode())
+
+
+def _fork_twice(request: dict[str, Any]) -> int:
+    """The trainer's pid. The process between ends at once, so that the nearest subreaper adopts the trainer."""
+    launch, log, env = str(request["launch"]), str(request["log"]), dict(request.get("env") or {})
+    # opened here: a bad path is the asker's error, and nobody could tell it later
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    reading, writing = os.pipe()
+    try:
+        between = os.fork()
+        if between == 0:
+            myself = os.getpid()
+            child = os.fork()
+            if child == 0:
+                _become_trainer(launch, output, env, myself)
+            os.write(writing, str(child).encode())
+            os._exit(0)
+        os.close(writing)
+        writing = -1
+        told = os.read(reading, 32)
+        os.waitpid(between, 0)
+    finally:
+        for descriptor in (reading, writing, output):
+            if descriptor >= 0:
+                os.close(descriptor)
+    if not told:
+        raise OSError("the process between ended before it forked")
+    return int(told)
+
+
+def _die_with_shim(between: int) -> None:
+    """Once adopted. Set earlier, the death of the process between would kill."""
+    shim = os.environ.get(SHIM_PID)
+    if shim is None:
+        return
+    while os.getppid() == between:
+        time.sleep(0.001)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(shim):
+        os._exit(128 + signal.SIGKILL)
+
+
+def _become_trainer(launch: str, output: int, env: dict[str, str], between: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2:
+                _close(int(name))
+        os.environ.update(env)
+        _die_with_shim(between)
+        sys.argv = ["titan_actor.trainer", launch]
+        ctypes.CDLL(None).prctl(PR_SET_NAME, b"trainer", 0, 0, 0)
+        code = trainer.main(launch, warm=True)
+    except BaseException:  # noqa: BLE001  (must not run on into the warm process's own loop)
+        traceback.print_exc()
+    trainer.leave(code)
+
+
+def _close(descriptor: int) -> None:
+    try:
+        os.close(descriptor)
+    except OSError:
+        # the listing's own
+        pass
+
+
+def main() -> None:
+    """Serve on the inherited descriptor."""
+    parser = argparse.ArgumentParser(prog="titan_actor.warm")
+    parser.add_argument("--fd", type=int, required=True)
+    with socket.socket(fileno=parser.parse_args().fd) as channel:
+        serve(channel)
+
+
+if __name__ == "__main__":
+    main()
