@@ -1,0 +1,388 @@
+"""The agent of a node: watches, reports, obeys. `python -m agents.agent ...`, a child of the shim.
+
+It may be killed at any moment: all that it knows is read again from the shim, the ranks' files and the etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from agents import health, launch
+from agents.commands import RankCommands
+from agents.desired import DesiredWatch, Wanted
+from agents.exporter import Exporter
+from agents.names import TrainerName, parse
+from agents.reconcile import Action, Forget, Forward, Start, StartLighthouse, Stop, reconcile
+from agents.reporter import Reporter
+from agents.settings import Settings
+from agents.settings import parse as parse_settings
+from agents.shim_client import ShimClient, ShimLost, ShimRefused
+from agents.shim_client import record as to_record
+from agents.view import View
+from supervisor.core.spec import PolicySpec
+from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
+
+log = logging.getLogger("agents.agent")
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+"""How often the ranks' files are looked at: a stat each, and milestones must not wait long."""
+HEALTH_S = 5.0
+REFUSED_PAUSE_S = 1.0
+"""After the shim refused a start (a full disk, no free port): tried again, but not in a busy loop."""
+
+
+class Agent:
+    """One node's."""
+
+    def __init__(self, settings: Settings, shim: ShimClient) -> None:
+        self._settings = settings
+        self._shim = shim
+        self._view = View(settings)
+        self._wanted = Wanted()
+        self._graces: dict[str, float] = {}
+        self._warm = "off" if settings.cold else "starting"
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._terms: dict[str, float] = {}
+        """When TERM was sent; KILL follows after the grace."""
+        self._killed: set[str] = set()
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        """Starts on their way, by generation."""
+        self._refused: dict[str, tuple[float, str]] = {}
+        self._gates: dict[str, str] = {}
+        self._commands: dict[str, RankCommands] = {}
+        self._written = 0
+        self._news = asyncio.Event()
+        """Set, and replaced, when a report was written or the wishes changed."""
+        self._early_exits: dict[str, ProcessRecord] = {}
+        """Ends that were told before the answer to the spawn request."""
+        self._reported_exits: set[str] = set()
+        self._last_report: tuple[object, float] = (None, float("-inf"))
+        self._last_health: tuple[object, float] = (None, float("-inf"))
+        self._tickets: dict[int, NodeObserved] = {}
+        self._exporter = Exporter(settings.node)
+        port = self._exporter.serve(settings.address, settings.metrics_port)
+        registration = Registration(
+            node=settings.node,
+            address=settings.address,
+            role=cast(Literal["trainer", "service"], settings.role),
+            allocation=settings.allocation,
+            slots=settings.slots if settings.role == "trainer" else 0,
+            agent_pid=os.getpid(),
+            version=_version(),
+            metrics_port=port,
+        )
+        self._reporter = Reporter(
+            registration, settings.node_folder, settings.etcd, settings.lease_s, self._from_thread(self._on_written)
+        )
+        self._desired = DesiredWatch(
+            settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted)
+        )
+        self._runs: frozenset[str] = frozenset()
+
+    def _from_thread(self, callback: Callable[[T], None]) -> Callable[[T], None]:
+        def call(value: T) -> None:
+            try:
+                self._loop.call_soon_threadsafe(callback, value)
+            except RuntimeError:
+                pass  # the loop is closed: this process is at its end
+
+        return call
+
+    # --- life ---
+
+    async def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._ending.set)
+        for record in await self._shim.processes():
+            self._view.put(record)
+        adopted = self._view.running()
+        log.info(
+            "node %s: %s", self._settings.node, f"adopted {', '.join(adopted)}" if adopted else "nothing runs here"
+        )
+        self._runs = frozenset(self._view.runs())
+        self._view.poll(self._loop.time())
+        self._report(self._loop.time())
+        watching = asyncio.create_task(self._shim.watch(self._on_exit, self._on_warm))
+        self._reporter.start()
+        self._desired.start()
+        try:
+            while not self._ending.is_set():
+                if watching.done():
+                    watching.result()
+                await self._turn()
+                await self._rest()
+        finally:
+            watching.cancel()
+            await self._close()
+
+    async def _rest(self) -> None:
+        self._wake.clear()
+        waits = {asyncio.create_task(self._wake.wait()), asyncio.create_task(self._ending.wait())}
+        _, pending = await asyncio.wait(waits, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in pending:
+            wait.cancel()
+
+    async def _close(self) -> None:
+        for task in self._busy.values():
+            task.cancel()
+        for commands in self._commands.values():
+            commands.close()
+        self._desired.stop()
+        self._report(self._loop.time())
+        # with processes running this is only a change of agents: the next one takes the registration over
+        self._reporter.stop(give_back=not self._view.running())
+        await asyncio.to_thread(self._reporter.join, 5.0)
+
+    # --- what happens to us ---
+
+    def _on_wanted(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        for run, node in wanted.by_run.items():
+            for trainer in node.trainers:
+                self._graces[run] = trainer.term_grace_s
+        self._tell_news()
+
+    def _on_exit(self, record: ProcessRecord) -> None:
+        if record.name not in self._view.processes:
+            self._early_exits[record.name] = record
+        elif self._view.put(record):
+            log.info("%s ended: exit code %s, signal %s", record.name, record.exit_code, record.signal)
+            self._exporter.ended(record)
+        self._wake.set()
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+        self._wake.set()
+
+    def _on_warm(self, state: str) -> None:
+        self._warm = state
+        self._wake.set()
+
+    def _on_written(self, ticket: int) -> None:
+        self._written = max(self._written, ticket)
+        for old in [old for old in self._tickets if old <= ticket]:
+            observed = self._tickets.pop(old)
+            self._reported_exits |= {
+                str(TrainerName(t.run, t.group, t.generation, t.rank)) for t in observed.trainers if t.state == "exited"
+            }
+            self._reported_exits |= {
+                f"lighthouse.{light.run}.{light.generation}"
+                for light in observed.lighthouses
+                if light.state == "exited"
+            }
+        self._tell_news()
+
+    # --- a turn ---
+
+    async def _turn(self) -> None:
+        now = self._loop.time()
+        for name in self._view.poll(now):
+            newest = self._view.progress[name].newest
+            if newest is not None:
+                self._exporter.progress(name, newest)
+        wanted = self._wanted.by_run if self._reporter.standing.registered else {}
+        for action in reconcile(wanted, list(self._view.processes.values())):
+            try:
+                await self._do(action, now)
+            except ShimRefused as error:
+                log.warning("the shim refused %s: %s", action, error)
+        self._command(now)
+        self._runs = frozenset(self._view.runs())
+        if self._view.milestones() != self._last_report[0] or now - self._last_report[1] >= self._settings.report_s:
+            self._report(now)
+        self._report_health(now)
+
+    async def _do(self, action: Action, now: float) -> None:
+        match action:
+            case Stop(name, why):
+                await self._stop(name, why, now)
+            case Forget(name):
+                if name in self._reported_exits:
+                    await self._shim.ask("forget", name=name)
+                    self._drop(name)
+            case Forward(desired):
+                if self._gates.get(_way(desired)) != desired.gate:
+                    await self._forward(desired)
+            case Start(desired, ranks):
+                self._begin(_way(desired), self._start(desired, ranks), now)
+            case StartLighthouse(light):
+                request = launch.lighthouse_request(self._settings, light)
+                self._begin(request["name"], self._spawn(request), now)
+
+    async def _stop(self, name: str, why: str, now: float) -> None:
+        parsed = parse(name)
+        assert parsed is not None
+        sent = self._terms.get(name)
+        if sent is None:
+            self._terms[name] = now
+            log.info("ending %s: %s", name, why)
+            await self._shim.ask("signal", name=name, signal=int(signal.SIGTERM))
+        elif now - sent >= self._graces.get(parsed.run, PolicySpec().term_grace_s) and name not in self._killed:
+            self._killed.add(name)
+            log.warning("%s did not end within its grace after TERM: killing it", name)
+            await self._shim.ask("signal", name=name, signal=int(signal.SIGKILL))
+
+    def _drop(self, name: str) -> None:
+        self._view.drop(name)
+        self._exporter.dropped(name)
+        for table in (self._terms, self._commands):
+            table.pop(name, None)
+        self._killed.discard(name)
+        self._reported_exits.discard(name)
+        self._early_exits.pop(name, None)
+        self._gates.pop(name.rpartition(".")[0], None)
+
+    async def _forward(self, desired: TrainerDesired) -> int:
+        answer = await self._shim.ask(
+            "forward",
+            name=_way(desired),
+            run=desired.run,
+            group=desired.group,
+            generation=desired.generation,
+            gate=desired.gate,
+        )
+        self._gates[_way(desired)] = desired.gate
+        return int(answer["port"])
+
+    # --- starts ---
+
+    def _begin(self, key: str, work: Coroutine[Any, Any, None], now: float) -> None:
+        """At most one start of a group at a time, of whatever generation; the loop goes on meanwhile."""
+        refused = self._refused.get(key)
+        group = key.rpartition(".")[0]
+        busy = any(other.rpartition(".")[0] == group for other in self._busy)
+        if busy or (refused is not None and now - refused[0] < REFUSED_PAUSE_S):
+            work.close()
+            return
+        self._busy[key] = asyncio.create_task(self._guarded(key, work))
+
+    async def _guarded(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+            self._refused.pop(key, None)
+        except (ShimRefused, OSError) as error:
+            if key not in self._refused:
+                log.warning("cannot start %s: %s; trying again", key, error)
+            self._refused[key] = (self._loop.time(), f"cannot start {key}: {error}")
+        finally:
+            del self._busy[key]
+            self._wake.set()
+
+    async def _start(self, desired: TrainerDesired, ranks: tuple[int, ...]) -> None:
+        names = frozenset(launch.rank_name(desired, rank) for rank in ranks)
+        self._view.announced |= names
+        try:
+            await self._until_written(self._report(self._loop.time()), desired)
+            if not self._still_wanted(desired):
+                return
+            port = await self._forward(desired)
+            launch.write_launches(self._settings, desired, f"127.0.0.1:{port}")
+            for rank in ranks:
+                await self._spawn(launch.trainer_request(self._settings, desired, rank))
+        finally:
+            self._view.announced -= names
+
+    async def _spawn(self, request: dict[str, Any]) -> None:
+        Path(request["folder"]).mkdir(parents=True, exist_ok=True)
+        record = to_record((await self._shim.ask("spawn", **request))["process"])
+        log.info("started %s: pid %d, %s", record.name, record.pid, "warm" if record.warm else "cold")
+        self._view.put(dataclasses.replace(record, exited=False, exit_code=None, signal=None))
+        self._exporter.started(record)
+        early = self._early_exits.pop(record.name, record)
+        if early.exited:
+            self._on_exit(early)
+        self._wake.set()
+
+    def _still_wanted(self, desired: TrainerDesired) -> bool:
+        node = self._wanted.by_run.get(desired.run)
+        return node is not None and any(_way(trainer) == _way(desired) for trainer in node.trainers)
+
+    async def _until_written(self, ticket: int, desired: TrainerDesired) -> None:
+        """Until the report of this ticket is in the etcd, or the start is not wanted any more."""
+        while self._written < ticket and self._still_wanted(desired):
+            news = self._news
+            await news.wait()
+
+    # --- commands and reports ---
+
+    def _command(self, now: float) -> None:
+        for node in self._wanted.by_run.values():
+            for trainer in node.trainers:
+                for rank in range(trainer.world_size):
+                    name = str(launch.rank_name(trainer, rank))
+                    record = self._view.processes.get(name)
+                    if record is None or record.exited:
+                        continue
+                    if name not in self._commands:
+                        self._commands[name] = RankCommands(Path(record.folder))
+                    self._commands[name].update(trainer, self._view.progress[name], now)
+
+    def _report(self, now: float) -> int:
+        self._last_report = (self._view.milestones(), now)
+        observed = self._view.observed()
+        ticket = self._reporter.observed(observed)
+        self._tickets[ticket] = observed
+        return ticket
+
+    def _report_health(self, now: float) -> None:
+        standing = self._reporter.standing
+        problems = (
+            *self._wanted.problems,
+            *self._view.problems(),
+            *(sentence for _, sentence in self._refused.values()),
+        )
+        telling = (self._warm, problems, standing.lease_held, standing.store_up)
+        if telling == self._last_health[0] and now - self._last_health[1] < HEALTH_S:
+            return
+        self._last_health = (telling, now)
+        current: Health = health.read(self._settings.node, self._settings.node_folder, self._warm, problems)
+        self._reporter.health(current)
+        self._exporter.node(self._view, current, standing)
+
+
+def _way(desired: TrainerDesired) -> str:
+    return f"{desired.run}.{desired.group}.{desired.generation}"
+
+
+def _version() -> str:
+    try:
+        return version("fault-tolerant-pretraining-supervisor")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+async def _run(settings: Settings) -> None:
+    shim = await ShimClient.connect(settings.node_folder / "shim.sock")
+    await Agent(settings, shim).run()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(_run(settings))
+    except ShimLost as error:
+        log.error("%s; this agent ends with its shim", error)
+        return 1
+    except OSError as error:
+        log.error("cannot run the agent of node %s: %s", settings.node, error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

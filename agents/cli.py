@@ -1,0 +1,89 @@
+"""`supervisor-agent`: reads the command line, checks what can be checked at once, and becomes the shim."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agents import process
+from agents.settings import Settings
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Runs one node: its shim, agent and trainers.")
+
+
+@app.callback()
+def _root() -> None:
+    """Runs one node: its shim, agent and trainers."""
+
+
+@app.command()
+def run(
+    node: Annotated[str, typer.Option(help="Name of this node, unique in the etcd.")],
+    home: Annotated[Path, typer.Option(help="Folder for the records and logs; runs' checkpoints are below it too.")],
+    etcd: Annotated[str, typer.Option(help="HOST:PORT of the etcd, several with commas between.")],
+    address: Annotated[str, typer.Option(help="Where the other nodes reach this one.")] = "127.0.0.1",
+    role: Annotated[str, typer.Option(help="trainer, or service: carries the lighthouse and no ranks.")] = "trainer",
+    allocation: Annotated[str, typer.Option(help="Key of the allocation that gave this node.")] = "",
+    slots: Annotated[int, typer.Option(help="How many ranks fit.")] = 1,
+    lease_s: Annotated[
+        int, typer.Option(help="The node counts as lost after this silence; etcd has whole seconds.")
+    ] = 5,
+    report_s: Annotated[
+        float, typer.Option(help="How often progress is reported; changes are reported at once.")
+    ] = 5.0,
+    metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics; 0 takes a free one.")] = 0,
+    grace_s: Annotated[float, typer.Option(help="From TERM to KILL when the node itself is stopped.")] = 5.0,
+    cold: Annotated[bool, typer.Option("--cold", help="Keep no warm process: slower starts, less memory.")] = False,
+) -> None:
+    """Run a node until TERM. Exits 2 for bad input, 1 for what stands in the way (another shim, a port, a full disk)."""
+    settings = Settings(
+        node=node,
+        home=home.resolve(),
+        etcd=tuple(part.strip() for part in etcd.split(",") if part.strip()),
+        address=address,
+        role=role,
+        allocation=allocation,
+        slots=slots,
+        lease_s=lease_s,
+        report_s=report_s,
+        metrics_port=metrics_port,
+        grace_s=grace_s,
+        cold=cold,
+    )
+    problem = settings.problem()
+    if problem is not None:
+        process.say(problem)
+        raise typer.Exit(2)
+    problem = _in_the_way(settings)
+    if problem is not None:
+        process.say(problem)
+        raise typer.Exit(1)
+    sys.stdout.flush()
+    # a fresh image without typer: the shim lives as long as the node
+    os.execv(sys.executable, [sys.executable, "-m", "agents.shim", *settings.arguments()])
+
+
+def _in_the_way(settings: Settings) -> str | None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.address, settings.metrics_port))
+        except OSError as error:
+            return (
+                f"cannot listen on {settings.address}:{settings.metrics_port}: {error.strerror}; "
+                "give an --address of this machine and a free --metrics-port"
+            )
+    return None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What the leader wants of this node: a thread that follows the node's desired records."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agents.patience import OneSentence, connect_patiently, pause_after
+from supervisor.ports.errors import PortError
+from supervisor.ports.store import Changes, Item, Store
+from supervisor.wire import keys
+from supervisor.wire.records import NodeDesired, RecordError, decode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """By run. A run is missing here as long as nobody knows what is wanted of it."""
+
+    by_run: Mapping[str, NodeDesired] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+class Desired:
+    """The newest that could be read, kept up from changes. Not thread-safe."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._prefix = keys.desired(node, "")
+        self._by_run: dict[str, NodeDesired] = {}
+        self._problems: dict[str, str] = {}
+
+    def take(self, changes: Changes) -> None:
+        """A record that cannot be read leaves the run as it was, and is reported."""
+        if changes.reset:
+            kept = {item.key for item in changes.puts}
+            for run in [run for run in self._by_run if self._prefix + run not in kept]:
+                self._forget(run)
+        for item in changes.puts:
+            self._read(item)
+        for key in changes.deletes:
+            self._forget(key.removeprefix(self._prefix))
+
+    def ended(self, run: str) -> None:
+        """The run is known, and wants nothing here."""
+        self._by_run[run] = NodeDesired(node=self._node)
+
+    def unknown_of(self, runs: set[str]) -> set[str]:
+        return {run for run in runs if run not in self._by_run and run not in self._problems}
+
+    def wanted(self, unknown: set[str]) -> Wanted:
+        lost = [f"run {run} runs here but etcd does not know it: left alone" for run in sorted(unknown)]
+        return Wanted(dict(self._by_run), (*(self._problems[run] for run in sorted(self._problems)), *lost))
+
+    def _read(self, item: Item) -> None:
+        run = item.key.removeprefix(self._prefix)
+        try:
+            record = decode(item.value, NodeDesired)
+        except RecordError as error:
+            self._problems[run] = f"the desired record {item.key} cannot be read ({error}): what runs is left alone"
+            log.warning("%s", self._problems[run])
+            return
+        self._problems.pop(run, None)
+        self._by_run[run] = record
+
+    def _forget(self, run: str) -> None:
+        self._by_run.pop(run, None)
+        self._problems.pop(run, None)
+
+
+class DesiredWatch(threading.Thread):
+    """Calls `changed` (in this thread) at every change, for as long as it lives; etcd being away changes nothing."""
+
+    def __init__(
+        self, node: str, etcd: Sequence[str], runs_here: Callable[[], set[str]], changed: Callable[[Wanted], None]
+    ) -> None:
+        super().__init__(name="desired", daemon=True)
+        self._node = node
+        self._etcd = etcd
+        self._runs_here = runs_here
+        self._changed = changed
+        self._stop_now = threading.Event()
+
+    def stop(self) -> None:
+        self._stop_now.set()
+
+    def run(self) -> None:
+        store = connect_patiently(self._etcd, self._stop_now)
+        if store is None:
+            return
+        said = OneSentence("the watch of what is desired goes on")
+        while not self._stop_now.is_set():
+            try:
+                self._follow(store, said)
+            except PortError as error:
+                said.trouble(error)
+                self._stop_now.wait(pause_after(error))
+        store.close()
+
+    def _follow(self, store: Store, said: OneSentence) -> None:
+        prefix = keys.desired(self._node, "")
+        snapshot = store.list(prefix)
+        said.well()
+        desired = Desired(self._node)
+        changes: Changes | None = Changes(snapshot.revision, snapshot.items, reset=True)
+        watch = store.watch(prefix, snapshot.revision)
+        asked: set[str] | None = None
+        try:
+            while not self._stop_now.is_set():
+                if changes is not None:
+                    desired.take(changes)
+                unknown = desired.unknown_of(self._runs_here())
+                if changes is not None or unknown != asked:
+                    for run in [run for run in unknown if store.get(keys.spec(run)) is not None]:
+                        # the run is there and says nothing of us. Only then: an etcd that was wiped says nothing of
+                        # anybody, and no training is stopped for that
+                        desired.ended(run)
+                        unknown.discard(run)
+                    asked = unknown
+                    self._changed(desired.wanted(unknown))
+                changes = watch.poll(0.5)
+        finally:
+            watch.close()

@@ -1,0 +1,255 @@
+"""The trainers' fixed way to the lighthouse: a loopback port per generation, passed on to wherever the gate is.
+
+It accepts and holds while there is no gate, so that a trainer never sees a lighthouse that is away. It says who it is
+in the first line to the gate, repeats to a new gate what trainers have said of themselves (a trainer says that it is
+built only once), and says at once when a process of the generation has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+RETRY_S = 0.05
+CONNECT_WITHIN_S = 1.0
+SILENT_GATE_MS = 2000
+"""A gate that acknowledges nothing for this long is cut off: TorchFT's heartbeat has no timeout of its own, and
+hangs for ever on a machine that vanished (TCP_USER_TIMEOUT; a gate that lives acknowledges in a round trip)."""
+HELD_BYTES = 1 << 20
+CHUNK = 1 << 16
+BUILT = b"BUILT "
+GONE = b"GONE\n"
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass
+class Forward:
+    """The way of one generation."""
+
+    name: str
+    header: bytes
+    gate: str = ""
+    said: list[bytes] = field(default_factory=list)
+    """BUILT lines that a gate has answered."""
+    gone: bool = False
+    server: asyncio.Server | None = None
+    links: set[asyncio.Task[None]] = field(default_factory=set)
+    passing: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Those of the links that have reached the gate: cut when it moves. Those that wait for it go on waiting."""
+    attempts: set[asyncio.Task[bytes]] = field(default_factory=set)
+    """Lines on their way to the gate: begun again when it moves."""
+    telling: set[asyncio.Task[bytes]] = field(default_factory=set)
+
+    @property
+    def port(self) -> int:
+        assert self.server is not None
+        return int(self.server.sockets[0].getsockname()[1])
+
+
+class Forwarder:
+    """All of a node's."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._forwards: dict[str, Forward] = {}
+
+    async def set(self, name: str, run: str, group: int, generation: int, gate: str) -> int:
+        """Open the way of a generation (once), say where the gate is, and return the loopback port.
+
+        A changed gate cuts every connection: they are made again, to the new one.
+        """
+        forward = self._forwards.get(name)
+        if forward is None:
+            identity = {"node": self._node, "run": run, "group": group, "generation": generation}
+            forward = Forward(name, json.dumps(identity).encode() + b"\n", gate)
+            self._forwards[name] = forward
+            try:
+                forward.server = await asyncio.start_server(functools.partial(self._accept, forward), "127.0.0.1", 0)
+            except OSError:
+                del self._forwards[name]
+                raise
+        elif forward.gate != gate:
+            forward.gate = gate
+            for passing in [*forward.passing, *forward.attempts]:
+                passing.cancel()
+            self._tell(forward)
+        return forward.port
+
+    def gone(self, name: str) -> None:
+        """A process of this generation has ended: tell the gate, now and every later one."""
+        forward = self._forwards.get(name)
+        if forward is not None and not forward.gone:
+            forward.gone = True
+            self._tell(forward)
+
+    def drop(self, name: str) -> None:
+        forward = self._forwards.pop(name, None)
+        if forward is None:
+            return
+        if forward.server is not None:
+            forward.server.close()
+        for task in [*forward.links, *forward.telling]:
+            task.cancel()
+
+    def close(self) -> None:
+        for name in list(self._forwards):
+            self.drop(name)
+
+    # --- what has been said of a generation, to a new gate ---
+
+    def _tell(self, forward: Forward) -> None:
+        for telling in forward.telling:
+            telling.cancel()
+        for line in [GONE] if forward.gone else forward.said:
+            telling = asyncio.create_task(_tell_until_answered(forward, line))
+            forward.telling.add(telling)
+            telling.add_done_callback(forward.telling.discard)
+
+    # --- connections ---
+
+    def _accept(self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = asyncio.create_task(_link(forward, reader, writer))
+        forward.links.add(link)
+        link.add_done_callback(forward.links.discard)
+
+
+async def _link(forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        first = await reader.read(CHUNK)
+        if first.startswith(BUILT):
+            await _announce(forward, first, reader, writer)
+        elif first:
+            await _pass(forward, first, reader, writer)
+    except OSError:
+        pass  # one side is gone: closing the other tells it
+    finally:
+        writer.close()
+
+
+async def _announce(forward: Forward, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Bring a BUILT line to the gate, or to the next one if this one dies, as long as the trainer waits."""
+    telling = asyncio.create_task(_tell_until_answered(forward, line))
+    leaving = asyncio.create_task(reader.read(CHUNK))
+    try:
+        await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if telling.done():
+            forward.said.append(line)
+            writer.write(telling.result())
+            await writer.drain()
+    finally:
+        telling.cancel()
+        leaving.cancel()
+
+
+async def _tell_until_answered(forward: Forward, line: bytes) -> bytes:
+    pause_s = RETRY_S
+    while True:
+        attempt = asyncio.create_task(_tell_once(forward, line))
+        forward.attempts.add(attempt)
+        try:
+            await asyncio.wait({attempt})
+            if not attempt.cancelled() and (answer := attempt.result()):
+                return answer
+        finally:
+            attempt.cancel()
+            forward.attempts.discard(attempt)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
+
+
+async def _tell_once(forward: Forward, line: bytes) -> bytes:
+    reader, writer = await _reach(forward)
+    try:
+        writer.write(line)
+        return await reader.read(CHUNK)
+    except OSError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def _pass(forward: Forward, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    reaching = asyncio.create_task(_reach(forward))
+    link = asyncio.current_task()
+    assert link is not None
+    try:
+        held = await _hold(first, reader, reaching)
+        if not held:
+            return
+        forward.passing.add(link)
+        gate_reader, gate_writer = reaching.result()
+        gate_writer.write(held)
+        await both_ways((reader, writer), (gate_reader, gate_writer))
+    finally:
+        if reaching.done() and not reaching.cancelled():
+            reaching.result()[1].close()
+        reaching.cancel()
+        forward.passing.discard(link)
+
+
+async def _hold(held: bytes, reader: asyncio.StreamReader, until: asyncio.Task[Streams]) -> bytes:
+    """What the client has said by the time that the gate was reached; nothing if the client left before."""
+    while not until.done():
+        reading = asyncio.create_task(reader.read(CHUNK))
+        try:
+            await asyncio.wait({reading, until}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # a read that is cancelled while it waits has taken nothing: the next one gets it all
+            reading.cancel()
+            await asyncio.wait({reading})
+        if not reading.cancelled():
+            more = reading.result()
+            if not more or len(held) > HELD_BYTES:
+                return b""
+            held += more
+    return held
+
+
+async def both_ways(one: Streams, other: Streams) -> None:
+    """Pass bytes between two connections until either ends."""
+    pumps = {asyncio.create_task(_pump(one[0], other[1])), asyncio.create_task(_pump(other[0], one[1]))}
+    try:
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for pump in pumps:
+            pump.cancel()
+
+
+async def _reach(forward: Forward) -> Streams:
+    """A connection to the gate, however long it takes, with our first line on it."""
+    while True:
+        if gate := forward.gate:
+            host, _, port = gate.rpartition(":")
+            try:
+                streams = await asyncio.wait_for(asyncio.open_connection(host, int(port)), CONNECT_WITHIN_S)
+            except (OSError, TimeoutError, ValueError):
+                pass
+            else:
+                if forward.gate != gate:  # it moved meanwhile
+                    streams[1].close()
+                    continue
+                _notice_silence(streams[1].get_extra_info("socket"))
+                streams[1].write(forward.header)
+                return streams
+        await asyncio.sleep(RETRY_S)
+
+
+def _notice_silence(link: socket.socket) -> None:
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_GATE_MS)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass  # as good as the end of file

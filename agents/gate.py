@@ -1,0 +1,392 @@
+"""The gate before a run's lighthouse: admits, holds, beats, cuts by generation. `python -m agents.gate ...`.
+
+TorchFT's bytes pass as they are. The rules are in gate_state.py; here are the connections, the lighthouse and etcd.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents import programs
+from agents.forwarder import BUILT, CHUNK, GONE, HELD_BYTES
+from agents.gate_etcd import AdmissionWatch, Admitted, Publisher, quorum_id_seen
+from agents.gate_state import GateState
+from supervisor.wire.records import GateGroup, GateObserved
+
+log = logging.getLogger("agents.gate")
+
+BEAT_TIMEOUT_MS = 150
+"""Of the lighthouse: 20 ms beats, so seven may be late before the living are dropped (architecture.md measured it)."""
+TICK_S = 0.02
+ETCD_SILENCE_S = 5.0
+"""The watch asks for a sign of life every second and changes streams after 3 s, so this is no hiccup."""
+SETTLE_S = 0.06
+"""Three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
+LIGHTHOUSE_STARTS_WITHIN_S = 120.0
+HEADER_WITHIN_S = 5.0
+MUTE_WARNING_S = 2.0
+"""A manager calls every 100 ms, with its id in each call."""
+QUORUM_IDS_ABOVE = "SUPERVISOR_QUORUM_IDS_ABOVE"
+"""Environment variable of the lighthouse: its quorum ids are to begin above this. TorchFT counts from 1 again, and a
+manager that meets its own old id does not reconfigure, while others meet stale keys under it and hang."""
+QUORUM_ID_MARGIN = 100
+"""A node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
+
+
+class GateFailed(Exception):
+    """The gate cannot go on; the text says why."""
+
+
+@dataclass(eq=False)
+class Visitor:
+    """One connection from a forwarder."""
+
+    group: int
+    generation: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.group, self.generation
+
+
+class Gate:
+    """One run's."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._state = GateState(options.heartbeat_timeout_ms / 1000, options.join_timeout_ms / 1000, ETCD_SILENCE_S)
+        self._visitors: set[Visitor] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lighthouse: asyncio.subprocess.Process | None = None
+        self._lighthouse_port = 0
+        self._beats: tuple[str, ...] = ()
+        self._told: GateObserved | None = None
+        self._address, self._port = "", 0
+        self._opening = False
+        self._asked = self._answered = 0
+        """Of the last reading of all admissions that was asked for, and that came."""
+        self._ending = asyncio.Event()
+        self._watch = AdmissionWatch(options.run, options.etcd, self._from_thread(self._admit))
+        self._publisher = Publisher(options.etcd)
+
+    def _from_thread(self, callback: Callable[[Admitted], None]) -> Callable[[Admitted], None]:
+        def call(value: Admitted) -> None:
+            try:
+                self._loop.call_soon_threadsafe(callback, value)
+            except RuntimeError:
+                pass  # the loop is closed: this process is at its end
+
+        return call
+
+    # --- life ---
+
+    async def run(self) -> None:
+        """Until TERM. Raises GateFailed when the lighthouse ends."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._ending.set)
+        try:
+            self._watch.start()
+            self._publisher.start()
+            floor = await asyncio.to_thread(quorum_id_seen, self._options.etcd, self._options.run)
+            await self._start_lighthouse(floor + QUORUM_ID_MARGIN if floor > 0 else 0)
+            server = await asyncio.start_server(self._accept, self._options.address, 0)
+            self._port = int(server.sockets[0].getsockname()[1])
+            self._address = f"{self._options.address}:{self._port}"
+            self._write_state(())
+            print(json.dumps({"port": self._port}), flush=True)
+            assert self._lighthouse is not None
+            died = asyncio.create_task(self._lighthouse.wait())
+            ended = asyncio.create_task(self._ending.wait())
+            while not ended.done():
+                if died.done():
+                    raise GateFailed(f"the lighthouse ended (exit code {died.result()}); its output is above")
+                self._tick()
+                await asyncio.wait({died, ended}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            died.cancel()
+            server.close()
+        finally:
+            self._watch.stop()
+            self._publisher.stop()
+            await self._end_lighthouse()
+
+    def _write_state(self, groups: Sequence[GateGroup]) -> None:
+        """`gate.json`, for the agent: where we listen, and what we hear."""
+        text = json.dumps({"port": self._port, "hearing": {str(each.group): each.hearing for each in groups}})
+        temporary = Path(self._options.folder) / "gate.tmp"
+        try:
+            temporary.write_text(text)
+            temporary.replace(Path(self._options.folder) / "gate.json")
+        except OSError as error:
+            log.warning("cannot write gate.json: %s", error)
+
+    async def _start_lighthouse(self, quorum_ids_above: int) -> None:
+        argv = programs.command(
+            "lighthouse",
+            f"--min-replicas={self._options.min_groups}",
+            f"--join-timeout-ms={self._options.join_timeout_ms}",
+            f"--heartbeat-timeout-ms={BEAT_TIMEOUT_MS}",
+        )
+        # it ends when its stdin does, so it never outlives us; and the shim ends our whole session
+        self._lighthouse = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, QUORUM_IDS_ABOVE: str(quorum_ids_above)},
+        )
+        assert self._lighthouse.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._lighthouse.stdout.readline(), LIGHTHOUSE_STARTS_WITHIN_S)
+            self._lighthouse_port = int(json.loads(line)["port"])
+        except (TimeoutError, ValueError, KeyError, TypeError) as error:
+            raise GateFailed(
+                f"the lighthouse did not say where it listens ({type(error).__name__}: {error})"
+            ) from error
+        self._keep(self._echo(self._lighthouse.stdout))
+
+    async def _echo(self, output: asyncio.StreamReader) -> None:
+        while line := await output.readline():
+            print(line.decode(errors="replace"), end="", flush=True)
+
+    async def _end_lighthouse(self) -> None:
+        lighthouse = self._lighthouse
+        if lighthouse is None or lighthouse.returncode is not None:
+            return
+        lighthouse.kill()  # it holds nothing: the replicas ask the next one
+        await lighthouse.wait()
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- what changes ---
+
+    def _admit(self, admitted: Admitted) -> None:
+        self._answered = admitted.asked
+        for group, generation in sorted(self._state.admit(admitted.generations, self._loop.time())):
+            log.info("group %d: generation %d is stale and cut for good", group, generation)
+        self._review()
+        self._tick()
+
+    def _review(self) -> None:
+        """Let every connection look again at what is to be done with it; cut at once those that are to be cut."""
+        for visitor in list(self._visitors):
+            if self._state.passage(*visitor.key) == "cut":
+                visitor.writer.transport.abort()
+            visitor.changed.set()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        if self._state.judge_etcd(self._watch.silent_s, self._answered >= self._asked, now):
+            if self._state.closed:
+                log.warning("etcd is silent and a group is lost: closed, as nobody can say which generation is current")
+                self._asked = self._watch.list_again()
+            else:
+                log.warning("etcd is back and was read again: open")
+            self._review()
+        if not self._state.opened and not self._opening and self._state.may_open(now):
+            self._opening = True
+            self._keep(self._open())
+        self._beat(now)
+        if self._address:
+            self._publish(now)
+
+    async def _open(self) -> None:
+        self._state.open(self._loop.time())
+        self._beat(self._loop.time())
+        await asyncio.sleep(SETTLE_S)
+        self._opening = False
+        log.info("open: %s", ", ".join(self._beats))
+        self._review()
+
+    def _beat(self, now: float) -> None:
+        beats = self._state.beats(now)
+        if beats != self._beats and self._lighthouse is not None and self._lighthouse_port:
+            assert self._lighthouse.stdin is not None
+            self._lighthouse.stdin.write(json.dumps({"beat": list(beats)}).encode() + b"\n")
+            self._beats = beats
+
+    def _publish(self, now: float) -> None:
+        observed = GateObserved(
+            run=self._options.run,
+            node=self._options.node,
+            generation=self._options.generation,
+            address=self._address,
+            groups=self._state.groups(now),
+        )
+        if observed != self._told:
+            self._told = observed
+            self._publisher.publish(observed)
+            self._write_state(observed.groups)
+
+    # --- connections ---
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._keep(self._receive(reader, writer))
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(HEADER_WITHIN_S):
+                visitor = self._identify(await reader.readline(), reader, writer)
+            if visitor is None or self._state.passage(*visitor.key) == "cut":
+                return
+            first = await reader.read(CHUNK)
+            self._visitors.add(visitor)
+            if first == GONE:
+                await self._gone(visitor)
+            elif first.startswith(BUILT):
+                await self._built(visitor, first)
+            elif first:
+                await self._client(visitor, first)
+        except (OSError, TimeoutError, ValueError) as error:
+            log.debug("a connection ended: %s", error)
+        finally:
+            self._visitors = {v for v in self._visitors if v.writer is not writer}
+            writer.close()
+
+    def _identify(self, header: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Visitor | None:
+        if not header:
+            return None  # it left before it said anything
+        try:
+            who = json.loads(header)
+            if who["run"] != self._options.run:
+                raise ValueError(f"it is of run {who['run']!r}")
+            return Visitor(int(who["group"]), int(who["generation"]), reader, writer)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("closed a connection from %s: %s", writer.get_extra_info("peername"), error)
+            return None
+
+    async def _gone(self, visitor: Visitor) -> None:
+        self._state.gone(*visitor.key)
+        log.info("group %d generation %d is gone", *visitor.key)
+        self._visitors.discard(visitor)
+        self._review()
+        self._tick()
+        visitor.writer.write(b"OK\n")
+        await visitor.writer.drain()
+
+    async def _built(self, visitor: Visitor, line: bytes) -> None:
+        replica_id = str(json.loads(line.removeprefix(BUILT))["replica_id"])
+        self._state.built(*visitor.key, replica_id, self._loop.time())
+        log.info("group %d generation %d is built: %s", *visitor.key, replica_id)
+        self._review()
+        self._tick()
+        self._loop.call_later(MUTE_WARNING_S, self._warn_of_other_id, visitor.key)
+        if await self._admitted(visitor, bytearray()):
+            visitor.writer.write(b"OK\n")
+            await visitor.writer.drain()
+
+    def _warn_of_other_id(self, key: tuple[int, int]) -> None:
+        if self._state.speaks_otherwise(*key):
+            log.warning("group %d generation %d is held: its manager does not use the replica id that it gave", *key)
+
+    async def _client(self, visitor: Visitor, first: bytes) -> None:
+        self._state.came(*visitor.key)
+        self._heard(visitor, first)
+        held = bytearray(first)
+        if not await self._admitted(visitor, held):
+            return
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._lighthouse_port)
+        try:
+            # connecting gave way to others: what was admitted may be stale by now
+            if self._state.passage(*visitor.key) != "admit":
+                return
+            writer.write(bytes(held))
+            pumps = {
+                asyncio.create_task(self._inward(visitor, writer)),
+                asyncio.create_task(_outward(reader, visitor.writer)),
+            }
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for pump in pumps:
+                pump.cancel()
+        finally:
+            writer.transport.abort()  # a cut leaves nothing on its way to the lighthouse
+
+    async def _admitted(self, visitor: Visitor, held: bytearray) -> bool:
+        """Hold until this generation is let through; False when it is cut, or its client leaves before."""
+        while True:
+            visitor.changed.clear()
+            passage = self._state.passage(*visitor.key)
+            if passage != "hold" and not (passage == "admit" and self._opening):
+                return passage == "admit"
+            reading = asyncio.create_task(visitor.reader.read(CHUNK))
+            changing = asyncio.create_task(visitor.changed.wait())
+            await asyncio.wait({reading, changing}, return_when=asyncio.FIRST_COMPLETED)
+            changing.cancel()
+            # a read that is cancelled while it waits has taken nothing: the next one gets it all
+            reading.cancel()
+            await asyncio.wait({reading})
+            if not reading.cancelled():
+                more = reading.result()
+                if not more or len(held) > HELD_BYTES:
+                    return False
+                self._heard(visitor, more)
+                held += more
+
+    def _heard(self, visitor: Visitor, data: bytes) -> None:
+        if self._state.heard(*visitor.key, data, self._loop.time()):
+            self._review()
+            self._tick()
+
+    async def _inward(self, visitor: Visitor, lighthouse: asyncio.StreamWriter) -> None:
+        try:
+            while data := await visitor.reader.read(CHUNK):
+                if self._state.passage(*visitor.key) != "admit":
+                    return
+                self._heard(visitor, data)
+                lighthouse.write(data)
+                await lighthouse.drain()
+        except OSError:
+            pass  # as good as the end of file
+
+
+async def _outward(lighthouse: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    try:
+        while data := await lighthouse.read(CHUNK):
+            client.write(data)
+            await client.drain()
+    except OSError:
+        pass  # as good as the end of file
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="agents.gate")
+    for name in ("run", "node", "address", "folder"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("generation", "groups", "min-groups", "join-timeout-ms", "heartbeat-timeout-ms"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--etcd", required=True, type=lambda text: tuple(text.split(",")))
+    return parser.parse_args(arguments)
+
+
+async def _run(options: argparse.Namespace) -> None:
+    await Gate(options).run()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(_run(options))
+    except (GateFailed, OSError) as error:
+        log.error("the gate of run %s ends: %s", options.run, error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What has to lie in a rank's folder before it is started, and the request that starts it."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+from agents import programs
+from agents.names import LighthouseName, TrainerName
+from agents.settings import Settings
+from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
+
+PORTS = range(20_000, 32_000)
+"""Below Linux' ephemeral ports (32768 and up), so that no outgoing connection takes it before the trainer listens."""
+
+
+def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
+    return TrainerName(desired.run, desired.group, desired.generation, rank)
+
+
+def free_port(address: str, tries: int = 200) -> int:
+    """A port at which nobody listens now. OSError when none of `tries` is free, or the address is not ours."""
+    for port in random.sample(PORTS, tries):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno != 98:  # EADDRINUSE; anything else will not be better at another port
+                    raise
+                continue
+            return port
+    raise OSError(f"no free port of {tries} tried between {PORTS.start} and {PORTS.stop} on {address}")
+
+
+def read_launch(folder: Path) -> TrainerLaunch | None:
+    """What a rank was started with; None when it was not."""
+    try:
+        return decode((folder / "launch.json").read_bytes(), TrainerLaunch)
+    except (OSError, RecordError):
+        return None
+
+
+def write_launches(settings: Settings, desired: TrainerDesired, lighthouse: str) -> None:
+    """Write launch.json for every rank of a generation; one that is there already (we died in between) stays."""
+    folders = [settings.node_folder / "ranks" / str(rank_name(desired, rank)) for rank in range(desired.world_size)]
+    written = [launch for launch in map(read_launch, folders) if launch is not None]
+    master_port = written[0].master_port if written else free_port(settings.address)
+    for rank, folder in enumerate(folders):
+        if read_launch(folder) is not None:
+            continue
+        launch = TrainerLaunch(
+            run=desired.run,
+            group=desired.group,
+            generation=desired.generation,
+            rank=rank,
+            world_size=desired.world_size,
+            groups=desired.groups,
+            min_groups=desired.min_groups,
+            node=settings.node,
+            node_address=settings.address,
+            master_port=master_port,
+            lighthouse=lighthouse,
+            run_dir=desired.run_dir,
+            rank_dir=str(folder),
+            titan=desired.titan,
+            torchft=desired.torchft,
+            checkpoint=desired.checkpoint,
+            resume=desired.resume,
+            writer=desired.writer,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / "launch.tmp"
+        temporary.write_bytes(encode(launch))
+        temporary.replace(folder / "launch.json")
+
+
+def trainer_request(settings: Settings, desired: TrainerDesired, rank: int) -> dict[str, Any]:
+    """Fields of the shim's spawn request for a rank."""
+    name = str(rank_name(desired, rank))
+    folder = settings.node_folder / "ranks" / name
+    launch = str(folder / "launch.json")
+    return {
+        "name": name,
+        "argv": programs.command("trainer", launch),
+        "env": {},
+        "folder": str(folder),
+        "log": str(folder / "output.log"),
+        "launch": launch,
+        "cold": settings.cold,
+    }
+
+
+def lighthouse_request(settings: Settings, desired: LighthouseDesired) -> dict[str, Any]:
+    """Fields of the shim's spawn request for a gate with its lighthouse."""
+    folder = settings.node_folder / "lighthouse" / f"{desired.run}.{desired.generation}"
+    options = {
+        "run": desired.run,
+        "generation": desired.generation,
+        "node": settings.node,
+        "address": settings.address,
+        "folder": folder,
+        "etcd": ",".join(settings.etcd),
+        "groups": desired.groups,
+        "min-groups": desired.min_groups,
+        "join-timeout-ms": desired.torchft.join_timeout_ms,
+        "heartbeat-timeout-ms": desired.torchft.heartbeat_timeout_ms,
+    }
+    return {
+        "name": str(LighthouseName(desired.run, desired.generation)),
+        "argv": programs.command("gate", *(f"--{key}={value}" for key, value in options.items())),
+        "env": {},
+        "folder": str(folder),
+        "log": str(folder / "output.log"),
+        "launch": None,
+        "cold": True,
+    }

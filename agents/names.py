@@ -1,0 +1,47 @@
+"""Names of the processes on a node, as docs/adr/0001-node-protocols.md has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TrainerName:
+    """One rank of a generation of a group: `RUN.GROUP.GENERATION.RANK`."""
+
+    run: str
+    group: int
+    generation: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.way}.{self.rank}"
+
+    @property
+    def way(self) -> str:
+        """Name of the generation's forwarder."""
+        return f"{self.run}.{self.group}.{self.generation}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LighthouseName:
+    """A lighthouse with its gate: `lighthouse.RUN.GENERATION`."""
+
+    run: str
+    generation: int
+
+    def __str__(self) -> str:
+        return f"lighthouse.{self.run}.{self.generation}"
+
+
+Name = TrainerName | LighthouseName
+
+
+def parse(text: str) -> Name | None:
+    """None for what is no name of ours."""
+    match text.split("."):
+        case ["lighthouse", run, generation] if generation.isdigit():
+            return LighthouseName(run, int(generation))
+        case [run, group, generation, rank] if all(part.isdigit() for part in (group, generation, rank)):
+            return TrainerName(run, int(group), int(generation), int(rank))
+    return None

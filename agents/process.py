@@ -1,0 +1,207 @@
+"""Processes as Linux shows them: who they are, how to start one that dies with us, how to signal the right one.
+
+Standard library only: the shim imports this, and the shim is to stay small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+SHIM_PID = "SUPERVISOR_SHIM_PID"
+"""Environment variable that tells every process of a node which process is to be its parent."""
+
+NODE_DIR = "SUPERVISOR_NODE_DIR"
+"""Environment variable that marks every process of a node with its folder: whatever they fork carries it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/PID/stat that we use. (pid, start_ticks) names a process for good."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    start_ticks: int
+
+    @property
+    def running(self) -> bool:
+        return self.state not in "ZX"
+
+
+def stat_of(pid: int) -> Stat | None:
+    """None when there is no such process (any more)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # the command's name may hold spaces and brackets: count the fields from its closing one
+    fields = text[text.rindex(")") + 2 :].split()
+    return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def all_processes() -> list[Stat]:
+    found = (stat_of(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    return [stat for stat in found if stat is not None]
+
+
+def is_running(pid: int, start_ticks: int) -> bool:
+    """Whether exactly this process still runs: neither ended (a zombie has) nor replaced by one that got its number."""
+    stat = stat_of(pid) if pid > 1 else None
+    return stat is not None and stat.start_ticks == start_ticks and stat.running
+
+
+def send_signal(pid: int, start_ticks: int, number: int) -> bool:
+    """Signal exactly this process; False when it is gone. The pidfd holds on to it between the check and the signal."""
+    if pid <= 1:
+        return False
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        stat = stat_of(pid)
+        if stat is None or stat.start_ticks != start_ticks:
+            return False
+        signal.pidfd_send_signal(handle, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def signal_session(pid: int, start_ticks: int, number: int) -> bool:
+    """Signal a session leader of ours and everything in its session; False when the leader is gone.
+
+    A session's number is not given to another process while one of its members lives, so members are signalled
+    even when only they are left - but not unless the leader is known to be the one meant.
+    """
+    stat = stat_of(pid) if pid > 1 else None
+    if stat is None or stat.start_ticks != start_ticks:
+        return False
+    signal_members(pid, number)
+    return send_signal(pid, start_ticks, number)
+
+
+def signal_members(session: int, number: int) -> int:
+    """Signal every process of a session but its leader; returns how many."""
+    members = [stat for stat in all_processes() if stat.session == session and stat.pid != session and stat.running]
+    return sum(send_signal(stat.pid, stat.start_ticks, number) for stat in members)
+
+
+def marked(folder: str) -> list[Stat]:
+    """Every running process, but ourselves, that was started for this node folder, by whatever shim."""
+    mark = f"{NODE_DIR}={folder}".encode()
+    found = []
+    for stat in all_processes():
+        if stat.pid == os.getpid() or not stat.running:
+            continue
+        try:
+            with open(f"/proc/{stat.pid}/environ", "rb") as file:
+                environment = file.read().split(b"\0")
+        except OSError:  # gone meanwhile, or of another user: not ours either way
+            continue
+        if mark in environment:
+            found.append(stat)
+    return found
+
+
+def kill_and_wait(victims: Sequence[Stat], deadline_s: float) -> bool:
+    """SIGKILL these processes, which need not be children of ours; True once all are gone."""
+    handles = []
+    for stat in victims:
+        try:
+            handles.append(os.pidfd_open(stat.pid))
+        except OSError:
+            continue
+        send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
+    until = time.monotonic() + deadline_s
+    try:
+        for handle in handles:
+            left = max(0.0, until - time.monotonic())
+            if not select.select([handle], [], [], left)[0]:
+                return False
+        return True
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def become_subreaper() -> None:
+    """Orphans below us become our children, so that we can read their exit status."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends. Exits at once when the parent already has.
+
+    Only right in a child of the parent's main thread, and only after the last fork (it is not inherited).
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def start(argv: Sequence[str], environment: Mapping[str, str], log: str, keep_fd: int | None = None) -> int:
+    """Start a program in a session of its own, that dies with us, its output appended to `log`. Returns its pid.
+
+    OSError when the log cannot be opened or the program cannot be run. `subprocess` is not used because it reaps
+    its children itself, and the shim must see every exit status.
+    """
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    report, failure = os.pipe()
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(argv, environment, output, keep_fd, failure, parent)
+    finally:
+        os.close(output)
+        os.close(failure)
+    with os.fdopen(report, "rb") as file:
+        error = file.read()  # end of file: exec closed the other end, so the program runs
+    if error:
+        os.waitpid(pid, 0)
+        raise OSError(f"cannot run {argv[0]}: {error.decode(errors='replace')}")
+    return pid
+
+
+def _become(
+    argv: Sequence[str], environment: Mapping[str, str], output: int, keep_fd: int | None, failure: int, parent: int
+) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and that would be inherited
+        os.setsid()
+        die_with_parent(parent)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if keep_fd is not None:
+            os.set_inheritable(keep_fd, True)
+        os.execvpe(argv[0], list(argv), dict(environment))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the child must not return into the shim's code
+        os.write(failure, str(error).encode())
+    finally:
+        os._exit(127)
+
+
+def say(sentence: str) -> None:
+    """A sentence for the person who reads the shim's output."""
+    print(f"supervisor-agent: {sentence}", file=sys.stderr, flush=True)

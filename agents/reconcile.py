@@ -1,0 +1,149 @@
+"""From what is desired and what runs to what is to be done. Pure: no clock, no I/O.
+
+Called again at every change, so nothing here waits: what cannot be done yet is simply not in the list yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from agents.names import LighthouseName, Name, TrainerName, parse
+from supervisor.wire.records import LighthouseDesired, NodeDesired, ProcessRecord, TrainerDesired
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start these ranks of a generation."""
+
+    desired: TrainerDesired
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StartLighthouse:
+    """Start a gate with its lighthouse."""
+
+    desired: LighthouseDesired
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Point the forwarder of a generation at the run's gate."""
+
+    desired: TrainerDesired
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End a process: TERM, and KILL once `grace_s` have passed since the TERM."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """The shim may drop the record of this exited process."""
+
+    name: str
+
+
+Action = Start | StartLighthouse | Forward | Stop | Forget
+
+
+def reconcile(desired: Mapping[str, NodeDesired], processes: Sequence[ProcessRecord]) -> list[Action]:
+    """What is to be done, in order.
+
+    `desired` is by run. A run that is not in it is unknown (its record is corrupt, or was never read), and what runs
+    of it is left alone; a run of which nothing is to run here has a record that says so.
+    """
+    known = [(name, record) for record in processes if (name := parse(record.name)) is not None]
+    stops = {stop.name: stop for stop in [*_unwanted(desired, known), *_orphaned_ranks(known)]}
+    return [
+        *stops.values(),
+        *_forgettable(desired, known),
+        *(action for node in desired.values() for trainer in node.trainers for action in _trainer(trainer, known)),
+        *(action for node in desired.values() for light in node.lighthouses for action in _lighthouse(light, known)),
+    ]
+
+
+_Known = Sequence[tuple[Name, ProcessRecord]]
+
+
+def _newest_wanted(desired: Mapping[str, NodeDesired], name: Name) -> int | None:
+    """Generation that is desired of what `name` is a generation of; None when none is."""
+    node = desired[name.run]
+    if isinstance(name, LighthouseName):
+        return max((light.generation for light in node.lighthouses), default=None)
+    return max((trainer.generation for trainer in node.trainers if trainer.group == name.group), default=None)
+
+
+def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Stop]:
+    for name, record in known:
+        if record.exited or name.run not in desired:
+            continue
+        wanted = _newest_wanted(desired, name)
+        if wanted is None:
+            yield Stop(record.name, "it is not to run on this node")
+        elif wanted > name.generation:
+            yield Stop(record.name, f"generation {wanted} takes its place")
+        # an older generation is a stale record: what runs is newer than whoever wrote that
+
+
+def _orphaned_ranks(known: _Known) -> Iterator[Stop]:
+    """A group steps with all of its ranks or not at all: when one has failed the others are of no use."""
+    failed = {
+        name.way: record.name
+        for name, record in known
+        if isinstance(name, TrainerName) and record.exited and record.exit_code != 0
+    }
+    for name, record in known:
+        if isinstance(name, TrainerName) and not record.exited and name.way in failed:
+            yield Stop(record.name, f"{failed[name.way]}, another rank of its generation, has failed")
+
+
+def _forgettable(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Forget]:
+    """Exited, and nobody needs to know any more: its group is not to run here, or a newer generation is here in its
+    place. Not before it is: the newest record is what a stale wish is known by."""
+    for name, record in known:
+        if not record.exited or name.run not in desired:
+            continue
+        successor = any(_successor(name, other) for other, _ in known)
+        if successor or _newest_wanted(desired, name) is None:
+            yield Forget(record.name)
+
+
+def _successor(name: Name, other: Name) -> bool:
+    if isinstance(name, TrainerName):
+        same = isinstance(other, TrainerName) and (name.run, name.group) == (other.run, other.group)
+    else:
+        same = isinstance(other, LighthouseName) and name.run == other.run
+    return same and other.generation > name.generation
+
+
+def _trainer(trainer: TrainerDesired, known: _Known) -> Iterator[Action]:
+    of_group = [
+        (name, record)
+        for name, record in known
+        if isinstance(name, TrainerName) and (name.run, name.group) == (trainer.run, trainer.group)
+    ]
+    if any(name.generation > trainer.generation for name, _ in of_group):
+        return  # stale
+    if any(name.generation < trainer.generation and not record.exited for name, record in of_group):
+        return  # never two generations at once: those are being stopped
+    own = {name.rank: record for name, record in of_group if name.generation == trainer.generation}
+    if any(not record.exited for record in own.values()):
+        yield Forward(trainer)
+    missing = tuple(rank for rank in range(trainer.world_size) if rank not in own)
+    # a generation is started once: with one rank gone the rest of it is not begun any more
+    if missing and not any(record.exited for record in own.values()):
+        yield Start(trainer, missing)
+
+
+def _lighthouse(light: LighthouseDesired, known: _Known) -> Iterator[Action]:
+    of_run = [(n, r) for n, r in known if isinstance(n, LighthouseName) and n.run == light.run]
+    if any(name.generation >= light.generation for name, _ in of_run):
+        return
+    if all(record.exited for _, record in of_run):
+        yield StartLighthouse(light)

@@ -1,0 +1,194 @@
+"""What the agent says to the etcd: its registration under a lease, what runs, and the machine's health.
+
+A thread, because the store blocks. Only the newest of each record is ever written: a report that could not be sent
+is replaced by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from agents.patience import OneSentence, connect_patiently, pause_after
+from supervisor.ports.errors import Fenced, PortError
+from supervisor.ports.store import Expect, Lease, Store
+from supervisor.wire import keys
+from supervisor.wire.records import Health, NodeObserved, RecordError, Registration, decode, encode
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", NodeObserved, Health)
+
+LOOK_S = 0.5
+"""How often the lease is looked at when there is nothing to say."""
+
+
+@dataclass
+class Standing:
+    """How it stands with the etcd, for metrics and health."""
+
+    store_up: bool = False
+    lease_held: bool = False
+    written: int = 0
+    failures: int = 0
+    registered: bool = False
+    """At least once: until then this agent may be a second one of its name, and does nothing."""
+
+
+class Reporter(threading.Thread):
+    """`written` is called in this thread with the ticket of each observed record that has reached the etcd."""
+
+    def __init__(
+        self,
+        registration: Registration,
+        folder: Path,
+        etcd: Sequence[str],
+        lease_s: int,
+        written: Callable[[int], None],
+    ) -> None:
+        super().__init__(name="reporter", daemon=True)
+        self._registration = registration
+        self._mark = folder / "lease.json"
+        self._etcd = etcd
+        self._lease_s = lease_s
+        self._written = written
+        self._some = threading.Condition()
+        self._observed: tuple[int, NodeObserved] | None = None
+        self._health: Health | None = None
+        self._tickets = 0
+        self._stop_now = threading.Event()
+        self._give_back = False
+        self._lease: Lease | None = None
+        self._sequences: dict[str, int] = {}
+        self._ever_observed = False
+        self.standing = Standing()
+
+    # --- from the agent's thread ---
+
+    def observed(self, record: NodeObserved) -> int:
+        """Have this written; its sequence is filled in. Returns the ticket that `written` will name (or a later one)."""
+        with self._some:
+            self._tickets += 1
+            self._observed = (self._tickets, record)
+            self._some.notify()
+            return self._tickets
+
+    def health(self, record: Health) -> None:
+        """Have this written; its sequence is filled in."""
+        with self._some:
+            self._health = record
+            self._some.notify()
+
+    def stop(self, give_back: bool) -> None:
+        """Write what is left to write, once, and end. `give_back`: the node is gone at once, not when its lease lapses."""
+        with self._some:
+            self._give_back = give_back
+            self._stop_now.set()
+            self._some.notify()
+
+    # --- the thread ---
+
+    def run(self) -> None:
+        store = connect_patiently(self._etcd, self._stop_now)
+        if store is None:
+            return
+        said = OneSentence("etcd takes our reports again")
+        while not self._stop_now.is_set():
+            with self._some:
+                if self._observed is None and self._health is None and not self._stop_now.is_set():
+                    self._some.wait(LOOK_S)
+            try:
+                self._write(store)
+                self.standing.store_up = True
+                said.well()
+            except PortError as error:
+                self.standing.store_up = isinstance(error, Fenced)  # it answers, and says no
+                self.standing.failures += 1
+                said.trouble(error)
+                self._stop_now.wait(pause_after(error))
+            self.standing.lease_held = self._lease is not None and not self._lease.lost
+        try:
+            self._write(store)
+            if self._give_back and self._lease is not None:
+                self._lease.revoke()
+        except PortError as error:
+            log.info("the last report was not written: %s", error)
+        store.close()
+
+    def _write(self, store: Store) -> None:
+        """What runs comes first: whoever sees the registration may count on what is observed."""
+        with self._some:
+            observed, health = self._observed, self._health
+        if not self.standing.registered and not self._stop_now.is_set():
+            self._may_register(store)  # before anything is written in the name of this node
+        if observed is not None:
+            ticket, record = observed
+            store.put(keys.observed(record.node), self._numbered(store, keys.observed(record.node), record))
+            self._ever_observed = True
+            with self._some:
+                if self._observed is observed:
+                    self._observed = None
+            self.standing.written += 1
+            self._written(ticket)
+        if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
+            self._register(store)
+        if health is not None:
+            store.put(keys.health(health.node), self._numbered(store, keys.health(health.node), health))
+            self.standing.written += 1
+            with self._some:
+                if self._health is health:
+                    self._health = None
+
+    def _numbered(self, store: Store, key: str, record: R) -> bytes:
+        """With the next sequence, which goes on from what an earlier agent wrote."""
+        if key not in self._sequences:
+            found = store.get(key)
+            try:
+                self._sequences[key] = decode(found.value, type(record)).sequence if found is not None else 0
+            except RecordError:
+                self._sequences[key] = 0
+        self._sequences[key] += 1
+        return encode(replace(record, sequence=self._sequences[key]))
+
+    def _may_register(self, store: Store) -> int:
+        """The revision of the registration that is ours to replace (0: there is none). Raises Fenced while another
+        agent of this node's name holds it: never two of one name."""
+        found = store.get(keys.registration(self._registration.node))
+        if found is None:
+            return 0
+        if found.lease not in (0, self._own_last_lease()):
+            raise Fenced(
+                f"another agent is registered as node {self._registration.node}: waiting for its lease to lapse (a "
+                "node's name must be given to one --home only)"
+            )
+        return found.mod_revision
+
+    def _register(self, store: Store) -> None:
+        revision = self._may_register(store)
+        if self._lease is not None:
+            log.warning("the lease of node %s was lost; registering again", self._registration.node)
+        lease = store.lease(self._lease_s)
+        try:
+            # noted before it is used: an agent that dies in between must know its own registration again
+            self._mark.write_text(json.dumps({"lease": lease.id}))
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._mark, error)
+        key = keys.registration(self._registration.node)
+        try:
+            store.commit({key: encode(self._registration)}, expect=[Expect(key, mod_revision=revision)], lease=lease.id)
+        except PortError:
+            lease.revoke()
+            raise
+        self._lease = lease
+        self.standing.registered = True
+
+    def _own_last_lease(self) -> int:
+        try:
+            return int(json.loads(self._mark.read_text())["lease"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1

@@ -1,0 +1,98 @@
+"""What a node is told on its command line: the same arguments for the shim and for its agent."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to run a node. The reasons for the defaults are in the help texts of agents/cli.py."""
+
+    node: str
+    home: Path
+    etcd: tuple[str, ...]
+    address: str = "127.0.0.1"
+    role: str = "trainer"
+    allocation: str = ""
+    slots: int = 1
+    lease_s: int = 5
+    report_s: float = 5.0
+    metrics_port: int = 0
+    grace_s: float = 5.0
+    cold: bool = False
+
+    @property
+    def node_folder(self) -> Path:
+        return self.home / "nodes" / self.node
+
+    def arguments(self) -> list[str]:
+        """The command line that `parse` reads back."""
+        pairs = {
+            "node": self.node,
+            "home": str(self.home),
+            "etcd": ",".join(self.etcd),
+            "address": self.address,
+            "role": self.role,
+            "allocation": self.allocation,
+            "slots": self.slots,
+            "lease-s": self.lease_s,
+            "report-s": self.report_s,
+            "metrics-port": self.metrics_port,
+            "grace-s": self.grace_s,
+        }
+        return [f"--{name}={value}" for name, value in pairs.items()] + (["--cold"] if self.cold else [])
+
+    def problem(self) -> str | None:
+        """A sentence about the first thing that cannot be, or None."""
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", self.node):
+            return f"--node {self.node!r}: a name is letters, digits, dots, dashes and underscores, 63 at most"
+        for endpoint in self.etcd or ("",):
+            host, _, port = endpoint.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                return f"--etcd {endpoint!r}: each endpoint is HOST:PORT, as in 127.0.0.1:2379"
+        if self.role not in ("trainer", "service"):
+            return f"--role {self.role!r}: it is trainer or service"
+        if self.role == "trainer" and self.slots < 1:
+            return f"--slots {self.slots}: a trainer node has room for at least one rank"
+        if self.lease_s < 1 or self.report_s <= 0 or self.grace_s < 0:
+            return "--lease-s, --report-s and --grace-s: a time is above 0"
+        if not 0 <= self.metrics_port < 65536:
+            return f"--metrics-port {self.metrics_port}: a port is 0 (any free one) to 65535"
+        if not self.address:
+            return "--address is empty: give the address at which the other nodes reach this one"
+        return None
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Read `Settings.arguments`; exits 2 with a sentence for what cannot be read."""
+    parser = argparse.ArgumentParser(prog="supervisor-agent run")
+    for name, kind in (
+        ("node", str),
+        ("home", str),
+        ("etcd", str),
+        ("address", str),
+        ("role", str),
+        ("allocation", str),
+        ("slots", int),
+        ("lease-s", int),
+        ("report-s", float),
+        ("metrics-port", int),
+        ("grace-s", float),
+    ):
+        parser.add_argument(
+            f"--{name}", type=kind, default=argparse.SUPPRESS, required=name in ("node", "home", "etcd")
+        )
+    parser.add_argument("--cold", action="store_true")
+    values = vars(parser.parse_args(arguments))
+    values["etcd"] = tuple(part.strip() for part in values["etcd"].split(",") if part.strip())
+    values["home"] = Path(values["home"]).resolve()
+    settings = Settings(**values)
+    problem = settings.problem()
+    if problem is not None:
+        parser.error(problem)
+    return settings

@@ -1,0 +1,339 @@
+"""The shim: main process of a node, parent of everything there, keeper of the forwarder. It has no opinion.
+
+`python -m agents.shim ...`. Its protocol is in docs/adr/0001-node-protocols.md. Standard library only, so that it
+stays small and changes hardly ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agents import process, sockets
+from agents.forwarder import Forwarder
+from agents.kept import Agent, ForkError, Kept, Warm
+from agents.settings import Settings, parse
+from agents.table import Child, Table
+
+AGENT_LAST_WORDS_S = 2.0
+"""At the end the agent may still report how the trainers ended, and give its lease back."""
+
+
+class Refusal(Exception):
+    """A request that cannot be done; the text says why."""
+
+
+class Shim:
+    """One node's."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._node = settings.node_folder
+        self._table = Table(self._node)
+        self._forwarder = Forwarder(settings.node)
+        self._agent = Agent(settings.arguments(), str(self._node / "agent.log"))
+        self._warm = None if settings.cold else Warm(str(self._node / "warm.log"), self._say_warm)
+        self._kept: list[Kept] = [self._agent, *([self._warm] if self._warm else [])]
+        self._starting: dict[str, asyncio.Task[Child]] = {}
+        self._forking = 0
+        self._unclaimed: dict[int, tuple[int, int | None, int | None]] = {}
+        """pid -> start_ticks, exit code, signal of children that ended before the warm process told us of them."""
+        self._watchers: set[asyncio.StreamWriter] = set()
+        self._stop = asyncio.Event()
+
+    # --- life ---
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for sentence in self._table.take_over():
+            process.say(sentence)
+        self._table.remember("shim_started", pid=os.getpid())
+        server = await asyncio.start_unix_server(self._serve, sock=sockets.listen(self._node / "shim.sock"))
+        for kept in self._kept:
+            kept.on_start = self._keep_record
+            kept.start()
+        process.say(f"node {self._settings.node} is up in {self._node}")
+        await self._stop.wait()
+        await self._end_all()
+        server.close()
+        self._forwarder.close()
+        self._table.remember("shim_stopped", pid=os.getpid())
+
+    def _keep_record(self, kept: Kept) -> None:
+        name = "agent" if kept is self._agent else "warm"
+        child = Child(name, kept.pid, kept.start_ticks, str(self._node))
+        self._table.put(child)
+        self._table.remember("spawned", child)
+
+    async def _end_all(self) -> None:
+        """TERM to every session, KILL after the grace; the agent last, so that it can report the others."""
+        for kept in self._kept:
+            kept.stop_keeping()
+        if self._warm is not None and self._warm.pid:
+            process.signal_session(self._warm.pid, self._warm.start_ticks, signal.SIGKILL)  # it holds nothing of worth
+        workloads = [name for name in self._table.children if name not in ("agent", "warm")]
+        for name in workloads:
+            self._signal(name, signal.SIGTERM)
+        await self._until_ended(workloads, self._settings.grace_s)
+        for name in workloads:
+            self._signal(name, signal.SIGKILL)
+        await self._until_ended(workloads, self._settings.grace_s)
+        self._signal("agent", signal.SIGTERM)
+        await self._until_ended(["agent"], AGENT_LAST_WORDS_S)
+        rest = process.marked(str(self._node))
+        for stat in rest:
+            process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
+        await self._until_ended(list(self._table.children), AGENT_LAST_WORDS_S)
+        self._reap()
+
+    async def _until_ended(self, names: Sequence[str], deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + deadline_s
+        while any(not self._table.children[name].exited for name in names if name in self._table.children):
+            if loop.time() > until:
+                return
+            await asyncio.sleep(0.02)
+
+    # --- children ---
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            stat = process.stat_of(found.si_pid)
+            ticks = stat.start_ticks if stat is not None else 0
+            if stat is not None and stat.session == found.si_pid:
+                # its helpers end with it; while it is not reaped its number cannot be another's
+                process.signal_members(found.si_pid, signal.SIGKILL)
+            os.waitid(os.P_PID, found.si_pid, os.WEXITED)
+            by_itself = found.si_code == os.CLD_EXITED
+            self._ended(
+                found.si_pid, ticks, found.si_status if by_itself else None, None if by_itself else found.si_status
+            )
+
+    def _ended(self, pid: int, start_ticks: int, exit_code: int | None, number: int | None) -> None:
+        child = next((c for c in self._table.children.values() if c.pid == pid and not c.exited), None)
+        if child is None:
+            if self._forking:
+                self._unclaimed[pid] = (start_ticks, exit_code, number)
+            return
+        child.exited, child.exit_code, child.signal = True, exit_code, number
+        self._table.put(child)
+        self._table.remember("exited", child, exit_code=exit_code, signal=number)
+        for kept in self._kept:
+            if kept.pid == pid:
+                if not self._stop.is_set():
+                    kept.ended(f"exit code {exit_code}" if number is None else f"signal {number}")
+                return
+        self._forwarder.gone(child.name.rpartition(".")[0])
+        self._tell_watchers({"exited": child.record()})
+
+    async def _spawn(self, request: dict[str, Any]) -> Child:
+        name, log = request["name"], request["log"]
+        environment = {str(key): str(value) for key, value in request["env"].items()}
+        os.makedirs(request["folder"], exist_ok=True)
+        # before there is a process: if we are killed in between, the next shim knows that this name was used up
+        self._table.put(Child(name, 0, 0, request["folder"]))
+        try:
+            child = await self._fork_warm(request, environment)
+            if child is None:
+                pid = process.start(request["argv"], {**os.environ, **environment}, log)
+                stat = process.stat_of(pid)
+                child = Child(name, pid, stat.start_ticks if stat else 0, request["folder"])
+        except BaseException:
+            self._table.drop(name)
+            raise
+        self._table.put(child)
+        self._table.remember("spawned", child, warm=child.warm)
+        early = self._unclaimed.pop(child.pid, None)
+        if early is not None:
+            self._ended(child.pid, *early)
+        return child
+
+    async def _fork_warm(self, request: dict[str, Any], environment: dict[str, str]) -> Child | None:
+        """None when it is to be started cold."""
+        if self._warm is None or self._warm.state != "ready" or not request.get("launch") or request.get("cold"):
+            return None
+        self._forking += 1
+        try:
+            pid = await self._warm.fork(request["launch"], request["log"], environment)
+        except ForkError as error:
+            process.say(f"the warm process gave no trainer for {request['name']}: {error}; starting it cold")
+            self._kill_strangers()
+            return None
+        finally:
+            self._forking -= 1
+            if not self._forking:
+                # whoever is waiting for its entry takes it before the loop comes round again
+                asyncio.get_running_loop().call_later(1.0, self._forget_unclaimed)
+        stat = process.stat_of(pid)
+        early = self._unclaimed.get(pid)
+        ticks = early[0] if early is not None else stat.start_ticks if stat is not None else 0
+        return Child(request["name"], pid, ticks, request["folder"], warm=True)
+
+    def _forget_unclaimed(self) -> None:
+        if not self._forking:
+            self._unclaimed.clear()
+
+    def _kill_strangers(self) -> None:
+        """A warm process that failed may have left a trainer that nobody knows: never two of one name."""
+        known = {child.pid for child in self._table.children.values() if not child.exited}
+        for stat in process.all_processes():
+            if stat.parent == os.getpid() and stat.session not in known:
+                process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
+
+    def _signal(self, name: str, number: int) -> bool:
+        child = self._table.children.get(name)
+        if child is None or child.exited or not child.pid:
+            return False
+        self._table.remember("signalled", child, signal=int(number))
+        return process.signal_session(child.pid, child.start_ticks, number)
+
+    # --- requests ---
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                answer = await self._answer(line, writer)
+                writer.write(json.dumps(answer).encode() + b"\n")
+                if answer.pop("watching", False):
+                    self._begin_watch(writer)
+                await writer.drain()
+        except (OSError, ValueError):
+            pass  # the agent is gone, or says nothing that we could answer: it comes back with a new connection
+        finally:
+            self._watchers.discard(writer)
+            writer.close()
+
+    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            return await self._do(request)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return {"ok": False, "error": f"bad request {line[:200]!r}: {type(error).__name__}: {error}"}
+        except (Refusal, OSError) as error:
+            return {"ok": False, "error": str(error)}
+
+    async def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["do"]:
+            case "spawn":
+                return {"ok": True, "process": (await self._spawn_once(request)).record()}
+            case "signal":
+                if not self._signal(request["name"], int(request["signal"])):
+                    raise Refusal(f"{request['name']} does not run")
+                return {"ok": True}
+            case "list":
+                return {"ok": True, "processes": [c.record() for c in self._workloads()], "warm": self._warm_state()}
+            case "forward":
+                port = await self._forwarder.set(
+                    request["name"], request["run"], int(request["group"]), int(request["generation"]), request["gate"]
+                )
+                return {"ok": True, "port": port}
+            case "forget":
+                return self._forget(request["name"])
+            case "watch":
+                return {"ok": True, "watching": True}
+            case other:
+                raise Refusal(f"there is no request {other!r}")
+
+    async def _spawn_once(self, request: dict[str, Any]) -> Child:
+        name = request["name"]
+        if name in self._starting:
+            return await asyncio.shield(self._starting[name])
+        if name in self._table.children:
+            return self._table.children[name]
+        if self._stop.is_set():
+            raise Refusal("this node is stopping")
+        self._starting[name] = asyncio.create_task(self._spawn(request))
+        try:
+            # shielded: an agent that dies in the middle must not leave a trainer without a record
+            return await asyncio.shield(self._starting[name])
+        finally:
+            self._starting[name].add_done_callback(lambda _: self._starting.pop(name, None))
+
+    def _forget(self, name: str) -> dict[str, Any]:
+        child = self._table.children.get(name)
+        if child is not None and not child.exited:
+            raise Refusal(f"{name} (pid {child.pid}) still runs: only what has exited can be forgotten")
+        self._table.drop(name)
+        generation = name.rpartition(".")[0]
+        if not any(other.name.rpartition(".")[0] == generation for other in self._workloads()):
+            self._forwarder.drop(generation)
+        return {"ok": True}
+
+    def _workloads(self) -> list[Child]:
+        return [c for c in self._table.children.values() if c.name not in ("agent", "warm") and (c.pid or c.exited)]
+
+    # --- watchers ---
+
+    def _warm_state(self) -> str:
+        return self._warm.state if self._warm is not None else "off"
+
+    def _begin_watch(self, writer: asyncio.StreamWriter) -> None:
+        self._watchers.add(writer)
+        writer.write(json.dumps({"warm": self._warm_state()}).encode() + b"\n")
+        for child in self._workloads():
+            if child.exited:
+                writer.write(json.dumps({"exited": child.record()}).encode() + b"\n")
+
+    def _say_warm(self) -> None:
+        self._table.remember("warm", state=self._warm_state())
+        self._tell_watchers({"warm": self._warm_state()})
+
+    def _tell_watchers(self, message: dict[str, Any]) -> None:
+        for writer in self._watchers:
+            writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _lock(folder: Path) -> int:
+    """Held until we end, however we end. Raises Refusal when another shim holds it."""
+    handle = os.open(folder / "shim.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(handle, 100).decode(errors="replace").strip() or "unknown"
+        raise Refusal(
+            f"another shim (pid {holder}) runs this node in {folder}; stop it first, or use another --node or --home"
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return handle
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    settings = parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        settings.node_folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(settings.node_folder)
+        os.environ[process.SHIM_PID] = str(os.getpid())
+        os.environ[process.NODE_DIR] = str(settings.node_folder)
+        process.become_subreaper()
+        asyncio.run(Shim(settings).run())
+        os.close(lock)
+    except Refusal as error:
+        process.say(str(error))
+        return 1
+    except OSError as error:
+        process.say(f"cannot run node {settings.node} in {settings.node_folder}: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())

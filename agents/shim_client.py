@@ -1,0 +1,89 @@
+"""The agent's end of `shim.sock`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agents import sockets
+from supervisor.wire.records import ProcessRecord, RecordError, decode
+
+LINE_LIMIT = 1 << 22
+
+
+class ShimRefused(Exception):
+    """The shim could not do what was asked; the text says why."""
+
+
+class ShimLost(Exception):
+    """The shim does not answer any more: without it the agent has nothing to do."""
+
+
+class ShimClient:
+    """Requests on one connection, the stream of exits on another."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._path = path
+        self._busy = asyncio.Lock()
+
+    @classmethod
+    async def connect(cls, path: Path) -> ShimClient:
+        reader, writer = await _open(path)
+        return cls(reader, writer, path)
+
+    async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+        """One request. Raises ShimRefused, ShimLost."""
+        async with self._busy:
+            try:
+                self._writer.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+                line = await self._reader.readline()
+            except OSError as error:
+                raise ShimLost(str(error)) from error
+        if not line:
+            raise ShimLost(f"the shim closed {self._path}")
+        answer: dict[str, Any] = json.loads(line)
+        if not answer.get("ok"):
+            raise ShimRefused(str(answer.get("error", "no reason given")))
+        return answer
+
+    async def processes(self) -> list[ProcessRecord]:
+        return [record(body) for body in (await self.ask("list"))["processes"]]
+
+    async def watch(self, exited: Callable[[ProcessRecord], None], warm: Callable[[str], None]) -> None:
+        """Calls back for every exit, first for those that are known already. Ends by raising ShimLost."""
+        reader, writer = await _open(self._path)
+        try:
+            writer.write(b'{"do":"watch"}\n')
+            while line := await reader.readline():
+                message = json.loads(line)
+                if "exited" in message:
+                    exited(record(message["exited"]))
+                elif "warm" in message:
+                    warm(str(message["warm"]))
+        except OSError as error:
+            raise ShimLost(str(error)) from error
+        finally:
+            writer.close()
+        raise ShimLost(f"the shim closed {self._path}")
+
+
+def record(body: Any) -> ProcessRecord:
+    """A ProcessRecord out of an answer of the shim. Raises ShimLost when it is none: then shim and agent do not match."""
+    try:
+        return decode(json.dumps(body), ProcessRecord)
+    except RecordError as error:
+        raise ShimLost(f"the shim sent a process record that cannot be read: {error}") from error
+
+
+async def _open(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        connected = sockets.connect(path, timeout_s=5.0)
+    except OSError as error:
+        raise ShimLost(f"no shim answers at {path}: {error}") from error
+    connected.setblocking(False)
+    return await asyncio.open_unix_connection(sock=connected, limit=LINE_LIMIT)

@@ -1,0 +1,124 @@
+"""What the shim knows of the processes it started: records on disk, and the history of what happened to them.
+
+A record's file is a `ProcessRecord` (supervisor.wire.records), written here by hand: importing pydantic would double
+the shim's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agents import process
+
+RECORD_VERSION = 1
+"""`supervisor.wire.records.VERSION`; a test holds the two together."""
+
+LEFTOVER_DEADLINE_S = 10.0
+"""A killed process that is not gone after this is stuck in the kernel, and its GPU or disk with it."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process. The fields are those of ProcessRecord."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    folder: str
+    warm: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    exited: bool = False
+
+    def record(self) -> dict[str, Any]:
+        return {"$kind": "ProcessRecord", "$version": RECORD_VERSION, **asdict(self)}
+
+
+def generation_of(name: str) -> int | None:
+    """The generation in a process name: `RUN.GROUP.GENERATION.RANK` or `lighthouse.RUN.GENERATION`."""
+    parts = name.split(".")
+    place = {4: 2, 3: 2}.get(len(parts))
+    return int(parts[place]) if place is not None and parts[place].isdigit() else None
+
+
+class Table:
+    """The records of one node folder. Memory is the truth while we live; the files are for the next shim."""
+
+    def __init__(self, folder: Path) -> None:
+        self._node = folder
+        self._folder = folder / "processes"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._history = os.open(folder / "shim.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._disk_failed = False
+        self.children: dict[str, Child] = {}
+
+    def put(self, child: Child) -> None:
+        self.children[child.name] = child
+        path = self._folder / f"{child.name}.json"
+        self._on_disk(lambda: _write_whole(path, json.dumps(child.record()).encode()))
+
+    def drop(self, name: str) -> None:
+        self.children.pop(name, None)
+        self._on_disk(lambda: (self._folder / f"{name}.json").unlink(missing_ok=True))
+
+    def remember(self, event: str, child: Child | None = None, **more: Any) -> None:
+        """Append to shim.jsonl; `t` is unix time, for people and for checkers that read one machine's files."""
+        line: dict[str, Any] = {"t": time.time(), "event": event}
+        if child is not None:
+            line |= {"name": child.name, "pid": child.pid, "start_ticks": child.start_ticks}
+            line["generation"] = generation_of(child.name)
+        text = json.dumps(line | more) + "\n"
+        self._on_disk(lambda: os.write(self._history, text.encode()))
+
+    def _on_disk(self, write: Any) -> None:
+        # a full disk must not end the parent of every trainer here: the agent reads our memory, not these files
+        try:
+            write()
+            self._disk_failed = False
+        except OSError as error:
+            if not self._disk_failed:
+                process.say(f"cannot write the records under {self._folder}: {error}; free some space there")
+            self._disk_failed = True
+
+    def take_over(self) -> list[str]:
+        """Read what an earlier shim left. What still runs of it is killed; all of it is kept as exited, so that the
+        agent can say so and never starts that generation a second time. Returns sentences about what was done."""
+        sentences = []
+        left = {(stat.pid, stat.start_ticks): stat for stat in process.marked(str(self._node))}
+        for path in sorted(self._folder.glob("*.json")):
+            child = _read(path)
+            if child is None:
+                sentences.append(f"ignored {path}: it is no process record")
+                continue
+            if (child.pid, child.start_ticks) in left:
+                sentences.append(f"killed {child.name} (pid {child.pid}), left over from an earlier shim of this node")
+                self.remember("leftover_killed", child)
+            if generation_of(child.name) is None:  # the agent, the warm process: nobody asks for these again
+                path.unlink(missing_ok=True)
+                continue
+            if not child.exited:
+                child.exited, child.signal = True, int(signal.SIGKILL)
+            self.put(child)
+        if not process.kill_and_wait(list(left.values()), LEFTOVER_DEADLINE_S):
+            raise OSError(f"processes {sorted(pid for pid, _ in left)} of an earlier shim do not end, even by SIGKILL")
+        return sentences
+
+
+def _read(path: Path) -> Child | None:
+    try:
+        body = json.loads(path.read_bytes())
+        return Child(**{name: body[name] for name in Child.__slots__})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)

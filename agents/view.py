@@ -1,0 +1,126 @@
+"""What runs on the node, put together for a report: the shim's records, the ranks' progress, the decoded ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from pathlib import Path
+
+from agents import exits
+from agents.names import LighthouseName, TrainerName, parse
+from agents.progress import ProgressFile, milestones
+from agents.settings import Settings
+from supervisor.wire.records import ExitObserved, LighthouseObserved, NodeObserved, ProcessRecord, TrainerObserved
+
+
+class View:
+    """The process table as the agent knows it. Memory only: a new agent reads it again from the shim."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.processes: dict[str, ProcessRecord] = {}
+        self.progress: dict[str, ProgressFile] = {}
+        self._exits: dict[str, ExitObserved] = {}
+        self._gates: dict[str, str] = {}
+        self.hearing: dict[str, dict[str, str]] = {}
+        """run -> group -> what this node's gate hears of it, for metrics."""
+        self.announced: frozenset[TrainerName] = frozenset()
+        """Ranks that are about to be started: told before they are, so that nobody takes this node for free of them."""
+
+    def put(self, record: ProcessRecord) -> bool:
+        """A started or ended process; True when that is news."""
+        known = self.processes.get(record.name)
+        if known == record or (known is not None and known.exited):
+            return False
+        self.processes[record.name] = record
+        if isinstance(parse(record.name), TrainerName):
+            self.progress.setdefault(record.name, ProgressFile(record.folder))
+        if record.exited:
+            self._exits[record.name] = exits.decode(record)
+        return True
+
+    def drop(self, name: str) -> None:
+        for table in (self.processes, self.progress, self._exits, self._gates):
+            table.pop(name, None)
+
+    def poll(self, now: float) -> list[str]:
+        """Look at the files of what runs, or has only just ended; returns the ranks whose progress is new."""
+        for name, record in self.processes.items():
+            if isinstance(lighthouse := parse(name), LighthouseName) and not record.exited:
+                self._read_gate(lighthouse, Path(record.folder) / "gate.json")
+        return [name for name, file in self.progress.items() if file.poll(now)]
+
+    def _read_gate(self, name: LighthouseName, path: Path) -> None:
+        try:
+            state = json.loads(path.read_bytes())
+            self._gates[str(name)] = f"{self._settings.address}:{int(state['port'])}"
+            self.hearing[name.run] = dict(state["hearing"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it does not listen yet
+
+    def runs(self) -> set[str]:
+        return {name.run for text in self.processes if (name := parse(text)) is not None}
+
+    def running(self) -> list[str]:
+        return [name for name, record in self.processes.items() if not record.exited]
+
+    def problems(self) -> tuple[str, ...]:
+        return tuple(file.problem for file in self.progress.values() if file.problem)
+
+    def observed(self) -> NodeObserved:
+        """As it is to be reported; the sequence is the reporter's to fill."""
+        trainers, lighthouses = [], []
+        for text, record in sorted(self.processes.items()):
+            match parse(text):
+                case TrainerName() as name:
+                    trainers.append(self._trainer(name, record))
+                case LighthouseName() as name:
+                    lighthouses.append(self._lighthouse(name, record))
+        trainers += [
+            TrainerObserved(
+                run=name.run, group=name.group, generation=name.generation, rank=name.rank, pid=0, state="starting"
+            )
+            for name in sorted(self.announced)
+            if str(name) not in self.processes
+        ]
+        return NodeObserved(
+            node=self._settings.node, sequence=0, trainers=tuple(trainers), lighthouses=tuple(lighthouses)
+        )
+
+    def milestones(self) -> Hashable:
+        """Changes when something happened that is worth a report at once."""
+        return (
+            tuple((name, record.exited) for name, record in sorted(self.processes.items())),
+            tuple(milestones(file.newest) for _, file in sorted(self.progress.items())),
+            tuple(sorted(self._gates.items())),
+            self.announced,
+        )
+
+    def _trainer(self, name: TrainerName, record: ProcessRecord) -> TrainerObserved:
+        progress = self.progress[record.name].newest
+        begun = progress is not None and progress.phase != "starting"
+        return TrainerObserved(
+            run=name.run,
+            group=name.group,
+            generation=name.generation,
+            rank=name.rank,
+            pid=record.pid,
+            state="exited" if record.exited else "running" if begun else "starting",
+            exit=self._exits.get(record.name),
+            progress=progress,
+        )
+
+    def _lighthouse(self, name: LighthouseName, record: ProcessRecord) -> LighthouseObserved:
+        address = self._gates.get(record.name, "")
+        return LighthouseObserved(
+            run=name.run,
+            generation=name.generation,
+            state="exited" if record.exited else "running" if address else "starting",
+            address=address,
+            exit=self._exits.get(record.name),
+        )
+
+
+def kind(name: str) -> str:
+    """trainer or lighthouse, for metrics."""
+    return "lighthouse" if isinstance(parse(name), LighthouseName) else "trainer"

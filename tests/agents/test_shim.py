@@ -1,0 +1,147 @@
+"""What the shim promises: nothing of it is left over, nobody else is hurt, and only one of it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents import process
+from agents.table import RECORD_VERSION, Child, generation_of
+from supervisor.ports.store import Store
+from supervisor.wire import records
+from supervisor.wire.records import ProcessRecord, decode
+from tests.agents.nodes import Nodes, desire, kill, rank, running, trainer
+from tests.helpers.waiting import eventually
+
+FIRST = "toy.0.1.0"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_the_shim_is_small_and_imports_nothing_big() -> None:
+    code = "import agents.shim, sys; print([m for m in ('pydantic', 'grpc', 'typer', 'torch') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_its_records_are_process_records() -> None:
+    assert records.VERSION == RECORD_VERSION
+    child = Child(FIRST, 7, 8, "/x", warm=True, exit_code=3, exited=True)
+    found = decode(json.dumps(child.record()), ProcessRecord)
+    assert found == ProcessRecord(
+        name=FIRST, pid=7, start_ticks=8, folder="/x", warm=True, exit_code=3, signal=None, exited=True
+    )
+    assert [generation_of(name) for name in (FIRST, "lighthouse.toy.4", "agent")] == [1, 4, None]
+
+
+def test_a_recycled_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> None:
+    stat = process.stat_of(sleeper.pid)
+    assert not process.send_signal(stat.pid, stat.start_ticks - 1, signal.SIGKILL)
+    assert not process.signal_session(stat.pid, stat.start_ticks - 1, signal.SIGKILL)
+    assert not process.send_signal(0, 0, signal.SIGKILL)
+    assert not process.send_signal(1, process.stat_of(1).start_ticks, signal.SIGKILL)
+    assert sleeper.poll() is None
+    assert process.is_running(stat.pid, stat.start_ticks)
+    assert process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_leftovers_are_ended_and_others_who_have_their_numbers_are_not(
+    nodes: Nodes, store: Store, sleeper: subprocess.Popen[bytes]
+) -> None:
+    folder = nodes.home / "nodes" / "n0"
+    (folder / "processes").mkdir(parents=True)
+    left = subprocess.Popen(["sleep", "1000"], start_new_session=True, env={process.NODE_DIR: str(folder)})
+    try:
+        stats = {"toy.0.1.0": process.stat_of(left.pid), "toy.1.1.0": process.stat_of(sleeper.pid)}
+        for name, stat in stats.items():
+            child = Child(name, stat.pid, stat.start_ticks, str(folder))
+            (folder / "processes" / f"{name}.json").write_text(json.dumps(child.record()))
+        node = nodes.cold()
+        assert left.wait(10) == -signal.SIGKILL
+        # it has the number and even the age of a record, but was never started for this node
+        assert sleeper.poll() is None
+        eventually(lambda: "killed toy.0.1.0" in node.output.read_text(), 5)
+        # both generations are used up: an agent that finds them wanted still says so, and begins neither again
+        desire(store, "n0", trainer(0), trainer(1))
+        for group in (0, 1):
+            found = eventually(lambda g=group: rank(store, "n0", 1, g), 10)
+            assert (found.state, found.exit.signal) == ("exited", signal.SIGKILL)
+        desire(store, "n0", trainer(0, 2))
+        running(store, node, 2)
+    finally:
+        left.kill()
+        left.wait()
+
+
+def test_a_stopped_shim_leaves_nobody(nodes: Nodes, store: Store) -> None:
+    node = nodes.start("n0", "--grace-s=1")
+    eventually(node.warm_ready, 15)
+    desire(store, "n0", trainer(0, toy_child=True), trainer(1, toy_ignore_term=True))
+    pids = [running(store, node, 1, group) for group in (0, 1)]
+    child = int((node.folder / "ranks" / FIRST / "child").read_text())
+    assert {child, *pids} <= {stat.pid for stat in node.left()}
+    node.shim.send_signal(signal.SIGTERM)
+    assert node.shim.wait(15) == 0
+    assert node.left() == []
+    # the agent has told how they ended before it went
+    assert [rank(store, "n0", 1, group).exit.signal for group in (0, 1)] == [15, 9]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_killed_shim_takes_everybody_along(nodes: Nodes, store: Store, warm: bool) -> None:
+    node = nodes.start() if warm else nodes.cold()
+    if warm:
+        eventually(node.warm_ready, 15)
+    desire(store, "n0", trainer())
+    running(store, node, 1)
+    assert node.records()[FIRST].warm is warm
+    kill(node.shim.pid)
+    node.shim.wait()
+    eventually(lambda: node.left() == [], 5)
+    # the next one: that generation was used up, and its helpers that got away are found by their mark
+    again = nodes.cold()
+    found = eventually(lambda: (r := rank(store, "n0", 1)) and r.state == "exited" and r, 10)
+    assert found.exit.signal == signal.SIGKILL
+    desire(store, "n0", trainer(generation=2))
+    running(store, again, 2)
+
+
+def test_a_second_shim_is_refused(nodes: Nodes, store: Store) -> None:
+    first = nodes.cold()
+    eventually(lambda: first.pid("agent"), 10)
+    second = nodes.cold()
+    assert second.shim.wait(10) == 1
+    assert f"another shim (pid {first.shim.pid}) runs this node" in second.output.read_text()
+    assert first.shim.poll() is None
+
+
+def test_a_home_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("in the way")
+    arguments = ["--node=n0", f"--home={tmp_path}", "--etcd=127.0.0.1:1", "--cold"]
+    done = subprocess.run([sys.executable, "-m", "agents.shim", *arguments], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.startswith("supervisor-agent: cannot run node n0 in ")
+
+
+def test_a_warm_process_that_dies_costs_a_cold_start(nodes: Nodes, store: Store) -> None:
+    node = nodes.start()
+    eventually(node.warm_ready, 15)
+    warm = node.pid("warm")
+    kill(warm)
+    eventually(lambda: node.pid("warm") not in (0, warm), 10)
+    desire(store, "n0", trainer())
+    running(store, node, 1)
+    assert os.getsid(node.pid(FIRST)) == node.pid(FIRST)

@@ -1,0 +1,169 @@
+"""A stand-in for titan_actor.trainer. What it does is asked for in `titan.overrides`, under keys that begin with `toy.`.
+
+toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum.
+toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): what the name says.
+toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from agents import sockets
+from supervisor.wire.records import Progress, TrainerLaunch, decode, encode
+
+
+class Toy:
+    def __init__(self, launch: TrainerLaunch) -> None:
+        self.launch = launch
+        self.folder = Path(launch.rank_dir)
+        self.options = {key.removeprefix("toy."): value for key, value in launch.titan.overrides.items()}
+        self.stop = threading.Event()
+        self.progress = Progress(
+            run=launch.run,
+            group=launch.group,
+            generation=launch.generation,
+            rank=launch.rank,
+            pid=os.getpid(),
+            sequence=0,
+            phase="starting",
+        )
+
+    def say(self, **changes: object) -> None:
+        self.progress = replace(self.progress, sequence=self.progress.sequence + 1, **changes)
+        temporary = self.folder / "progress.tmp"
+        temporary.write_bytes(encode(self.progress))
+        temporary.replace(self.folder / "progress.json")
+
+    def serve_commands(self) -> None:
+        listener = sockets.listen(self.folder / "command.sock")
+
+        def serve() -> None:
+            while True:
+                client, _ = listener.accept()
+                with client, client.makefile("rwb") as file, (self.folder / "commands.jsonl").open("ab") as log:
+                    for line in file:
+                        log.write(line)
+                        log.flush()
+                        if json.loads(line)["do"] == "drain":
+                            self.stop.set()
+                        file.write(b'{"ok":true}\n')
+                        file.flush()
+
+        threading.Thread(target=serve, daemon=True).start()
+
+    def announce(self, replica_id: str) -> None:
+        host, _, port = self.launch.lighthouse.rpartition(":")
+        while True:
+            try:
+                with socket.create_connection((host, int(port))) as gate:
+                    gate.sendall(f"BUILT {json.dumps({'replica_id': replica_id})}\n".encode())
+                    if gate.recv(64) == b"OK\n":
+                        return
+            except OSError:
+                pass
+            time.sleep(0.05)
+
+    def idle(self) -> int:
+        if self.options.get("child"):
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            (self.folder / "child").write_text(str(child.pid))
+        while not self.stop.wait(self.options.get("step_s", 0.05)):
+            if self.progress.step == self.options.get("stop_at"):
+                continue
+            self.say(phase="step", step=self.progress.step + 1, commits=self.progress.commits + 1)
+            if self.progress.step == self.options.get("fail_at") and self.launch.rank == 0:
+                print("the toy fails as it was asked to", flush=True)
+                (self.folder / "error.json").write_text(json.dumps({"message": {"message": "ToyError: asked to"}}))
+                return int(self.options.get("exit_code", 3))
+        self.say(phase="finished")
+        return 0
+
+    def torchft(self) -> int:
+        import torch
+        from torch.distributed import TCPStore
+        from torchft import Manager, ProcessGroupGloo
+
+        torch.set_num_threads(1)
+        launch = self.launch
+        store = TCPStore("127.0.0.1", launch.master_port, is_master=True, wait_for_workers=False)
+        value = torch.zeros(8)
+
+        def load(state: dict) -> None:
+            value.copy_(state["value"])
+
+        manager = Manager(
+            pg=ProcessGroupGloo(timeout=timedelta(milliseconds=launch.torchft.process_group_timeout_ms)),
+            load_state_dict=load,
+            state_dict=lambda: {"value": value.clone()},
+            min_replica_size=launch.min_groups,
+            use_async_quorum=False,
+            timeout=timedelta(milliseconds=launch.torchft.process_group_timeout_ms),
+            quorum_timeout=timedelta(milliseconds=launch.torchft.quorum_timeout_ms),
+            rank=0,
+            world_size=1,
+            store_addr="127.0.0.1",
+            store_port=store.port,
+            lighthouse_addr=f"http://{launch.lighthouse}",
+            replica_id=f"toy_{launch.group}",
+            hostname="127.0.0.1",
+            quorum_retries=launch.torchft.quorum_retries,
+        )
+        replica_id = manager._store.get("replica_id").decode() + self.options.get("mistyped", "")
+        self.say(phase="starting", replica_id=replica_id)
+        time.sleep(self.options.get("build_s", 0.0))
+        self.say(phase="built")
+        self.announce(replica_id)
+        with (self.folder / "steps.jsonl").open("a", buffering=1) as steps:
+            while not self.stop.is_set():
+                manager.start_quorum()
+                gradient = torch.ones(8)
+                manager.allreduce(gradient).wait()
+                committed = manager.should_commit()
+                if committed:
+                    value.add_(gradient)
+                n = manager.num_participants()
+                quorum_id = manager._quorum_id
+                line = {"t": time.time(), "committed": committed, "participants": n, "quorum_id": quorum_id}
+                steps.write(json.dumps(line) + "\n")
+                commits, failed = self.progress.commits + committed, self.progress.failed_commits + (not committed)
+                step = manager.current_step()
+                counted = {"commits": commits, "failed_commits": failed}
+                self.say(phase="step", step=step, participants=n, quorum_id=quorum_id, **counted)
+                time.sleep(self.options.get("step_s", 0.02))
+        manager.shutdown(wait=False)
+        self.say(phase="finished")
+        return 0
+
+
+def main(arguments: list[str]) -> int:
+    launch = decode(Path(arguments[0]).read_bytes(), TrainerLaunch)
+    toy = Toy(launch)
+    if toy.options.get("ignore_term"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    toy.say(phase="starting")
+    match toy.options.get("mode", "idle"):
+        case "exit":
+            print("gone at once", flush=True)
+            return int(toy.options.get("exit_code", 0))
+        case "torchft":
+            toy.serve_commands()
+            return toy.torchft()
+        case _:
+            toy.serve_commands()
+            toy.say(phase="built")
+            return toy.idle()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
