@@ -38,6 +38,10 @@ T = TypeVar("T")
 POLL_S = 0.1
 """How often the ranks' files are looked at: a stat each, and milestones must not wait long."""
 HEALTH_S = 5.0
+WARM_PATIENCE_S = 25.0
+"""How long a start waits for a warm process that is importing (4 to 8 s, 25 s on a busy machine): a cold start would
+import the same beside it, and take as long."""
+
 REFUSED_PAUSE_S = 1.0
 """After the shim refused a start (a full disk, no free port): tried again, but not in a busy loop."""
 
@@ -53,6 +57,7 @@ class Agent:
         self._graces: dict[str, float] = {}
         self._warm = "off" if settings.cold else "starting"
         self._loop = asyncio.get_running_loop()
+        self._warm_since = self._loop.time()
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
         self._terms: dict[str, float] = {}
@@ -169,7 +174,8 @@ class Agent:
         self._wake.set()
 
     def _on_warm(self, state: str) -> None:
-        self._warm = state
+        if state != self._warm:
+            self._warm, self._warm_since = state, self._loop.time()
         self._wake.set()
 
     def _on_written(self, ticket: int) -> None:
@@ -217,6 +223,8 @@ class Agent:
             case Forward(desired):
                 if self._gates.get(_way(desired)) != desired.gate:
                     await self._forward(desired)
+            case Start() if self._warm == "starting" and now - self._warm_since < WARM_PATIENCE_S:
+                pass  # looked at again in the next turn
             case Start(desired, ranks):
                 self._begin(_way(desired), self._start(desired, ranks), now)
             case StartLighthouse(light):

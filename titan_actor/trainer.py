@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from supervisor.wire.records import PEERS_GONE, TrainerLaunch, decode
+from supervisor.wire.records import PEERS_GONE, TERMINATED, TrainerLaunch, decode
 from titan_actor import address, mends
 from titan_actor.commands import Commands
 from titan_actor.control import Control
@@ -82,6 +82,10 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
         return PEERS_GONE
     step = trainer.manager.current_step()
     trainer.close()
+    if control.in_haste:
+        report.update(phase="failed", step=step, error="ended by SIGTERM")
+        ledger.event("terminated", step=step)
+        return TERMINATED
     report.update(phase="finished", step=step)
     ledger.event("finished", step=step)
     return 0
@@ -108,15 +112,16 @@ def _environment(launch: TrainerLaunch) -> None:
 
 
 def _end_on_term(control: Control, report: Report, ledger: Ledger) -> None:
-    """SIGTERM: end after the current step, without a last checkpoint; while waiting, at once."""
+    """SIGTERM: end after the current step, without a last checkpoint; while waiting, at once. Either way the exit code
+    is TERMINATED: whoever sent it, the run is not finished."""
 
     def on_term(number: int, frame: object) -> None:
         control.in_haste = True
         control.drain(None)
         if report.progress.phase in WAITING:
-            report.update(phase="finished", error="ended by SIGTERM while waiting")
-            ledger.event("finished", step=report.progress.step, signal=number)
-            leave(0)
+            report.update(phase="failed", error="ended by SIGTERM while waiting")
+            ledger.event("terminated", step=report.progress.step)
+            leave(TERMINATED)
 
     signal.signal(signal.SIGTERM, on_term)
 

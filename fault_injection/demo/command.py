@@ -77,15 +77,19 @@ def demo(
 
 
 def _inside(network: netns.Network, environment: dict[str, str]) -> int:
-    """Run this very command again inside the hub. Ctrl-C reaches it too: we only wait for it to end."""
+    """Run this very command again inside the hub. Ctrl-C and TERM are passed on, and we wait for it to clean up."""
     process = subprocess.Popen(
-        netns.inside(network, [sys.executable, "-m", "supervisor.cli", *sys.argv[1:]]), env=environment
+        netns.inside(network, [sys.executable, "-m", "supervisor.cli", *sys.argv[1:]]),
+        env=environment,
+        start_new_session=True,
     )
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+
+    def pass_on(number: int, frame: object) -> None:
+        process.send_signal(signal.SIGINT)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    return process.wait()
 
 
 def _run(name: str, home: Path, cold: bool, world: dict[str, Any]) -> int:

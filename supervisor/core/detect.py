@@ -13,6 +13,9 @@ PEERS_GONE_EXIT = 75
 
 SIGTERM = 15
 
+TERMINATED_EXIT = 143
+"""As `supervisor.wire.records.TERMINATED`."""
+
 ENGINE_WORD_S = 0.6
 """The leader asks the engine every 0.25 s: within two such periods it has said that an allocation is gone."""
 
@@ -71,9 +74,17 @@ def gone(group: int, below: int, node: str, observed: Observed) -> bool:
 
 
 def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
-    """All ranks of the current generation ended with exit code 0."""
+    """All ranks of the current generation said that they are finished, and ended with exit code 0."""
     ranks = ranks_of(group, observed)
-    return len(ranks) == world_size and all(r.state == "exited" and r.exit_code == 0 for r in ranks)
+    return len(ranks) == world_size and all(_clean(r) for r in ranks)
+
+
+def _clean(rank: RankView) -> bool:
+    return rank.state == "exited" and rank.exit_code == 0 and rank.phase == "finished"
+
+
+def _terminated(rank: RankView) -> bool:
+    return rank.signal == SIGTERM or rank.exit_code == TERMINATED_EXIT
 
 
 def suspect(group: GroupMemory, observed: Observed) -> str:
@@ -81,7 +92,7 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return f"lease:{group.node}"
-    if any(r.state == "exited" and r.signal == SIGTERM for r in ranks_of(group, observed)):
+    if any(r.state == "exited" and _terminated(r) for r in ranks_of(group, observed)):
         return f"term:{group.group}:{group.generation}"
     return ""
 
@@ -123,15 +134,17 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
 
 def _exit_failure(ranks: tuple[RankView, ...]) -> Failure | None:
     # The first cause, not its echo: a rank with a code or signal of its own before those that were told to end.
-    bad = [r for r in ranks if r.state == "exited" and r.exit_code != 0]
+    bad = [r for r in ranks if r.state == "exited" and not _clean(r)]
     if not bad:
         return None
-    first = min(bad, key=lambda r: (r.signal == 15, r.error == "", r.rank))
+    first = min(bad, key=lambda r: (_terminated(r), r.error == "", r.rank))
+    if _terminated(first):
+        return Failure(Kind.CRASH, (f"rank {first.rank} was ended by a SIGTERM that is not ours",), first.error)
     if first.signal is not None:
         return Failure(Kind.CRASH, (f"rank {first.rank} ended by signal {first.signal}",), first.error)
     if first.exit_code == PEERS_GONE_EXIT:
         return Failure(Kind.PEERS_GONE, (f"rank {first.rank} was to heal from its peers and found none",))
-    said = f": {first.error}" if first.error else ""
+    said = f": {first.error}" if first.error else " before it was finished" if first.exit_code == 0 else ""
     return Failure(Kind.ERROR, (f"rank {first.rank} exited with code {first.exit_code}{said}",), first.error)
 
 

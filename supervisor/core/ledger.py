@@ -54,6 +54,7 @@ _OF_EVENT: Mapping[str, Cause] = {
     "purged": Cause.CHECKPOINT,
     "digest": Cause.DIGEST,
     "finished": Cause.END,
+    "terminated": Cause.LOST_STEP,
     "closed": Cause.END,
 }
 

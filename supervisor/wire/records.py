@@ -113,6 +113,10 @@ PEERS_GONE = 75
 """Exit code of a trainer started with resume = "peers" that found none (EX_TEMPFAIL of sysexits.h)."""
 
 
+TERMINATED = 143
+"""Exit code of a trainer that SIGTERM ended before it was finished (128 + 15, as shells say it)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DigestMark:
     """Hash of parameters, optimizer state and learning rate after `step` committed steps."""

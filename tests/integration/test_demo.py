@@ -41,13 +41,14 @@ def test_three_faults_and_training_never_stops(tmp_path: Path) -> None:
         assert 0 <= incident["detected_s"] <= incident["decided_s"] <= incident["acted_s"] <= incident["recovered_s"]
     assert [c["answer"] for c in report["checkers"].values()] == ["pass"] * len(report["checkers"])  # type: ignore[attr-defined]
     assert _left(tmp_path) == []
-    assert "sv" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout or not silent
+    assert (
+        "sv" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+        or not silent
+    )
 
 
 def _left(folder: Path) -> list[int]:
     """Processes that were started for a node below this folder and still run."""
     return [
-        stat.pid
-        for node in (folder / "runs" / ".supervisor" / "nodes").iterdir()
-        for stat in process.marked(str(node))
+        stat.pid for node in (folder / "runs" / ".supervisor" / "nodes").iterdir() for stat in process.marked(str(node))
     ]

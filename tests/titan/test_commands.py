@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.wire.records import TERMINATED
 from tests.helpers.waiting import eventually
 from tests.titan.groups import Groups, Lighthouse, Rank, Warm, free_port
 
@@ -65,16 +66,16 @@ def test_sigterm_ends_cleanly_while_training(groups: Groups) -> None:
     rank = groups.start(0, groups=1, writer=True)
     rank.reached(2)
     rank.signal(signal.SIGTERM)
-    assert rank.exit_code() == 0
+    assert rank.exit_code() == TERMINATED
     assert rank.progress is not None
-    assert rank.progress.phase == "finished"
+    assert rank.progress.phase == "failed"
 
 
 def test_sigterm_ends_a_rank_that_waits_for_a_quorum(groups: Groups) -> None:
     waiting = groups.start(0, min_groups=2, lighthouse="127.0.0.1:9", environment={"SUPERVISOR_NO_GATE": "0"})
     eventually(lambda: waiting.progress and waiting.progress.phase in ("built", "starting"), 30)
     waiting.signal(signal.SIGTERM)
-    assert waiting.exit_code() == 0
+    assert waiting.exit_code() == TERMINATED
 
 
 def test_failure_of_a_step_is_told(groups: Groups) -> None:
