@@ -24,13 +24,13 @@ from supervisor.core.model import (
     Verdict,
 )
 from supervisor.core.placement import place
-from supervisor.core.round import Round, is_rider
+from supervisor.core.round import MAX_GIVEN_BACK, Round, is_rider
 from supervisor.core.spec import RunSpec
 
 ENDED = ("finished", "stopped", "halted")
 
-ALLOCATIONS_A_ROUND = 40
-"""One operation each; a transaction holds 100."""
+NEW_A_ROUND = 40
+"""Allocations, and groups, that one round of a run's start makes: one operation each; a transaction holds 100."""
 
 
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
@@ -48,7 +48,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     for g in sorted(r.groups):
         _judge(r, r.groups[g])
     _wind_down(r)
-    if r.phase in ("new", "running"):
+    if r.phase == "running":
         place(r)
     return r.done()
 
@@ -90,9 +90,12 @@ def _want_allocations(r: Round) -> None:
     if r.phase != "new" or r.paused:
         return
     wanted = r.spec.allocation.nodes + r.spec.allocation.spares
-    for _ in range(min(ALLOCATIONS_A_ROUND, wanted - len(r.allocations))):
+    for _ in range(min(NEW_A_ROUND, wanted - len(r.allocations))):
         r.acquire("the run starts")
-    if len(r.allocations) >= wanted:
+    known = len(r.groups)
+    for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
+        r.groups[g] = GroupMemory(group=g)
+    if len(r.allocations) >= wanted and len(r.groups) == r.spec.groups.count:
         r.rest["phase"] = "running"
     else:
         r.look_again(r.now)
@@ -109,7 +112,7 @@ def _note_suspects(r: Round) -> None:
 
 
 def _note_silent(r: Round) -> None:
-    gate = r.observed.gate
+    gate = detect.listening(r.observed)
     silent = tuple(
         g.group
         for g in r.groups.values()
@@ -124,6 +127,8 @@ def _note_silent(r: Round) -> None:
 
 def _follow(r: Round, group: GroupMemory) -> None:
     """Move a group's phase by what is observed."""
+    if r.full(group.group):
+        return
     if group.phase == "fencing":
         _follow_fence(r, group)
         return
@@ -154,7 +159,8 @@ def _follow(r: Round, group: GroupMemory) -> None:
 
 
 def _heard(r: Round, group: GroupMemory) -> bool:
-    return r.observed.gate is not None and r.observed.gate.hearing.get(group.group) == "beating"
+    gate = detect.listening(r.observed)
+    return gate is not None and gate.hearing.get(group.group) == "beating"
 
 
 def _recover(r: Round, incident: Incident | None) -> None:
@@ -183,15 +189,16 @@ def _judge(r: Round, group: GroupMemory) -> None:
     failure = detect.failure(group, r.observed, r.spec, r.before)
     if failure is None:
         _say_unknown(r, group)
+        _close_untouched(r, group)
+        return
+    if r.full(group.group):
         return
     if r.phase == "stopping":
         r.set_group(replace(group, phase="finished", since=r.now, incident=""))
         return
-    if r.full():
-        return
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
     known = r.incidents.get(group.incident)
-    if failure.kind == Kind.SILENT and known is not None:
+    if failure.kind == Kind.SILENT and known is not None and known.decided is not None:
         if is_rider(known):
             r.look_again(known.opened + r.spec.policy.silent_timeout_s + 0.001)
         return
@@ -201,7 +208,9 @@ def _judge(r: Round, group: GroupMemory) -> None:
         r.wait(f"group {group.group}: {failure.evidence[0]}; the run is paused, nothing is done")
         return
     incident = _same_error(r, incident)
-    at_least = Rung.RIDE_THROUGH if known is None else min(known.rung, Rung.REALLOCATE)
+    # An incident that was only opened, while the run was paused, has tried nothing yet.
+    tried = known is not None and known.decided is not None
+    at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     if incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], ())
     else:
@@ -218,6 +227,16 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
     verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
     if verdict == Verdict.UNKNOWN:
         r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
+
+
+def _close_untouched(r: Round, group: GroupMemory) -> None:
+    """An incident that was opened while the run was paused, and whose cause has gone by itself."""
+    incident = r.incidents.get(group.incident)
+    if incident is None or incident.decided is not None or group.phase not in ("starting", "running"):
+        return
+    if not detect.suspect(group, r.observed) and not r.full(group.group):
+        _recover(r, incident)
+        r.set_group(replace(group, incident=""))
 
 
 def _same_error(r: Round, incident: Incident) -> Incident:
@@ -250,7 +269,6 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         r.set_group(replace(group, phase="finished", since=r.now, incident=""))
         r.halt(f"{choice.reason} (incident {incident.id}: {'; '.join(incident.evidence)})", incident)
         return
-    r.counted()
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
         attempts = group.attempts
@@ -292,17 +310,28 @@ def _wind_down(r: Round) -> None:
         r.rest["stop_at_step"] = _drain_step(r)
     if r.phase == "stopping":
         for group in list(r.groups.values()):
-            if group.phase in ("unplaced", "placing", "fencing"):
+            if group.phase in ("unplaced", "placing", "fencing") and not r.full(group.group):
                 r.set_group(replace(group, phase="finished", since=r.now))
         if not all(g.phase == "finished" for g in r.groups.values()):
             r.wait(f"draining: the groups end after step {r.rest.get('stop_at_step', r.before.stop_at_step)}")
     if r.groups and all(g.phase == "finished" for g in r.groups.values()):
-        halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
-        r.rest["phase"] = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
-        for incident in list(r.incidents.values()):
-            r.set_incident(replace(incident, state="halted"))
-        for key in list(r.allocations):
-            r.release(key, f"the run is {r.rest['phase']}")
+        _wind_up(r)
+
+
+def _wind_up(r: Round) -> None:
+    """All groups have ended: close what is open, give back what we hold, and only then end the run."""
+    halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
+    end = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
+    open_ = list(r.incidents.values())
+    held = [a.key for a in r.allocations.values() if a.state == "wanted"]
+    for incident in open_[:MAX_GIVEN_BACK]:
+        r.set_incident(replace(incident, state="halted"))
+    for key in held[:MAX_GIVEN_BACK]:
+        r.release(key, f"the run is {end}")
+    if len(open_) <= MAX_GIVEN_BACK and len(held) <= MAX_GIVEN_BACK:
+        r.rest["phase"] = end
+    else:
+        r.look_again(r.now)
 
 
 def _drain_step(r: Round) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.core.model import GroupMemory, Kind, Memory, Observed, RankView, Verdict
+from supervisor.core.model import GateView, GroupMemory, Kind, Memory, Observed, RankView, Verdict
 from supervisor.core.spec import RunSpec
 
 PEERS_GONE_EXIT = 75
@@ -57,6 +57,13 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
     )
 
 
+def listening(observed: Observed) -> GateView | None:
+    """The gate, if its host lives: the record of what it heard outlives it."""
+    gate = observed.gate
+    host = observed.nodes.get(gate.node) if gate is not None else None
+    return gate if host is not None and host.registered else None
+
+
 def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
     """Ranks of the group's current generation on its node."""
     node = observed.nodes.get(group.node)
@@ -66,11 +73,15 @@ def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
 
 
 def gone(group: int, below: int, node: str, observed: Observed) -> bool:
-    """True when the node's own live agent says that no rank of the group with a generation under `below` is left."""
+    """True when the node's own live agent says that the generation before `below` ended there, and none older is left.
+
+    One that it does not speak of may be about to start: that is no word of its end.
+    """
     view = observed.nodes.get(node)
     if view is None or not view.registered:
         return False
-    return all(r.state == "exited" for r in view.ranks if r.group == group and r.generation < below)
+    older = [r for r in view.ranks if r.group == group and r.generation < below]
+    return any(r.generation == below - 1 for r in older) and all(r.state == "exited" for r in older)
 
 
 def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
@@ -127,7 +138,8 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
         return silence
-    if group.phase == "starting" and observed.now - group.since > spec.policy.start_timeout_s:
+    told = observed.store_stable_s >= spec.policy.node_lease_s  # else its first commit may not be reported yet
+    if group.phase == "starting" and told and observed.now - group.since > spec.policy.start_timeout_s:
         return Failure(Kind.START_TIMEOUT, (f"no commit {spec.policy.start_timeout_s:g} s after its start",))
     return None
 
@@ -149,7 +161,7 @@ def _exit_failure(ranks: tuple[RankView, ...]) -> Failure | None:
 
 
 def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
-    gate = observed.gate
+    gate = listening(observed)
     if group.phase != "running" or gate is None or gate.admitted.get(group.group) != group.generation:
         return None
     if gate.hearing.get(group.group) != "silent":
@@ -158,8 +170,9 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
     incident = memory.incidents.get(group.incident)
     if (
         incident is not None
-        and incident.kind == Kind.SILENT
+        and incident.kind in (Kind.SILENT, Kind.STALLED)
         and observed.nodes[group.node].registered
+        and observed.store_stable_s >= spec.policy.node_lease_s
         and observed.now - incident.opened > spec.policy.silent_timeout_s
     ):
         return Failure(Kind.STALLED, (heard, f"silent for {spec.policy.silent_timeout_s:g} s on a node that lives"))

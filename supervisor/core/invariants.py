@@ -46,10 +46,11 @@ def _generation(old: GroupMemory, new: GroupMemory) -> list[str]:
 
 
 def _moved(old: GroupMemory, new: GroupMemory, observed: Observed) -> list[str]:
-    if new.phase != "starting" or old.phase == "starting" or not old.old_node or new.node == old.old_node:
+    left = old.node or old.old_node
+    if new.phase != "starting" or old.phase == "starting" or not left or new.node == left:
         return []
     gate = observed.gate
     fenced = gate is not None and gate.admitted.get(new.group, -1) >= new.generation
-    if old.phase == "placing" or fenced or gone(new.group, new.generation, old.old_node, observed):
+    if old.phase == "placing" or fenced or gone(new.group, new.generation, left, observed):
         return []
-    return [f"I5: group {new.group} starts on {new.node} while its old generation on {old.old_node} may still run"]
+    return [f"I5: group {new.group} starts on {new.node} while its old generation on {left} may still run"]

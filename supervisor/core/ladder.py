@@ -62,8 +62,7 @@ def choose(
     """
     first = FIRST_RUNG[kind]
     considered: list[str] = []
-    if at_least > first:
-        considered.append(f"{first.name.lower()}: this incident is past it")
+    considered += [f"{Rung(passed).name.lower()}: this incident is past it" for passed in range(first, at_least)]
     rung = max(first, at_least)
     while rung < Rung.STOP:
         if rung == Rung.RIDE_THROUGH:

@@ -28,7 +28,7 @@ def place(r: Round) -> None:
             r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
         elif group.node:
             _start_in_place(r, group)
-        elif spares and not r.full():
+        elif spares and not r.full(group.group):
             _start(r, group, spares.pop(0))
         elif not spares:
             _no_node(r, group)
@@ -55,7 +55,7 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], spares: list[str]) ->
 def _start_in_place(r: Round, group: GroupMemory) -> None:
     verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
     if verdict == Verdict.HEALTHY:
-        if not r.full():
+        if not r.full(group.group):
             _start(r, group, group.node)
     else:
         # A dead node is the business of the next round's judgement: it sees the group placed on it.
@@ -73,12 +73,11 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             node=node,
             phase="starting",
             since=r.now,
+            old_node="",
             checkpoint=r.rest.get("checkpoint", r.before.checkpoint),
             resume="peers" if others_train else "disk",
         )
     )
-    if group.phase == "unplaced":
-        r.counted()
     r.act(
         "start" if group.node else "place",
         f"start:{group.group}:{generation}",
@@ -93,6 +92,8 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
 
 
 def _no_node(r: Round, group: GroupMemory) -> None:
+    if r.full(group.group):
+        return
     pending = r.pending()
     if pending:
         oldest = min(pending, key=lambda a: a.since)

@@ -25,8 +25,12 @@ from supervisor.core.model import (
 )
 from supervisor.core.spec import RunSpec
 
-MAX_CHANGES = 20
-"""Groups that one round may start or fence. Each costs up to four operations, and a transaction holds 100."""
+MAX_CHANGES = 15
+"""Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission, what is
+desired), and a transaction holds 100."""
+
+MAX_GIVEN_BACK = 30
+"""Allocations, or incidents, that one round of a run's end may close: one operation each."""
 
 
 class Round:
@@ -37,9 +41,7 @@ class Round:
         self.spec = spec
         self.before = memory
         self.now = observed.now
-        self.groups: dict[int, GroupMemory] = dict(memory.groups) or {
-            g: GroupMemory(group=g) for g in range(spec.groups.count)
-        }
+        self.groups: dict[int, GroupMemory] = dict(memory.groups)
         self.allocations: dict[str, AllocationMemory] = dict(memory.allocations)
         self.incidents: dict[str, Incident] = dict(memory.incidents)
         self.changed: dict[str, Incident] = {}
@@ -51,8 +53,11 @@ class Round:
         self.actions: list[Action] = []
         self.waits: list[str] = []
         self._wake: list[float] = []
-        self._changes = 0
+        self._touched: set[int] = set()
         self._arrived: set[str] | None = None
+        self._candidates: list[str] | None = None
+        self._held_now: set[str] = set()
+        """Nodes that were given to a group in this round."""
 
     # --- reading ---
 
@@ -65,9 +70,9 @@ class Round:
         phase: str = self.rest.get("phase", self.before.phase)
         return phase
 
-    def full(self) -> bool:
-        """Whether this round may change no more groups; the next one follows at once."""
-        if self._changes < MAX_CHANGES:
+    def full(self, group: int) -> bool:
+        """Whether this round may change no more groups than it has; the next one follows at once."""
+        if group in self._touched or len(self._touched) < MAX_CHANGES:
             return False
         self.look_again(self.now)
         return True
@@ -78,12 +83,15 @@ class Round:
 
     def spares(self) -> list[str]:
         """Healthy nodes of our allocations that no group holds and no cordon bars, by name."""
-        held = self.taken()
-        return sorted(
-            n.name
-            for n in self.observed.nodes.values()
-            if n.registered and n.role == "trainer" and n.name not in held and self._usable(n)
-        )
+        if self._candidates is None:
+            held = self.taken()
+            self._candidates = sorted(
+                n.name
+                for n in self.observed.nodes.values()
+                if n.registered and n.role == "trainer" and n.name not in held and self._usable(n)
+            )
+        held = self._held_now
+        return [name for name in self._candidates if name not in held and name not in self.cordons]
 
     def _usable(self, node: NodeView) -> bool:
         allocation = self.allocations.get(node.allocation)
@@ -101,15 +109,21 @@ class Round:
 
     def pending(self) -> list[AllocationMemory]:
         """Wanted allocations that have not brought a usable node yet."""
-        return [a for a in self.allocations.values() if a.state == "wanted" and not self._delivered(a.key)]
+        return [a for a in self.allocations.values() if a.state == "wanted" and not self._delivered(a)]
 
-    def _delivered(self, key: str) -> bool:
-        grant = self.observed.grants.get(key)
+    def _delivered(self, allocation: AllocationMemory) -> bool:
+        grant = self.observed.grants.get(allocation.key)
         if grant is None or grant.state == "pending":
             return False
         if grant.state in ("gone", "refused"):
             return True
-        return key in self._here() or any(node in self.cordons for node in grant.nodes)
+        if allocation.key in self._here() or any(node in self.cordons for node in grant.nodes):
+            return True
+        # Granted, but its node does not come, or came and went: after a while nobody waits for it any more.
+        deadline = allocation.since + self.spec.policy.allocation_timeout_s
+        if self.now < deadline:
+            self.look_again(deadline)
+        return self.now >= deadline
 
     def _here(self) -> set[str]:
         """Allocations of which a node is registered."""
@@ -135,18 +149,18 @@ class Round:
     # --- changing ---
 
     def set_group(self, group: GroupMemory) -> None:
-        self.groups[group.group] = group
+        if group != self.groups[group.group]:
+            self._touched.add(group.group)
+            self._held_now.add(group.node)
+            self.groups[group.group] = group
 
     def set_incident(self, incident: Incident) -> None:
+        self._touched.add(incident.group)
         self.changed[incident.id] = incident
         if incident.state in ("recovered", "halted"):
             self.incidents.pop(incident.id, None)
         else:
             self.incidents[incident.id] = incident
-
-    def counted(self) -> None:
-        """One of this round's changes is used."""
-        self._changes += 1
 
     def incident_for(self, group: GroupMemory, failure: Failure, step: int) -> Incident:
         """The group's open incident, brought up to date with this failure, or a new one."""
@@ -208,6 +222,7 @@ class Round:
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
             self.allocations[key] = replace(allocation, state="released", since=self.now)
+            self._candidates = None
             self.act("release", f"release:{key}", reason)
 
     def halt(self, reason: str, incident: Incident | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from supervisor.shell.mirror import Mirror
 from supervisor.wire.records import RunRecord
 
-SECRET = re.compile(r"(token|secret|passw|credential|api_?key|private_?key|access_?key)", re.IGNORECASE)
+SECRET = re.compile(r"(token|secret|passw|credential|api[_-]?key|private[_-]?key|access[_-]?key)", re.IGNORECASE)
 """Names of keys whose values are left out. No record of ours holds a secret; a run file's overrides may."""
 
 LOG_BYTES = 256 * 1024
@@ -71,4 +71,4 @@ def _tail(path: Path, whole: bool = False) -> bytes:
 
 
 def _names_a_secret(line: str) -> bool:
-    return re.search(SECRET.pattern + r"['\"]?\s*[=:]\s*\S", line, re.IGNORECASE) is not None
+    return re.search(SECRET.pattern + r"[\w-]*[\\'\"]*\s*[=:]\s*\S", line, re.IGNORECASE) is not None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic_core import to_jsonable_python
 
@@ -26,6 +27,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._broken = False
+        self._first = True
 
     def intent(self, epoch: int, observed: Observed, decision: Decision) -> None:
         """What is about to be committed, and why."""
@@ -61,9 +63,11 @@ class Journal:
         line = {"t": round(time.time(), 4), **line}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            self._broken = False
+            with self.path.open("ab+") as file:
+                if self._first and file.tell() and not _ends_a_line(file):
+                    file.write(b"\n")  # whoever wrote here before us was killed in the middle of a line
+                file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self._first = self._broken = False
         except OSError as error:
             if not self._broken:
                 log.error("cannot write the journal %s: %s; the run goes on without it", self.path, error.strerror)
@@ -74,13 +78,18 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a journal; a torn last line is left out."""
     if not path.exists():
         return
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         try:
             body = json.loads(line)
         except ValueError:
             continue
         if isinstance(body, dict):
             yield body
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def _lean(value: Any) -> dict[str, Any]:

@@ -25,15 +25,18 @@ class Mirror:
         """Take in what changed; what is older than what we have (our own write came first) is passed over."""
         if changes.reset:
             self.items = {}
+            self.unreadable = {}
         for item in changes.puts:
             known = self.items.get(item.key)
             if known is None or known.mod_revision <= item.mod_revision:
                 self.items[item.key] = item
+                self.unreadable.pop(item.key, None)
                 self._fresh.add(item.key)
         for key in changes.deletes:
             known = self.items.get(key)
             if known is not None and known.mod_revision <= changes.revision:
                 del self.items[key]
+                self.unreadable.pop(key, None)
         self.revision = max(self.revision, changes.revision)
 
     def fresh(self) -> set[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import re
 import tomllib
 from functools import cache
@@ -85,7 +86,7 @@ def contradictions(spec: RunSpec) -> list[str]:
         a, b = getattr(torchft, low), getattr(torchft, high)
         if a >= b:
             found.append(f"torchft.{low} = {a} must be below torchft.{high} = {b}; try torchft.{high} = {2 * a}")
-    pause = torchft.quorum_timeout_ms / (torchft.quorum_retries + 1)
+    pause = torchft.quorum_timeout_ms / (max(0, torchft.quorum_retries) + 1)
     if pause < 100:
         found.append(
             f"torchft.quorum_retries = {torchft.quorum_retries} makes the pause between two {pause:.0f} ms "
@@ -138,7 +139,9 @@ def _ranges(spec: RunSpec) -> list[str]:
         value: Any = spec
         for part in key.split("."):
             value = getattr(value, part)
-        if value < least:
+        if not math.isfinite(value):
+            found.append(f"{key} = {value}: must be a finite number, at least {least:g}")
+        elif value < least:
             found.append(f"{key} = {value:g}: must be at least {least:g}")
     return found
 

@@ -39,7 +39,7 @@ def decode(value: bytes | str, kind: type[T]) -> T:
     """
     try:
         body = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"not JSON: {error}") from error
     if not isinstance(body, dict) or body.get("$kind") != kind.__name__:
         found = body.get("$kind") if isinstance(body, dict) else type(body).__name__

@@ -1,0 +1,205 @@
+"""How long one decision takes for 10,000 nodes: `python -m benchmarks.decide [--rounds N]`.
+
+4,000 groups run on a node each, the other 6,000 are spares. Measured in turn, in one run: a quiet round, a round in which
+50 groups fail at once (20 nodes lost, 20 crashes, 10 allocations taken away), and a fixed reference loop, whose time says
+how fast the machine was just then. Exit code 1 when the median of a round is above the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from supervisor.core.decide import decide
+from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.model import (
+    AllocationMemory,
+    Decision,
+    GateView,
+    GrantView,
+    GroupMemory,
+    Lighthouse,
+    Memory,
+    NodeView,
+    Observed,
+    RankView,
+)
+from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+
+NODES = 10_000
+GROUPS = 4_000
+FAILURES = 50
+BOUND_MS = 100.0
+RESULTS = Path(__file__).parent / "results" / "decide.json"
+
+
+def inputs() -> tuple[RunSpec, Observed, Memory]:
+    """A run that trains."""
+    spec = RunSpec(
+        name="bench",
+        groups=GroupsSpec(count=GROUPS),
+        allocation=AllocationSpec(nodes=GROUPS, spares=NODES - GROUPS),
+        policy=PolicySpec(budget=BudgetSpec(restart=3, replace=1000, reallocate=1000)),
+    )
+    keys = [f"bench-a{i + 1}" for i in range(NODES)]
+    names = [f"node-{i:05}" for i in range(NODES)]
+    groups = {g: GroupMemory(group=g, generation=1, node=names[g], phase="running", since=100.0) for g in range(GROUPS)}
+    memory = Memory(
+        clock=1000.0,
+        decisions=500,
+        phase="running",
+        groups=groups,
+        allocations={k: AllocationMemory(key=k, state="wanted", since=1.0, reason="the run starts") for k in keys},
+        lighthouse=Lighthouse(node="host", generation=1, address="host:1"),
+    )
+    nodes = {
+        name: NodeView(name=name, registered=True, allocation=key, ranks=ranks_of(i) if i < GROUPS else ())
+        for i, (name, key) in enumerate(zip(names, keys, strict=True))
+    }
+    nodes["host"] = NodeView(name="host", registered=True, role="service")
+    observed = Observed(
+        revision=1,
+        now=1000.0,
+        store_stable_s=500.0,
+        nodes=nodes,
+        gate=GateView(
+            node="host",
+            generation=1,
+            address="host:1",
+            admitted=dict.fromkeys(range(GROUPS), 1),
+            hearing=dict.fromkeys(range(GROUPS), "beating"),
+        ),
+        grants={
+            k: GrantView(key=k, state="granted", nodes=(n,), engine_id=k) for k, n in zip(keys, names, strict=True)
+        },
+    )
+    return spec, observed, memory
+
+
+def ranks_of(group: int) -> tuple[RankView, ...]:
+    return (
+        RankView(group=group, generation=1, rank=0, state="running", phase="step", step=70, commits=70, step_s=1.0),
+    )
+
+
+def failing(observed: Observed) -> Observed:
+    """50 groups fail at once, spread over the run."""
+    assert observed.gate is not None
+    nodes, grants, hearing = dict(observed.nodes), dict(observed.grants), dict(observed.gate.hearing)
+    for i in range(FAILURES):
+        group = i * (GROUPS // FAILURES)
+        node = nodes[f"node-{group:05}"]
+        if i % 5 < 2:
+            nodes[node.name] = replace(node, registered=False)
+            hearing[group] = "gone"
+        elif i % 5 < 4:
+            nodes[node.name] = replace(node, ranks=(replace(node.ranks[0], state="exited", signal=11),))
+        else:
+            grants[node.allocation] = replace(grants[node.allocation], state="gone", reason="preempted")
+    gate = replace(observed.gate, hearing=hearing)
+    return replace(observed, nodes=nodes, grants=grants, gate=gate)
+
+
+def reference() -> int:
+    """A fixed piece of plain Python work: dictionary look-ups and small tuples."""
+    table = {i: (i, str(i)) for i in range(20_000)}
+    total = 0
+    for i in range(200_000):
+        total += table[i * 7919 % 20_000][0]
+    return total
+
+
+def once(work: Callable[[], object]) -> float:
+    """Milliseconds."""
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1000.0
+
+
+def describe(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    p99 = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
+    return {"median_ms": round(statistics.median(ordered), 2), "p99_ms": round(p99, 2), "min_ms": round(ordered[0], 2)}
+
+
+def machine() -> dict[str, object]:
+    model = "unknown"
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
+
+
+def check(quiet: Decision, failed: Decision) -> None:
+    """What was measured is what it is called."""
+    assert quiet.actions == (), quiet.actions[:3]
+    starts = sum(a.verb in ("start", "cordon") for a in failed.actions)
+    assert starts >= 10, f"only {starts} groups were acted on"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    rounds = parser.parse_args().rounds
+    spec, observed, memory = inputs()
+    failed = failing(observed)
+    # One round to note the suspects, and the failures are judged once the engine had its time.
+    noted = decide(failed, spec, memory).memory
+    noted = replace(memory, suspects=noted.suspects)
+    late = replace(failed, now=failed.now + ENGINE_WORD_S)
+    check(decide(observed, spec, memory), decide(late, spec, noted))
+    work: dict[str, Callable[[], object]] = {
+        "quiet": lambda: decide(observed, spec, memory),
+        "50_failures": lambda: decide(late, spec, noted),
+        "reference": reference,
+    }
+    times: dict[str, list[float]] = {name: [] for name in work}
+    gc.collect()
+    for _ in range(rounds):
+        for name, call in work.items():
+            times[name].append(once(call))
+    figures = {name: describe(measured) for name, measured in times.items()}
+    base = figures["reference"]["median_ms"]
+    ratios = {name: round(figures[name]["median_ms"] / base, 2) for name in ("quiet", "50_failures")}
+    met = all(figures[name]["median_ms"] <= BOUND_MS for name in ratios)
+    result = {
+        "what": f"decide(): {NODES} nodes, {GROUPS} groups, {FAILURES} failures at once",
+        "command": f"python -m benchmarks.decide --rounds {rounds}",
+        "bound_ms": BOUND_MS,
+        "bound_met_by_median": met,
+        "rounds": rounds,
+        "figures": figures,
+        "ratio_to_reference": ratios,
+        "machine": machine(),
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    for name, figure in figures.items():
+        ratio = f"  {ratios[name]:.2f} x reference" if name in ratios else ""
+        print(f"{name:12} median {figure['median_ms']:8.2f} ms  p99 {figure['p99_ms']:8.2f} ms{ratio}")
+    print(f"bound: {BOUND_MS:g} ms by median: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

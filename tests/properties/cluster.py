@@ -1,0 +1,649 @@
+"""A model cluster around the real `decide`: machines whose processes outlive their leases, agents that obey late and by
+what they last saw, a gate that takes admissions late, an engine with few nodes, a store that goes away, and a supervisor
+that dies between deciding and committing.
+
+Nothing here is read back from the supervisor's own opinion: what is true (which process can enter a quorum) is kept
+apart from what is reported. One tick is half a second.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from supervisor.core import budget as budgets
+from supervisor.core import invariants
+from supervisor.core.decide import decide
+from supervisor.core.ladder import FIRST_RUNG
+from supervisor.core.model import (
+    Checkpoint,
+    ControlView,
+    Decision,
+    GateView,
+    GrantView,
+    Kind,
+    Memory,
+    NodeView,
+    Observed,
+    RankView,
+    Rung,
+)
+from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+from supervisor.ports.store import Item, Snapshot
+from supervisor.shell import projection, views
+from supervisor.shell.mirror import Mirror
+from supervisor.wire.records import NodeDesired, TrainerDesired
+
+TICK_S = 0.5
+HOST = "host"
+ENDED = ("finished", "stopped", "halted")
+FACTS = ("checkpoint", "fence")
+"""Actions that only note what was seen; a paused run may take them."""
+
+
+def spec(groups: int = 3, spares: int = 1, **budget: Any) -> RunSpec:
+    """A run with short times: a lease of 2 s, a silence of 5 s, a start of 20 s."""
+    return RunSpec(
+        name="run",
+        groups=GroupsSpec(count=groups),
+        allocation=AllocationSpec(nodes=groups, spares=spares),
+        policy=PolicySpec(
+            budget=BudgetSpec(**{"restart": 500, "replace": 500, "reallocate": 500, "window_s": 60.0, **budget}),
+            backoff_first_s=0.5,
+            backoff_max_s=2.0,
+            healthy_after_s=10.0,
+            silent_timeout_s=5.0,
+            start_timeout_s=20.0,
+            node_lease_s=2,
+            allocation_timeout_s=40.0,
+        ),
+    )
+
+
+@dataclass
+class Process:
+    """One rank; a group has one."""
+
+    group: int
+    generation: int
+    machine: str
+    resume: str
+    stop_at: int | None = None
+    age: int = 0
+    boot: int = 2
+    frozen: bool = False
+    ending: int | None = None
+    """Ticks until a TERM takes effect."""
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str = ""
+    commits: int = 0
+    step: int = 0
+    alone: int = 0
+    reported: bool = False
+    """Its end has reached the store."""
+
+    @property
+    def exited(self) -> bool:
+        return self.exit_code is not None or self.signal is not None
+
+    @property
+    def built(self) -> bool:
+        return not self.exited and self.age >= self.boot
+
+    def end(self, code: int | None = None, signal: int | None = None, error: str = "") -> None:
+        if not self.exited:
+            self.exit_code, self.signal, self.error = code, signal, error
+
+    def view(self) -> RankView:
+        mark = Checkpoint(self.step, f"s{self.step}", self.group, self.generation) if self.step % 5 == 4 else None
+        return RankView(
+            group=self.group,
+            generation=self.generation,
+            rank=0,
+            state="exited" if self.exited else "running" if self.commits else "starting",
+            exit_code=self.exit_code,
+            signal=self.signal,
+            error=self.error,
+            step=self.step,
+            commits=self.commits,
+            phase="finished" if self.exit_code == 0 else "step",
+            step_s=TICK_S,
+            checkpoint=mark,
+        )
+
+
+@dataclass
+class Machine:
+    """A node of an allocation. `wanted` is what its agent saw last."""
+
+    name: str
+    allocation: str
+    power: bool = True
+    linked: bool = True
+    agent: bool = True
+    lease_until: float = -1.0
+    said_something: bool = False
+    wanted: tuple[TrainerDesired, ...] = ()
+    processes: dict[tuple[int, int], Process] = field(default_factory=dict)
+    begun: set[tuple[int, int]] = field(default_factory=set)
+
+    def live(self) -> list[Process]:
+        return [p for p in self.processes.values() if not p.exited] if self.power else []
+
+
+@dataclass
+class Gate:
+    """The truth about the gate; `Cluster.gate_record` is what it said last."""
+
+    up: bool = True
+    admitted: dict[int, int] = field(default_factory=dict)
+    came: set[tuple[int, int]] = field(default_factory=set)
+
+
+@dataclass
+class Allocation:
+    """What the engine knows."""
+
+    key: str
+    state: str = "pending"
+    node: str = ""
+    reason: str = ""
+    kill_in: int | None = None
+
+
+class Cluster:
+    """The world and its supervisor. `broken` collects every property that was seen not to hold."""
+
+    def __init__(self, spec: RunSpec, seed: int = 0, pool: int = 20, engine_notices: bool = True) -> None:
+        self.spec = spec
+        self.dice = random.Random(seed)
+        self.engine_notices = engine_notices
+        self.now = 50.0
+        self.stable_since = 0.0
+        self.store_up = True
+        self.host_up = True
+        self.gate = Gate()
+        self.gate_record: GateView | None = None
+        self.machines: dict[str, Machine] = {}
+        self.ghosts: list[Machine] = []
+        """Machines that the engine has written off, whose processes may live on."""
+        self.reported: dict[str, tuple[RankView, ...]] = {}
+        self.free = [f"n{i:02}" for i in range(pool)]
+        self.engine: dict[str, Allocation] = {}
+        self.grants: dict[str, GrantView] = {}
+        self.control = ControlView()
+        self.records: dict[str, bytes] = {}
+        self.memory = Memory()
+        self.desired: dict[str, NodeDesired] = {}
+        self.admissions: dict[int, int] = {}
+        self.leaderless = 0
+        self.calm = False
+        """Nothing is late any more, and nobody dies."""
+        self.steps = 0
+        self.broken: list[str] = []
+        self.decided: list[tuple[Observed, Memory, Decision]] = []
+        self.committed_keys: set[str] = set()
+        self.draws: dict[str, list[float]] = {}
+        self.fired: set[str] = set()
+        """Faults that found somebody to hit."""
+
+    # --- chance ---
+
+    def luck(self, chance: float) -> bool:
+        return self.calm or self.dice.random() < chance
+
+    # --- one tick ---
+
+    def tick(self) -> None:
+        self.now += TICK_S
+        self._engine()
+        for machine in [*self.machines.values(), *self.ghosts]:
+            self._agent(machine)
+            self._processes(machine)
+        self._gate()
+        self._quorum()
+        self._check_owners()
+        if self.leaderless:
+            self.leaderless -= 1
+        elif self.store_up and self.luck(0.8):
+            self._supervise()
+            self._check_owners()
+
+    def run(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self.tick()
+
+    # --- the world ---
+
+    def _engine(self) -> None:
+        if not self.store_up:
+            return
+        for key, wanted in self.memory.allocations.items():
+            known = self.engine.get(key)
+            if wanted.state == "wanted":
+                if known is None:
+                    known = self.engine[key] = Allocation(key)
+                if known.state == "pending" and self.luck(0.5):
+                    self._grant(known, wanted.exclude)
+            elif known is not None and known.state != "gone":
+                known.state, known.reason, known.kill_in = "gone", "given back", self.dice.randrange(4)
+        for known in self.engine.values():
+            machine = self.machines.get(known.node)
+            if machine is None or machine.allocation != known.key:
+                machine = None
+            if known.state == "granted" and machine is not None and not machine.power and self.engine_notices:
+                known.state, known.reason, known.kill_in = "gone", "node failed", 0
+            if known.kill_in is not None and machine is not None:
+                known.kill_in -= 1
+                if known.kill_in <= 0:
+                    self._give_up(machine)
+                    known.kill_in = None
+            fact = GrantView(
+                key=known.key,
+                state=known.state,  # type: ignore[arg-type]
+                nodes=(known.node,) if known.node else (),
+                engine_id=f"e-{known.key}",
+                reason=known.reason,
+            )
+            if self.luck(0.7):
+                self.grants[known.key] = fact
+
+    def _grant(self, known: Allocation, exclude: tuple[str, ...]) -> None:
+        names = [n for n in self.free if n not in exclude]
+        if names:
+            known.state, known.node = "granted", names[0]
+            self.free.remove(names[0])
+            self.machines[names[0]] = Machine(names[0], known.key)
+
+    def _give_up(self, machine: Machine) -> None:
+        """The engine ends what it can reach; a machine that it cannot reach lives on for itself, and its name with it."""
+        del self.machines[machine.name]
+        if machine.linked or not machine.power:
+            for process in machine.live():
+                process.end(signal=9)
+            machine.power = False
+            self.free.append(machine.name)
+        else:
+            self.ghosts.append(machine)
+
+    def registered(self, machine: Machine) -> bool:
+        return machine.name in self.machines and self.now < machine.lease_until
+
+    def _agent(self, machine: Machine) -> None:
+        if not machine.power or not machine.agent:
+            return
+        if machine.linked and self.store_up:
+            if self.luck(0.6):
+                wanted = self.desired.get(machine.name)
+                ours = machine.name in self.machines
+                machine.wanted = wanted.trainers if wanted is not None and ours else ()
+            if self.luck(0.6) and machine.name in self.machines:
+                self.reported[machine.name] = tuple(p.view() for p in machine.processes.values())
+                machine.said_something = True
+                for process in machine.processes.values():
+                    process.reported = process.reported or process.exited
+            if machine.said_something:
+                machine.lease_until = self.now + self.spec.policy.node_lease_s
+        if self.luck(0.7):
+            self._obey(machine)
+
+    def _obey(self, machine: Machine) -> None:
+        """As agents.reconcile: never two generations at once, each started once, an end is kept until it is told."""
+        newest = {t.group: t for t in machine.wanted}
+        for process in machine.live():
+            wanted = newest.get(process.group)
+            if process.ending is None and (wanted is None or wanted.generation > process.generation):
+                process.ending = 1 + (0 if self.calm else self.dice.randrange(4))
+            elif wanted is not None and wanted.generation == process.generation:
+                process.stop_at = wanted.stop_at_step
+        for key, process in list(machine.processes.items()):
+            wanted = newest.get(process.group)
+            if process.exited and process.reported and (wanted is None or wanted.generation > process.generation):
+                del machine.processes[key]
+        for group, wanted in newest.items():
+            key = (group, wanted.generation)
+            others = [p for p in machine.live() if p.group == group]
+            if (
+                key not in machine.begun
+                and not others
+                and max((g for q, g in machine.begun if q == group), default=0) < wanted.generation
+            ):
+                machine.begun.add(key)
+                machine.processes[key] = Process(
+                    group, wanted.generation, machine.name, wanted.resume, wanted.stop_at_step,
+                    boot=1 if self.calm else 1 + self.dice.randrange(5),
+                    step=wanted.checkpoint.step if wanted.checkpoint is not None else 0,
+                )  # fmt: skip
+
+    def _processes(self, machine: Machine) -> None:
+        for process in machine.live():
+            if process.ending is not None:
+                process.ending -= 1
+                if process.ending <= 0:
+                    process.end(signal=15)
+            elif not process.frozen:
+                process.age += 1
+
+    def _reaches_gate(self, process: Process, machine: Machine) -> bool:
+        up = self.gate.up and self.host_up and machine.power and machine.linked
+        return up and process.built and not process.frozen
+
+    def everywhere(self) -> list[tuple[Machine, Process]]:
+        return [(m, p) for m in [*self.machines.values(), *self.ghosts] for p in m.processes.values()]
+
+    def _gate(self) -> None:
+        if not (self.gate.up and self.host_up):
+            return
+        if self.store_up and self.luck(0.5):
+            for group, generation in self.admissions.items():
+                self.gate.admitted[group] = max(generation, self.gate.admitted.get(group, 0))
+        for machine, process in self.everywhere():
+            if machine.power and machine.linked and not process.exited:
+                self.gate.came.add((process.group, process.generation))
+        seat = self.memory.lighthouse
+        if self.store_up and seat.node and self.luck(0.6):
+            hearing = {g: self._hearing(g, n) for g, n in self.gate.admitted.items()}
+            self.gate_record = GateView(
+                node=HOST, generation=1, address="host:1", admitted=dict(self.gate.admitted), hearing=hearing
+            )
+
+    def _hearing(self, group: int, generation: int) -> str:
+        if (group, generation) not in self.gate.came:
+            return "absent"
+        for machine, process in self.everywhere():
+            if (process.group, process.generation) == (group, generation):
+                if self._reaches_gate(process, machine):
+                    return "beating"
+                if process.exited and machine.power and machine.linked:
+                    return "gone"
+                if machine.power and machine.linked and not process.built and not process.exited:
+                    return "holding"
+                return "silent"
+        return "gone"
+
+    def able(self) -> list[tuple[Machine, Process]]:
+        """Those that can enter a quorum now."""
+        return [
+            (m, p)
+            for m, p in self.everywhere()
+            if self._reaches_gate(p, m) and self.gate.admitted.get(p.group) == p.generation
+        ]
+
+    def _quorum(self) -> None:
+        members = [p for _, p in self.able()]
+        if members:
+            self.steps = max(self.steps, *(p.step for p in members)) + 1
+        for process in members:
+            if process.resume == "peers" and not process.commits and len(members) == 1:
+                process.alone += 1
+                if process.alone > 3:
+                    process.end(code=75)
+                continue
+            process.commits += 1
+            process.step = self.steps
+            if process.stop_at is not None and process.step >= process.stop_at:
+                process.end(code=0)
+
+    # --- faults ---
+
+    def fault(self, name: str, target: int) -> None:
+        """One fault by name; `target` picks whom."""
+        before = self._picture()
+        getattr(self, f"_{name}")(target)
+        if self._picture() != before:
+            self.fired.add(name)
+
+    def _picture(self) -> str:
+        return repr(
+            (
+                self.machines,
+                self.ghosts,
+                self.gate,
+                self.engine,
+                self.control,
+                self.store_up,
+                self.host_up,
+                self.leaderless,
+            )
+        )
+
+    def _pick(self, target: int) -> Machine | None:
+        names = sorted(self.machines)
+        return self.machines[names[target % len(names)]] if names else None
+
+    def _pick_process(self, target: int) -> Process | None:
+        found = [p for m in self.machines.values() for p in m.live()]
+        return found[target % len(found)] if found else None
+
+    def _kill(self, target: int) -> None:
+        if (process := self._pick_process(target)) is not None:
+            process.end(signal=9)
+
+    def _raise(self, target: int) -> None:
+        if (process := self._pick_process(target)) is not None:
+            process.end(code=1, error=f"error {self.now}")
+
+    def _freeze(self, target: int) -> None:
+        if (process := self._pick_process(target)) is not None:
+            process.frozen = True
+
+    def _thaw(self, target: int) -> None:
+        for _, process in self.everywhere():
+            process.frozen = False
+
+    def _unlink(self, target: int) -> None:
+        if (machine := self._pick(target)) is not None:
+            machine.linked = False
+
+    def _link(self, target: int) -> None:
+        for machine in [*self.machines.values(), *self.ghosts]:
+            machine.linked = True
+
+    def _power_off(self, target: int) -> None:
+        if (machine := self._pick(target)) is not None:
+            machine.power = False
+
+    def _kill_agent(self, target: int) -> None:
+        if (machine := self._pick(target)) is not None:
+            machine.agent = False
+
+    def _revive_agents(self, target: int) -> None:
+        for machine in self.machines.values():
+            machine.agent = True
+
+    def _take_away(self, target: int) -> None:
+        granted = sorted(k for k, a in self.engine.items() if a.state == "granted")
+        if granted:
+            allocation = self.engine[granted[target % len(granted)]]
+            allocation.state, allocation.reason, allocation.kill_in = "gone", "preempted", target % 12
+
+    def _gate_down(self, target: int) -> None:
+        self.gate.up = False
+
+    def _gate_up(self, target: int) -> None:
+        if not self.gate.up:
+            # a fresh gate knows nothing; what it reads of etcd it reads before it opens
+            self.gate = Gate(admitted=dict(self.admissions) if self.store_up else dict(self.gate.admitted))
+
+    def _host_down(self, target: int) -> None:
+        self.host_up = False
+
+    def _host_up(self, target: int) -> None:
+        self.host_up = True
+        self._gate_up(target)
+
+    def _store_down(self, target: int) -> None:
+        self.store_up = False
+
+    def _store_back(self, target: int) -> None:
+        """Many leases may have lapsed at once."""
+        if not self.store_up:
+            self.store_up = True
+            self.stable_since = self.now
+            for number, machine in enumerate(self.machines.values()):
+                machine.lease_until = self.now if (target >> number) % 2 else self.now + 1.5
+
+    def _pause(self, target: int) -> None:
+        self.control = replace(self.control, paused=True)
+
+    def _resume(self, target: int) -> None:
+        self.control = replace(self.control, paused=False)
+
+    def _restart(self, target: int) -> None:
+        group = target % self.spec.groups.count
+        asked = self.control.restarts.get(group, 0) + 1
+        self.control = replace(self.control, restarts={**self.control.restarts, group: asked})
+
+    def _kill_supervisor(self, target: int) -> None:
+        self.leaderless = 1 + target % 10
+
+    def heal(self) -> None:
+        """No more faults: what is broken for good stays broken, what comes back by itself comes back."""
+        self.calm = True
+        self.leaderless = 0
+        self._store_back(0)
+        self._host_up(0)
+        self._revive_agents(0)
+        self._resume(0)
+
+    # --- the supervisor ---
+
+    def observe(self) -> Observed:
+        given = {
+            node: g.key
+            for g in self.grants.values()
+            if g.key in self.memory.allocations and self.memory.allocations[g.key].state == "wanted"
+            for node in g.nodes
+        }
+        held = {n for g in self.memory.groups.values() for n in (g.node, g.old_node) if n}
+        nodes = {HOST: NodeView(name=HOST, registered=self.host_up, role="service")}
+        for name in sorted(set(given) | held):
+            machine = self.machines.get(name)
+            here = machine is not None and self.registered(machine)
+            nodes[name] = NodeView(
+                name=name,
+                registered=here,
+                allocation=machine.allocation if machine is not None and here else given.get(name, ""),
+                slots=1 if here else 0,
+                ranks=self.reported.get(name, ()),
+            )
+        return Observed(
+            revision=len(self.decided),
+            now=self.now,
+            store_stable_s=self.now - self.stable_since,
+            nodes=nodes,
+            gate=self.gate_record if self.memory.lighthouse.node else None,
+            grants=dict(self.grants),
+            control=self.control,
+        )
+
+    def _supervise(self) -> None:
+        observed = self.observe()
+        before = self.memory
+        decision = decide(observed, self.spec, before)
+        self.decided.append((observed, before, decision))
+        self.broken += [f"invariant {v}" for v in invariants.violations(before, decision.memory, observed, self.spec)]
+        if not self.luck(0.9):
+            return  # killed before the commit: none of it ever happened
+        self._check_decision(observed, before, decision)
+        self._commit(decision)
+
+    def _commit(self, decision: Decision) -> None:
+        self.records |= projection.memory_records(self.spec, decision.memory, decision.incidents)
+        read = views.memory(Mirror(Snapshot(1, tuple(Item(k, v, 1, 1) for k, v in self.records.items()))), "run")
+        if read != decision.memory:
+            self.broken.append(f"round trip: {decision.memory} came back as {read}")
+        self.memory = read
+        self.desired = projection.desired(self.spec, "/runs/run", read)
+        self.admissions = {g: m.generation for g, m in read.groups.items() if m.generation}
+
+    # --- properties ---
+
+    def _check_owners(self) -> None:
+        """Two owners never."""
+        able: dict[int, list[str]] = {}
+        for machine, process in self.able():
+            able.setdefault(process.group, []).append(f"generation {process.generation} on {machine.name}")
+        self.broken += [f"owners: group {g} may step as {' and as '.join(p)}" for g, p in able.items() if len(p) > 1]
+        for machine, process in self.everywhere():
+            group = self.memory.groups.get(process.group)
+            if group is None or process.exited or not machine.power or group.phase not in ("starting", "running"):
+                continue
+            here = machine.name == group.node and machine.name in self.machines
+            admitted = self.gate.up and self.gate.admitted.get(process.group) == process.generation
+            if process.generation < group.generation and not here and admitted:
+                self.broken.append(
+                    f"owners: generation {group.generation} of group {process.group} was started on {group.node} while "
+                    f"generation {process.generation} lives on {machine.name} and is admitted"
+                )
+
+    def _check_decision(self, observed: Observed, before: Memory, decision: Decision) -> None:
+        for action in decision.actions:
+            if not action.reason:
+                self.broken.append(f"reason: {action} says no reason")
+            if action.group is not None and action.generation is not None:
+                current = decision.memory.groups[action.group].generation
+                if action.generation != current:
+                    self.broken.append(f"stale: {action} while the generation is {current}")
+            if action.verb in ("start", "place", "fence", "acquire", "release"):
+                if action.key in self.committed_keys:
+                    self.broken.append(f"stale: {action.key} is done twice")
+                self.committed_keys.add(action.key)
+            drains = before.phase not in ("new", "running")
+            if observed.control.paused and action.verb not in FACTS and not drains:
+                self.broken.append(f"paused: {action.key} ({action.reason})")
+        self._check_budgets(decision)
+        self._check_rungs(decision)
+
+    def _check_budgets(self, decision: Decision) -> None:
+        drawn = [
+            budgets.scope(i.rung, i.group)
+            for i in decision.incidents
+            if i.decided == self.now and i.rung in (Rung.RESTART, Rung.REPLACE) and i.kind != Kind.REQUESTED
+        ]
+        drawn += ["reallocate" for a in decision.actions if a.verb == "acquire" and a.reason != "the run starts"]
+        for scope in drawn:
+            instants = self.draws.setdefault(scope, [])
+            instants.append(self.now)
+            recent = [t for t in instants if self.now - t < self.spec.policy.budget.window_s]
+            rung = Rung.RESTART if ":" in scope else Rung[scope.upper()]
+            if len(recent) > budgets.allowed(self.spec.policy.budget, rung):
+                self.broken.append(f"budget: {scope} was used {len(recent)} times in the window")
+
+    def _check_rungs(self, decision: Decision) -> None:
+        for incident in decision.incidents:
+            if incident.decided != self.now:
+                continue
+            for passed in range(FIRST_RUNG[incident.kind], incident.rung):
+                name = Rung(passed).name.lower()
+                if not any(sentence.startswith(f"{name}: ") for sentence in incident.considered):
+                    self.broken.append(f"rung: {incident.id} ({incident.kind}) is at {incident.rung!r}, {name} skipped")
+
+    def healthy(self) -> bool:
+        """Every group steps, and nothing is open."""
+        stepping = {p.group for m, p in self.able() if self.memory.groups[p.group].generation == p.generation}
+        return (
+            len(self.memory.groups) == self.spec.groups.count
+            and all(g.phase == "running" for g in self.memory.groups.values())
+            and stepping == set(self.memory.groups)
+            and not self.memory.incidents
+        )
+
+    def until(self, predicate: Callable[[], bool], ticks: int) -> bool:
+        for _ in range(ticks):
+            if predicate():
+                return True
+            self.tick()
+        return predicate()
+
+    def state(self) -> str:
+        """For a failure's message."""
+        groups = {
+            g: f"{m.phase} gen {m.generation} on {m.node or '-'} (old {m.old_node or '-'})"
+            for g, m in self.memory.groups.items()
+        }
+        waits = self.decided[-1][2].waits if self.decided else ()
+        return f"{self.memory.phase} {self.memory.halt_reason}; {groups}; incidents {list(self.memory.incidents.values())}; waits {waits}"

@@ -1,0 +1,187 @@
+"""What holds of a run in the model cluster, whatever happens to it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from supervisor.core.decide import decide
+from supervisor.core.spec import RunSpec
+from tests.properties import cluster
+from tests.properties.cluster import Cluster
+
+FAULTS = [
+    "kill",
+    "raise",
+    "freeze",
+    "thaw",
+    "unlink",
+    "link",
+    "power_off",
+    "kill_agent",
+    "revive_agents",
+    "take_away",
+    "gate_down",
+    "gate_up",
+    "host_down",
+    "host_up",
+    "store_down",
+    "store_back",
+    "pause",
+    "resume",
+    "restart",
+    "kill_supervisor",
+]
+
+Plan = list[tuple[int, str, int]]
+
+PLANS = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(FAULTS), st.integers(0, 63)), min_size=3, max_size=14)
+"""Ticks to pass before, the fault, whom it hits."""
+
+SEEDS = st.integers(0, 2**16)
+
+
+def live(seed: int, plan: Plan, spec: RunSpec, warm_up: bool = True, **about: object) -> Cluster:
+    """A run that came up (or is coming up) and then met the plan."""
+    c = Cluster(spec, seed, **about)  # type: ignore[arg-type]
+    if warm_up:
+        assert c.until(c.healthy, 300), c.state()
+    for ticks, fault, target in plan:
+        c.run(ticks)
+        c.fault(fault, target)
+    c.run(10)
+    for fault in c.fired:
+        event(fault)
+    return c
+
+
+def times(factor: float) -> settings:
+    """So many times the profile's examples."""
+    return settings(max_examples=max(1, int(settings().max_examples * factor)))
+
+
+@times(4)
+@given(SEEDS, PLANS, st.booleans(), st.booleans())
+def test_whatever_happens(seed: int, plan: Plan, warm_up: bool, engine_notices: bool) -> None:
+    """Two owners never; no stale action and none done twice; a reason for each and for every rung that is skipped; the
+    invariants hold; memory survives the store. And once the faults stop, with nodes and budgets enough, every group
+    runs again and nothing stays open."""
+    c = live(seed, plan, cluster.spec(), warm_up, engine_notices=engine_notices)
+    c.heal()
+    again = c.until(c.healthy, 400)
+    assert not c.broken, c.broken[:3]
+    assert again, c.state()
+
+
+@times(2)
+@given(SEEDS, PLANS)
+def test_with_tight_budgets(seed: int, plan: Plan) -> None:
+    """Budgets are never exceeded; the run climbs, and where it halts it says why."""
+    c = live(seed, plan, cluster.spec(restart=2, replace=1, reallocate=1))
+    c.heal()
+    c.run(60)
+    assert not c.broken, c.broken[:3]
+    assert c.memory.phase in ("running", "stopping", "halted")
+    assert (c.memory.phase == "running") == (not c.memory.halt_reason)
+
+
+@given(SEEDS, PLANS)
+def test_a_paused_run_does_nothing(seed: int, plan: Plan) -> None:
+    c = live(seed, [(0, "pause", 0), *[step for step in plan if step[1] != "resume"]], cluster.spec())
+    assert c.control.paused
+    assert not c.broken, c.broken[:3]
+
+
+@given(SEEDS, PLANS)
+def test_a_run_that_is_told_to_stop_ends_and_gives_everything_back(seed: int, plan: Plan) -> None:
+    c = live(seed, plan, cluster.spec())
+    c.heal()
+    c.control = cluster.replace(c.control, stop=True)
+    assert c.until(lambda: c.memory.phase == "stopped", 300), c.state()
+    assert not c.broken, c.broken[:3]
+    assert {a.state for a in c.memory.allocations.values()} == {"released"}
+    c.run(20)
+    assert not [p for m in c.machines.values() for p in m.live()], "nothing of it runs on a machine that can be reached"
+
+
+@given(SEEDS, st.lists(st.tuples(st.integers(1, 40), st.integers(0, 63)), min_size=1, max_size=4))
+def test_an_outage_of_the_store_alone_leads_to_nothing(seed: int, outages: list[tuple[int, int]]) -> None:
+    """However long, and however many leases lapse with it."""
+    c = live(seed, [], cluster.spec())
+    c.calm = True
+    assert c.until(c.healthy, 100), c.state()
+    c.run(2)
+    generations = {g: m.generation for g, m in c.memory.groups.items()}
+    seen = c.memory.incidents_seen
+    for ticks, lapsed in outages:
+        c.fault("store_down", 0)
+        c.run(ticks)
+        c.fault("store_back", lapsed)
+        c.run(30)
+    assert {g: m.generation for g, m in c.memory.groups.items()} == generations
+    assert c.memory.incidents_seen == seen
+    assert c.healthy()
+
+
+DIGEST = """
+import hashlib, pickle, sys
+from supervisor.core.decide import decide
+with open(sys.argv[1], "rb") as file:
+    inputs = pickle.load(file)
+spec, rounds = inputs
+digest = hashlib.sha256()
+for observed, memory in rounds:
+    digest.update(repr(decide(observed, spec, memory)).encode())
+print(len(rounds), digest.hexdigest())
+"""
+
+
+@given(SEEDS, PLANS)
+def test_the_same_input_gives_the_same_output(seed: int, plan: Plan) -> None:
+    c = live(seed, plan, cluster.spec(restart=2))
+    for observed, memory, decision in c.decided:
+        assert decide(observed, c.spec, memory) == decision
+
+
+def test_string_hashes_do_not_reach_the_output(tmp_path: Path) -> None:
+    """The same inputs in two processes with different hash seeds."""
+    spec = cluster.spec(groups=6, spares=2, restart=1, replace=2)
+    rounds = []
+    for seed in range(6):
+        c = Cluster(spec, seed)
+        c.until(c.healthy, 300)
+        for number in range(12):
+            c.fault(FAULTS[(seed * 5 + number * 7) % len(FAULTS)], number * 3 + seed)
+            c.run(6)
+        rounds += [(observed, memory) for observed, memory, _ in c.decided]
+    assert sum(bool(d[2].actions) for d in c.decided) > 5
+    file = tmp_path / "inputs.pickle"
+    file.write_bytes(pickle.dumps((spec, rounds)))
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", DIGEST, str(file)],
+            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True, timeout=60,
+        ).stdout
+        for seed in ("1", "4242")
+    ]  # fmt: skip
+    assert said[0].startswith(f"{len(rounds)} ")
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_of_the_model_can_happen(fault: str) -> None:
+    """A fault that hits nobody would make the properties hold for nothing."""
+    c = live(0, [], cluster.spec())
+    undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "gate_up": "gate_down",
+            "host_up": "host_down", "store_back": "store_down", "resume": "pause"}  # fmt: skip
+    if fault in undo:
+        c.fault(undo[fault], 1)
+    c.fault(fault, 1)
+    assert fault in c.fired

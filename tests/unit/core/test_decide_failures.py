@@ -1,0 +1,629 @@
+"""`decide`: one failure after another, and what each leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.model import Kind, Rung
+from tests.unit.core.world import HOST, World
+
+
+def lose_node(w: World) -> None:
+    w.lapse("n1")
+    w.hear(0, "silent")
+
+
+def lose_allocation(w: World) -> None:
+    w.grant(1, "gone", reason="preempted")
+
+
+def stall(w: World) -> None:
+    w.hear(0, "silent")
+    w.round()
+    w.now += w.spec.policy.silent_timeout_s + 0.1
+
+
+TABLE: dict[str, tuple[Callable[[World], None], Kind, Rung, list[str], str]] = {
+    # what happens: (how, kind, rung, actions of the round, evidence)
+    "a segfault": (lambda w: w.crash(0, 11), Kind.CRASH, Rung.RESTART, ["start"], "rank 0 ended by signal 11"),
+    "a kill": (lambda w: w.crash(0, 9), Kind.CRASH, Rung.RESTART, ["start"], "rank 0 ended by signal 9"),
+    "an exception": (
+        lambda w: w.fail(0, 1, "ValueError: x"),
+        Kind.ERROR,
+        Rung.RESTART,
+        ["start"],
+        "rank 0 exited with code 1: ValueError: x",
+    ),
+    "no peers": (
+        lambda w: w.fail(0, 75),
+        Kind.PEERS_GONE,
+        Rung.RESTART,
+        ["start"],
+        "rank 0 was to heal from its peers and found none",
+    ),
+    "a silent process": (
+        lambda w: w.hear(0, "silent"),
+        Kind.SILENT,
+        Rung.RIDE_THROUGH,
+        ["ride_through"],
+        "the gate has not heard it for 1000 ms",
+    ),
+    "a silent process for long": (
+        stall,
+        Kind.STALLED,
+        Rung.RESTART,
+        ["start"],
+        "silent for 30 s on a node that lives",
+    ),
+    "a lost node": (
+        lose_node,
+        Kind.NODE_LOST,
+        Rung.REPLACE,
+        ["cordon", "release"],
+        "the lease of node n1 (5 s) lapsed and the gate hears group 0 as silent",
+    ),
+    "a lost allocation": (
+        lose_allocation,
+        Kind.ALLOCATION_LOST,
+        Rung.REALLOCATE,
+        ["cordon", "release", "acquire"],
+        "the engine says that allocation run-a1 (job-1) is gone: preempted",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_what_happens_picks_kind_rung_and_actions(what: str) -> None:
+    happens, kind, rung, verbs, evidence = TABLE[what]
+    w = World(groups=2, spares=1).bring_up()
+    happens(w)
+    w.commit(1, step=7)
+    assert w.verbs() == verbs
+    assert (w.incident.kind, w.incident.rung, w.incident.state, w.incident.group, w.incident.node) == (
+        kind,
+        rung,
+        "acting",
+        0,
+        "n1",
+    )
+    assert evidence in w.incident.evidence
+    assert w.incident.reason
+    assert w.group(1).phase == "running"
+    assert w.group(1).generation == 1, "the other group is left alone"
+    assert w.group(0).generation == (1 if rung == Rung.RIDE_THROUGH else 2)
+    assert all(a.reason and a.incident == w.incident.id for a in w.last.actions if a.verb not in ("release", "acquire"))
+
+
+@pytest.mark.parametrize("what", [w for w in TABLE if w != "a silent process"])
+def test_each_recovers_and_the_incident_closes_with_its_times(what: str) -> None:
+    happens, _, _, _, _ = TABLE[what]
+    w = World(groups=2, spares=1).bring_up()
+    happens(w)
+    w.round()
+    w.recover(0)
+    assert w.memory.incidents == {}
+    assert w.incident.state == "recovered"
+    assert w.incident.decided is not None
+    assert w.incident.acted is not None
+    assert w.incident.recovered is not None
+    assert w.incident.opened <= w.incident.decided <= w.incident.acted <= w.incident.recovered
+    assert w.group(0).incident == ""
+
+
+def test_a_crash_is_restarted_in_place_with_the_next_generation() -> None:
+    w = World().bring_up()
+    w.crash(0)
+    decision = w.round()
+    (start,) = decision.actions
+    assert (start.verb, start.key, start.node, start.generation, start.rung) == ("start", "start:0:2", "n1", 2, 1)
+    assert (w.group().generation, w.group().phase, w.group().resume) == (2, "starting", "peers")
+
+
+def test_alone_it_resumes_from_disk() -> None:
+    w = World(groups=1).bring_up()
+    w.crash(0)
+    w.round()
+    assert w.group().resume == "disk"
+
+
+def test_the_first_cause_is_told_not_its_echo() -> None:
+    """The agent ends the other ranks with TERM once one has failed."""
+    w = World(groups=2, ranks=3).bring_up()
+    w.report(0, 0, state="exited", signal=15)
+    w.report(0, 1, state="exited", exit_code=1)
+    w.report(0, 2, state="exited", exit_code=1, error="CUDA error")
+    w.round()
+    w.round(ENGINE_WORD_S + 0.01)
+    assert w.incident.evidence == ("rank 2 exited with code 1: CUDA error",)
+    assert w.incident.error == "CUDA error"
+
+
+def test_a_term_that_we_did_not_send_waits_for_the_engines_word() -> None:
+    """A scheduler that takes an allocation away sends TERM first: that is no crash."""
+    w = World().bring_up()
+    w.crash(0, signal=15)
+    assert w.verbs() == []
+    assert w.last.look_again_at == pytest.approx(w.now + ENGINE_WORD_S)
+    lose_allocation(w)
+    w.round(ENGINE_WORD_S / 2)
+    assert (w.incident.kind, w.incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
+
+
+def test_an_end_before_it_was_finished_is_a_failure_whatever_its_exit_code() -> None:
+    w = World().bring_up()
+    w.fail(0, code=0, phase="step")
+    assert w.verbs() == ["start"]
+    assert (w.incident.kind, w.incident.evidence) == (
+        Kind.ERROR,
+        ("rank 0 exited with code 0 before it was finished",),
+    )
+
+
+def test_a_term_without_the_engines_word_is_a_crash() -> None:
+    w = World().bring_up()
+    w.crash(0, signal=15)
+    assert w.verbs() == []
+    assert w.verbs(ENGINE_WORD_S + 0.01) == ["start"]
+    assert w.incident.kind == Kind.CRASH
+    w.recover()
+    assert w.memory.suspects == {}
+
+
+def test_a_lapsed_lease_waits_for_the_engines_word() -> None:
+    w = World().bring_up()
+    w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
+    w.hear(0, "gone")
+    assert w.verbs() == []
+    assert w.verbs(ENGINE_WORD_S + 0.01) == ["cordon", "release"]
+    assert w.incident.kind == Kind.NODE_LOST
+
+
+def test_a_stale_generations_end_is_nobodys_business() -> None:
+    w = World().bring_up()
+    w.crash(0)
+    w.round()
+    w.recover(0)
+    w.report_on("n1", 0, 1, state="exited", signal=9)
+    assert w.verbs() == []
+
+
+def test_a_spent_budget_climbs_and_says_so() -> None:
+    w = World(budget={"restart": 1}).bring_up()
+    w.crash(0)
+    w.round()
+    w.recover()
+    w.crash(0)
+    w.round()
+    assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.REPLACE)
+    assert w.incident.considered == ("restart: budget spent (1 within 3600 s)",)
+    assert "budget spent" in w.incident.reason
+    assert w.memory.cordons == {"n1": "incident i2: crash"}
+
+
+def test_the_whole_ladder_in_one_incident() -> None:
+    """A group that crashes at every start climbs rung by rung to the halt, each with its sentence."""
+    w = World(groups=2, spares=1, budget={"restart": 1, "replace": 1, "reallocate": 1}).bring_up()
+    rungs = []
+    for number in range(4, 8):
+        w.crash(0)
+        w.round(61.0)
+        if w.memory.phase == "stopping":
+            break
+        rungs.append(w.incident.rung)
+        w.admit(0)
+        w.bring(number)
+        for _ in range(3):
+            w.round(61.0)
+        assert w.group().phase == "starting", w.waits()
+    assert rungs == [Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE]
+    assert w.incident.id == "i1"
+    assert (w.incident.rung, w.incident.state) == (Rung.STOP, "halted")
+    assert "restart: budget spent (1 within 3600 s)" in w.incident.considered
+    assert "replace: no healthy spare node" in w.incident.considered
+    assert "reallocate: budget spent (1 within 3600 s)" in w.incident.considered
+    assert "nothing cheaper is left" in w.memory.halt_reason
+    assert "rank 0 ended by signal 11" in w.memory.halt_reason
+
+
+def test_no_spare_climbs_to_a_new_allocation() -> None:
+    w = World(groups=2, spares=0).bring_up()
+    lose_node(w)
+    assert w.verbs() == ["cordon", "release", "acquire"]
+    assert w.incident.rung == Rung.REALLOCATE
+    assert w.incident.considered == ("replace: no healthy spare node",)
+    assert w.memory.allocations["run-a3"].exclude == ("n1",)
+    w.admit(0)
+    assert w.verbs() == ["fence"]
+    assert "allocation run-a3 is pending" in w.waits()
+    w.bring(3)
+    assert w.verbs() == ["place"]
+    assert w.group().node == "n3"
+
+
+def test_a_spare_that_vanished_after_the_decision_is_replaced_by_an_allocation() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    lose_node(w)
+    w.round()
+    w.grant(3, "gone", reason="preempted")
+    w.lapse("n3")
+    w.admit(0)
+    assert w.verbs() == ["fence", "acquire"]
+    assert (w.incident.rung, w.incident.considered) == (Rung.REALLOCATE, ("replace: the spare is gone",))
+    assert len(w.memory.spent["reallocate"]) == 1
+
+
+def test_a_spare_that_lapsed_after_the_decision_does_not_hold_the_group_for_ever() -> None:
+    """Its engine still calls it granted: a network that is down is not the engine's business."""
+    w = World(groups=2, spares=1, allocation_timeout_s=60.0).bring_up()
+    w.now += 100.0
+    lose_node(w)
+    w.round()
+    assert w.incident.rung == Rung.REPLACE
+    w.lapse("n3")
+    w.admit(0)
+    verbs = [verb for _ in range(10) for verb in w.verbs(after=30.0)]
+    assert "acquire" in verbs, w.waits()
+
+
+# --- two owners never ---
+
+
+def test_a_group_that_was_moved_once_can_be_restarted_in_place() -> None:
+    """The node that it left long ago has nothing to do with it."""
+    w = World(healthy_after_s=120.0).bring_up()
+    lose_node(w)
+    w.round()
+    w.recover()
+    w.round(121.0)
+    assert (w.group().node, w.group().attempts) == ("n3", 0)
+    w.crash(0)
+    assert w.verbs() == ["start"]
+    assert (w.group().node, w.group().generation) == ("n3", 3)
+
+
+def test_a_lost_node_is_fenced_by_the_gate_before_the_spare_starts() -> None:
+    w = World().bring_up()
+    lose_node(w)
+    w.round()
+    assert (w.group().phase, w.group().node, w.group().old_node) == ("fencing", "", "n1")
+    for _ in range(3):
+        assert w.verbs(after=10.0) == []
+        assert "its generation on node n1 is neither gone nor fenced: hold" in w.waits()
+    w.admit(0)
+    assert w.verbs() == ["fence", "place"]
+    assert w.last.actions[0].reason == "the gate admits generation 2 alone"
+    assert w.group().node == "n3"
+
+
+def test_an_older_admission_is_no_proof() -> None:
+    w = World().bring_up()
+    lose_node(w)
+    w.round()
+    assert w.gate is not None
+    assert w.gate.admitted[0] == 1
+    assert w.verbs() == []
+
+
+def test_without_a_gate_the_nodes_own_word_is_a_proof() -> None:
+    w = World(budget={"restart": 0}).bring_up()
+    w.crash(0)
+    w.gate = None
+    assert w.verbs() == ["cordon", "release", "fence", "place"] or w.verbs() == ["fence", "place"]
+    assert w.group().node == "n3"
+
+
+def test_a_node_that_still_runs_the_old_generation_is_no_proof() -> None:
+    w = World().bring_up()
+    lose_allocation(w)
+    w.gate = None
+    w.round()
+    assert w.verbs(after=5.0) == []
+    w.report_on("n1", 0, 1, state="exited", signal=15)
+    w.bring(4)
+    assert w.verbs()[:1] == ["fence"]
+    assert w.last.actions[0].reason == "node n1 says that its processes are gone"
+
+
+def test_a_node_that_never_spoke_of_the_group_does_not_say_that_it_is_gone() -> None:
+    """The start was commanded, the agent may be about to obey: silence about it is no report of its end."""
+    w = World(groups=2, spares=1)
+    w.host()
+    w.round()
+    for number in (1, 2, 3):
+        w.bring(number)
+    w.open_gate()
+    w.round()
+    assert w.group().phase == "starting"
+    assert w.nodes["n1"].ranks == ()
+    lose_allocation(w)
+    assert "fence" not in w.verbs()
+    assert "fence" not in w.verbs(after=1.0)
+    assert w.group().phase == "fencing"
+
+
+def test_the_end_of_an_older_generation_does_not_say_that_the_newest_is_gone() -> None:
+    """Restarted in place, not reported yet: the node still lists the crash before."""
+    w = World(groups=2, spares=1).bring_up()
+    w.crash(0)
+    w.round()
+    assert (w.group().generation, w.group().phase) == (2, "starting")
+    assert [r.generation for r in w.nodes["n1"].ranks] == [1]
+    lose_allocation(w)
+    assert "fence" not in w.verbs()
+    assert "fence" not in w.verbs(after=1.0)
+    assert w.group().phase == "fencing"
+
+
+def test_no_gate_and_a_silent_node_holds_with_the_reason() -> None:
+    w = World().bring_up()
+    w.lapse("n1")
+    w.gate = None
+    for _ in range(3):
+        assert w.verbs(after=100.0) == []
+        assert "the lease of node n1 lapsed, and no gate says whether group 0 still steps" in w.waits()
+    assert w.memory.incidents == {}
+
+
+def test_a_silent_node_whose_group_steps_is_unknown() -> None:
+    w = World().bring_up()
+    w.lapse("n1")
+    for _ in range(3):
+        assert w.verbs(after=100.0) == []
+        assert "the lease of node n1 lapsed, but the gate still hears group 0: hold" in w.waits()
+        assert w.last.look_again_at == pytest.approx(w.now + 1.0)
+    w.hear(0, "silent")
+    assert w.verbs() == ["cordon", "release"]
+
+
+def test_the_word_of_a_gate_whose_host_is_gone_is_old() -> None:
+    """Its record outlives it: what it heard last is not what it hears."""
+    w = World(silent_timeout_s=30.0).bring_up()
+    w.hear(0, "silent")
+    assert w.verbs() == ["ride_through"]
+    w.lapse(HOST)
+    assert w.verbs(after=31.0) == [], "nobody listens any more: that is no sign of a stalled group"
+
+
+# --- the store was away ---
+
+
+def test_a_lapsed_lease_right_after_a_store_outage_holds() -> None:
+    w = World(node_lease_s=5).bring_up()
+    w.lapse("n1")
+    w.hear(0, "gone")
+    w.stable = 0.0
+    assert w.verbs() == []
+    assert "the store was away 0.0 s ago: hold for one lease (5 s)" in w.waits()
+    w.stable = 4.9
+    assert w.verbs() == []
+    w.stable = 5.0
+    assert w.verbs() == ["cordon", "release"]
+
+
+def test_a_stall_is_not_seen_right_after_a_store_outage() -> None:
+    """The gate could not say meanwhile that it hears the group again."""
+    w = World(node_lease_s=5, silent_timeout_s=30.0).bring_up()
+    w.hear(0, "silent")
+    assert w.verbs() == ["ride_through"]
+    w.stable = 0.5
+    assert w.verbs(after=60.0) == []
+    w.hear(0, "beating")
+    w.stable = 1.5
+    w.round(1.0)
+    assert w.memory.incidents == {}
+    assert w.group().generation == 1
+
+
+def test_a_start_timeout_is_not_seen_right_after_a_store_outage() -> None:
+    """The agents could not report the first commits meanwhile."""
+    w = World(node_lease_s=5, start_timeout_s=60.0).bring_up()
+    w.crash(0)
+    w.round()
+    w.admit(0)
+    w.stable = 0.5
+    assert w.verbs(after=100.0) == []
+    assert w.group().generation == 2
+
+
+def test_what_a_node_says_counts_at_once_after_a_store_outage() -> None:
+    w = World(node_lease_s=5).bring_up()
+    w.stable = 0.0
+    w.crash(0)
+    assert w.verbs() == ["start"]
+
+
+# --- the same error everywhere ---
+
+
+def test_the_same_error_at_the_same_step_in_every_group_halts() -> None:
+    w = World(groups=3).bring_up()
+    for group in range(3):
+        w.fail(group, 1, "ValueError: bad data", step=40)
+    w.round()
+    assert (w.incident.kind, w.incident.rung, w.incident.state) == (Kind.SAME_ERROR, Rung.STOP, "halted")
+    assert "every group ended with the same error" in w.memory.halt_reason
+    w.round()
+    assert w.memory.phase == "halted"
+    assert {a.state for a in w.memory.allocations.values()} == {"released"}
+
+
+def test_the_same_error_one_after_the_other_halts_too() -> None:
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, "ValueError: bad data", step=40)
+    assert w.verbs() == ["start"]
+    w.fail(1, 1, "ValueError: bad data", step=40)
+    assert "halt" in w.verbs(after=0.3)
+
+
+@pytest.mark.parametrize(("error", "step"), [("RuntimeError: other", 40), ("ValueError: bad data", 41), ("", 40)])
+def test_another_error_or_step_is_not_the_same(error: str, step: int) -> None:
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, "ValueError: bad data", step=40)
+    w.fail(1, 1, error, step=step)
+    assert w.verbs() == ["start", "start"]
+
+
+def test_a_group_alone_has_nobody_to_share_its_error_with() -> None:
+    w = World(groups=1).bring_up()
+    w.fail(0, 1, "ValueError: bad data", step=40)
+    assert w.verbs() == ["start"]
+
+
+# --- silence ---
+
+
+def test_a_hiccup_is_ridden_through_and_recovers() -> None:
+    w = World(silent_timeout_s=30.0).bring_up()
+    w.hear(0, "silent")
+    assert w.verbs() == ["ride_through"]
+    assert w.memory.silent == (0,)
+    assert w.last.look_again_at == pytest.approx(w.now + 30.001)
+    assert w.verbs(after=29.0) == []
+    w.hear(0, "beating")
+    assert w.verbs() == []
+    assert (w.incident.state, w.incident.rung) == ("recovered", Rung.RIDE_THROUGH)
+    assert w.group() == replace(w.group(), incident="", generation=1, attempts=0)
+    w.round()
+    assert w.memory.silent == ()
+
+
+def test_silence_then_a_lost_node_climbs_within_the_same_incident() -> None:
+    w = World().bring_up()
+    w.hear(0, "silent")
+    w.round()
+    opened = w.incident.opened
+    w.lapse("n1")
+    assert w.verbs(after=5.0) == ["cordon", "release"]
+    assert (w.incident.id, w.incident.kind, w.incident.rung) == ("i1", Kind.NODE_LOST, Rung.REPLACE)
+    assert w.incident.opened == opened
+    assert len(w.incident.evidence) == 2
+    w.recover()
+    assert list(w.incidents) == ["i1"]
+
+
+def test_silence_of_a_stale_generation_is_not_silence() -> None:
+    w = World().bring_up()
+    w.crash(0)
+    w.round()
+    assert w.gate is not None
+    w.commit(0)
+    w.hear(0, "silent")
+    assert w.gate.admitted[0] == 1
+    assert w.verbs() == []
+    assert w.group().phase == "running"
+    assert w.verbs() == [], "the gate does not admit it yet, so it cannot say that it is silent"
+
+
+# --- times ---
+
+
+def test_a_start_that_never_commits_is_tried_again() -> None:
+    w = World(start_timeout_s=60.0).bring_up()
+    w.crash(0)
+    w.round()
+    w.admit(0)
+    w.report(0, phase="built")
+    assert w.verbs(after=60.0) == []
+    w.round(1.0)
+    assert (w.incident.kind, w.incident.rung) == (Kind.START_TIMEOUT, Rung.RESTART)
+    assert "no commit 60 s after its start" in w.incident.evidence
+    assert w.group().generation == 3
+
+
+def test_backoff_grows_up_to_its_ceiling() -> None:
+    w = World(budget={"restart": 100}, backoff_first_s=1.0, backoff_max_s=5.0).bring_up()
+    pauses = []
+    for _ in range(6):
+        w.crash(0)
+        w.round(0.5)
+        pauses.append(round(max(0.0, w.group().not_before - w.now), 3))
+        if pauses[-1]:
+            assert w.group().phase == "placing"
+            assert "backoff before attempt" in w.waits()
+            assert w.last.look_again_at == pytest.approx(w.group().not_before)
+        w.recover()
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_a_healthy_stretch_forgets_the_attempts() -> None:
+    w = World(budget={"restart": 100}, healthy_after_s=120.0).bring_up()
+    for _ in range(3):
+        w.crash(0)
+        w.round()
+        w.recover()
+    assert w.group().attempts == 3
+    w.round(119.0)
+    assert w.group().attempts == 3
+    assert w.last.look_again_at == pytest.approx(w.group().since + 120.0)
+    w.round(2.0)
+    assert w.group().attempts == 0
+    w.crash(0)
+    assert w.verbs() == ["start"]
+
+
+def test_the_window_forgets_what_was_spent() -> None:
+    w = World(budget={"restart": 1, "window_s": 600.0}).bring_up()
+    w.crash(0)
+    w.round()
+    w.recover()
+    w.crash(0)
+    w.round(601.0)
+    assert w.incident.rung == Rung.RESTART
+
+
+def test_a_lost_node_during_the_backoff_moves_the_group() -> None:
+    w = World(budget={"restart": 100}, backoff_first_s=60.0).bring_up()
+    w.crash(0)
+    w.round()
+    w.recover()
+    w.crash(0)
+    w.round()
+    assert w.group().phase == "placing"
+    w.lapse("n1")
+    assert w.verbs(after=1.0) == ["cordon", "release"]
+    assert w.group().phase == "fencing"
+
+
+def test_a_spent_budget_for_allocations_lets_fewer_groups_go_on() -> None:
+    """The spare is lost between the decision and the start, and no allocation may be asked for."""
+    w = World(groups=2, spares=1, budget={"reallocate": 0}).bring_up()
+    lose_node(w)
+    w.round()
+    w.grant(3, "gone")
+    w.lapse("n3")
+    w.admit(0)
+    assert w.verbs() == ["fence"]
+    assert "the budget for new allocations is spent: fewer groups go on" in w.waits()
+    assert w.memory.phase == "running"
+
+
+def test_many_crashes_are_answered_over_several_rounds_each_at_once_after_the_other() -> None:
+    w = World(groups=90, spares=0, budget={"restart": 10}).bring_up()
+    for group in range(90):
+        w.crash(group)
+    started, rounds = 0, 0
+    while started < 90:
+        started += w.verbs().count("start")
+        rounds += 1
+        assert started == 90 or w.last.look_again_at == w.now, w.waits()
+        assert rounds < 20
+    assert rounds > 1
+    assert {g.generation for g in w.memory.groups.values()} == {2}
+
+
+def test_an_incident_that_was_only_opened_has_tried_nothing() -> None:
+    """Opened while paused as a lost node; the node comes back with a dead process: a restart is what is due."""
+    w = World().bring_up()
+    w.control = replace(w.control, paused=True)
+    lose_node(w)
+    w.round()
+    w.node(1)
+    w.crash(0)
+    w.control = replace(w.control, paused=False)
+    w.round(1.0)
+    assert w.memory.groups[0].node == "n1"
+    assert next(iter(w.memory.incidents.values())).rung == Rung.RESTART

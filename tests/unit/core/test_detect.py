@@ -1,0 +1,114 @@
+"""Verdicts, failures, and what counts as gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core import detect
+from supervisor.core.model import GateView, GroupMemory, Kind, Memory, NodeView, Observed, RankView, Verdict
+from supervisor.core.spec import PolicySpec, RunSpec
+from supervisor.wire import records
+
+SPEC = RunSpec(name="run", policy=PolicySpec(node_lease_s=5))
+GROUP = GroupMemory(group=0, generation=3, node="n1", phase="running", since=10.0)
+RANK = RankView(group=0, generation=3, rank=0, state="running", commits=4, step=9)
+NODE = NodeView(name="n1", registered=True, allocation="a1", ranks=(RANK,))
+HOST = NodeView(name="h", registered=True, role="service")
+GATE = GateView(node="h", generation=1, address="h:1", admitted={0: 3}, hearing={0: "beating"})
+SEEN = Observed(revision=1, now=100.0, store_stable_s=60.0, nodes={"n1": NODE, "h": HOST}, gate=GATE)
+LAPSED = replace(SEEN, nodes={"n1": replace(NODE, registered=False), "h": HOST})
+
+
+def test_the_exit_codes_are_those_on_the_wire() -> None:
+    assert detect.PEERS_GONE_EXIT == records.PEERS_GONE
+    assert detect.TERMINATED_EXIT == records.TERMINATED
+
+
+@pytest.mark.parametrize(
+    ("hearing", "admitted", "verdict"),
+    [
+        ("beating", 3, Verdict.UNKNOWN),
+        ("beating", 2, Verdict.DEAD),
+        ("silent", 3, Verdict.DEAD),
+        ("gone", 3, Verdict.DEAD),
+        ("holding", 3, Verdict.DEAD),
+        ("absent", 3, Verdict.DEAD),
+    ],
+)
+def test_the_verdict_of_a_lapsed_node_depends_on_what_the_gate_hears(
+    hearing: str, admitted: int, verdict: Verdict
+) -> None:
+    observed = replace(LAPSED, gate=replace(GATE, hearing={0: hearing}, admitted={0: admitted}))
+    assert detect.node_verdict("n1", GROUP, observed, SPEC)[0] == verdict
+
+
+def test_a_registered_node_is_healthy_whatever_else() -> None:
+    assert detect.node_verdict("n1", GROUP, replace(SEEN, gate=None, store_stable_s=0.0), SPEC)[0] == Verdict.HEALTHY
+
+
+def test_without_a_gate_or_a_stable_store_nobody_knows() -> None:
+    assert detect.node_verdict("n1", GROUP, replace(LAPSED, gate=None), SPEC)[0] == Verdict.UNKNOWN
+    assert detect.node_verdict("n1", GROUP, replace(LAPSED, store_stable_s=4.9), SPEC)[0] == Verdict.UNKNOWN
+
+
+def test_a_node_that_nothing_runs_on_is_dead_by_its_lease() -> None:
+    assert detect.node_verdict("n1", None, LAPSED, SPEC)[0] == Verdict.DEAD
+    assert detect.node_verdict("n1", replace(GROUP, phase="placing"), LAPSED, SPEC)[0] == Verdict.DEAD
+
+
+def test_only_ranks_of_the_current_generation_count() -> None:
+    old = replace(RANK, generation=2)
+    other = replace(RANK, group=1)
+    observed = replace(SEEN, nodes={"n1": replace(NODE, ranks=(old, other, RANK))})
+    assert detect.ranks_of(GROUP, observed) == (RANK,)
+    assert detect.ranks_of(replace(GROUP, node="elsewhere"), observed) == ()
+
+
+def exited(code: int | None, rank: int = 0, signal: int | None = None, error: str = "") -> RankView:
+    phase = "finished" if code == 0 else "failed"
+    return replace(RANK, state="exited", exit_code=code, signal=signal, rank=rank, error=error, phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "finished"),
+    [
+        ((exited(0), exited(0, 1)), True),
+        ((exited(0),), False),
+        ((exited(0), exited(1, 1)), False),
+        ((exited(0), replace(RANK, rank=1)), False),
+        ((exited(0), exited(None, 1, signal=9)), False),
+        ((exited(0), replace(exited(0, 1), phase="step")), False),
+    ],
+)
+def test_finished_needs_every_rank_and_code_zero(ranks: tuple[RankView, ...], finished: bool) -> None:
+    observed = replace(SEEN, nodes={"n1": replace(NODE, ranks=ranks)})
+    assert detect.finished(GROUP, observed, 2) is finished
+
+
+@pytest.mark.parametrize("phase", ["unplaced", "fencing", "finished"])
+def test_a_group_that_has_no_process_cannot_fail(phase: str) -> None:
+    observed = replace(LAPSED, gate=replace(GATE, hearing={0: "gone"}))
+    assert detect.failure(replace(GROUP, phase=phase), observed, SPEC, Memory()) is None  # type: ignore[arg-type]
+
+
+def test_a_healthy_group_shows_no_failure() -> None:
+    assert detect.failure(GROUP, SEEN, SPEC, Memory()) is None
+
+
+def test_the_gravest_failure_wins() -> None:
+    """Node lost before crash before silence."""
+    crashed = replace(NODE, ranks=(exited(None, signal=11),))
+    silent = replace(GATE, hearing={0: "silent"})
+    kinds = []
+    memory = Memory(suspects={"lease:n1": 0.0})
+    for node, gate in [
+        (replace(crashed, registered=False), silent),
+        (crashed, silent),
+        (NODE, silent),
+    ]:
+        found = detect.failure(GROUP, replace(SEEN, nodes={"n1": node, "h": HOST}, gate=gate), SPEC, memory)
+        assert found is not None
+        kinds.append(found.kind)
+    assert kinds == [Kind.NODE_LOST, Kind.CRASH, Kind.SILENT]

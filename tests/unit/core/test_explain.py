@@ -1,0 +1,67 @@
+"""An incident in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.explain import DONE, explain
+from supervisor.core.model import Incident, Kind, Rung
+
+INCIDENT = Incident(
+    id="i7",
+    kind=Kind.CRASH,
+    group=3,
+    node="n4",
+    rung=Rung.REPLACE,
+    generation_before=2,
+    generation_after=3,
+    reason="a process ended",
+    evidence=("rank 0 ended by signal 11", "once more"),
+    considered=("restart: budget spent (3 within 3600 s)",),
+    state="recovered",
+    opened=100.0,
+    decided=100.5,
+    acted=102.25,
+    recovered=110.0,
+)
+
+
+def test_it_says_what_was_seen_done_and_considered_and_how_long_it_took() -> None:
+    text = "\n".join(explain(INCIDENT))
+    for part in (
+        "Incident i7: group 3 on node n4: crash",
+        "rank 0 ended by signal 11",
+        "once more",
+        "rung 2 (replace)",
+        DONE[Rung.REPLACE],
+        "Why: a process ended.",
+        "restart: budget spent (3 within 3600 s)",
+        "State: recovered.",
+        "Generation 2 -> 3.",
+        "decided 0.50 s",
+        "started 2.25 s",
+        "recovered 10.00 s",
+    ):
+        assert part in text, part
+
+
+def test_what_has_not_happened_is_not_told() -> None:
+    fresh = replace(
+        INCIDENT, node="", reason="", considered=(), generation_after=2, decided=None, acted=None, recovered=None
+    )
+    text = "\n".join(explain(fresh))
+    assert "on node -" in text
+    assert "nothing was decided yet" in text
+    for part in ("considered", "Generation", "after it was detected"):
+        assert part not in text
+
+
+def test_an_instant_of_zero_is_an_instant() -> None:
+    assert "decided 0.00 s after it was detected." in explain(replace(INCIDENT, opened=0.0, decided=0.0))
+
+
+@pytest.mark.parametrize("rung", list(Rung))
+def test_every_rung_has_its_words(rung: Rung) -> None:
+    assert DONE[rung] in "\n".join(explain(replace(INCIDENT, rung=rung)))

@@ -1,0 +1,113 @@
+"""Which node gets which group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.model import GroupMemory
+from tests.unit.core.world import World
+
+
+def ready(groups: int = 2, spares: int = 2) -> World:
+    """Nodes and gate are there, nothing was started."""
+    w = World(groups=groups, spares=spares)
+    w.host()
+    w.round()
+    for number in range(1, groups + spares + 1):
+        w.bring(number)
+    w.open_gate()
+    return w
+
+
+def homes(w: World) -> dict[int, str]:
+    return {g: m.node for g, m in w.memory.groups.items()}
+
+
+def test_groups_and_nodes_go_together_by_their_order() -> None:
+    w = ready()
+    w.round()
+    assert homes(w) == {0: "n1", 1: "n2"}
+
+
+@pytest.mark.parametrize(
+    ("why", "change"),
+    [
+        ("its lease lapsed", {"registered": False}),
+        ("it is a service host", {"role": "service"}),
+        ("it is too small", {"slots": 0}),
+        ("it is of an allocation that is not ours", {"allocation": "other-a1"}),
+    ],
+)
+def test_a_node_is_passed_over_when(why: str, change: dict[str, object]) -> None:
+    w = ready()
+    w.nodes["n1"] = replace(w.nodes["n1"], **change)  # type: ignore[arg-type]
+    w.round()
+    assert homes(w) == {0: "n2", 1: "n3"}, why
+
+
+def test_a_cordoned_node_is_passed_over() -> None:
+    w = ready()
+    w.memory = replace(w.memory, cordons={"n2": "incident i9"})
+    w.round()
+    assert homes(w) == {0: "n1", 1: "n3"}
+
+
+@pytest.mark.parametrize("state", ["pending", "gone", "refused"])
+def test_a_node_whose_allocation_is_not_granted_is_passed_over(state: str) -> None:
+    w = ready()
+    w.grant(1, state)
+    w.round()
+    assert homes(w) == {0: "n2", 1: "n3"}
+
+
+def test_a_held_node_is_no_spare() -> None:
+    w = ready(groups=2, spares=1).bring_up()
+    w.lapse("n1")
+    w.hear(0, "gone")
+    w.round()
+    w.admit(0)
+    w.round()
+    assert homes(w) == {0: "n3", 1: "n2"}
+
+
+def test_two_groups_never_get_the_same_spare() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    for group in (0, 1):
+        w.lapse(f"n{group + 1}")
+        w.hear(group, "gone")
+    w.round()
+    w.admit(0)
+    w.admit(1)
+    assert w.verbs() == ["fence", "fence", "place", "acquire"]
+    assert homes(w) == {0: "n3", 1: ""}
+    assert w.incident.considered == ("replace: the spare is gone",)
+
+
+def test_a_start_in_place_waits_for_its_node() -> None:
+    w = World(budget={"restart": 9}, backoff_first_s=10.0).bring_up()
+    w.memory = replace(
+        w.memory,
+        groups={
+            **w.memory.groups,
+            0: GroupMemory(group=0, generation=2, node="n1", phase="placing", old_node="n1", attempts=1),
+        },
+    )
+    w.lapse("n1")
+    w.stable = 1.0
+    assert w.verbs() == []
+    assert "group 0: the store was away" in w.waits()
+    w.node(1)
+    assert w.verbs() == ["start"]
+
+
+def test_the_first_to_start_reads_from_disk_and_the_later_heal_from_peers() -> None:
+    w = ready()
+    w.round()
+    assert {g.resume for g in w.memory.groups.values()} == {"disk"}
+    w.commit(0)
+    w.round()
+    w.crash(1)
+    w.round()
+    assert w.group(1).resume == "peers"

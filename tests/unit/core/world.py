@@ -1,0 +1,220 @@
+"""A scripted cluster for the tests of `decide`: the test says what is seen, the world keeps what was decided.
+
+Every round checks the invariants and that the same input gives the same output again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from supervisor.core import invariants
+from supervisor.core.decide import decide
+from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.model import (
+    Checkpoint,
+    ControlView,
+    Decision,
+    GateView,
+    GrantView,
+    GroupMemory,
+    Incident,
+    Memory,
+    NodeView,
+    Observed,
+    RankView,
+)
+from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+
+HOST = "host"
+
+
+class World:
+    """Nodes n1, n2, ... by allocation run-a1, run-a2, ...; the lighthouse is on `host`."""
+
+    def __init__(
+        self,
+        groups: int = 2,
+        spares: int = 1,
+        ranks: int = 1,
+        min_groups: int = 1,
+        budget: dict[str, Any] | None = None,
+        **policy: Any,
+    ) -> None:
+        self.spec = RunSpec(
+            name="run",
+            groups=GroupsSpec(count=groups, ranks_per_group=ranks, min_groups=min_groups),
+            allocation=AllocationSpec(nodes=groups, spares=spares),
+            policy=PolicySpec(budget=BudgetSpec(**(budget or {})), **policy),
+        )
+        self.ranks = ranks
+        self.now = 1000.0
+        self.stable = 1e6
+        self.memory = Memory()
+        self.nodes: dict[str, NodeView] = {}
+        self.gate: GateView | None = None
+        self.grants: dict[str, GrantView] = {}
+        self.control = ControlView()
+        self.last = Decision(memory=self.memory)
+        self.incidents: dict[str, Incident] = {}
+        self.rounds = 0
+
+    # --- deciding ---
+
+    def observed(self) -> Observed:
+        return Observed(
+            revision=self.rounds,
+            now=self.now,
+            store_stable_s=self.stable,
+            nodes=dict(self.nodes),
+            gate=self.gate,
+            grants=dict(self.grants),
+            control=self.control,
+        )
+
+    def round(self, after: float = 0.0) -> Decision:
+        """One decision, `after` seconds later."""
+        self.now += after
+        self.rounds += 1
+        observed = self.observed()
+        decision = decide(observed, self.spec, self.memory)
+        assert decision == decide(observed, self.spec, self.memory)
+        assert invariants.violations(self.memory, decision.memory, observed, self.spec) == []
+        self.memory = decision.memory
+        self.last = decision
+        self.incidents |= {i.id: i for i in decision.incidents}
+        return decision
+
+    def verbs(self, after: float = 0.0) -> list[str]:
+        """What one decision does."""
+        return [a.verb for a in self.round(after).actions]
+
+    def group(self, number: int = 0) -> GroupMemory:
+        return self.memory.groups[number]
+
+    @property
+    def incident(self) -> Incident:
+        """The newest."""
+        return self.incidents[f"i{len(self.incidents)}"]
+
+    def waits(self) -> str:
+        return " | ".join(self.last.waits)
+
+    # --- what is seen ---
+
+    def host(self) -> None:
+        self.nodes[HOST] = NodeView(name=HOST, registered=True, role="service")
+
+    def open_gate(self, **about: Any) -> None:
+        """The gate says that it admits what memory names and hears what runs."""
+        generations = {g: m.generation for g, m in self.memory.groups.items() if m.generation}
+        hearing = {g: "beating" if self.memory.groups[g].phase == "running" else "absent" for g in generations}
+        self.gate = GateView(
+            node=HOST,
+            generation=1,
+            address="host:1",
+            admitted=generations,
+            hearing={**hearing, **about.pop("hear", {})},
+        )
+
+    def hear(self, group: int, hearing: str) -> None:
+        assert self.gate is not None
+        self.gate = replace(self.gate, hearing={**self.gate.hearing, group: hearing})
+
+    def grant(self, number: int, state: Any = "granted", reason: str = "") -> None:
+        """What the engine says of allocation run-a<number>, which brings node n<number>."""
+        key = f"run-a{number}"
+        nodes = (f"n{number}",) if state in ("granted", "gone") else ()
+        self.grants[key] = GrantView(key=key, state=state, nodes=nodes, engine_id=f"job-{number}", reason=reason)
+
+    def node(self, number: int, **about: Any) -> None:
+        name = f"n{number}"
+        view = self.nodes.get(name, NodeView(name=name, registered=True, allocation=f"run-a{number}", slots=self.ranks))
+        self.nodes[name] = replace(view, **{"registered": True, **about})
+
+    def bring(self, number: int) -> None:
+        """The engine grants allocation <number> and its node comes up."""
+        self.grant(number)
+        self.node(number)
+
+    def lapse(self, node: str) -> None:
+        """Its lease is gone, that was seen, and the engine had time to say whether its allocation is too."""
+        self.nodes[node] = replace(self.nodes[node], registered=False)
+        self.round()
+        self.now += ENGINE_WORD_S + 0.01
+
+    def report(self, group: int, rank: int = 0, **about: Any) -> None:
+        """What the agent says of one rank of the group's current generation; others of the group there stay."""
+        memory = self.group(group)
+        self.report_on(memory.node, group, about.pop("generation", memory.generation), rank, **about)
+
+    def report_on(self, node: str, group: int, generation: int, rank: int = 0, **about: Any) -> None:
+        view = self.nodes[node]
+        seen = RankView(group=group, generation=generation, rank=rank, **{"state": "running", "phase": "step", **about})
+        kept = tuple(r for r in view.ranks if (r.group, r.generation, r.rank) != (group, generation, rank))
+        # as an agent does: an older generation of a group is forgotten once a newer one is there
+        kept = tuple(r for r in kept if r.group != group or r.generation >= generation)
+        self.nodes[node] = replace(view, ranks=(*kept, seen))
+
+    def commit(self, group: int, step: int = 1, **about: Any) -> None:
+        for rank in range(self.ranks):
+            self.report(group, rank, commits=1, step=step, **about)
+
+    def crash(self, group: int, signal: int = 11, **about: Any) -> None:
+        self.report(group, state="exited", signal=signal, **about)
+
+    def fail(self, group: int, code: int = 1, error: str = "", **about: Any) -> None:
+        phase = "finished" if code == 0 else "failed"
+        self.report(group, **{"state": "exited", "exit_code": code, "error": error, "phase": phase, **about})
+
+    def save(self, group: int, step: int, generation: int | None = None, written_by: int | None = None) -> None:
+        current = self.group(group).generation
+        mark = Checkpoint(step, f"step-{step}", group, current if written_by is None else written_by)
+        self.report(
+            group, generation=current if generation is None else generation, commits=1, step=step, checkpoint=mark
+        )
+
+    # --- stories ---
+
+    def bring_up(self) -> World:
+        """Everything granted, started, committed: the run trains."""
+        self.host()
+        while len(self.memory.allocations) < self.spec.allocation.nodes + self.spec.allocation.spares:
+            self.round()
+        for number in range(1, len(self.memory.allocations) + 1):
+            self.bring(number)
+        self.open_gate()
+        while not self.memory.groups or any(g.phase == "unplaced" for g in self.memory.groups.values()):
+            self.round()
+        self.open_gate()
+        for group in self.memory.groups:
+            self.commit(group)
+        self.round(1.0)
+        while any(g.phase == "starting" for g in self.memory.groups.values()):
+            self.round()
+        self.open_gate()
+        assert [g.phase for g in self.memory.groups.values()] == ["running"] * len(self.memory.groups)
+        assert self.round(1.0).actions == ()
+        return self
+
+    def recover(self, group: int = 0, after: float = 1.0) -> None:
+        """The group is started (fence and backoff included) and commits."""
+        self.admit(group)
+        for _ in range(5):
+            if self.group(group).phase == "starting":
+                break
+            self.round(max(after, self.group(group).not_before - self.now))
+        assert self.group(group).phase == "starting", (self.group(group), self.last.waits)
+        self.commit(group, step=10)
+        self.round(after)
+        self.hear(group, "beating")
+        assert self.group(group).phase == "running"
+
+    def admit(self, group: int = 0) -> None:
+        """The gate has taken the newest admission: every older generation is shut out."""
+        assert self.gate is not None
+        self.gate = replace(
+            self.gate,
+            admitted={**self.gate.admitted, group: self.group(group).generation},
+            hearing={**self.gate.hearing, group: "absent"},
+        )

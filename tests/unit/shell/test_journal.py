@@ -1,0 +1,105 @@
+"""The journal: a line before and one after each decision, readable whatever tore it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from supervisor.core.model import Action, Decision, Observed
+from supervisor.shell.journal import Journal, read
+from tests.unit.shell.records import INCIDENT, MEMORY
+
+OBSERVED = Observed(revision=9, now=12.34567, store_stable_s=1.0)
+DECISION = Decision(
+    memory=MEMORY,
+    actions=(Action(verb="cordon", key="cordon:n9:i1", reason="incident i1", node="n9", group=0),),
+    waits=("draining",),
+    incidents=(INCIDENT,),
+)
+
+
+def test_an_intent_says_what_and_why(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "new" / "journal.jsonl")
+    journal.intent(7, OBSERVED, DECISION)
+    (line,) = read(journal.path)
+    assert (line["entry"], line["epoch"], line["decision"], line["revision"]) == ("intent", 7, 4, 9)
+    assert line["now"] == 12.3457
+    assert line["actions"] == [
+        {"verb": "cordon", "key": "cordon:n9:i1", "reason": "incident i1", "node": "n9", "group": 0}
+    ]
+    assert line["waits"] == ["draining"]
+    assert line["incidents"][0]["id"] == "i1"
+    assert line["groups"]["1"] == {"generation": 2, "node": "", "phase": "fencing"}
+
+
+def test_an_outcome_follows_its_intent(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.intent(7, OBSERVED, DECISION)
+    journal.outcome(7, 4, 10)
+    journal.outcome(7, 5, None, refused="another leader")
+    journal.event("term", epoch=8)
+    lines = list(read(journal.path))
+    assert [line["entry"] for line in lines] == ["intent", "outcome", "outcome", "event"]
+    assert (lines[1]["revision"], lines[2]["revision"], lines[2]["refused"]) == (10, None, "another leader")
+    assert all(line["t"] > 0 for line in lines)
+
+
+def test_there_is_none_yet(tmp_path: Path) -> None:
+    assert list(read(tmp_path / "journal.jsonl")) == []
+
+
+@pytest.mark.parametrize("torn", [1, 2, 30])
+def test_a_torn_last_line_is_left_out(tmp_path: Path, torn: int) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.event("first")
+    journal.event("second")
+    content = journal.path.read_bytes()
+    journal.path.write_bytes(content[:-torn])
+    kept = [line["event"] for line in read(journal.path)]
+    assert kept == (["first", "second"] if torn == 1 else ["first"])
+
+
+def test_the_first_line_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
+    """The next supervisor goes on in the same file."""
+    path = tmp_path / "journal.jsonl"
+    Journal(path).event("first")
+    with path.open("ab") as file:
+        file.write(b'{"t":1.0,"entry":"event","ev')
+    Journal(path).event("second")
+    assert [line["event"] for line in read(path)] == ["first", "second"]
+
+
+@pytest.mark.parametrize("line", [b"", b"null", b"[]", b"7", b'"text"', b"\xff\xfe{"])
+def test_what_is_no_line_of_ours_is_left_out(tmp_path: Path, line: bytes) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.event("first")
+    with journal.path.open("ab") as file:
+        file.write(line + b"\n")
+    journal.event("second")
+    assert [entry["event"] for entry in read(journal.path)] == ["first", "second"]
+
+
+def test_line_separators_in_a_text_do_not_tear_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.event("a\u2028b\nc\x85d")
+    assert [line["event"] for line in read(journal.path)] == ["a\u2028b\nc\x85d"]
+    assert len(journal.path.read_bytes().splitlines()) == 1
+    assert json.loads(journal.path.read_text())["event"] == "a\u2028b\nc\x85d"
+
+
+def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    journal = Journal(blocker / "journal.jsonl")
+    with caplog.at_level(logging.ERROR):
+        journal.event("first")
+        journal.intent(1, OBSERVED, DECISION)
+    assert len(caplog.records) == 1
+    blocker.unlink()
+    journal.event("second")
+    assert [line["event"] for line in read(journal.path)] == ["second"]

@@ -1,0 +1,102 @@
+"""The copy of what is under our prefix."""
+
+from __future__ import annotations
+
+from supervisor.ports.store import Changes, Item
+from supervisor.shell.mirror import Mirror
+from supervisor.wire.records import DigestMark, encode
+from tests.unit.shell.records import mirror_of
+
+
+def item(key: str, step: int, revision: int) -> Item:
+    return Item(key, value(step), 1, revision)
+
+
+def value(step: int) -> bytes:
+    return encode(DigestMark(step=step, value="x"))
+
+
+def step(mirror: Mirror, key: str = "/a") -> int | None:
+    record = mirror.record(key, DigestMark)
+    return record.step if record is not None else None
+
+
+def test_a_change_is_taken_in() -> None:
+    mirror = mirror_of({"/a": value(1)}, revision=5)
+    mirror.apply(Changes(7, puts=(item("/a", 2, 6), item("/b", 3, 7))))
+    assert (step(mirror), step(mirror, "/b"), mirror.revision) == (2, 3, 7)
+
+
+def test_a_delete_is_taken_in() -> None:
+    mirror = mirror_of({"/a": value(1)}, revision=5)
+    assert step(mirror) == 1
+    mirror.apply(Changes(6, deletes=("/a", "/never-there")))
+    assert step(mirror) is None
+    assert mirror.keys("/") == []
+
+
+def test_what_is_older_than_our_own_write_is_passed_over() -> None:
+    mirror = mirror_of({"/a": value(1)}, revision=5)
+    mirror.wrote({"/a": value(9)}, [], revision=8)
+    mirror.apply(Changes(6, puts=(item("/a", 2, 6),)))
+    mirror.apply(Changes(7, deletes=("/a",)))
+    assert step(mirror) == 9
+    mirror.apply(Changes(8, puts=(item("/a", 9, 8),)))
+    mirror.apply(Changes(9, puts=(item("/a", 4, 9),)))
+    assert step(mirror) == 4
+
+
+def test_our_own_delete_is_seen_at_once() -> None:
+    mirror = mirror_of({"/a": value(1), "/b": value(2)}, revision=5)
+    mirror.wrote({}, ["/a"], revision=6)
+    assert mirror.keys("/") == ["/b"]
+
+
+def test_our_own_write_keeps_the_create_revision() -> None:
+    mirror = mirror_of({"/a": value(1)}, revision=5)
+    mirror.wrote({"/a": value(2), "/b": value(3)}, [], revision=6)
+    assert (mirror.items["/a"].create_revision, mirror.items["/a"].mod_revision) == (1, 6)
+    assert mirror.items["/b"].create_revision == 6
+
+
+def test_after_a_reset_whatever_is_not_in_it_is_gone() -> None:
+    mirror = mirror_of({"/a": value(1), "/b": value(2)}, revision=5)
+    mirror.apply(Changes(9, puts=(item("/a", 7, 8),), reset=True))
+    assert (mirror.keys("/"), step(mirror), mirror.revision) == (["/a"], 7, 9)
+
+
+def test_the_revision_never_goes_back() -> None:
+    mirror = mirror_of({}, revision=5)
+    mirror.wrote({"/a": value(1)}, [], revision=8)
+    mirror.apply(Changes(8))
+    mirror.apply(Changes(6))
+    assert mirror.revision == 8
+
+
+def test_an_unreadable_record_is_reported_and_left_alone() -> None:
+    mirror = mirror_of({"/a": b"{torn", "/b": value(2)}, revision=5)
+    assert [key for key, _ in mirror.records("/", DigestMark)] == ["b"]
+    assert list(mirror.unreadable) == ["/a"]
+    assert mirror.items["/a"].value == b"{torn"
+
+
+def test_it_is_reported_for_as_long_as_it_stays() -> None:
+    mirror = mirror_of({"/a": b"{torn"}, revision=5)
+    assert step(mirror) is None
+    assert step(mirror) is None
+    assert "/a" in mirror.unreadable
+    mirror.apply(Changes(6, puts=(item("/a", 3, 6),)))
+    assert step(mirror) == 3
+    assert mirror.unreadable == {}
+
+
+def test_a_repaired_record_is_reported_no_more_even_if_nobody_asks_for_it() -> None:
+    mirror = mirror_of({"/a": b"{torn"}, revision=5)
+    assert step(mirror) is None
+    mirror.apply(Changes(6, deletes=("/a",)))
+    assert mirror.unreadable == {}
+
+
+def test_records_are_sorted_by_the_rest_of_their_key() -> None:
+    mirror = mirror_of({"/x/b": value(2), "/x/a": value(1), "/xy": value(3)}, revision=5)
+    assert [(k, r.step) for k, r in mirror.records("/x/", DigestMark)] == [("a", 1), ("b", 2)]

@@ -1,0 +1,135 @@
+"""What etcd must hold for a memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.model import Checkpoint, GroupMemory, Memory
+from supervisor.core.spec import GroupsSpec
+from supervisor.shell import projection
+from supervisor.wire import keys
+from supervisor.wire.records import CheckpointMark, GroupAdmission, NodeDesired, TrainerDesired, decode
+from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
+
+
+def trainers(memory: Memory) -> dict[str, TrainerDesired]:
+    wanted = projection.desired(SPEC, "/runs/run", memory)
+    return {node: d.trainers[0] for node, d in wanted.items() if d.trainers}
+
+
+RUNNING = replace(
+    MEMORY,
+    groups={
+        0: GroupMemory(group=0, generation=3, node="n1", phase="running", checkpoint=Checkpoint(10, "old", 0, 1)),
+        1: GroupMemory(group=1, generation=2, node="n2", phase="starting", resume="peers"),
+    },
+    silent=(),
+)
+
+
+def test_memory_is_kept_in_parts() -> None:
+    found = projection.memory_records(SPEC, MEMORY, (INCIDENT,))
+    assert set(found) == {
+        keys.memory("run", "run"),
+        keys.memory("run", "group-0"),
+        keys.memory("run", "group-1"),
+        keys.allocation("run", "run-a1"),
+        keys.allocation("run", "run-a2"),
+        keys.incident("run", "i1"),
+    }
+    base = decode(found[keys.memory("run", "run")], Memory)
+    assert (base.groups, base.allocations, base.incidents) == ({}, {}, {})
+
+
+def test_only_incidents_that_changed_are_written() -> None:
+    assert keys.incident("run", "i1") not in projection.memory_records(SPEC, MEMORY, ())
+
+
+def test_every_started_group_is_admitted_by_its_current_generation_alone() -> None:
+    memory = replace(MEMORY, groups={**MEMORY.groups, 2: GroupMemory(group=2)})
+    found = projection.intent_records(SPEC, "/runs/run", memory)
+    admissions = {k: decode(v, GroupAdmission) for k, v in found.items() if k.startswith(keys.group("run", 0)[:-1])}
+    assert {(a.group, a.generation) for a in admissions.values()} == {(0, 1), (1, 2)}, "2 was never started"
+
+
+def test_a_fencing_group_runs_nowhere() -> None:
+    wanted = projection.desired(SPEC, "/runs/run", MEMORY)
+    assert {node: [t.group for t in d.trainers] for node, d in wanted.items()} == {"host": [], "n1": [0]}
+    assert [light.generation for light in wanted["host"].lighthouses] == [1]
+
+
+@pytest.mark.parametrize("phase", ["unplaced", "fencing", "placing", "finished"])
+def test_only_starting_and_running_groups_are_desired(phase: str) -> None:
+    memory = replace(
+        RUNNING,
+        groups={0: GroupMemory(group=0, generation=1, node="n1", phase=phase)},  # type: ignore[arg-type]
+    )
+    assert trainers(memory) == {}
+
+
+@pytest.mark.parametrize("phase", ["finished", "stopped", "halted"])
+def test_an_ended_run_wants_nothing_anywhere(phase: str) -> None:
+    assert projection.desired(SPEC, "/runs/run", replace(RUNNING, phase=phase)) == {}  # type: ignore[arg-type]
+
+
+def test_a_trainer_gets_what_its_group_was_started_with() -> None:
+    wanted = trainers(RUNNING)["n2"]
+    assert (wanted.group, wanted.generation, wanted.resume, wanted.gate) == (1, 2, "peers", "host:1")
+    assert wanted.checkpoint is None
+    assert (wanted.run_dir, wanted.world_size, wanted.groups) == ("/runs/run", 1, 2)
+
+
+def test_the_lowest_running_group_writes_and_knows_the_newest_checkpoint() -> None:
+    found = trainers(RUNNING)
+    assert [t.writer for t in found.values()] == [True, False]
+    assert found["n1"].checkpoint == CheckpointMark(step=50, path="step-50", group=0, generation=1)
+
+
+def test_a_new_checkpoint_rewrites_the_writers_record_alone() -> None:
+    later = replace(RUNNING, checkpoint=Checkpoint(60, "step-60", 0, 3))
+    before = projection.intent_records(SPEC, "/runs/run", RUNNING)
+    after = projection.intent_records(SPEC, "/runs/run", later)
+    assert {k for k in after if after[k] != before[k]} == {keys.checkpoint("run"), keys.desired("n1", "run")}
+
+
+def test_with_none_running_the_lowest_starting_group_writes() -> None:
+    groups = {
+        0: replace(RUNNING.groups[0], phase="fencing", node=""),
+        1: RUNNING.groups[1],
+    }
+    found = trainers(replace(RUNNING, groups=groups))  # type: ignore[arg-type]
+    assert [t.writer for t in found.values()] == [True]
+
+
+def test_the_others_are_told_who_is_silent() -> None:
+    found = trainers(replace(RUNNING, silent=(0,)))
+    assert (found["n1"].lost, found["n2"].lost) == ((), (0,))
+
+
+def test_the_drain_step_is_told_only_while_stopping() -> None:
+    assert trainers(replace(RUNNING, stop_at_step=9))["n1"].stop_at_step is None
+    assert trainers(replace(RUNNING, stop_at_step=9, phase="stopping"))["n1"].stop_at_step == 9
+
+
+def test_the_same_memory_gives_the_same_bytes() -> None:
+    assert projection.intent_records(SPEC, "/r", MEMORY) == projection.intent_records(SPEC, "/r", replace(MEMORY))
+    assert projection.memory_records(SPEC, MEMORY, (INCIDENT,)) == projection.memory_records(
+        SPEC, replace(MEMORY), (INCIDENT,)
+    )
+
+
+def test_a_host_that_also_trains_keeps_both() -> None:
+    groups = {0: replace(RUNNING.groups[0], node="host")}
+    record = projection.intent_records(SPEC, "/r", replace(RUNNING, groups=groups))[keys.desired("host", "run")]
+    wanted = decode(record, NodeDesired)
+    assert (len(wanted.trainers), len(wanted.lighthouses)) == (1, 1)
+
+
+def test_the_spec_reaches_the_node() -> None:
+    spec = replace(SPEC, groups=GroupsSpec(count=2, ranks_per_group=4, min_groups=2))
+    wanted = projection.desired(spec, "/r", RUNNING)
+    trainer, light = wanted["n1"].trainers[0], wanted["host"].lighthouses[0]
+    assert (trainer.world_size, trainer.min_groups, light.min_groups) == (4, 2, 2)
+    assert trainer.term_grace_s == spec.policy.term_grace_s

@@ -1,0 +1,236 @@
+"""A mistake in a run file stops the start, with the key, the value and the nearest right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.spec import RunSpec
+from supervisor.shell import runfile
+from supervisor.shell.runfile import RunFileError, parse
+
+
+def problems(body: dict[str, Any]) -> list[str]:
+    with pytest.raises(RunFileError) as error:
+        parse({"name": "run", **body})
+    return error.value.problems
+
+
+def only(body: dict[str, Any]) -> str:
+    found = problems(body)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_name_is_enough() -> None:
+    assert parse({"name": "run"}) == RunSpec(name="run")
+
+
+def test_every_section_is_taken() -> None:
+    spec = parse(
+        {
+            "name": "run",
+            "groups": {"count": 3},
+            "allocation": {"nodes": 3, "spares": 2},
+            "titan": {"steps": 7, "overrides": {"optimizer.lr": 0.1}, "data": {"text_field": "body"}},
+            "torchft": {"quorum_timeout_ms": 60000, "quorum_retries": 10},
+            "policy": {"silent_timeout_s": 3.5, "budget": {"restart": 9, "window_s": 60}},
+        }
+    )
+    assert (spec.groups.count, spec.allocation.spares, spec.titan.steps) == (3, 2, 7)
+    assert (spec.titan.overrides, spec.titan.data.text_field) == ({"optimizer.lr": 0.1}, "body")
+    assert (spec.policy.silent_timeout_s, spec.policy.budget.restart) == (3.5, 9)
+    assert spec.policy.budget.window_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"gruops": {"count": 2}}, "gruops = {'count': 2}: there is no such key; nearest: groups"),
+        ({"groups": {"cuont": 2}}, "groups.cuont = 2: there is no such key; nearest: groups.count"),
+        ({"steps": 5}, "steps = 5: there is no such key; nearest: titan.steps"),
+        (
+            {"policy": {"restart": 5}},
+            "policy.restart = 5: there is no such key; nearest: policy.budget.restart",
+        ),
+        (
+            {"policy": {"budget": {"restarts": 5}}},
+            "policy.budget.restarts = 5: there is no such key; nearest: policy.budget.restart",
+        ),
+        (
+            {"groups": {"zzzzzz": 2}},
+            "groups.zzzzzz = 2: there is no such key; known here: count, min_groups, ranks_per_group",
+        ),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(body: dict[str, Any], expected: str) -> None:
+    assert only(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        ({"groups": {"count": "two"}}, ("groups.count = 'two' (str)", "integer")),
+        ({"groups": {"count": 2.5}}, ("groups.count = 2.5 (float)", "integer")),
+        ({"groups": {"count": True}}, ("groups.count = True (bool)", "integer")),
+        ({"groups": 3}, ("groups = 3 (int)",)),
+        ({"policy": {"silent_timeout_s": "30"}}, ("policy.silent_timeout_s = '30' (str)", "number")),
+        ({"titan": {"recipe": 5}}, ("titan.recipe = 5 (int)", "string")),
+        ({"titan": {"overrides": [1]}}, ("titan.overrides = [1] (list)",)),
+        (
+            {"titan": {"data": {"source": "foldr"}}},
+            ("titan.data.source = 'foldr'", "'python-stdlib' or 'folder'", "nearest: 'folder'"),
+        ),
+        ({"allocation": {"engine": "slurm"}}, ("allocation.engine = 'slurm'", "'local'")),
+    ],
+)
+def test_a_wrong_type_names_key_value_and_type(body: dict[str, Any], parts: tuple[str, ...]) -> None:
+    sentence = only(body)
+    for part in parts:
+        assert part in sentence
+
+
+@pytest.mark.parametrize("key", sorted(runfile._AT_LEAST))
+def test_every_range_is_checked(key: str) -> None:
+    least = runfile._AT_LEAST[key]
+    *path, last = key.split(".")
+    body: dict[str, Any] = {}
+    inner = body
+    for part in path:
+        inner = inner.setdefault(part, {})
+    inner[last] = least - 1 if least == int(least) else least / 2
+    assert f"{key} = {least - 1:g}: must be at least {least:g}" in problems(body)
+
+
+def test_every_number_has_a_range() -> None:
+    """A key that is added without one is a typo that would start a run."""
+    numbers = {
+        key
+        for key in runfile.all_keys()
+        if isinstance(_default(key), int | float) and not isinstance(_default(key), bool)
+    }
+    assert numbers - {"titan.seed"} == set(runfile._AT_LEAST)
+
+
+def _default(key: str) -> Any:
+    value: Any = RunSpec(name="run")
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        ({"groups": {"min_groups": 3}}, ("groups.min_groups = 3", "groups.count = 2")),
+        ({"groups": {"count": 4}}, ("allocation.nodes = 2", "groups.count = 4", "at least 4")),
+        (
+            {"torchft": {"heartbeat_timeout_ms": 6000}},
+            ("torchft.heartbeat_timeout_ms = 6000 must be below torchft.join_timeout_ms = 5000",),
+        ),
+        (
+            {"torchft": {"process_group_timeout_ms": 900}},
+            ("torchft.heartbeat_timeout_ms = 1000 must be below torchft.process_group_timeout_ms = 900",),
+        ),
+        (
+            {"torchft": {"quorum_timeout_ms": 8000, "quorum_retries": 1}},
+            ("torchft.process_group_timeout_ms = 10000 must be below torchft.quorum_timeout_ms = 8000",),
+        ),
+        (
+            {"torchft": {"quorum_retries": 100_000}},
+            ("torchft.quorum_retries = 100000", "18 ms", "at most 17999"),
+        ),
+        (
+            {"policy": {"backoff_first_s": 90.0}},
+            ("policy.backoff_first_s = 90", "policy.backoff_max_s = 60"),
+        ),
+        ({"titan": {"data": {"source": "folder"}}}, ('titan.data.path = ""', "needs the path")),
+    ],
+)
+def test_what_cannot_work_together_is_refused(body: dict[str, Any], parts: tuple[str, ...]) -> None:
+    sentence = only(body)
+    for part in parts:
+        assert part in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("my run", "my-run"),
+        ("läuft_1", "l-uft-1"),
+        ("-x-", "x"),
+        ("", "my-run"),
+        ("a/b", "a-b"),
+        ("../up", "up"),
+        ("x" * 64, "x" * 63),
+        ("run\n", "run"),
+    ],
+)
+def test_a_bad_name_offers_a_good_one(name: str, nearest: str) -> None:
+    with pytest.raises(RunFileError) as error:
+        parse({"name": name})
+    assert f"nearest: {nearest!r}" in error.value.problems[0]
+    assert parse({"name": nearest}).name == nearest
+
+
+def test_a_missing_name_is_said_plainly() -> None:
+    with pytest.raises(RunFileError) as error:
+        parse({})
+    assert error.value.problems == ["name: missing, and it has no default"]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(
+        {"name": "a b", "gruops": {}, "groups": {"cuont": 1, "min_groups": 9}, "policy": {"term_grace_s": -1}}
+    )
+    assert len(found) == 5
+    for part in ("gruops", "groups.cuont", "name = 'a b'", "groups.min_groups = 9", "policy.term_grace_s = -1"):
+        assert any(part in sentence for sentence in found), part
+
+
+def test_wrong_types_and_unknown_keys_are_told_together() -> None:
+    found = problems({"steps": 5, "groups": {"count": "two"}, "policy": {"term_grace_s": "x"}})
+    assert len(found) == 3
+
+
+def test_a_data_path_is_taken_from_the_folder_of_the_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "run.toml"
+    file.parent.mkdir()
+    file.write_text('name = "run"\n[titan.data]\nsource = "folder"\npath = "../texts"\n')
+    assert runfile.load(file).titan.data.path == str(tmp_path / "texts")
+
+
+def test_an_absolute_data_path_stays(tmp_path: Path) -> None:
+    body = {"name": "run", "titan": {"data": {"source": "folder", "path": "/texts"}}}
+    assert parse(body, base=tmp_path).titan.data.path == "/texts"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot read the run file"),
+        (b"name = ", "is not valid TOML"),
+        (b'name = "run"\nname = "run"\n', "is not valid TOML"),
+        (b'name = "\xff"', "is not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, content: bytes | None, says: str) -> None:
+    file = tmp_path / "run.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(RunFileError) as error:
+        runfile.load(file)
+    (sentence,) = error.value.problems
+    assert says in sentence
+    assert str(file) in sentence
+
+
+@pytest.mark.parametrize("value", ["2020-01-01", "10:00:00", "nan", "inf", "-inf"])
+def test_toml_values_that_json_lacks_are_refused_too(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f'name = "run"\n[policy]\nsilent_timeout_s = {value}\n')
+    with pytest.raises(RunFileError) as error:
+        runfile.load(file)
+    assert "policy.silent_timeout_s" in error.value.problems[0]

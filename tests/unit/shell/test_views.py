@@ -1,0 +1,207 @@
+"""From records to what `decide` reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.model import Checkpoint, Memory
+from supervisor.ports.store import Changes, Item
+from supervisor.shell import views
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    CheckpointMark,
+    Control,
+    ExitObserved,
+    GateGroup,
+    GateObserved,
+    GrantRecord,
+    NodeObserved,
+    Progress,
+    TrainerObserved,
+    encode,
+)
+from tests.unit.shell.records import MEMORY, mirror_of, registration, run_values
+
+PROGRESS = Progress(
+    run="run", group=0, generation=1, rank=0, pid=7, sequence=1, phase="step", step=9, commits=4, step_s=0.5,
+    checkpoint=CheckpointMark(step=5, path="p", group=0, generation=1),
+)  # fmt: skip
+
+
+def observed_record(node: str, *trainers: TrainerObserved) -> dict[str, bytes]:
+    return {keys.observed(node): encode(NodeObserved(node=node, sequence=1, trainers=trainers))}
+
+
+def trainer(run: str = "run", **about: object) -> TrainerObserved:
+    return TrainerObserved(
+        **{"run": run, "group": 0, "generation": 1, "rank": 0, "pid": 7, "state": "running", **about}  # type: ignore[arg-type]
+    )
+
+
+def grant(number: int, state: str = "granted", node: str = "") -> dict[str, bytes]:
+    key = f"run-a{number}"
+    record = GrantRecord(key=key, state=state, nodes=(node,) if node else (), engine_id="e", reason="r")  # type: ignore[arg-type]
+    return {keys.grant("run", key): encode(record)}
+
+
+# --- memory ---
+
+
+def test_memory_comes_back_whole() -> None:
+    assert views.memory(mirror_of(run_values()), "run") == MEMORY
+
+
+def test_a_run_that_was_never_decided_about_has_a_fresh_memory() -> None:
+    values = run_values()
+    mirror = mirror_of({keys.spec("run"): values[keys.spec("run")]})
+    assert views.memory(mirror, "run") == Memory()
+
+
+def test_closed_incidents_stay_in_their_records() -> None:
+    closed = replace(MEMORY.incidents["i1"], state="recovered")
+    mirror = mirror_of({**run_values(), keys.incident("run", "i1"): encode(closed)})
+    assert views.memory(mirror, "run").incidents == {}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.memory("run", "run"),
+        keys.memory("run", "group-1"),
+        keys.allocation("run", "run-a1"),
+        keys.incident("run", "i1"),
+    ],
+)
+@pytest.mark.parametrize("value", [b"{torn", b'{"$kind":"Other","$version":1}', b'{"$kind":"Memory","$version":99}'])
+def test_an_unreadable_part_leaves_the_run_alone_and_the_others_not(key: str, value: bytes) -> None:
+    mirror = mirror_of({**run_values(), **run_values(name="other"), key: value})
+    with pytest.raises(views.Unreadable, match="run run is left alone") as error:
+        views.memory(mirror, "run")
+    assert key in str(error.value)
+    assert views.memory(mirror, "other") == MEMORY
+    assert sorted(views.runs(mirror)) == ["other", "run"]
+
+
+@pytest.mark.parametrize("repaired", ["put", "deleted", "reset"])
+def test_an_unreadable_part_that_is_repaired_is_read_again(repaired: str) -> None:
+    key = keys.memory("run", "group-7")
+    good = {**run_values(), keys.memory("run", "group-1"): encode(MEMORY.groups[1])}
+    mirror = mirror_of({**good, key: b"{torn"})
+    with pytest.raises(views.Unreadable):
+        views.memory(mirror, "run")
+    if repaired == "put":
+        mirror.apply(Changes(2, puts=(Item(key, good[keys.memory("run", "group-1")], 1, 2),)))
+    elif repaired == "deleted":
+        mirror.apply(Changes(2, deletes=(key,)))
+    else:
+        mirror.apply(Changes(2, puts=tuple(Item(k, v, 1, 2) for k, v in good.items()), reset=True))
+    assert views.memory(mirror, "run") == MEMORY
+
+
+def test_an_incident_that_nobody_is_in_the_middle_of_may_be_unreadable() -> None:
+    mirror = mirror_of({**run_values(), keys.incident("run", "i2"): b"{torn"})
+    assert views.memory(mirror, "run") == MEMORY
+    assert keys.incident("run", "i2") in mirror.unreadable
+
+
+def test_a_run_whose_spec_cannot_be_read_is_left_out() -> None:
+    mirror = mirror_of({**run_values(), **run_values(name="other"), keys.spec("run"): b"{torn"})
+    assert list(views.runs(mirror)) == ["other"]
+    assert keys.spec("run") in mirror.unreadable
+
+
+def test_another_runs_unreadable_record_is_not_ours() -> None:
+    mirror = mirror_of({**run_values(), **run_values(name="run-2"), keys.memory("run-2", "run"): b"{torn"})
+    assert views.memory(mirror, "run") == MEMORY
+    with pytest.raises(views.Unreadable):
+        views.memory(mirror, "run-2")
+
+
+# --- observed ---
+
+
+def test_what_is_seen_is_one_revision_and_the_time_given() -> None:
+    seen = views.observed(mirror_of(run_values(), revision=7), "run", MEMORY, now=3.5, store_stable_s=2.5)
+    assert (seen.revision, seen.now, seen.store_stable_s) == (7, 3.5, 2.5)
+
+
+def test_a_rank_is_seen_with_its_progress_and_end() -> None:
+    ended = trainer(
+        state="exited", progress=PROGRESS, exit=ExitObserved(signal=11, error_file="ValueError: x", stderr_tail="...")
+    )
+    values = {**run_values(), **registration("n1", allocation="run-a1"), **grant(1, node="n1")}
+    mirror = mirror_of({**values, **observed_record("n1", ended, trainer(run="other"))})
+    (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+    assert (rank.state, rank.signal, rank.exit_code, rank.error) == ("exited", 11, None, "ValueError: x")
+    assert (rank.step, rank.commits, rank.step_s, rank.phase) == (9, 4, 0.5, "step")
+    assert rank.checkpoint == Checkpoint(5, "p", 0, 1)
+
+
+def test_a_rank_without_progress_is_starting() -> None:
+    mirror = mirror_of({**run_values(), **registration("n1"), **observed_record("n1", trainer(state="starting"))})
+    (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+    assert (rank.phase, rank.step, rank.commits, rank.checkpoint) == ("starting", 0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("node", "values", "seen"),
+    [
+        ("n1", {}, True),  # held by group 0
+        ("n9", {}, True),  # the old node of group 1, being fenced
+        ("n3", grant(1, node="n3"), True),  # of a wanted allocation
+        ("n4", grant(2, node="n4"), False),  # of a released one
+        ("n5", {}, False),  # somebody else's
+        ("host", registration("host", role="service"), True),
+    ],
+)
+def test_only_our_nodes_are_seen(node: str, values: dict[str, bytes], seen: bool) -> None:
+    mirror = mirror_of({**run_values(), **registration(node), **values})
+    assert (node in views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes) is seen
+
+
+def test_a_node_whose_lease_lapsed_is_seen_as_such() -> None:
+    mirror = mirror_of({**run_values(), **grant(1, node="n1"), **observed_record("n1", trainer())})
+    node = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    assert (node.registered, node.allocation, len(node.ranks)) == (False, "run-a1", 1)
+
+
+def test_an_unreadable_observed_record_is_a_node_of_which_nothing_is_known() -> None:
+    mirror = mirror_of({**run_values(), **registration("n1"), keys.observed("n1"): b"{torn"})
+    node = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    assert node.ranks == ()
+    assert keys.observed("n1") in mirror.unreadable
+
+
+def gate(generation: int = 1) -> dict[str, bytes]:
+    record = GateObserved(
+        run="run", node="host", generation=generation, address="host:9",
+        groups=(GateGroup(group=0, generation=1, hearing="beating"), GateGroup(group=1, generation=2, hearing="gone")),
+    )  # fmt: skip
+    return {keys.gate("host", "run"): encode(record)}
+
+
+def test_the_gate_is_seen_when_it_is_the_seated_one() -> None:
+    mirror = mirror_of({**run_values(), **registration("host", role="service"), **gate()})
+    seen = views.observed(mirror, "run", MEMORY, 0.0, 0.0).gate
+    assert seen is not None
+    assert (seen.address, seen.admitted, seen.hearing) == ("host:9", {0: 1, 1: 2}, {0: "beating", 1: "gone"})
+
+
+def test_a_gate_of_another_generation_is_not_seen() -> None:
+    assert views.observed(mirror_of({**run_values(), **gate(2)}), "run", MEMORY, 0.0, 0.0).gate is None
+    assert views.observed(mirror_of({**run_values(), **gate()}), "run", Memory(), 0.0, 0.0).gate is None
+
+
+def test_what_a_person_asks_is_seen() -> None:
+    control = encode(Control(paused=True, restarts={1: 2}))
+    seen = views.observed(mirror_of({**run_values(), keys.control("run"): control}), "run", MEMORY, 0.0, 0.0).control
+    assert (seen.paused, seen.stop, seen.restarts) == (True, False, {1: 2})
+    assert not views.observed(mirror_of(run_values()), "run", MEMORY, 0.0, 0.0).control.paused
+
+
+def test_grants_are_seen() -> None:
+    mirror = mirror_of({**run_values(), **grant(1, "gone", "n1")})
+    (seen,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).grants.values()
+    assert (seen.key, seen.state, seen.nodes, seen.engine_id, seen.reason) == ("run-a1", "gone", ("n1",), "e", "r")

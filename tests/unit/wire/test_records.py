@@ -1,0 +1,136 @@
+"""Every record survives its way through the store; what cannot be read is refused, and nothing else happens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from supervisor.core import model
+from supervisor.core.spec import RunSpec
+from supervisor.wire import records
+from supervisor.wire.records import VERSION, RecordError, decode, encode
+
+KINDS: list[type[Any]] = [
+    *sorted(
+        (
+            kind
+            for kind in vars(records).values()
+            if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == records.__name__
+        ),
+        key=lambda kind: kind.__name__,
+    ),
+    model.Memory,
+    model.GroupMemory,
+    model.AllocationMemory,
+    model.Incident,
+    RunSpec,
+]
+
+
+def test_every_record_of_the_wire_is_here() -> None:
+    names = {kind.__name__ for kind in KINDS}
+    assert {"Progress", "NodeDesired", "GateObserved", "Control", "GrantRecord", "RunRecord", "LeaderRecord"} <= names
+    assert len(names) == len(KINDS), "two kinds of one name could be taken for each other"
+
+
+OVERRIDES = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 9), st.booleans(), st.text(max_size=5)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _values() -> None:
+    """JSON knows no NaN that equals itself; a table is a dict; the leaves of overrides are those of TOML."""
+    st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+    st.register_type_strategy(
+        Mapping, lambda kind: st.dictionaries(*(st.from_type(t) for t in get_args(kind)), max_size=2)
+    )
+    st.register_type_strategy(
+        records.TitanSpec, st.builds(records.TitanSpec, overrides=OVERRIDES, steps=st.integers(1, 1000))
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_round_trip(kind: type[Any]) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.from_type(kind))
+    def survives(record: Any) -> None:
+        value = encode(record)
+        assert decode(value, kind) == record
+        assert decode(value.decode(), kind) == record
+        assert json.loads(value)["$kind"] == kind.__name__
+
+    survives()
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None, 0.1 + 0.2])
+def test_a_loss_that_diverged_is_still_a_record(loss: float | None) -> None:
+    progress = records.Progress(
+        run="run", group=0, generation=1, rank=0, pid=1, sequence=1, phase="step", loss=loss, tokens_per_s=math.inf
+    )
+    back = decode(encode(progress), records.Progress)
+    assert repr(back) == repr(progress)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_field_hides_the_kind_or_version(kind: type[Any]) -> None:
+    assert not {"$kind", "$version"} & {f.name for f in fields(kind)}
+
+
+ADMISSION = records.GroupAdmission(run="run", group=1, generation=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe\x00", "not JSON"),
+        (encode(ADMISSION)[:-4], "not JSON"),
+        (b"null", "kind is 'NoneType'"),
+        (b"[]", "kind is 'list'"),
+        (b"{}", "kind is None"),
+        (encode(records.DigestMark(step=1, value="x")), "kind is 'DigestMark', expected 'GroupAdmission'"),
+        (encode(ADMISSION).replace(b'"$version":1', b'"$version":2'), "version 2 is newer"),
+        (encode(ADMISSION).replace(b'"$version":1', b'"$version":"1"'), "version '1'"),
+        (encode(ADMISSION).replace(b'"$version":1,', b""), "version None"),
+        (encode(ADMISSION).replace(b'"generation":2', b'"generation":"many"'), "generation: "),
+        (encode(ADMISSION).replace(b',"generation":2', b""), "generation: "),
+        (b"[" * 200_000, ""),
+    ],
+)
+def test_what_cannot_be_read_is_refused(value: bytes, why: str) -> None:
+    with pytest.raises(RecordError) as error:
+        decode(value, records.GroupAdmission)
+    assert why in str(error.value)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=60))
+def test_no_bytes_do_more_than_be_refused(value: bytes) -> None:
+    with pytest.raises(RecordError):
+        decode(value, records.Control)
+
+
+def test_an_unknown_field_of_a_later_minor_version_is_ignored() -> None:
+    body = {**json.loads(encode(ADMISSION)), "colour": "blue"}
+    assert decode(json.dumps(body), records.GroupAdmission) == ADMISSION
+
+
+def test_a_field_that_an_older_version_lacked_takes_its_default() -> None:
+    body = json.loads(encode(records.Control(paused=True, stop=True)))
+    del body["stop"]
+    assert decode(json.dumps(body), records.Control) == records.Control(paused=True)
+
+
+def test_numbers_that_are_keys_come_back_as_numbers() -> None:
+    assert decode(encode(records.Control(restarts={3: 1})), records.Control).restarts == {3: 1}
+
+
+def test_the_version_is_written() -> None:
+    assert json.loads(encode(ADMISSION))["$version"] == VERSION
