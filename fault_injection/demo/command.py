@@ -94,7 +94,8 @@ def _inside(network: netns.Network, environment: dict[str, str]) -> int:
 
 def _run(name: str, home: Path, cold: bool, world: dict[str, Any]) -> int:
     os.environ.pop(WORLD, None)
-    console = Console()
+    # Where nobody looks at a terminal, a width that keeps the tables whole.
+    console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(_introduction(world), soft_wrap=True, highlight=False)
     nodes = [
         PoolNode(name=f"n{i + 1}", **({"netns": ns, "address": address} if ns else {}))

@@ -46,6 +46,9 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], spares: list[str]) ->
         return False
     if len(spares) >= max(1, r.spec.groups.min_groups):
         return True
+    if r.observed.store_stable_s < r.spec.policy.node_lease_s:
+        r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
+        return False
     refused = [g for g in r.observed.grants.values() if g.state == "refused"]
     why = f"the engine refused: {refused[0].reason}" if refused else "the engine gave too few in time"
     r.halt(f"{len(spares)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from supervisor.ports.errors import Fatal
+from supervisor.shell.processes import start_ticks
 from supervisor.shell.store.status import check_version
 
 _log = logging.getLogger(__name__)
@@ -332,18 +333,6 @@ def _free_port(host: str) -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host.strip("[]"), 0))
         return int(probe.getsockname()[1])
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in the kernel's ticks since boot; None when it has ended. With the pid, its identity."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    # A killed process shows as a zombie as soon as its first thread has ended; while others are still ending it holds its
-    # ports and locks (seen: "address already in use" for a server that was just killed).
-    ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
-    return None if ended else int(fields[19])
 
 
 def _read_record(data_dir: Path) -> _Record | None:

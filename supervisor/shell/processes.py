@@ -6,21 +6,17 @@ from pathlib import Path
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat (clock ticks since boot), or None when there is no such process."""
-    found = _stat(pid)
-    return found[1] if found is not None else None
+    """When the process started, in the kernel's ticks since boot; None when it has ended. With the pid, its identity."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    # A killed process shows as a zombie as soon as its first thread has ended; while others are still ending it holds its
+    # ports and locks (seen: "address already in use" for a server that was just killed).
+    ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return None if ended else int(fields[19])
 
 
 def is_running(pid: int, ticks: int) -> bool:
     """Whether this very process runs; a zombie does not."""
-    found = _stat(pid)
-    return found is not None and found[1] == ticks and found[0] not in "ZX"
-
-
-def _stat(pid: int) -> tuple[str, int] | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rsplit(")", 1)[1].split()
-    return fields[0], int(fields[19])
+    return start_ticks(pid) == ticks

@@ -14,7 +14,8 @@ import pytest
 
 from supervisor.ports.errors import Fatal
 from supervisor.shell import etcd_server as module
-from supervisor.shell.etcd_server import EtcdServer, find_server, start_etcd, start_ticks
+from supervisor.shell.etcd_server import EtcdServer, find_server, start_etcd
+from supervisor.shell.processes import start_ticks
 from supervisor.shell.store import connect
 from tests.helpers.etcd import kill, running
 from tests.helpers.waiting import eventually

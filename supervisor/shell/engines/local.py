@@ -94,6 +94,10 @@ class LocalEngine:
 
     def release(self, key: str) -> None:
         allocation = self._load(key)
+        if allocation is not None and allocation.state == "pending" and allocation.node:
+            # We may have died right after starting its node: then only the node's lock knows.
+            allocation = self._adopt(allocation) or allocation
+            self._save(replace(allocation, state="gone"))
         if allocation is not None and not self._ended(allocation):
             self._end(allocation)
         elif allocation is not None:
