@@ -26,7 +26,7 @@ from supervisor.core.model import (
     AllocationMemory,
     Decision,
     GateView,
-    GrantView,
+    Grant,
     GroupMemory,
     Lighthouse,
     Memory,
@@ -79,9 +79,7 @@ def inputs() -> tuple[RunSpec, Observed, Memory]:
             admitted=dict.fromkeys(range(GROUPS), 1),
             hearing=dict.fromkeys(range(GROUPS), "beating"),
         ),
-        grants={
-            k: GrantView(key=k, state="granted", nodes=(n,), engine_id=k) for k, n in zip(keys, names, strict=True)
-        },
+        grants={k: Grant(key=k, state="granted", nodes=(n,), engine_id=k) for k, n in zip(keys, names, strict=True)},
     )
     return spec, observed, memory
 

@@ -104,7 +104,7 @@ class GateView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantView:
+class Grant:
     """What the engine says of an allocation that we asked for."""
 
     key: str
@@ -134,7 +134,7 @@ class Observed:
     after an outage of the store say nothing about the nodes."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     gate: GateView | None = None
-    grants: Mapping[str, GrantView] = field(default_factory=dict)
+    grants: Mapping[str, Grant] = field(default_factory=dict)
     control: ControlView = field(default_factory=ControlView)
 
 

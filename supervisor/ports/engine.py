@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """What the engine says of one of our allocations."""
-
-    key: str
-    state: Literal["pending", "granted", "gone", "refused"]
-    nodes: tuple[str, ...] = ()
-    engine_id: str = ""
-    reason: str = ""
+from supervisor.core.model import Grant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Memory
+from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Memory
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys, records
 
@@ -26,7 +26,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"runs/[^/]+/groups/\d+", records.GroupAdmission),
         (r"runs/[^/]+/incidents/[^/]+", Incident),
         (r"runs/[^/]+/allocations/[^/]+", AllocationMemory),
-        (r"runs/[^/]+/grants/[^/]+", records.GrantRecord),
+        (r"runs/[^/]+/grants/[^/]+", Grant),
         (r"runs/[^/]+/checkpoint", records.CheckpointMark),
     )
 )

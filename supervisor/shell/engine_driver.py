@@ -7,15 +7,15 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from supervisor.core.model import AllocationMemory
-from supervisor.ports.engine import Engine, Grant, Request
+from supervisor.core.model import AllocationMemory, Grant
+from supervisor.ports.engine import Engine, Request
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import Expect, Store
 from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import GrantRecord, encode
+from supervisor.wire.records import encode
 
 log = logging.getLogger(__name__)
 
@@ -125,16 +125,14 @@ class EngineDriver:
                 wanted.grants[key] = value
                 reach("engine.after_grant")
 
-    def _fact(self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: bool) -> GrantRecord:
+    def _fact(self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: bool) -> Grant:
         grant = known.get(request.key)
         if grant is not None:
-            return GrantRecord(
-                key=grant.key, state=grant.state, nodes=grant.nodes, engine_id=grant.engine_id, reason=grant.reason
-            )
+            return grant
         if request.key in self._refused:
-            return GrantRecord(key=request.key, state="refused", reason=self._refused[request.key])
+            return Grant(key=request.key, state="refused", reason=self._refused[request.key])
         if allocation.state == "released":
-            return GrantRecord(key=request.key, state="gone", reason="given back")
+            return Grant(key=request.key, state="gone", reason="given back")
         if told:
-            return GrantRecord(key=request.key, state="gone", reason="the engine knows it no more")
-        return GrantRecord(key=request.key, state="pending")
+            return Grant(key=request.key, state="gone", reason="the engine knows it no more")
+        return Grant(key=request.key, state="pending")

@@ -7,7 +7,7 @@ from supervisor.core.model import (
     Checkpoint,
     ControlView,
     GateView,
-    GrantView,
+    Grant,
     GroupMemory,
     Incident,
     Memory,
@@ -20,7 +20,6 @@ from supervisor.wire import keys
 from supervisor.wire.records import (
     Control,
     GateObserved,
-    GrantRecord,
     NodeObserved,
     Registration,
     RunRecord,
@@ -71,10 +70,7 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
     """What is seen of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
     nodes = dict(_nodes(mirror, run, known))
     control = mirror.record(keys.control(run), Control) or Control()
-    grants = {
-        g.key: GrantView(key=g.key, state=g.state, nodes=g.nodes, engine_id=g.engine_id, reason=g.reason)
-        for _, g in mirror.records(keys.grant(run, ""), GrantRecord)
-    }
+    grants = {g.key: g for _, g in mirror.records(keys.grant(run, ""), Grant)}
     return Observed(
         revision=mirror.revision,
         now=now,
@@ -94,7 +90,7 @@ def node_names(mirror: Mirror) -> list[str]:
 def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]]:
     given = {
         node: grant.key
-        for _, grant in mirror.records(keys.grant(run, ""), GrantRecord)
+        for _, grant in mirror.records(keys.grant(run, ""), Grant)
         if grant.key in known.allocations and known.allocations[grant.key].state == "wanted"
         for node in grant.nodes
     }

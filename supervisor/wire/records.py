@@ -361,17 +361,6 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrantRecord:
-    """What the engine says of an allocation."""
-
-    key: str
-    state: Literal["pending", "granted", "gone", "refused"]
-    nodes: tuple[str, ...] = ()
-    engine_id: str = ""
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LeaderRecord:
     """Who leads."""
 

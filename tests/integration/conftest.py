@@ -19,8 +19,9 @@ def empty(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def toy_run(empty: World) -> tuple[World, RunRecord]:
-    """Two groups of toys that run, and one spare."""
+def toy_run(empty: World) -> Iterator[tuple[World, RunRecord]]:
+    """Two groups of toys that run, and one spare. The history checkers are run over whatever the test did."""
     record = empty.launch(toy_spec())
     eventually(empty.running(record, 1, 1), 60, "both groups run")
-    return empty, record
+    yield empty, record
+    empty.check(record)

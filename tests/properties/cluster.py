@@ -22,7 +22,7 @@ from supervisor.core.model import (
     ControlView,
     Decision,
     GateView,
-    GrantView,
+    Grant,
     Kind,
     Memory,
     NodeView,
@@ -173,7 +173,7 @@ class Cluster:
         self.reported: dict[str, tuple[RankView, ...]] = {}
         self.free = [f"n{i:02}" for i in range(pool)]
         self.engine: dict[str, Allocation] = {}
-        self.grants: dict[str, GrantView] = {}
+        self.grants: dict[str, Grant] = {}
         self.control = ControlView()
         self.records: dict[str, bytes] = {}
         self.memory = Memory()
@@ -241,7 +241,7 @@ class Cluster:
                 if known.kill_in <= 0:
                     self._give_up(machine)
                     known.kill_in = None
-            fact = GrantView(
+            fact = Grant(
                 key=known.key,
                 state=known.state,  # type: ignore[arg-type]
                 nodes=(known.node,) if known.node else (),

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from supervisor.ports.engine import Grant, Request
+from supervisor.core.model import Grant
+from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import is_running, start_ticks
 

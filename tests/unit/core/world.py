@@ -16,7 +16,7 @@ from supervisor.core.model import (
     ControlView,
     Decision,
     GateView,
-    GrantView,
+    Grant,
     GroupMemory,
     Incident,
     Memory,
@@ -53,7 +53,7 @@ class World:
         self.memory = Memory()
         self.nodes: dict[str, NodeView] = {}
         self.gate: GateView | None = None
-        self.grants: dict[str, GrantView] = {}
+        self.grants: dict[str, Grant] = {}
         self.control = ControlView()
         self.last = Decision(memory=self.memory)
         self.incidents: dict[str, Incident] = {}
@@ -125,7 +125,7 @@ class World:
         """What the engine says of allocation run-a<number>, which brings node n<number>."""
         key = f"run-a{number}"
         nodes = (f"n{number}",) if state in ("granted", "gone") else ()
-        self.grants[key] = GrantView(key=key, state=state, nodes=nodes, engine_id=f"job-{number}", reason=reason)
+        self.grants[key] = Grant(key=key, state=state, nodes=nodes, engine_id=f"job-{number}", reason=reason)
 
     def node(self, number: int, **about: Any) -> None:
         name = f"n{number}"

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.ports.engine import Grant, Request
+from supervisor.core.model import Grant
+from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Checkpoint, Memory
+from supervisor.core.model import Checkpoint, Grant, Memory
 from supervisor.ports.store import Changes, Item
 from supervisor.shell import views
 from supervisor.wire import keys
@@ -16,7 +16,6 @@ from supervisor.wire.records import (
     ExitObserved,
     GateGroup,
     GateObserved,
-    GrantRecord,
     NodeObserved,
     Progress,
     TrainerObserved,
@@ -42,7 +41,7 @@ def trainer(run: str = "run", **about: object) -> TrainerObserved:
 
 def grant(number: int, state: str = "granted", node: str = "") -> dict[str, bytes]:
     key = f"run-a{number}"
-    record = GrantRecord(key=key, state=state, nodes=(node,) if node else (), engine_id="e", reason="r")  # type: ignore[arg-type]
+    record = Grant(key=key, state=state, nodes=(node,) if node else (), engine_id="e", reason="r")  # type: ignore[arg-type]
     return {keys.grant("run", key): encode(record)}
 
 

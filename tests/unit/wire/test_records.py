@@ -36,7 +36,7 @@ KINDS: list[type[Any]] = [
 
 def test_every_record_of_the_wire_is_here() -> None:
     names = {kind.__name__ for kind in KINDS}
-    assert {"Progress", "NodeDesired", "GateObserved", "Control", "GrantRecord", "RunRecord", "LeaderRecord"} <= names
+    assert {"Progress", "NodeDesired", "GateObserved", "Control", "RunRecord", "LeaderRecord"} <= names
     assert len(names) == len(KINDS), "two kinds of one name could be taken for each other"
 
 
