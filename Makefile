@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: demo test check bench install install-dev debian docs clean
@@ -43,7 +43,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 debian: install-dev
-	@sh deploy/debian.sh iproute2 iptables etcd-server
+	@sh deploy/debian.sh iproute2 etcd-server
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -166,7 +166,7 @@ def _live(store: EtcdStore) -> Iterator[Finding]:
     seen = store.status()
     warning = check_version(seen.version)
     yield Finding(
-        level="bad" if warning else "good",
+        level="note" if warning else "good",
         what=f"etcd {seen.version}, {seen.db_size / 2**20:.1f} MiB",
         do=warning or "",
     )

