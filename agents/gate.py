@@ -21,6 +21,7 @@ from agents import programs
 from agents.forwarder import BUILT, CHUNK, GONE, HELD_BYTES
 from agents.gate_etcd import AdmissionWatch, Admitted, Publisher, quorum_id_seen
 from agents.gate_state import GateState
+from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.records import GateGroup, GateObserved
 
 log = logging.getLogger("agents.gate")
@@ -36,9 +37,6 @@ LIGHTHOUSE_STARTS_WITHIN_S = 120.0
 HEADER_WITHIN_S = 5.0
 MUTE_WARNING_S = 2.0
 """A manager calls every 100 ms, with its id in each call."""
-QUORUM_IDS_ABOVE = "SUPERVISOR_QUORUM_IDS_ABOVE"
-"""Environment variable of the lighthouse: its quorum ids are to begin above this. TorchFT counts from 1 again, and a
-manager that meets its own old id does not reconfigure, while others meet stale keys under it and hang."""
 QUORUM_ID_MARGIN = 100
 """A node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
 

@@ -18,6 +18,9 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+from supervisor.wire.programs import QUORUM_IDS_ABOVE
+from titan_actor import quorum_ids
+
 BEAT_EVERY_S = 0.02
 """A seventh of the default heartbeat timeout: a few late beats drop nobody (findings: `A warm start`)."""
 
@@ -92,6 +95,11 @@ def main(arguments: list[str] | None = None) -> None:
         heartbeat_timeout_ms=options.heartbeat_timeout_ms,
     )
     port = int(server.address().rpartition(":")[2])
+    above = int(os.environ.get(QUORUM_IDS_ABOVE, "0"))
+    if above:
+        address = f"http://127.0.0.1:{port}"
+        quorum_ids.raise_above(torchft, address, above, options.min_replicas, options.heartbeat_timeout_ms)
+        print(f"quorum ids begin above {above}", file=sys.stderr, flush=True)
     beats = Beats(torchft.LighthouseClient(f"http://127.0.0.1:{port}", timedelta(seconds=10)))
     print(json.dumps({"port": port}), flush=True)
     for line in sys.stdin:

@@ -19,3 +19,7 @@ GATE = "agents.gate"
 
 AGENT = "agents.agent"
 """`python -m agents.agent ...`: a child of the shim."""
+
+QUORUM_IDS_ABOVE = "SUPERVISOR_QUORUM_IDS_ABOVE"
+"""Environment variable of the lighthouse: its quorum ids are to begin above this. TorchFT counts from 1 again, and a
+manager that meets its own old id does not reconfigure, while others meet stale keys under it and hang."""

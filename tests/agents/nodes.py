@@ -32,7 +32,6 @@ from tests.helpers.waiting import eventually
 TOYS = {
     "trainer": "tests.agents.toy_trainer",
     "warm": "tests.agents.toy_warm",
-    "lighthouse": "tests.agents.toy_lighthouse",
 }
 
 RUN = "toy"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.core.spec import TitanSpec, TorchFTSpec
+from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.records import CheckpointMark, Progress, TrainerLaunch, decode, encode
 from tests.helpers.waiting import eventually
 
@@ -28,16 +29,23 @@ def free_port() -> int:
 class Lighthouse:
     """titan_actor.lighthouse as a child."""
 
-    def __init__(self, heartbeat_timeout_ms: int = 1000, join_timeout_ms: int = 3000) -> None:
+    def __init__(
+        self,
+        heartbeat_timeout_ms: int = 1000,
+        join_timeout_ms: int = 3000,
+        min_replicas: int = 1,
+        quorum_ids_above: int = 0,
+    ) -> None:
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "titan_actor.lighthouse", "--min-replicas=1"),
+                *(sys.executable, "-m", "titan_actor.lighthouse", f"--min-replicas={min_replicas}"),
                 f"--join-timeout-ms={join_timeout_ms}",
                 f"--heartbeat-timeout-ms={heartbeat_timeout_ms}",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, QUORUM_IDS_ABOVE: str(quorum_ids_above)},
         )
         assert self.process.stdout is not None
         self.port = int(json.loads(self.process.stdout.readline())["port"])

@@ -8,13 +8,17 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.waiting import eventually
 from tests.titan.groups import Lighthouse
-from titan_actor.lighthouse import beat_list
+from titan_actor.lighthouse import beat_list, native
+
+LighthouseClient = native().LighthouseClient
 
 
 def status(lighthouse: Lighthouse) -> str:
@@ -80,3 +84,19 @@ def test_help_names_its_options() -> None:
     for option in ("--min-replicas", "--join-timeout-ms", "--heartbeat-timeout-ms", "--quorum-tick-ms"):
         assert option in told
     assert json.dumps(beat_list('{"beat": ["a"]}')) == '["a"]'
+
+
+@pytest.mark.parametrize("min_replicas", [1, 2])
+def test_a_fresh_one_goes_on_above_the_ids_of_the_one_before(min_replicas: int) -> None:
+    """And its throwaway managers are forgotten: the first real quorum has the real groups alone."""
+    lighthouse = Lighthouse(heartbeat_timeout_ms=150, min_replicas=min_replicas, quorum_ids_above=230)
+    try:
+        client = LighthouseClient(f"http://{lighthouse.address}", timedelta(seconds=5))
+        names = [f"real-{n}" for n in range(min_replicas)]
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(client.quorum, replica_id=name, timeout=timedelta(seconds=10)) for name in names]
+            quorums = [future.result() for future in asked]
+        assert all(quorum.quorum_id > 230 for quorum in quorums)
+        assert {member.replica_id for member in quorums[0].participants} == set(names)
+    finally:
+        lighthouse.close()

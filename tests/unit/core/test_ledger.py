@@ -1,0 +1,205 @@
+"""Every second of a group is under exactly one cause."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.core.ledger import Cause, Interval, Mark, cover, of_lines, ratios, totals
+
+OVERLAPPING: dict[str, object] = {"event": "heal", "start": 1.0, "t": 2.0, "overlaps": True}
+
+
+def line(event: str, start: float, t: float, **about: object) -> dict[str, object]:
+    return {"event": event, "start": start, "t": t, "overlaps": False, **about}
+
+
+# --- one process ---
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        ("start", Cause.START),
+        ("imported", Cause.START),
+        ("constructed", Cause.START),
+        ("resuming", Cause.START),
+        ("built", Cause.START),
+        ("admitted", Cause.ADMISSION),
+        ("quorum", Cause.QUORUM),
+        ("checkpoint_start", Cause.CHECKPOINT),
+        ("checkpoint_wait", Cause.CHECKPOINT),
+        ("checkpoint_end", Cause.CHECKPOINT),
+        ("purged", Cause.CHECKPOINT),
+        ("digest", Cause.DIGEST),
+        ("finished", Cause.END),
+        ("closed", Cause.END),
+        ("terminated", Cause.LOST_STEP),
+        ("what a later version may write", Cause.OTHER),
+    ],
+)
+def test_an_event_has_a_cause(event: str, cause: Cause) -> None:
+    assert of_lines([line(event, 1.0, 3.0)]) == [Interval(1.0, 3.0, cause)]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        OVERLAPPING,
+        {"event": "start"},
+        {"event": "start", "start": 1.0},
+        {"event": "start", "start": None, "t": 2.0},
+        {"event": "start", "start": "1", "t": 2.0},
+        {},
+    ],
+)
+def test_lines_that_overlap_or_have_no_times_are_left_out(left_out: dict[str, object]) -> None:
+    assert of_lines([line("start", 0.0, 1.0), left_out]) == [Interval(0.0, 1.0, Cause.START)]
+
+
+def test_a_step_without_parts_is_productive() -> None:
+    assert of_lines([line("step", 1.0, 3.0, committed=True)]) == [Interval(1.0, 3.0, Cause.PRODUCTIVE)]
+
+
+def test_a_step_that_was_not_committed_is_lost() -> None:
+    parts = {"data": 1.0, "compute": 1.0}
+    assert of_lines([line("step", 1.0, 3.0, committed=False, seconds=parts)]) == [
+        Interval(1.0, 3.0, Cause.FAILED_STEP)
+    ]
+
+
+def test_a_steps_seconds_are_split() -> None:
+    parts = {"data": 0.5, "quorum": 0.25, "heal": 1.0, "commit": 0.25, "compute": 2.0, "new": 4.0}
+    assert of_lines([line("step", 10.0, 18.0, committed=True, seconds=parts)]) == [
+        Interval(10.0, 10.5, Cause.DATA),
+        Interval(10.5, 10.75, Cause.QUORUM),
+        Interval(10.75, 11.75, Cause.HEAL),
+        Interval(11.75, 12.0, Cause.PRODUCTIVE),
+        Interval(12.0, 14.0, Cause.PRODUCTIVE),
+        Interval(14.0, 18.0, Cause.OTHER),
+    ]
+
+
+def test_parts_that_are_more_than_the_step_are_scaled_to_it() -> None:
+    parts = {"heal": 6.0, "compute": 2.0}
+    assert totals(of_lines([line("step", 0.0, 4.0, committed=True, seconds=parts)])) == {
+        Cause.HEAL: 3.0,
+        Cause.PRODUCTIVE: 1.0,
+    }
+
+
+# --- a group: gaps and marks ---
+
+
+def test_before_the_first_mark_a_group_has_no_process_yet() -> None:
+    assert cover([], [], 0.0, 5.0) == [Interval(0.0, 5.0, Cause.ALLOCATE)]
+
+
+def test_gaps_are_under_the_newest_mark() -> None:
+    marks = [Mark(6.0, Cause.DETECT), Mark(1.0, Cause.ACT), Mark(7.0, Cause.PLACE)]  # in any order
+    process = [Interval(3.0, 5.0, Cause.PRODUCTIVE)]
+    assert cover([process], marks, 0.0, 9.0) == [
+        Interval(0.0, 1.0, Cause.ALLOCATE),
+        Interval(1.0, 3.0, Cause.ACT),
+        Interval(3.0, 5.0, Cause.PRODUCTIVE),
+        Interval(5.0, 6.0, Cause.ACT),
+        Interval(6.0, 7.0, Cause.DETECT),
+        Interval(7.0, 9.0, Cause.PLACE),
+    ]
+
+
+def test_a_mark_inside_a_process_counts_from_its_end_on() -> None:
+    process = [Interval(0.0, 5.0, Cause.PRODUCTIVE)]
+    assert cover([process], [Mark(4.0, Cause.DETECT)], 0.0, 6.0)[-1] == Interval(5.0, 6.0, Cause.DETECT)
+
+
+def test_of_two_marks_at_one_moment_the_later_in_the_list_counts() -> None:
+    marks = [Mark(1.0, Cause.PLACE), Mark(1.0, Cause.ACT)]
+    assert cover([], marks, 1.0, 2.0) == [Interval(1.0, 2.0, Cause.ACT)]
+    assert cover([], marks, 0.0, 2.0) == [Interval(0.0, 1.0, Cause.ALLOCATE), Interval(1.0, 2.0, Cause.ACT)]
+
+
+def test_a_later_generation_wins() -> None:
+    """A fenced process lives on and steps in vain."""
+    old = [Interval(0.0, 4.0, Cause.PRODUCTIVE), Interval(4.0, 8.0, Cause.FAILED_STEP)]
+    new = [Interval(5.0, 6.0, Cause.START), Interval(6.0, 7.0, Cause.PRODUCTIVE)]
+    assert cover([old, new], [Mark(0.0, Cause.DETECT)], 0.0, 9.0) == [
+        Interval(0.0, 4.0, Cause.PRODUCTIVE),
+        Interval(4.0, 5.0, Cause.FAILED_STEP),
+        Interval(5.0, 6.0, Cause.START),
+        Interval(6.0, 7.0, Cause.PRODUCTIVE),
+        Interval(7.0, 9.0, Cause.DETECT),
+    ]
+
+
+def test_only_the_span_is_covered() -> None:
+    process = [Interval(-5.0, 3.0, Cause.START), Interval(3.0, 99.0, Cause.PRODUCTIVE)]
+    assert cover([process], [], 1.0, 4.0) == [Interval(1.0, 3.0, Cause.START), Interval(3.0, 4.0, Cause.PRODUCTIVE)]
+    assert cover([process], [], 4.0, 4.0) == []
+
+
+# --- every second once ---
+
+# Eighths are exact in binary: what should be equal is equal.
+MOMENTS = st.integers(0, 160).map(lambda eighths: eighths / 8)
+CAUSES = st.sampled_from(list(Cause))
+INTERVALS = st.builds(Interval, MOMENTS, MOMENTS, CAUSES)  # also empty ones and ones that go back: a clock was set
+PROCESSES = st.lists(st.lists(INTERVALS, max_size=6), max_size=4)
+MARKS = st.lists(st.builds(Mark, MOMENTS, CAUSES), max_size=6)
+QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+@QUICK
+@given(PROCESSES, MARKS, MOMENTS, MOMENTS)
+def test_each_second_is_covered_once(
+    processes: list[list[Interval]], marks: list[Mark], begin: float, end: float
+) -> None:
+    found = cover(processes, marks, begin, end)
+    assert sum(i.seconds for i in found) == max(0.0, end - begin)
+    assert all(i.seconds > 0 for i in found)
+    assert all(a.end == b.start for a, b in pairwise(found))
+    if found:
+        assert (found[0].start, found[-1].end) == (begin, end)
+
+
+@QUICK
+@given(
+    st.lists(st.lists(st.tuples(MOMENTS, CAUSES), min_size=1, max_size=6), min_size=1, max_size=4), MARKS, MOMENTS
+)
+def test_the_newest_process_keeps_all_of_its_time(
+    lines: list[list[tuple[float, Cause]]], marks: list[Mark], born: float
+) -> None:
+    """With processes as trainers write them: each line from the end of the one before."""
+    processes = []
+    for body in lines:
+        moments = sorted([born, *(t for t, _ in body)])
+        spans = zip(pairwise(moments), (c for _, c in body), strict=True)
+        processes.append([Interval(a, b, cause) for (a, b), cause in spans])
+    found = cover(processes, marks, 0.0, 20.0)
+    newest = [i for i in processes[-1] if i.seconds > 0]
+    assert [i for i in found if newest and newest[0].start <= i.start < newest[-1].end] == newest
+
+
+@QUICK
+@given(st.lists(PROCESSES, max_size=3), MARKS, MOMENTS, MOMENTS)
+def test_shares_add_up_to_one(
+    groups: list[list[list[Interval]]], marks: list[Mark], begin: float, end: float
+) -> None:
+    ledgers = [cover(processes, marks, begin, end) for processes in groups]
+    ettr, badput = ratios(ledgers)
+    assert 0.0 <= ettr <= 1.0
+    assert all(0.0 < share <= 1.0 for share in badput.values())
+    assert Cause.PRODUCTIVE.value not in badput
+    assert ettr + sum(badput.values()) == pytest.approx(1.0 if groups and end > begin else 0.0)
+
+
+def test_totals_and_ratios() -> None:
+    first = [Interval(0.0, 3.0, Cause.PRODUCTIVE), Interval(3.0, 4.0, Cause.HEAL), Interval(4.0, 5.0, Cause.PRODUCTIVE)]
+    second = [Interval(0.0, 1.0, Cause.START), Interval(1.0, 5.0, Cause.PRODUCTIVE)]
+    assert totals(first) == {Cause.PRODUCTIVE: 4.0, Cause.HEAL: 1.0}
+    assert ratios([first, second]) == (0.8, {"heal": 0.1, "start": 0.1})
+    assert ratios([]) == (0.0, {})
+    assert ratios([[], []]) == (0.0, {})

@@ -1,0 +1,144 @@
+"""What is read from the files of a run, and what is made of what is missing in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.fault_injection.files import answers, place, story
+
+
+def test_everything_is_read(tmp_path: Path) -> None:
+    history = story(tmp_path).history()
+    assert [d.number for d in history.decisions] == [1, 2, 3, 4, 5, 6, 7]
+    assert history.committed() == history.decisions
+    assert [(p.group, p.generation, p.node, p.spawned) for p in history.processes] == [
+        (0, 1, "n1", 2.0), (1, 1, "n2", 2.0), (1, 2, "n2", 11.0), (1, 3, "n3", 19.5),
+    ]  # fmt: skip
+    assert [(p.exited, p.exit_code, p.signal) for p in history.processes] == [
+        (23.2, 0, None), (10.6, None, 9), (18.375, None, None), (23.2, 0, None),
+    ]  # fmt: skip
+    assert [s.generation for s in history.of_group(1)] == [1, 2, 3]
+    assert [s.node for s in history.of_group(1)] == ["n2", "n2", "n3"]
+    assert history.unreadable == []
+
+
+def test_another_run_and_other_processes_are_left_out(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.shims["n1"].append({"t": 3.0, "event": "spawned", "name": "run-2.0.1.0", "pid": 9, "start_ticks": 9})
+    files.shims["n1"].append({"t": 3.0, "event": "spawned", "name": "lighthouse.run.1", "pid": 8, "start_ticks": 8})
+    files.write()
+    other = tmp_path / "system" / "nodes" / "n1" / "ranks" / "run-2.0.1.0"
+    other.mkdir()
+    (other / "steps.jsonl").write_text('{"event":"step"}\n')
+    history = files.load()
+    assert len(history.processes) == 4
+    assert len(history.steps) == 4
+
+
+def test_nothing_there_is_an_empty_history(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    history = files.load()  # nothing was written
+    assert (history.decisions, history.processes, history.steps, history.unreadable) == ([], [], [], [])
+
+
+@pytest.mark.parametrize("file", ["journal", "shim", "steps"])
+def test_a_torn_last_line_is_no_loss(tmp_path: Path, file: str) -> None:
+    files = story(tmp_path)
+    files.write()
+    path = {
+        "journal": files.journal_file(), "shim": files.shim_file("n3"), "steps": files.steps_file("n3", 1, 3),
+    }[file]  # fmt: skip
+    with path.open("a") as opened:
+        opened.write('{"t":24.0,"entry":"inte')
+    history = files.load()
+    assert history.unreadable == []
+    assert set(answers(history).values()) == {"pass"}
+
+
+@pytest.mark.parametrize("file", ["journal", "shim", "steps"])
+def test_an_unreadable_line_is_unknown(tmp_path: Path, file: str) -> None:
+    files = story(tmp_path)
+    files.write()
+    path = {
+        "journal": files.journal_file(), "shim": files.shim_file("n3"), "steps": files.steps_file("n3", 1, 3),
+    }[file]  # fmt: skip
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(f"{first}\n{'{'}\0\0\n{rest}")
+    history = files.load()
+    assert history.unreadable == [f"{path.name} of {path.parent.name}: line 2"]
+    assert set(answers(history).values()) == {"unknown"}
+
+
+# --- which decisions took effect ---
+
+
+def test_a_refused_decision_did_not(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.of_decision(5, "outcome")["refused"] = "does not hold any more"
+    assert [d.number for d in files.history().committed()] == [1, 2, 3, 4, 6, 7]
+
+
+def test_one_without_an_outcome_did_if_a_later_one_built_on_it(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.journal.remove(files.of_decision(2, "outcome"))
+    history = files.history()
+    assert [d.number for d in history.committed()] == [1, 2, 3, 4, 5, 6, 7]
+    assert history.decisions[1].committed_at is None
+    assert set(answers(history).values()) == {"pass"}
+
+
+def test_the_last_one_without_an_outcome_did_not(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.journal.remove(files.of_decision(7, "outcome"))
+    assert [d.number for d in files.history().committed()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_one_that_a_later_epoch_repeated_did_not(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    for line in files.journal:
+        if line.get("decision", 0) >= 5:
+            line["epoch"] = 2
+    files.intent(18.9, 5, {0: 1, 1: 3}, [place(1, 3, "n4")], epoch=1)
+    files.journal.sort(key=lambda x: x["t"])
+    history = files.history()
+    assert [(d.number, d.epoch) for d in history.committed()][3:] == [(4, 1), (5, 2), (6, 2), (7, 2)]
+    assert set(answers(history).values()) == {"pass"}
+
+
+def test_one_that_its_own_epoch_repeated_after_an_outage_did_not(tmp_path: Path) -> None:
+    """The store went away during the transaction: nobody knows the outcome, the memory is read again, and the same
+    supervisor decides the same number once more."""
+    files = story(tmp_path)
+    files.intent(18.9, 5, {0: 1, 1: 3}, [place(1, 3, "n4")])
+    files.journal.sort(key=lambda x: x["t"])
+    history = files.history()
+    assert [d.number for d in history.committed()] == [1, 2, 3, 4, 5, 6, 7]
+    assert set(answers(history).values()) == {"pass"}
+
+
+def test_of_two_without_an_outcome_only_the_second_did(tmp_path: Path) -> None:
+    """Two supervisors died one after the other, the second of them between the commit and its outcome."""
+    files = story(tmp_path)
+    files.journal.remove(files.of_decision(5, "outcome"))
+    files.of_decision(5, "intent")["epoch"] = 2
+    files.intent(18.9, 5, {0: 1, 1: 3}, [place(1, 3, "n4")], epoch=1)
+    for line in files.journal:
+        if line.get("decision", 0) >= 6:
+            line["epoch"] = 3
+    files.journal.sort(key=lambda x: x["t"])
+    history = files.history()
+    assert [(d.number, d.epoch) for d in history.committed()][3:] == [(4, 1), (5, 2), (6, 3), (7, 3)]
+    assert set(answers(history).values()) == {"pass"}
+
+
+def test_a_later_decision_that_acts_on_nothing_tells_of_the_one_before_too(tmp_path: Path) -> None:
+    """The last thing that was done has no outcome; after it the new leader only saw the group run."""
+    files = story(tmp_path)
+    files.journal = [x for x in files.journal if x.get("decision", 0) < 5]
+    files.intent(19.0, 5, {0: 1, 1: 3}, [place(1, 3, "n3")])
+    files.decide(22.2, 6, {0: 1, 1: 3}, epoch=2)
+    history = files.history()
+    assert [d.number for d in history.committed()] == [1, 2, 3, 4, 5]
+    assert set(answers(history).values()) == {"pass"}

@@ -1,0 +1,28 @@
+"""The examples that we ship start as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from supervisor.core.spec import RunSpec
+from supervisor.shell import runfile
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_an_example_has_no_problems(path: Path) -> None:
+    spec = runfile.load(path)
+    assert runfile.contradictions(spec) == []
+    assert spec != RunSpec(name=spec.name), "an example that changes nothing shows nothing"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_an_example_points_to_the_reference(path: Path) -> None:
+    assert "docs/RUN_FILE.md" in path.read_text()
