@@ -25,7 +25,7 @@ def _died_at_failpoint(process: object) -> bool:
 def test_killed_while_a_run_starts(name: str, tmp_path: Path) -> None:
     with world(tmp_path) as w:
         first = w.supervisor()
-        eventually(lambda: w.store.get("/supervisor/v1/leader"), 30)
+        eventually(w.led, 30, "it leads")
         first.terminate()
         first.wait(15)
         doomed = w.supervisor(failpoint=f"{name}:2")

@@ -16,6 +16,8 @@ from typing import Any
 from fault_injection import checkers, history
 from supervisor.core.model import Incident
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.ports.errors import Retryable
+from supervisor.ports.store import Snapshot
 from supervisor.shell import client, status
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.etcd_server import EtcdServer, start_etcd
@@ -86,11 +88,23 @@ class World:
         return process
 
     def launch(self, spec: RunSpec) -> RunRecord:
-        eventually(lambda: self.store.get(keys.LEADER), 30, "somebody leads")
+        eventually(self.led, 30, "somebody leads")
         return client.launch(self.store, spec, self.runs)
 
+    def led(self) -> bool:
+        """Whether somebody leads."""
+        return keys.LEADER in self.mirror().items
+
     def mirror(self) -> Mirror:
-        return Mirror(self.store.list(keys.PREFIX))
+        """All that etcd holds. A busy disk may keep etcd away for seconds: that is not what these tests are about."""
+
+        def read() -> Snapshot | None:
+            try:
+                return self.store.list(keys.PREFIX)
+            except Retryable:
+                return None
+
+        return Mirror(eventually(read, 30, "etcd answers"))
 
     def status(self, record: RunRecord) -> RunStatus:
         return status.run_status(self.mirror(), record)

@@ -66,9 +66,7 @@ def test_a_step_without_parts_is_productive() -> None:
 
 def test_a_step_that_was_not_committed_is_lost() -> None:
     parts = {"data": 1.0, "compute": 1.0}
-    assert of_lines([line("step", 1.0, 3.0, committed=False, seconds=parts)]) == [
-        Interval(1.0, 3.0, Cause.FAILED_STEP)
-    ]
+    assert of_lines([line("step", 1.0, 3.0, committed=False, seconds=parts)]) == [Interval(1.0, 3.0, Cause.FAILED_STEP)]
 
 
 def test_a_steps_seconds_are_split() -> None:
@@ -149,7 +147,7 @@ CAUSES = st.sampled_from(list(Cause))
 INTERVALS = st.builds(Interval, MOMENTS, MOMENTS, CAUSES)  # also empty ones and ones that go back: a clock was set
 PROCESSES = st.lists(st.lists(INTERVALS, max_size=6), max_size=4)
 MARKS = st.lists(st.builds(Mark, MOMENTS, CAUSES), max_size=6)
-QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 
 @QUICK
@@ -166,9 +164,7 @@ def test_each_second_is_covered_once(
 
 
 @QUICK
-@given(
-    st.lists(st.lists(st.tuples(MOMENTS, CAUSES), min_size=1, max_size=6), min_size=1, max_size=4), MARKS, MOMENTS
-)
+@given(st.lists(st.lists(st.tuples(MOMENTS, CAUSES), min_size=1, max_size=6), min_size=1, max_size=4), MARKS, MOMENTS)
 def test_the_newest_process_keeps_all_of_its_time(
     lines: list[list[tuple[float, Cause]]], marks: list[Mark], born: float
 ) -> None:
@@ -185,9 +181,7 @@ def test_the_newest_process_keeps_all_of_its_time(
 
 @QUICK
 @given(st.lists(PROCESSES, max_size=3), MARKS, MOMENTS, MOMENTS)
-def test_shares_add_up_to_one(
-    groups: list[list[list[Interval]]], marks: list[Mark], begin: float, end: float
-) -> None:
+def test_shares_add_up_to_one(groups: list[list[list[Interval]]], marks: list[Mark], begin: float, end: float) -> None:
     ledgers = [cover(processes, marks, begin, end) for processes in groups]
     ettr, badput = ratios(ledgers)
     assert 0.0 <= ettr <= 1.0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.shell.journal import Journal
 from tests.unit.fault_injection.files import answers, place, story
 
 
@@ -69,6 +70,16 @@ def test_an_unreadable_line_is_unknown(tmp_path: Path, file: str) -> None:
     history = files.load()
     assert history.unreadable == [f"{path.name} of {path.parent.name}: line 2"]
     assert set(answers(history).values()) == {"unknown"}
+
+
+def test_a_line_that_a_killed_supervisor_left_torn_is_no_loss_either(tmp_path: Path) -> None:
+    """The next one ends the line before it writes its own."""
+    files = story(tmp_path)
+    files.write()
+    with files.journal_file().open("a") as opened:
+        opened.write('{"t":24.0,"entry":"inte')
+    Journal(files.journal_file()).event("term", epoch=2)
+    assert set(answers(files.load()).values()) == {"pass"}
 
 
 # --- which decisions took effect ---

@@ -191,7 +191,9 @@ def test_an_incident_that_passed_by_itself_has_no_times_before_the_fault(files: 
     files.journal = [x for x in files.journal if x.get("decision") != 3]
     files.decide(14.6, 3, {0: 1, 1: 2}, [], [incident(*about, "acting")])
     files.journal.sort(key=lambda x: x["t"])
-    found = report(files.history(), Injected(name="pause", group=0, node="n1", unix_s=14.5, evidence=""))["incidents"][0]
+    found = report(files.history(), Injected(name="pause", group=0, node="n1", unix_s=14.5, evidence=""))["incidents"][
+        0
+    ]
     assert (found["id"], found["acted_s"], found["recovered_s"]) == ("i9", None, 0.5)
 
 
