@@ -85,11 +85,15 @@ def generations_grow(history: History) -> list[str]:
     found = []
     last: dict[int, int] = {}
     seen: dict[int, int] = {}
+    newest = 0
     for decision in history.committed():
         if decision.number in seen:
             found.append(
                 f"decision {decision.number} was committed twice (epochs {seen[decision.number]}, {decision.epoch})"
             )
+        elif decision.number < newest:
+            found.append(f"decision {decision.number} was committed after decision {newest}")
+        newest = max(newest, decision.number)
         seen[decision.number] = decision.epoch
         for group, state in decision.groups.items():
             if int(state["generation"]) < last.get(group, 0):
@@ -101,25 +105,40 @@ def generations_grow(history: History) -> list[str]:
 
 
 def steps_not_lost(history: History) -> list[str]:
-    """The run's committed step never goes back, unless every group had ended in between (a resume from disk)."""
+    """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
+    resume from disk)."""
     found = []
-    lines = sorted(
-        (line["t"], line["step"], s.group, s.generation, line["start"]) for s in history.steps for line in s.committed()
+    commits = sorted((line["t"], line["step"]) for s in history.steps for line in s.committed())
+    begun = sorted(
+        (line["start"], line["step"], s.group, s.generation) for s in history.steps for line in s.committed()
     )
-    newest, newest_at = 0, 0.0
-    for t, step, group, generation, start in lines:
-        # Groups in one quorum commit the same step within moments of each other.
-        if step < newest and start > newest_at and not _all_ended(history, newest_at, t):
+    pauses = _without_life(history)
+    newest, newest_at, at = 0, 0.0, 0
+    for start, step, group, generation in begun:
+        while at < len(commits) and commits[at][0] <= start:
+            t, committed = commits[at]
+            if committed >= newest or any(newest_at <= p < t for p in pauses):
+                newest, newest_at = committed, t
+            at += 1
+        if step < newest and not any(newest_at <= p < start for p in pauses):
             found.append(f"group {group} generation {generation} committed step {step} after step {newest}")
-        if step >= newest:
-            newest, newest_at = step, t
     return found
 
 
-def _all_ended(history: History, after: float, before: float) -> bool:
-    """Whether at some moment between the two no process lived."""
-    alive = [p for p in history.processes if p.spawned < after]
-    return bool(alive) and all(p.exited is not None and p.exited < before for p in alive)
+def _without_life(history: History) -> list[float]:
+    """The moments from which on no process lived. One whose end nobody saw (its node was lost) lived until its last
+    line."""
+    last = {(s.group, s.generation, s.rank): max((x["t"] for x in s.lines), default=0.0) for s in history.steps}
+    lives = sorted(
+        (p.spawned, p.exited if p.exited is not None else last.get((p.group, p.generation, p.rank), p.spawned))
+        for p in history.processes
+    )
+    found, until = [], None
+    for spawned, ended in lives:
+        if until is not None and spawned > until:
+            found.append(until)
+        until = ended if until is None else max(until, ended)
+    return found
 
 
 CHECKERS: Mapping[str, Callable[[History], list[str]]] = {
@@ -137,6 +156,9 @@ def check(history: History) -> list[Verdict]:
     for name, checker in CHECKERS.items():
         if not history.decisions or not history.processes:
             verdicts.append(Verdict(name, "unknown", ("the history is empty: no decisions or no processes",)))
+            continue
+        if checker in (single_owner, steps_not_lost) and not any(s.lines for s in history.steps):
+            verdicts.append(Verdict(name, "unknown", ("there are no step records",)))
             continue
         try:
             sentences = tuple(checker(history))

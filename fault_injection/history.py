@@ -69,16 +69,20 @@ class History:
     steps: list[Steps] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     """Lines that are no JSON, with their file: a checker must not take them for good."""
+    told: set[int] = field(default_factory=set)
+    """Numbers of all decisions with an outcome, also of those that did nothing about the cluster."""
+    reached: int = 0
+    """The newest decision that is known to have taken effect."""
 
     def committed(self) -> list[Decided]:
-        """Decisions that took effect. One without an outcome (its supervisor died in between) did if a later one built
-        on it and none took its number again."""
-        last = max((d.number for d in self.decisions if d.committed_at is not None), default=0)
-        told = {d.number for d in self.decisions if d.committed_at is not None}
+        """Decisions that took effect. One without an outcome (its supervisor died in between, or the store went away)
+        did if a later one built on it and none took its number again."""
+        final = {d.number: d for d in self.decisions if not d.refused}
         return [
             d
             for d in self.decisions
-            if not d.refused and (d.committed_at is not None or (d.number < last and d.number not in told))
+            if d.committed_at is not None
+            or (final.get(d.number) is d and d.number <= self.reached and d.number not in self.told)
         ]
 
     def of_group(self, group: int, rank: int = 0) -> list[Steps]:
@@ -106,15 +110,25 @@ def _trainer_name(name: str, run: str) -> tuple[int, int, int] | None:
 
 
 def _read_journal(history: History, path: Path) -> None:
-    outcomes: dict[tuple[int, int], dict[str, Any]] = {}
+    outcomes: dict[int, dict[str, Any]] = {}
     intents: list[dict[str, Any]] = []
+    open_: dict[tuple[int, int], int] = {}
     for line in _lines(path, history.unreadable, torn_end_is_fine=True):
         if line.get("entry") == "outcome":
-            outcomes[line["epoch"], line["decision"]] = line
-        elif line.get("entry") == "intent" and (line.get("actions") or line.get("incidents")):
-            intents.append(line)
-    for line in intents:
-        outcome = outcomes.get((line["epoch"], line["decision"]))
+            # It is the newest intent's: after an outage of the store the same number may be decided again.
+            which = open_.pop((line["epoch"], line["decision"]), None)
+            if which is not None:
+                outcomes[which] = line
+            if not line.get("refused"):
+                history.told.add(line["decision"])
+                history.reached = max(history.reached, line["decision"])
+        elif line.get("entry") == "intent":
+            history.reached = max(history.reached, line["decision"] - 1)
+            if line.get("actions") or line.get("incidents"):
+                open_[line["epoch"], line["decision"]] = len(intents)
+                intents.append(line)
+    for number, line in enumerate(intents):
+        outcome = outcomes.get(number)
         history.decisions.append(
             Decided(
                 t=line["t"],
@@ -166,6 +180,7 @@ def _lines(path: Path, unreadable: list[str], torn_end_is_fine: bool) -> Iterato
     if not path.exists():
         return
     rows = path.read_text(errors="replace").split("\n")
+    torn = ""
     for number, row in enumerate(rows, 1):
         if not row.strip():
             continue
@@ -174,7 +189,11 @@ def _lines(path: Path, unreadable: list[str], torn_end_is_fine: bool) -> Iterato
         except ValueError:
             # A process that is killed while it writes leaves a torn last line: that is no loss of history.
             if not (torn_end_is_fine and number == len(rows)):
-                unreadable.append(f"{path.name} of {path.parent.name}: line {number}")
+                torn = f"{path.name} of {path.parent.name}: line {number}"
+                unreadable.append(torn)
             continue
+        if torn and isinstance(body, dict) and body.get("event") == "term":
+            unreadable.remove(torn)  # the last line of a supervisor that was killed, ended by the next one
+        torn = ""
         if isinstance(body, dict):
             yield body

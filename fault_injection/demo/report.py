@@ -66,8 +66,21 @@ def _generation_ends(history: History, group: int) -> dict[int, float]:
     return ends
 
 
+def _generations_opened(history: History, group: int) -> dict[int, float]:
+    """generation -> when the incident that ended it was first there."""
+    first: dict[str, float] = {}
+    opened: dict[int, float] = {}
+    for decision in history.committed():
+        for incident in decision.incidents:
+            first.setdefault(incident["id"], decision.committed_at or decision.t)
+            if incident["group"] == group and incident["generation_after"] > incident["generation_before"]:
+                opened.setdefault(incident["generation_before"], first[incident["id"]])
+    return opened
+
+
 def _marks(history: History, group: int, processes: list[list[Interval]]) -> list[Mark]:
     marks = []
+    opened = _generations_opened(history, group)
     for process in history.processes:
         if process.group != group or process.rank != 0:
             continue
@@ -76,7 +89,11 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
             [],
         )
         last = max((i.end for i in lived), default=process.spawned)
-        if process.exited is not None and process.exit_code != 0:
+        known = opened.get(process.generation, float("inf"))
+        if process.exited is not None and process.exit_code != 0 and process.exited > known:
+            # It was given up before it ended: when it ends says nothing any more.
+            marks += [Mark(last, Cause.DETECT)] if last < known else []
+        elif process.exited is not None and process.exit_code != 0:
             marks += [Mark(last, Cause.LOST_STEP), Mark(max(last, process.exited), Cause.DETECT)]
         elif process.exit_code == 0:
             marks.append(Mark(last, Cause.END))
@@ -126,9 +143,10 @@ def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
 def _record_of(history: History, fault: Injected) -> dict[str, Any] | None:
     """The last word on the first incident of the group that was opened after the fault."""
     found: dict[str, Any] | None = None
+    before = {i["id"] for d in history.committed() if d.t < fault.unix_s for i in d.incidents}
     for decision in history.committed():
         for incident in decision.incidents:
-            ours = decision.t >= fault.unix_s and incident["group"] == fault.group
+            ours = incident["id"] not in before and incident["group"] == fault.group
             if ours and (found is None or incident["id"] == found["id"]):
                 found = incident
     return found
@@ -152,12 +170,14 @@ def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[st
         p.spawned
         for p in history.processes
         if (p.group, p.generation, p.rank) == (record["group"], record["generation_after"], 0)
+        and p.spawned >= fault.unix_s
     ]
     commits = [
         line["t"]
         for s in history.of_group(record["group"])
         if s.generation == record["generation_after"]
         for line in s.committed()
+        if line["t"] >= fault.unix_s
     ]
 
     def since(at: float | None) -> float | None:
@@ -178,7 +198,8 @@ def _others(history: History, group: int, begin: float, until: float) -> dict[st
     commits = [line["t"] for line in lines if line.get("committed")]
     within = [t for t in commits if begin <= t <= until]
     before = max((t for t in commits if t < begin), default=begin)
-    after = [t for t in commits if t > until][:1]
+    # Without a commit after the recovery, it stood still at least until then.
+    after = [t for t in commits if t > until][:1] or [t for t in [until] if t != float("inf")]
     moments = [before, *within, *after]
     stall = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
     failed = sum(1 for line in lines if not line.get("committed") and begin <= line["t"] <= until)

@@ -42,6 +42,8 @@ class Telemetry:
 
     def leading(self, epoch: int | None) -> None:
         """A term begins, or (None) ends."""
+        # Another term's clock may have gone back, and the time between was not ours to account for.
+        self._seen.clear()
         self.metrics.gauge("supervisor_leader").set(0 if epoch is None else 1)
         if epoch is not None:
             self.metrics.gauge("supervisor_epoch").set(epoch)

@@ -113,7 +113,7 @@ def test_a_violation_is_told_even_where_lines_are_missing(tmp_path: Path) -> Non
     files = story(tmp_path)
     spawned_twice(files)
     files.write()
-    files.journal_file().write_text("?\n" + files.journal_file().read_text())
+    files.journal_file().write_text(files.journal_file().read_text() + "?\n")
     found = answers(files.load())
     assert found.pop("one_actuation_per_decision") == "fail"
     assert set(found.values()) == {"unknown"}

@@ -144,6 +144,17 @@ def test_of_two_without_an_outcome_only_the_second_did(tmp_path: Path) -> None:
     assert set(answers(history).values()) == {"pass"}
 
 
+def test_one_whose_number_a_decision_without_actions_took_did_not(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.intent(14.0, 3, {0: 1, 1: 7}, [place(1, 7, "n7")])
+    files.journal = [x for x in files.journal if x.get("decision") != 3 or x["t"] == 14.0]
+    files.decide(14.2, 3, {0: 1, 1: 2}, epoch=2)
+    files.journal.sort(key=lambda x: x["t"])
+    history = files.history()
+    assert [d.number for d in history.committed()] == [1, 2, 4, 5, 6, 7]
+    assert set(answers(history).values()) == {"pass"}
+
+
 def test_a_later_decision_that_acts_on_nothing_tells_of_the_one_before_too(tmp_path: Path) -> None:
     """The last thing that was done has no outcome; after it the new leader only saw the group run."""
     files = story(tmp_path)
