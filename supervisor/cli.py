@@ -24,7 +24,7 @@ from supervisor.shell.engines.local import PoolNode
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
-from supervisor.wire.records import Control
+from supervisor.wire.records import Control, RecordError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)
@@ -52,7 +52,7 @@ def sentences() -> Iterator[None]:
     """A user's mistake or a missing part is a sentence and exit code 1, never a traceback."""
     try:
         yield
-    except (PortError, views.Unreadable) as error:
+    except (PortError, RecordError, views.Unreadable) as error:
         typer.echo(f"supervisor: {error}", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
@@ -98,15 +98,13 @@ def up(
     pool = [PoolNode(name=f"n{i + 1}") for i in range(nodes)]
     with sentences(), up_module.up(home, pool, etcd=etcd, cold=cold, say=lambda s: typer.echo(s, err=True)) as started:
         typer.echo(f"up: etcd {started.endpoint}, {nodes} local nodes, folder {home}. Now: supervisor launch RUN.toml")
-        up_module.watch_over(started)
+        up_module.watch_over(started, lambda s: typer.echo(s, err=True))
 
 
 @app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")
 def run(
     etcd: Annotated[str, typer.Option(envvar="SUPERVISOR_ETCD", help="HOST:PORT of etcd, several with commas.")],
-    home: Annotated[
-        Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder for logs and the engine's records.")
-    ] = HOME,
+    home: Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, as for `up`.")] = HOME,
     lease_s: Annotated[
         int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
     ] = service.LEASE_S,
@@ -115,7 +113,7 @@ def run(
 ) -> None:
     """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you."""
     with sentences():
-        service.main(etcd.split(","), home, lease_s, (metrics_address, metrics_port))
+        service.main(etcd.split(","), up_module.system_folder(home), lease_s, (metrics_address, metrics_port))
 
 
 @app.command(epilog="Example: supervisor launch examples/debug.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from fault_injection.demo.scenario import Story
 from supervisor.cli import HOME, Home, sentences
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client
+from supervisor.shell import client, runfile
 from supervisor.shell import up as up_module
 from supervisor.shell.engines.local import PoolNode
 from supervisor.shell.store import connect
@@ -53,7 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    name: Annotated[str, typer.Option(help="Name of the run; its folder must not be there yet.")] = "demo",
+    name: Annotated[str, typer.Option(help="Name of the run. Default: demo, or the next that is free.")] = "",
     home: Home = HOME,
     cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries.")] = False,
     easy: Annotated[
@@ -64,14 +65,19 @@ def demo(
     with sentences():
         world = os.environ.get(WORLD)
         if world is not None:
-            raise typer.Exit(_run(name, home, cold, json.loads(world)))
+            inside = json.loads(world)
+            raise typer.Exit(_run(inside["name"], home, cold, inside))
+        name = name or _free_name(home)
+        wrong = runfile.contradictions(spec(name))
+        if wrong:
+            raise typer.BadParameter(wrong[0], param_hint="--name")
         if (home / name).exists():
             raise Fatal(f"{home / name} is there already: choose another --name, or remove it")
         why_not = "asked for by --easy" if easy else netns.available()
         if why_not:
             raise typer.Exit(_run(name, home, cold, {"easy": why_not}))
         with netns.network(NODES) as network:
-            body = {"hub_address": network.hub_address, "hub": network.hub, "nodes": network.nodes}
+            body = {"name": name, "hub_address": network.hub_address, "hub": network.hub, "nodes": network.nodes}
             environment = {**os.environ, WORLD: json.dumps(body)}
             raise typer.Exit(_inside(network, environment))
 
@@ -101,11 +107,9 @@ def _run(name: str, home: Path, cold: bool, world: dict[str, Any]) -> int:
         PoolNode(name=f"n{i + 1}", **({"netns": ns, "address": address} if ns else {}))
         for i, (ns, address) in enumerate(world.get("nodes", [("", "")] * NODES))
     ]
-    up_module.clear(home)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end what we started on TERM as on Ctrl-C
     address = world.get("hub_address", "127.0.0.1")
     began = time.time()
-    with Peak() as peak, up_module.up(home, nodes, address=address, cold=cold, say=console.print) as started:
+    with Peak() as peak, up_module.up(home / name, nodes, address=address, cold=cold, say=console.print) as started:
         store = connect([started.endpoint])
         try:
             record = client.launch(store, spec(name), home)
@@ -116,6 +120,11 @@ def _run(name: str, home: Path, cold: bool, world: dict[str, Any]) -> int:
         finally:
             store.close()
     return _finish(console, record, started.home, injected, world, began, peak)
+
+
+def _free_name(home: Path) -> str:
+    names = ("demo" if n == 1 else f"demo-{n}" for n in itertools.count(1))
+    return next(name for name in names if not (home / name).exists())
 
 
 def _introduction(world: dict[str, Any]) -> str:

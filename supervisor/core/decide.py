@@ -33,6 +33,9 @@ NEW_A_ROUND = 40
 """Allocations, and groups, that one round of a run's start makes: one operation each; a transaction holds 100."""
 
 
+EVERYTHING_GONE = "every allocation of the run is gone: it starts again from its newest checkpoint, at no one's budget"
+
+
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     """One round. Pure: same input, same output."""
     r = Round(observed, spec, memory)
@@ -64,6 +67,12 @@ def _seat_lighthouse(r: Round) -> None:
             return
         seat = Lighthouse(node=hosts[0], generation=1)
         r.act("lighthouse", "lighthouse:1", f"{hosts[0]} is a service host", node=hosts[0], generation=1)
+    host = r.observed.nodes.get(seat.node)
+    if host is not None and host.registered and seat.generation in host.lighthouses_ended and not r.paused:
+        # Its shim says that it has ended: there are never two. The next one goes on above its quorum ids.
+        seat = Lighthouse(node=seat.node, generation=seat.generation + 1)
+        reason = f"the lighthouse of generation {seat.generation - 1} on {seat.node} has ended"
+        r.act("lighthouse", f"lighthouse:{seat.generation}", reason, node=seat.node, generation=seat.generation)
     gate = r.observed.gate
     if gate is not None and (gate.node, gate.generation) == (seat.node, seat.generation):
         seat = replace(seat, address=gate.address)
@@ -213,6 +222,8 @@ def _judge(r: Round, group: GroupMemory) -> None:
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     if incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], ())
+    elif incident.kind == Kind.ALLOCATION_LOST and _nobody_left(r):
+        choice = ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, ())
     else:
         choice = ladder.choose(
             incident.kind, group.group, spent=r.spent, budget=r.spec.policy.budget, now=r.now,
@@ -227,6 +238,16 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
     verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
     if verdict == Verdict.UNKNOWN:
         r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
+
+
+def _nobody_left(r: Round) -> bool:
+    """Whether no group has an allocation any more: the whole run is down, and nobody's failure is judged."""
+    for group in r.before.groups.values():
+        if group.node and group.phase in ("starting", "running", "placing"):
+            grant = r.observed.grants.get(r.allocation_of(group.node))
+            if grant is None or grant.state != "gone":
+                return False
+    return True
 
 
 def _close_untouched(r: Round, group: GroupMemory) -> None:
@@ -273,7 +294,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     if incident.kind == Kind.REQUESTED:
         attempts = group.attempts
         r.restarts_done[group.group] = r.observed.control.restarts[group.group]
-    else:
+    elif choice.reason != EVERYTHING_GONE:
         r.draw(choice.rung, group.group)
     delay = 0.0
     if attempts > 1:
@@ -290,16 +311,30 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
 def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
     old = group.node
     allocation = r.allocation_of(old)
-    if old:
+    everything = choice.reason == EVERYTHING_GONE
+    if old and not everything:
         r.cordons[old] = f"incident {incident.id}: {incident.kind.value}"
         r.act("cordon", f"cordon:{old}:{incident.id}", r.cordons[old], node=old, incident=incident.id)
     # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", old_node=old or group.old_node))
     if allocation:
-        r.release(allocation, f"its node {old} is cordoned ({r.cordons.get(old, '')})")
+        r.release(allocation, choice.reason if everything else f"its node {old} is cordoned ({r.cordons.get(old, '')})")
     if choice.rung == Rung.REALLOCATE:
         r.acquire(f"incident {incident.id}: {choice.reason}")
+    if everything:
+        _replace_spares(r)
+
+
+def _replace_spares(r: Round) -> None:
+    """The spares went with the rest: ask for as many again."""
+    held = {r.allocation_of(g.node) for g in r.groups.values() if g.node}
+    for allocation in list(r.allocations.values()):
+        grant = r.observed.grants.get(allocation.key)
+        gone = allocation.state == "wanted" and grant is not None and grant.state == "gone"
+        if gone and allocation.key not in held and len(r.allocations) - len(r.before.allocations) < NEW_A_ROUND:
+            r.release(allocation.key, EVERYTHING_GONE)
+            r.acquire(EVERYTHING_GONE)
 
 
 def _wind_down(r: Round) -> None:

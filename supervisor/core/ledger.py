@@ -11,7 +11,7 @@ class Cause(StrEnum):
     """Where a second went. All but `productive` are badput."""
 
     PRODUCTIVE = "productive"
-    """Compute and commit of a step that was committed."""
+    """Compute and commit of a step that was committed; waiting for a slow peer inside its collectives is in it."""
     ALLOCATE = "allocate"
     """No process yet: waiting for nodes, the lighthouse and the first decision."""
     START = "start"

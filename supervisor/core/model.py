@@ -90,6 +90,8 @@ class NodeView:
     role: Literal["trainer", "service"] = "trainer"
     slots: int = 1
     ranks: tuple[RankView, ...] = ()
+    lighthouses_ended: tuple[int, ...] = ()
+    """Generations of the run's lighthouse that ran here and have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

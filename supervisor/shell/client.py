@@ -19,7 +19,7 @@ from supervisor.shell import views
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.programs import CHECK
-from supervisor.wire.records import Control, RunRecord, decode, encode
+from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
 
 def check_titan(spec: RunSpec) -> list[str]:
@@ -74,7 +74,10 @@ def change_control(store: Store, run: str, change: Callable[[Control], Control])
     key = keys.control(run)
     while True:
         item = store.get(key)
-        wanted = change(decode(item.value, Control) if item is not None else Control())
+        try:
+            wanted = change(decode(item.value, Control) if item is not None else Control())
+        except RecordError as error:
+            raise Fatal(f"{key} cannot be read and is left alone ({error}); delete it in etcd to go on") from error
         try:
             store.commit({key: encode(wanted)}, expect=[Expect(key, mod_revision=item.mod_revision if item else 0)])
         except Fenced:

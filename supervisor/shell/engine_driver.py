@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Engine, Request
@@ -15,7 +15,7 @@ from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import encode
+from supervisor.wire.records import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -118,21 +118,23 @@ class EngineDriver:
     def _write(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)
-            value = encode(self._fact(request, allocation, known, key in wanted.grants))
+            value = encode(self._fact(request, allocation, known, wanted.grants.get(key, b"")))
             if wanted.grants.get(key) != value:
                 reach("engine.before_grant")
                 self._store.commit({key: value}, expect=[wanted.expect])
                 wanted.grants[key] = value
                 reach("engine.after_grant")
 
-    def _fact(self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: bool) -> Grant:
+    def _fact(self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: bytes) -> Grant:
         grant = known.get(request.key)
         if grant is not None:
             return grant
         if request.key in self._refused:
             return Grant(key=request.key, state="refused", reason=self._refused[request.key])
-        if allocation.state == "released":
-            return Grant(key=request.key, state="gone", reason="given back")
-        if told:
-            return Grant(key=request.key, state="gone", reason="the engine knows it no more")
+        if allocation.state == "released" or told:
+            # Its nodes stay named: what was on them was lost with it.
+            before = decode(told, Grant) if told else Grant(key=request.key, state="gone")
+            given_back = allocation.state == "released"
+            reason = "given back" if given_back else before.reason or "the engine knows it no more"
+            return replace(before, state="gone", reason=reason)
         return Grant(key=request.key, state="pending")

@@ -100,8 +100,9 @@ class Loop:
         except Retryable as error:
             log.warning("the store is away: %s", error)
             self._stable_since = self._monotonic()
+            self._telemetry.store(False)
             self._resynchronise()
-        self._telemetry.store(self._stable_since < self._monotonic())
+        self._telemetry.store(self._watch.silent_s <= SILENCE_S)
         self._report_unreadable()
 
     def _round(self, run: str, record: RunRecord) -> None:

@@ -6,11 +6,9 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,17 +24,36 @@ from supervisor.wire import keys
 SERVICE_HOST = "host"
 """Node name of this machine as the host of the lighthouse."""
 
+MENDS, MENDS_WITHIN_S = 5, 60.0
+"""A part that ends more often than this will not be cured by one more start."""
+
 
 @dataclass
 class Up:
     """What `up` started. `stop` ends all of it, also the nodes that the engine started meanwhile."""
 
     home: Path
-    endpoint: str
-    etcd: EtcdServer | None
-    supervisor: subprocess.Popen[bytes]
-    host: subprocess.Popen[bytes]
-    warnings: list[str] = field(default_factory=list)
+    address: str
+    endpoint: str = ""
+    etcd: EtcdServer | None = None
+    """None: an etcd that somebody else runs."""
+    supervisor: subprocess.Popen[bytes] | None = None
+    host: subprocess.Popen[bytes] | None = None
+    mended: list[float] = field(default_factory=list)
+
+    def start_supervisor(self) -> None:
+        runs = str(self.home.parent)
+        arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", runs]
+        self.supervisor = _spawn(arguments, self.home / "supervisor.log")
+
+    def start_host(self) -> None:
+        self.host = _spawn(
+            [
+                *f"-m agents.cli run --node {SERVICE_HOST} --etcd {self.endpoint} --role service".split(),
+                *["--address", self.address, "--slots", "0", "--report-s", "1", "--cold", "--home", str(self.home)],
+            ],
+            self.home / "nodes" / SERVICE_HOST / "shim.log",
+        )
 
     def stop(self) -> list[str]:
         """Returns the names of what would not end."""
@@ -52,13 +69,31 @@ class Up:
     def dead(self) -> list[str]:
         """Sentences about parts that have ended."""
         found = []
-        if self.supervisor.poll() is not None:
+        if self.supervisor is not None and self.supervisor.poll() is not None:
             found.append(f"the supervisor ended with code {self.supervisor.returncode}: {self.home}/supervisor.log")
-        if self.host.poll() is not None:
+        if self.host is not None and self.host.poll() is not None:
             found.append(f"the service host ended with code {self.host.returncode}: {self.home}/nodes/host/shim.log")
         if self.etcd is not None and not self.etcd.alive:
             found.append(f"etcd ended: {self.etcd.log}")
         return found
+
+    def mend(self) -> list[str]:
+        """Start again what has ended, and say so: training needs none of it for a while. Raises Fatal when parts end
+        more than MENDS times within MENDS_WITHIN_S."""
+        found = self.dead()
+        if not found:
+            return []
+        now = time.monotonic()
+        self.mended = [t for t in self.mended if now - t < MENDS_WITHIN_S] + [now] * len(found)
+        if len(self.mended) > MENDS:
+            raise Fatal(f"parts end again and again: {'; '.join(found)}")
+        if self.etcd is not None and not self.etcd.alive:
+            self.etcd = start_etcd(self.home / "etcd", host=self.address)
+        if self.supervisor is not None and self.supervisor.poll() is not None:
+            self.start_supervisor()
+        if self.host is not None and self.host.poll() is not None:
+            self.start_host()
+        return [f"{sentence}; started again" for sentence in found]
 
 
 def system_folder(home: Path) -> Path:
@@ -78,24 +113,37 @@ def up(
 ) -> Iterator[Up]:
     """Start it all, and end it all on the way out. Raises Fatal or Retryable with a sentence when something is in the way."""
     home = system_folder(home)
-    with _alone(home):
-        server = None
-        if not etcd:
-            server = start_etcd(home / "etcd", host=address)
-            etcd = server.endpoint
-        started = None
+    with _alone(home), _ended_by_signals():
+        started = Up(home=home, address=address, endpoint=etcd)
         try:
-            Pool(nodes=tuple(nodes), etcd=etcd, cold=cold).save(home)
-            started = _start(home, etcd, server, address)
+            if not etcd:
+                started.etcd = start_etcd(home / "etcd", host=address)
+                started.endpoint = started.etcd.endpoint
+                if started.etcd.warning:
+                    say(f"warning: {started.etcd.warning}")
+            Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold).save(home)
+            started.start_supervisor()
+            started.start_host()
+            (home / "up.json").write_text(json.dumps({"etcd": started.endpoint, "pid": os.getpid()}))
             _wait_ready(started)
-            if server is not None and server.warning:
-                say(f"warning: {server.warning}")
             yield started
         finally:
-            if started is not None:
-                started.stop()
-            elif server is not None:
-                server.stop()
+            left = started.stop()
+            if left:
+                say(f"these would not end: {', '.join(left)}")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """TERM and a closed terminal end us as Ctrl-C does: by way of every `finally`."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def endpoints_of(home: Path) -> str:
@@ -105,19 +153,6 @@ def endpoints_of(home: Path) -> str:
     except (OSError, ValueError):
         return ""
     return str(body.get("etcd", ""))
-
-
-def _start(home: Path, etcd: str, server: EtcdServer | None, address: str) -> Up:
-    supervisor = _spawn(["-m", "supervisor.cli", "run", "--etcd", etcd, "--home", str(home)], home / "supervisor.log")
-    host = _spawn(
-        [
-            *f"-m agents.cli run --node {SERVICE_HOST} --etcd {etcd} --role service --address {address}".split(),
-            *["--slots", "0", "--report-s", "1", "--cold", "--home", str(home)],
-        ],
-        home / "nodes" / SERVICE_HOST / "shim.log",
-    )
-    (home / "up.json").write_text(json.dumps({"etcd": etcd, "pid": os.getpid()}))
-    return Up(home=home, endpoint=etcd, etcd=server, supervisor=supervisor, host=host)
 
 
 def _spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -158,7 +193,9 @@ def _last_lines(started: Up) -> str:
     return text
 
 
-def _end(name: str, process: subprocess.Popen[bytes], patience_s: float) -> list[str]:
+def _end(name: str, process: subprocess.Popen[bytes] | None, patience_s: float) -> list[str]:
+    if process is None:
+        return []
     if process.poll() is None:
         process.terminate()
         try:
@@ -186,37 +223,10 @@ def _alone(home: Path) -> Iterator[None]:
         yield
 
 
-def clear(home: Path) -> None:
-    """End what an `up` that was killed left in this home, and forget its state. Raises Fatal when it lives."""
-    system = system_folder(home)
-    if not system.exists():
-        return
-    with _alone(system):
-        with contextlib.suppress(Fatal):
-            LocalEngine(system).stop_all(20.0)
-        for name in (SERVICE_HOST, "etcd"):
-            _end_leftover(system, name)
-    shutil.rmtree(system, ignore_errors=True)
-
-
-def _end_leftover(system: Path, name: str) -> None:
-    if name == "etcd":
-        if (system / "etcd" / "server.json").exists():
-            with contextlib.suppress(Fatal, Retryable):
-                start_etcd(system / "etcd").stop()
-        return
-    with contextlib.suppress(OSError, ValueError):
-        pid = int((system / "nodes" / name / "shim.lock").read_text())
-        if f"--home={system}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-            os.kill(pid, signal.SIGTERM)
-
-
-def watch_over(started: Up) -> None:
-    """Until Ctrl-C or TERM; raises Fatal when a part ends by itself."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    while not stop.wait(0.5):
-        dead = started.dead()
-        if dead:
-            raise Fatal("; ".join(dead))
+def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
+    """Until Ctrl-C or TERM, starting again what ends; raises Fatal when that does not help."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            for sentence in started.mend():
+                say(sentence)
+            time.sleep(0.5)

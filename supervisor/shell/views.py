@@ -69,7 +69,9 @@ def memory(mirror: Mirror, run: str) -> Memory:
 def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
     """What is seen of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
     nodes = dict(_nodes(mirror, run, known))
-    control = mirror.record(keys.control(run), Control) or Control()
+    # What a person asked for is there but cannot be read: unknown, so nothing is done until it can.
+    unread = Control(paused=keys.control(run) in mirror.items)
+    control = mirror.record(keys.control(run), Control) or unread
     grants = {g.key: g for _, g in mirror.records(keys.grant(run, ""), Grant)}
     return Observed(
         revision=mirror.revision,
@@ -112,6 +114,11 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     role=registration.role if registration is not None else "trainer",
                     slots=registration.slots if registration is not None else 0,
                     ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
+                    lighthouses_ended=tuple(
+                        x.generation
+                        for x in (seen.lighthouses if seen is not None else ())
+                        if x.run == run and x.state == "exited"
+                    ),
                 ),
             )
         )

@@ -110,7 +110,7 @@ def test_a_port_in_use(empty: World) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         fails(
-            cli("run", "--metrics-port", port, "--etcd", empty.etcd.endpoint, "--home", str(empty.system)),
+            cli("run", "--metrics-port", port, "--etcd", empty.etcd.endpoint, "--home", str(empty.runs)),
             1,
             "cannot serve metrics",
             port,

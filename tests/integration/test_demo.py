@@ -35,6 +35,7 @@ def test_three_faults_and_training_never_stops(tmp_path: Path) -> None:
     assert report["node_lost_by"] == ("silent link" if silent else "killed processes (the easier case)")
     assert [i["rung"] for i in report["incidents"]] == [1, 2, 3]  # type: ignore[attr-defined,index]
     assert report["digests_equal"] is True
+    assert report["memory_peak_bytes"] < 6e9  # type: ignore[operator]
     assert abs(report["ettr"] + sum(report["badput"].values()) - 1) <= 0.01  # type: ignore[attr-defined,operator]
     for incident in report["incidents"]:  # type: ignore[attr-defined]
         assert incident["generation_after"] == incident["generation_before"] + 1
@@ -50,5 +51,7 @@ def test_three_faults_and_training_never_stops(tmp_path: Path) -> None:
 def _left(folder: Path) -> list[int]:
     """Processes that were started for a node below this folder and still run."""
     return [
-        stat.pid for node in (folder / "runs" / ".supervisor" / "nodes").iterdir() for stat in process.marked(str(node))
+        stat.pid
+        for node in (folder / "runs" / "demo" / ".supervisor" / "nodes").iterdir()
+        for stat in process.marked(str(node))
     ]

@@ -125,3 +125,28 @@ def test_a_second_supervisor_stands_by_and_takes_over(toy_run: tuple[World, RunR
     eventually(lambda: w.status(record).leader.endswith(f":{standby.pid}"), 10 * LEASE_S, "the standby leads")
     w.kill_trainer(record, 1)
     eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30, "and acts")
+
+
+def test_everything_stops_and_starts_again_at_no_budget(toy_run: tuple[World, RunRecord]) -> None:
+    """The state is in etcd: started again, the run goes on with new nodes and a new lighthouse."""
+    w, record = toy_run
+    before = w.status(record).budgets_left
+    for generation in (2, 3):
+        w.stop_all_but_etcd()
+        w.host = w.start_host()
+        w.supervisor()
+        eventually(w.running(record, generation, generation), 60 + 10 * LEASE_S, "both groups run again")
+    state = w.status(record)
+    assert state.budgets_left == before
+    assert state.cordons == {}
+    assert len(state.spares) == record.spec.allocation.spares
+    eventually(lambda: _recovered(w, record, 4), 10, "an incident a group and stop, all recovered")
+
+
+def test_the_lighthouse_is_started_again_where_it_was(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    before = w.trainer(record, 0).pid
+    (gate,) = [p for p in w.host_processes() if p.startswith("lighthouse.toy.")]
+    w.kill_host_process(gate)
+    eventually(lambda: "lighthouse.toy.2" in w.host_processes(), 30, "the next generation is there")
+    eventually(lambda: w.trainer(record, 0).pid == before and w.running(record, 1, 1)(), 10, "the trainers live on")

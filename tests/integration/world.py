@@ -57,11 +57,7 @@ class World:
         self.environment = {**os.environ, **environment}
         self.supervisors: list[subprocess.Popen[bytes]] = []
         Pool(nodes=tuple(PoolNode(f"n{i + 1}") for i in range(nodes)), etcd=etcd.endpoint, cold=True).save(self.system)
-        self.host = self._spawn(
-            "host",
-            *["-m", "agents.cli", "run", "--node", "host", "--home", str(self.system), "--etcd", etcd.endpoint],
-            *["--role", "service", "--slots", "0", "--cold", "--report-s", "1"],
-        )
+        self.host = self.start_host()
         self.store: EtcdStore = connect([etcd.endpoint])
 
     def _spawn(self, log: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -76,11 +72,27 @@ class World:
                 start_new_session=True,
             )
 
+    def start_host(self) -> subprocess.Popen[bytes]:
+        return self._spawn(
+            "host",
+            *["-m", "agents.cli", "run", "--node", "host", "--home", str(self.system), "--etcd", self.etcd.endpoint],
+            *["--role", "service", "--slots", "0", "--cold", "--report-s", "1"],
+        )
+
+    def stop_all_but_etcd(self) -> None:
+        """As when `supervisor up` ends: the supervisor first, then the nodes, then the service host."""
+        for process in (*self.supervisors,):
+            process.terminate()
+            _reap(process)
+        assert LocalEngine(self.system).stop_all(20) == []
+        self.host.terminate()
+        _reap(self.host)
+
     def supervisor(self, failpoint: str = "") -> subprocess.Popen[bytes]:
         """Start one; with a failpoint it will kill itself there."""
         process = self._spawn(
             "supervisor",
-            *["-m", "supervisor.cli", "run", "--etcd", self.etcd.endpoint, "--home", str(self.system)],
+            *["-m", "supervisor.cli", "run", "--etcd", self.etcd.endpoint, "--home", str(self.runs)],
             *["--lease-s", str(LEASE_S)],
             SUPERVISOR_FAILPOINT=failpoint,
         )
@@ -136,6 +148,19 @@ class World:
 
     def shim_pid(self, node: str) -> int:
         return int((self.system / "nodes" / node / "shim.lock").read_text())
+
+    def host_processes(self) -> list[str]:
+        """Names of what the service host runs."""
+        found = []
+        for path in (self.system / "nodes" / "host" / "processes").glob("*.json"):
+            record = json.loads(path.read_text())
+            if not record["exited"] and record["pid"]:
+                found.append(str(record["name"]))
+        return found
+
+    def kill_host_process(self, name: str) -> None:
+        record = json.loads((self.system / "nodes" / "host" / "processes" / f"{name}.json").read_text())
+        os.kill(record["pid"], signal.SIGKILL)
 
     def kill_node(self, node: str) -> None:
         """Everything of it at once."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import invariants
-from supervisor.core.decide import decide
+from supervisor.core.decide import EVERYTHING_GONE, decide
 from supervisor.core.ladder import FIRST_RUNG
 from supervisor.core.model import (
     Checkpoint,
@@ -604,7 +604,12 @@ class Cluster:
             for i in decision.incidents
             if i.decided == self.now and i.rung in (Rung.RESTART, Rung.REPLACE) and i.kind != Kind.REQUESTED
         ]
-        drawn += ["reallocate" for a in decision.actions if a.verb == "acquire" and a.reason != "the run starts"]
+        drawn += [
+            "reallocate"
+            for a in decision.actions
+            # A run of which nothing is left is begun again, which is no failure to budget.
+            if a.verb == "acquire" and a.reason != "the run starts" and EVERYTHING_GONE not in a.reason
+        ]
         for scope in drawn:
             instants = self.draws.setdefault(scope, [])
             instants.append(self.now)
