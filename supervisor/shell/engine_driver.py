@@ -19,6 +19,8 @@ from supervisor.wire.records import decode, encode
 
 log = logging.getLogger(__name__)
 
+FATAL_PAUSE_S = 10.0
+
 PERIOD_S = 0.25
 """How often the engine is asked; a lost allocation is seen within this."""
 
@@ -90,6 +92,10 @@ class EngineDriver:
             except Retryable as error:
                 log.warning("engine %s or the store is away: %s", self._engine.name, error)
                 self._stop.wait(error.after_s)
+            except Fatal as error:
+                # Nothing is asked of the engine until a person has mended it; the runs go on as they are.
+                log.error("engine %s: %s", self._engine.name, error)
+                self._stop.wait(FATAL_PAUSE_S)
 
     def turn(self, wanted: _Wanted) -> None:
         """One comparison."""

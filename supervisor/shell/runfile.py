@@ -27,7 +27,8 @@ class RunFileError(ValueError):
 
 
 def load(path: Path) -> RunSpec:
-    """Read and check a run file; raises RunFileError with all problems at once."""
+    """Read and check a run file; raises RunFileError with all problems at once (values that contradict each other are
+    looked for when all keys and types are right)."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.wire.records import RunRecord
+from agents import process
+from supervisor.shell.store import connect
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, RunRecord, decode
+from tests.helpers.waiting import eventually
 from tests.integration.world import World
 
 
@@ -149,3 +155,39 @@ def test_a_full_disk(tmp_path: Path) -> None:
         fails(cli("up", home=full / "runs"), 1)
     finally:
         subprocess.run(["umount", str(full)], check=True)
+
+
+def test_a_control_record_that_cannot_be_read_holds_the_run(toy_run: tuple[World, RunRecord]) -> None:
+    w, record = toy_run
+    w.store.put(keys.control("toy"), b"{torn")
+    fails(cli("pause", world=w), 1, "control cannot be read", "delete it")
+    assert json.loads(cli("status", "--json", world=w).stdout)["paused"] is True
+    w.kill_trainer(record, 1)
+    eventually(lambda: [i.state for i in w.incidents(record)] == ["open"], 20, "seen, and nothing done")
+    client = w.store._connection.client
+    client.delete(keys.control("toy"))
+    eventually(lambda: [i.state for i in w.incidents(record)] == ["recovered"], 30, "acts once it is gone")
+
+
+def test_up_starts_its_parts_again_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "supervisor.cli", "up", "--home", str(tmp_path), "--nodes", "1", "--cold"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        try:
+            assert up.stdout is not None
+            endpoint = up.stdout.readline().split()[2].rstrip(",")
+            with connect([endpoint]) as store:
+
+                def leader() -> int:
+                    item = store.get(keys.LEADER)
+                    return decode(item.value, LeaderRecord).pid if item is not None else 0
+
+                first = leader()
+                os.kill(first, signal.SIGKILL)
+                eventually(lambda: leader() not in (0, first), 30, "another supervisor leads")
+        finally:
+            up.terminate()
+            _, said = up.communicate(timeout=60)
+    assert up.returncode == 0
+    assert "the supervisor ended with code -9" in said
+    assert "started again" in said
+    assert process.marked(str(tmp_path / ".supervisor" / "nodes" / "host")) == []

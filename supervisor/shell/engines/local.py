@@ -203,10 +203,10 @@ class LocalEngine:
             return
         now = time.time()
         if not allocation.term_unix_s:
-            os.kill(allocation.pid, signal.SIGTERM)
+            _signal(allocation, signal.SIGTERM)
             self._save(replace(allocation, term_unix_s=now))
         elif now - allocation.term_unix_s > KILL_AFTER_S:
-            os.kill(allocation.pid, signal.SIGKILL)
+            _signal(allocation, signal.SIGKILL)
 
     def _ended(self, allocation: _Allocation) -> bool:
         return not allocation.pid or not _alive(allocation)
@@ -219,6 +219,8 @@ class LocalEngine:
             body = json.loads(self._path(key).read_text())
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise Fatal(f"{self._path(key)} cannot be read ({error}): remove it, and end the node by hand") from error
         return _Allocation(**{**body, "exclude": tuple(body["exclude"])})
 
     def _all(self) -> Sequence[_Allocation]:
@@ -241,6 +243,21 @@ def _alive(allocation: _Allocation) -> bool:
     return is_running(allocation.pid, allocation.ticks)
 
 
+def _signal(allocation: _Allocation, number: int) -> None:
+    """To this very process, or to none: the pidfd holds on to it between the look and the signal."""
+    try:
+        handle = os.pidfd_open(allocation.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if is_running(allocation.pid, allocation.ticks):
+            signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        pass  # it ended by itself
+    finally:
+        os.close(handle)
+
+
 def _folder(home: Path) -> Path:
     return home / "local"
 
@@ -248,7 +265,7 @@ def _folder(home: Path) -> Path:
 def _write(path: Path, body: object) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(body))
         temporary.rename(path)
     except OSError as error:
