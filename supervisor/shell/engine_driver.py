@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Engine, Request
 from supervisor.ports.errors import Fatal, Fenced, Retryable
-from supervisor.ports.store import Expect, Store
+from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
 from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
@@ -122,14 +122,20 @@ class EngineDriver:
         reach("engine.after_acquire")
 
     def _write(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
+        """All that changed at once: whether one allocation or all of them are gone must be seen in one look."""
+        puts = {}
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)
             value = encode(self._fact(request, allocation, known, wanted.grants.get(key, b"")))
             if wanted.grants.get(key) != value:
-                reach("engine.before_grant")
-                self._store.commit({key: value}, expect=[wanted.expect])
-                wanted.grants[key] = value
-                reach("engine.after_grant")
+                puts[key] = value
+        changed = list(puts)
+        for start in range(0, len(changed), MAX_OPERATIONS):
+            part = {key: puts[key] for key in changed[start : start + MAX_OPERATIONS]}
+            reach("engine.before_grant")
+            self._store.commit(part, expect=[wanted.expect])
+            wanted.grants.update(part)
+            reach("engine.after_grant")
 
     def _fact(self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: bytes) -> Grant:
         grant = known.get(request.key)
