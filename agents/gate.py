@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -18,27 +19,33 @@ from pathlib import Path
 from typing import Any
 
 from agents import programs
-from agents.forwarder import BUILT, CHUNK, GONE, HELD_BYTES
-from agents.gate_etcd import AdmissionWatch, Admitted, Publisher, quorum_id_seen
+from agents.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES
+from agents.gate_etcd import Orders, OrdersWatch, Publisher
 from agents.gate_state import GateState
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
+from supervisor.shell.failpoints import reach
+from supervisor.shell.store.lease import boot_time
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
-from supervisor.wire.records import GateGroup, GateObserved
+from supervisor.wire.records import GateGroup, GateObserved, GatePresence
+from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
 
 log = logging.getLogger("agents.gate")
 
 BEAT_TIMEOUT_MS = 150
 """Of the lighthouse: 20 ms beats, so seven may be late before the living are dropped (architecture.md measured it)."""
 TICK_S = 0.02
-ETCD_SILENCE_S = 5.0
-"""The watch asks for a sign of life every second and changes streams after 3 s, so this is no hiccup."""
+ALIVE_S = 1.0
+"""How often the lighthouse is asked for a sign of life, and `gate.json` is touched for the agent as one of ours."""
+FROZEN_S = 3.0
+"""A lighthouse that gives no sign of life for this long is ended, and so is a gate that stood still for as long. It is less than
+what our lease needs to lapse (gate_etcd.GATE_LEASE_S), so nobody has taken our place before that."""
 SETTLE_S = 0.06
 """Three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
 LIGHTHOUSE_STARTS_WITHIN_S = 120.0
 HEADER_WITHIN_S = 5.0
+LAST_WORDS_S = 2.0
 MUTE_WARNING_S = 2.0
 """A manager calls every 100 ms, with its id in each call."""
-QUORUM_ID_MARGIN = 100
-"""A node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
 
 
 class GateFailed(Exception):
@@ -49,6 +56,7 @@ class GateFailed(Exception):
 class Visitor:
     """One connection from a forwarder."""
 
+    node: str
     group: int
     generation: int
     reader: asyncio.StreamReader
@@ -66,7 +74,9 @@ class Gate:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._state = GateState(options.heartbeat_timeout_ms / 1000, options.join_timeout_ms / 1000, ETCD_SILENCE_S)
+        self._state = GateState(
+            options.heartbeat_timeout_ms / 1000, options.join_timeout_ms / 1000, GATE_ETCD_SILENCE_S
+        )
         self._visitors: set[Visitor] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lighthouse: asyncio.subprocess.Process | None = None
@@ -78,11 +88,17 @@ class Gate:
         self._asked = self._answered = 0
         """Of the last reading of all admissions that was asked for, and that came."""
         self._ending = asyncio.Event()
-        self._watch = AdmissionWatch(options.run, options.etcd, self._from_thread(self._admit))
-        self._publisher = Publisher(options.etcd)
+        self._failure = ""
+        self._ticked_at: float | None = None
+        self._asked_at = self._lighthouse_answered_at = 0.0
+        self._security = load(options.security)
+        own = (options.node, options.run, options.generation)
+        self._watch = OrdersWatch(*own, options.etcd, self._from_thread(self._obey), self._security)
+        presence = GatePresence(run=options.run, node=options.node, generation=options.generation)
+        self._publisher = Publisher(presence, options.etcd, self._security)
 
-    def _from_thread(self, callback: Callable[[Admitted], None]) -> Callable[[Admitted], None]:
-        def call(value: Admitted) -> None:
+    def _from_thread(self, callback: Callable[[Orders], None]) -> Callable[[Orders], None]:
+        def call(value: Orders) -> None:
             try:
                 self._loop.call_soon_threadsafe(callback, value)
             except RuntimeError:
@@ -99,27 +115,42 @@ class Gate:
         try:
             self._watch.start()
             self._publisher.start()
-            floor = await asyncio.to_thread(quorum_id_seen, self._options.etcd, self._options.run)
-            await self._start_lighthouse(floor + QUORUM_ID_MARGIN if floor > 0 else 0)
-            server = await asyncio.start_server(self._accept, self._options.address, 0)
+            await self._start_lighthouse(self._options.quorum_ids_above)
+            server = await asyncio.start_server(self._accept, self._options.address, 0, **self._tls())
             self._port = int(server.sockets[0].getsockname()[1])
             self._address = f"{self._options.address}:{self._port}"
+            reach("gate.listening")
             self._write_state(())
             print(json.dumps({"port": self._port}), flush=True)
             assert self._lighthouse is not None
+            self._lighthouse_answered_at = self._loop.time()
+            self._ticked_at = boot_time()
             died = asyncio.create_task(self._lighthouse.wait())
             ended = asyncio.create_task(self._ending.wait())
             while not ended.done():
                 if died.done():
                     raise GateFailed(f"the lighthouse ended (exit code {died.result()}); its output is above")
+                if self._stood_still() or self._failure:
+                    raise GateFailed(self._failure)
                 self._tick()
+                self._ask_for_life()
                 await asyncio.wait({died, ended}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
             died.cancel()
             server.close()
         finally:
+            self._state.retired = True
+            self._review()
             self._watch.stop()
             self._publisher.stop()
             await self._end_lighthouse()
+            await asyncio.to_thread(self._publisher.join, LAST_WORDS_S)
+
+    def _tls(self) -> dict[str, Any]:
+        """How forwarders are to come, for start_server; in plain without certificates."""
+        if not self._security.tls:
+            return {}
+        context = server_context(self._security)
+        return {"ssl": context, "ssl_handshake_timeout": HEADER_WITHIN_S, "ssl_shutdown_timeout": GOODBYE_WITHIN_S}
 
     def _write_state(self, groups: Sequence[GateGroup]) -> None:
         """`gate.json`, for the agent: where we listen, and what we hear."""
@@ -153,11 +184,37 @@ class Gate:
             raise GateFailed(
                 f"the lighthouse did not say where it listens ({type(error).__name__}: {error})"
             ) from error
-        self._keep(self._echo(self._lighthouse.stdout))
+        self._keep(self._listen(self._lighthouse.stdout))
 
-    async def _echo(self, output: asyncio.StreamReader) -> None:
+    async def _listen(self, output: asyncio.StreamReader) -> None:
         while line := await output.readline():
-            print(line.decode(errors="replace"), end="", flush=True)
+            try:
+                late_s = float(json.loads(line)["late_s"])
+            except (ValueError, KeyError, TypeError):
+                print(line.decode(errors="replace"), end="", flush=True)
+            else:
+                if late_s < FROZEN_S:
+                    self._lighthouse_answered_at = self._loop.time()
+
+    def _ask_for_life(self) -> None:
+        """A frozen lighthouse is a dead one: it must not serve when it thaws."""
+        now = self._loop.time()
+        if now - self._lighthouse_answered_at > FROZEN_S:
+            raise GateFailed(f"the lighthouse has given no sign of life for {FROZEN_S:.0f} s")
+        if now - self._asked_at >= ALIVE_S:
+            self._asked_at = now
+            self._send_beats()
+            with contextlib.suppress(OSError):
+                os.utime(Path(self._options.folder) / "gate.json")
+
+    def _stood_still(self) -> bool:
+        """Whether we did not run for so long that another may have our place soon: then nothing passes any more."""
+        if self._ticked_at is not None and not self._failure:
+            still_s = boot_time() - self._ticked_at
+            if still_s > FROZEN_S:
+                self._failure = f"the gate stood still for {still_s:.1f} s: another may serve by now"
+                self._state.retired = True
+        return bool(self._failure)
 
     async def _end_lighthouse(self) -> None:
         lighthouse = self._lighthouse
@@ -173,9 +230,13 @@ class Gate:
 
     # --- what changes ---
 
-    def _admit(self, admitted: Admitted) -> None:
-        self._answered = admitted.asked
-        for group, generation in sorted(self._state.admit(admitted.generations, self._loop.time())):
+    def _obey(self, orders: Orders) -> None:
+        self._answered = orders.asked
+        if orders.retired:
+            log.warning("another has the seat of lighthouse %d, or it is to close: ending", self._options.generation)
+            self._state.retired = True
+            self._ending.set()
+        for group, generation in sorted(self._state.admit(orders.admitted, self._loop.time())):
             log.info("group %d: generation %d is stale and cut for good", group, generation)
         self._review()
         self._tick()
@@ -183,16 +244,24 @@ class Gate:
     def _review(self) -> None:
         """Let every connection look again at what is to be done with it; cut at once those that are to be cut."""
         for visitor in list(self._visitors):
-            if self._state.passage(*visitor.key) == "cut":
+            if self._passage(visitor) == "cut":
                 visitor.writer.transport.abort()
             visitor.changed.set()
 
+    def _passage(self, visitor: Visitor) -> str:
+        if self._stood_still():
+            return "cut"
+        return self._state.passage(*visitor.key, visitor.node)
+
     def _tick(self) -> None:
+        if self._stood_still() or self._ticked_at is None:
+            return
+        self._ticked_at = boot_time()
         now = self._loop.time()
         if self._state.judge_etcd(self._watch.silent_s, self._answered >= self._asked, now):
             if self._state.closed:
                 log.warning("etcd is silent and a group is lost: closed, as nobody can say which generation is current")
-                self._asked = self._watch.list_again()
+                self._asked = self._watch.read_again()
             else:
                 log.warning("etcd is back and was read again: open")
             self._review()
@@ -204,9 +273,11 @@ class Gate:
             self._publish(now)
 
     async def _open(self) -> None:
+        reach("gate.opening")
         self._state.open(self._loop.time())
         self._beat(self._loop.time())
         await asyncio.sleep(SETTLE_S)
+        reach("gate.open")
         self._opening = False
         log.info("open: %s", ", ".join(self._beats))
         self._review()
@@ -214,9 +285,13 @@ class Gate:
     def _beat(self, now: float) -> None:
         beats = self._state.beats(now)
         if beats != self._beats and self._lighthouse is not None and self._lighthouse_port:
-            assert self._lighthouse.stdin is not None
-            self._lighthouse.stdin.write(json.dumps({"beat": list(beats)}).encode() + b"\n")
             self._beats = beats
+            self._send_beats()
+
+    def _send_beats(self) -> None:
+        assert self._lighthouse is not None
+        assert self._lighthouse.stdin is not None
+        self._lighthouse.stdin.write(json.dumps({"beat": list(self._beats)}).encode() + b"\n")
 
     def _publish(self, now: float) -> None:
         observed = GateObserved(
@@ -240,7 +315,7 @@ class Gate:
         try:
             async with asyncio.timeout(HEADER_WITHIN_S):
                 visitor = self._identify(await reader.readline(), reader, writer)
-            if visitor is None or self._state.passage(*visitor.key) == "cut":
+            if visitor is None or self._passage(visitor) == "cut":
                 return
             first = await reader.read(CHUNK)
             self._visitors.add(visitor)
@@ -263,7 +338,12 @@ class Gate:
             who = json.loads(header)
             if who["run"] != self._options.run:
                 raise ValueError(f"it is of run {who['run']!r}")
-            return Visitor(int(who["group"]), int(who["generation"]), reader, writer)
+            node = str(who["node"])
+            if self._security.tls:
+                shown = common_name(writer.get_extra_info("ssl_object"))
+                if shown != node_name(node):
+                    raise ValueError(f"it says that it is node {node}, with the certificate of {shown!r}")
+            return Visitor(node, int(who["group"]), int(who["generation"]), reader, writer)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("closed a connection from %s: %s", writer.get_extra_info("peername"), error)
             return None
@@ -301,12 +381,12 @@ class Gate:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._lighthouse_port)
         try:
             # connecting gave way to others: what was admitted may be stale by now
-            if self._state.passage(*visitor.key) != "admit":
+            if self._passage(visitor) != "admit":
                 return
             writer.write(bytes(held))
             pumps = {
                 asyncio.create_task(self._inward(visitor, writer)),
-                asyncio.create_task(_outward(reader, visitor.writer)),
+                asyncio.create_task(self._outward(reader, visitor)),
             }
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             for pump in pumps:
@@ -318,7 +398,7 @@ class Gate:
         """Hold until this generation is let through; False when it is cut, or its client leaves before."""
         while True:
             visitor.changed.clear()
-            passage = self._state.passage(*visitor.key)
+            passage = self._passage(visitor)
             if passage != "hold" and not (passage == "admit" and self._opening):
                 return passage == "admit"
             reading = asyncio.create_task(visitor.reader.read(CHUNK))
@@ -343,7 +423,7 @@ class Gate:
     async def _inward(self, visitor: Visitor, lighthouse: asyncio.StreamWriter) -> None:
         try:
             while data := await visitor.reader.read(CHUNK):
-                if self._state.passage(*visitor.key) != "admit":
+                if self._passage(visitor) != "admit":
                     return
                 self._heard(visitor, data)
                 lighthouse.write(data)
@@ -351,22 +431,24 @@ class Gate:
         except OSError:
             pass  # as good as the end of file
 
-
-async def _outward(lighthouse: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-    try:
-        while data := await lighthouse.read(CHUNK):
-            client.write(data)
-            await client.drain()
-    except OSError:
-        pass  # as good as the end of file
+    async def _outward(self, lighthouse: asyncio.StreamReader, visitor: Visitor) -> None:
+        try:
+            while data := await lighthouse.read(CHUNK):
+                if self._passage(visitor) != "admit":
+                    return
+                visitor.writer.write(data)
+                await visitor.writer.drain()
+        except OSError:
+            pass  # as good as the end of file
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agents.gate")
     for name in ("run", "node", "address", "folder"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("generation", "groups", "min-groups", "join-timeout-ms", "heartbeat-timeout-ms"):
+    for name in ("generation", "groups", "min-groups", "quorum-ids-above", "join-timeout-ms", "heartbeat-timeout-ms"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--security", default="")
     parser.add_argument("--etcd", required=True, type=lambda text: tuple(text.split(",")))
     return parser.parse_args(arguments)
 
@@ -380,7 +462,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         asyncio.run(_run(options))
-    except (GateFailed, OSError) as error:
+    except (GateFailed, SecurityError, OSError) as error:
         log.error("the gate of run %s ends: %s", options.run, error)
         return 1
     return 0

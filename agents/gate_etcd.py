@@ -1,4 +1,4 @@
-"""The gate's two threads to the etcd: which generations are current, and what the gate has to say."""
+"""The gate's two threads to the etcd: what the leader wants of it, and what it has to say."""
 
 from __future__ import annotations
 
@@ -10,37 +10,54 @@ from dataclasses import dataclass
 
 from agents.patience import OneSentence, connect_patiently, pause_after
 from supervisor.ports.errors import PortError
-from supervisor.ports.store import Item, Store, Watch
-from supervisor.shell.store import connect
+from supervisor.ports.store import Item, Lease, Store, Watch
 from supervisor.wire import keys
-from supervisor.wire.records import GateObserved, GroupAdmission, NodeObserved, RecordError, decode, encode
+from supervisor.wire.records import Admission, GateObserved, GatePresence, NodeDesired, RecordError, decode, encode
+from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
 
+GATE_LEASE_S = 5
+"""The presence lapses 3.3 to 5 s after the last sign of life: after STOOD_STILL_S, so that a gate which thaws later than
+that has ended before it was replaced."""
+LOOK_S = 0.5
+
 
 @dataclass(frozen=True)
-class Admitted:
-    """group -> current generation, and the last `list_again` that this answers."""
+class Orders:
+    """What the leader wants of this gate. `retired`: another has its seat, or it is to close."""
 
-    generations: Mapping[int, int]
+    admitted: Mapping[int, Admission]
+    retired: bool
     asked: int
+    """The last `read_again` that this answers."""
 
 
-class AdmissionWatch(threading.Thread):
-    """Calls `changed` (in this thread) with what was admitted: all of it after each listing, then what changes."""
+class OrdersWatch(threading.Thread):
+    """Calls `changed` (in this thread) with the orders of one lighthouse, at first and at every change."""
 
-    def __init__(self, run: str, etcd: Sequence[str], changed: Callable[[Admitted], None]) -> None:
-        super().__init__(name="admissions", daemon=True)
-        self._prefix = f"{keys.RUNS}{run}/groups/"
+    def __init__(
+        self,
+        node: str,
+        run: str,
+        generation: int,
+        etcd: Sequence[str],
+        changed: Callable[[Orders], None],
+        security: Security | None = None,
+    ) -> None:
+        super().__init__(name="orders", daemon=True)
+        self._key = keys.desired(node, run)
+        self._generation = generation
         self._etcd = etcd
+        self._security = security
         self._changed = changed
         self._stop_now = threading.Event()
         self._watch: Watch | None = None
         self._heard = time.monotonic()
         self._asked = 0
 
-    def list_again(self) -> int:
-        """Have everything read again; returns the number that `Admitted.asked` will reach once it was."""
+    def read_again(self) -> int:
+        """Have the orders read again; returns the number that `Orders.asked` will reach once they were."""
         self._asked += 1
         return self._asked
 
@@ -54,10 +71,10 @@ class AdmissionWatch(threading.Thread):
         self._stop_now.set()
 
     def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now)
+        store = connect_patiently(self._etcd, self._stop_now, self._security)
         if store is None:
             return
-        said = OneSentence("the watch of the admissions goes on")
+        said = OneSentence("the watch of the gate's orders goes on")
         while not self._stop_now.is_set():
             try:
                 self._follow(store, said)
@@ -68,61 +85,45 @@ class AdmissionWatch(threading.Thread):
 
     def _follow(self, store: Store, said: OneSentence) -> None:
         asked = self._asked
-        snapshot = store.list(self._prefix)
+        snapshot = store.list(self._key)
         self._heard = time.monotonic()
         said.well()
-        self._changed(Admitted(_admissions(snapshot.items), asked))
-        self._watch = store.watch(self._prefix, snapshot.revision)
+        self._tell(snapshot.items, asked)
+        self._watch = store.watch(self._key, snapshot.revision)
         try:
             while not self._stop_now.is_set() and asked == self._asked:
                 changes = self._watch.poll(0.2)
-                if changes is not None and changes.puts:
-                    self._changed(Admitted(_admissions(changes.puts), asked))
+                if changes is not None:
+                    self._tell(changes.puts, asked)
         finally:
             self._heard = time.monotonic() - self._watch.silent_s
             self._watch.close()
             self._watch = None
 
-
-def _admissions(items: Iterable[Item]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for item in items:
-        try:
-            record = decode(item.value, GroupAdmission)
-        except RecordError as error:
-            log.warning("the admission %s cannot be read and is left alone: %s", item.key, error)
-            continue
-        found[record.group] = record.generation
-    return found
-
-
-def quorum_id_seen(etcd: Sequence[str], run: str) -> int:
-    """The highest quorum id that any node has reported of a run; 0 when there is none, or etcd cannot be asked."""
-    try:
-        with connect(etcd) as store:
-            items = store.list(keys.NODES).items
-    except PortError as error:
-        log.warning("the quorum ids so far are not known: %s", error)
-        return 0
-    highest = 0
-    for item in items:
-        if not item.key.endswith("/observed"):
-            continue
-        try:
-            record = decode(item.value, NodeObserved)
-        except RecordError:
-            continue
-        ids = [rank.progress.quorum_id for rank in record.trainers if rank.run == run and rank.progress is not None]
-        highest = max([highest, *ids])
-    return highest
+    def _tell(self, items: Iterable[Item], asked: int) -> None:
+        """A key that is missing (an etcd that was wiped), or that cannot be read, says nothing."""
+        for item in items:
+            if item.key != self._key:
+                continue
+            try:
+                record = decode(item.value, NodeDesired)
+            except RecordError as error:
+                log.warning("the orders in %s cannot be read and are left alone: %s", item.key, error)
+                continue
+            own = [light for light in record.lighthouses if light.generation == self._generation]
+            retired = not own or own[0].close
+            self._changed(Orders(own[0].admitted if own else {}, retired, asked))
 
 
 class Publisher(threading.Thread):
-    """Writes the newest GateObserved, as often as it takes."""
+    """Keeps the gate's presence under a lease, and writes the newest GateObserved, as often as it takes."""
 
-    def __init__(self, etcd: Sequence[str]) -> None:
+    def __init__(self, presence: GatePresence, etcd: Sequence[str], security: Security | None = None) -> None:
         super().__init__(name="publisher", daemon=True)
+        self._presence = presence
+        self._lease: Lease | None = None
         self._etcd = etcd
+        self._security = security
         self._some = threading.Condition()
         self._newest: GateObserved | None = None
         self._stop_now = threading.Event()
@@ -139,24 +140,40 @@ class Publisher(threading.Thread):
             self._some.notify()
 
     def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now)
+        store = connect_patiently(self._etcd, self._stop_now, self._security)
         if store is None:
             return
         said = OneSentence("etcd takes the gate's reports again")
         while not self._stop_now.is_set():
             with self._some:
-                while self._newest is None and not self._stop_now.is_set():
-                    self._some.wait()
+                if self._newest is None and not self._stop_now.is_set():
+                    self._some.wait(LOOK_S)
                 observed = self._newest
-            if observed is None:
-                break
             try:
-                store.put(keys.gate(observed.node, observed.run), encode(observed))
+                if observed is not None or self._lease is not None:
+                    self._be_present(store)
+                if observed is not None:
+                    store.put(keys.gate(observed.node, observed.run), encode(observed))
+                    with self._some:
+                        if self._newest is observed:
+                            self._newest = None
                 said.well()
-                with self._some:
-                    if self._newest is observed:
-                        self._newest = None
             except PortError as error:
                 said.trouble(error)
                 self._stop_now.wait(pause_after(error))
+        if self._lease is not None:
+            self._lease.revoke()
         store.close()
+
+    def _be_present(self, store: Store) -> None:
+        """Before the first report: a report without a presence is that of a gate whose lease lapsed."""
+        if self._stop_now.is_set() or (self._lease is not None and not self._lease.lost):
+            return
+        lease = store.lease(GATE_LEASE_S)
+        try:
+            key = keys.gate_presence(self._presence.node, self._presence.run)
+            store.put(key, encode(self._presence), lease.id)
+        except PortError:
+            lease.revoke()
+            raise
+        self._lease = lease

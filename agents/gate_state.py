@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from supervisor.wire.records import GateGroup
+from supervisor.wire.records import Admission, GateGroup
 
 Hearing = Literal["absent", "holding", "beating", "silent", "gone"]
 Verdict = Literal["admit", "hold", "cut"]
@@ -54,19 +54,28 @@ class GateState:
     etcd_silence_s: float
     admitted: dict[int, int] = field(default_factory=dict)
     """group -> the generation that etcd names as current."""
+    homes: dict[int, str] = field(default_factory=dict)
+    """group -> the node of that generation: nobody else may speak for it."""
     generations: dict[tuple[int, int], Generation] = field(default_factory=dict)
     opened: bool = False
     first_built_at: float | None = None
     closed: bool = False
     """No etcd and a loss: nothing passes until etcd is back."""
+    retired: bool = False
+    """Nothing passes any more: another has this lighthouse's seat."""
 
     # --- what happens ---
 
-    def admit(self, admissions: Mapping[int, int], now: float) -> set[tuple[int, int]]:
+    def admit(self, admissions: Mapping[int, Admission], now: float) -> set[tuple[int, int]]:
         """Take what etcd says; returns the generations that are stale from now on. An admission never goes back."""
-        for group, generation in admissions.items():
+        for group, admission in admissions.items():
+            generation = admission.generation
+            if generation >= self.admitted.get(group, 0) and admission.node:
+                self.homes[group] = admission.node
             if generation > self.admitted.get(group, 0):
                 self.admitted[group] = generation
+                if not admission.node:
+                    self.homes.pop(group, None)
                 # what was held could not be heard: its time begins now
                 self.heard(group, generation, b"", now)
         stale = {key for key in self.generations if self.is_stale(*key)}
@@ -106,16 +115,21 @@ class GateState:
     def is_stale(self, group: int, generation: int) -> bool:
         return generation < self.admitted.get(group, 0)
 
-    def passage(self, group: int, generation: int) -> Verdict:
-        """What is to be done with a connection of this generation."""
+    def passage(self, group: int, generation: int, node: str) -> Verdict:
+        """What is to be done with a connection of this generation from this node."""
         entry = self.generations.get((group, generation))
-        if self.is_stale(group, generation) or (entry is not None and entry.gone):
+        if self.retired or self.closed or self.is_stale(group, generation) or (entry is not None and entry.gone):
             return "cut"
-        if self.closed:
+        if self.is_foreign(group, generation, node):
             return "cut"
         admitted = self.admitted.get(group) == generation
         ready = entry is not None and entry.spoken
-        return "admit" if admitted and ready and self.opened else "hold"
+        homed = self.homes.get(group) == node
+        return "admit" if admitted and homed and ready and self.opened else "hold"
+
+    def is_foreign(self, group: int, generation: int, node: str) -> bool:
+        """It speaks for a generation that lives elsewhere."""
+        return self.admitted.get(group) == generation and self.homes.get(group, node) != node
 
     def hearing(self, group: int, now: float) -> Hearing:
         """Of the admitted generation of a group."""
@@ -136,7 +150,7 @@ class GateState:
 
     def beats(self, now: float) -> tuple[str, ...]:
         """The replica ids that the lighthouse is to count as alive."""
-        if self.closed:
+        if self.closed or self.retired:
             return ()
         return tuple(
             self.generations[group, generation].replica_id
@@ -171,7 +185,7 @@ class GateState:
             closed = silent_s > self.etcd_silence_s or not read_again
         else:
             deaf = any(self.hearing(group, now) != "beating" for group in self.admitted)
-            closed = silent_s > self.etcd_silence_s and self.opened and deaf
+            closed = silent_s > self.etcd_silence_s and (deaf or not self.opened)
         changed = closed != self.closed
         self.closed = closed
         if changed and not closed:

@@ -103,8 +103,10 @@ def lighthouse_request(settings: Settings, desired: LighthouseDesired) -> dict[s
         "address": settings.address,
         "folder": folder,
         "etcd": ",".join(settings.etcd),
+        "security": settings.security,
         "groups": desired.groups,
         "min-groups": desired.min_groups,
+        "quorum-ids-above": desired.quorum_ids_above,
         "join-timeout-ms": desired.torchft.join_timeout_ms,
         "heartbeat-timeout-ms": desired.torchft.heartbeat_timeout_ms,
     }

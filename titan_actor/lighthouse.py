@@ -1,7 +1,7 @@
 """`python -m titan_actor.lighthouse`: TorchFT's lighthouse on loopback, beating for whom its gate names.
 
-Prints {"port": P}; reads lines {"beat": [replica ids]} and heartbeats those every 20 ms until the next line; ends at
-end of file. Loads TorchFT's native module alone: the package would bring torch along (235 MB against about 20).
+Prints {"port": P}; reads lines {"beat": [replica ids]}, answers each with {"late_s": seconds since the last round of beats}
+and heartbeats those ids every 20 ms until the next line; ends at end of file. Loads TorchFT's native module alone: the package would bring torch along (235 MB against about 20).
 """
 
 from __future__ import annotations
@@ -49,11 +49,17 @@ class Beats:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._ids: tuple[str, ...] = ()
+        self._round_at = time.monotonic()
         threading.Thread(target=self._run, name="beats", daemon=True).start()
 
     def set(self, ids: tuple[str, ...]) -> None:
         """Beat for these from the next round on, and for no other."""
         self._ids = ids
+
+    @property
+    def late_s(self) -> float:
+        """Since when no round of beats was done."""
+        return time.monotonic() - self._round_at
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -63,6 +69,7 @@ class Beats:
                     self._client.heartbeat(replica_id, timeout=timedelta(seconds=SLOW_BEAT_S))
                 except (RuntimeError, TimeoutError, OSError) as error:
                     print(f"a beat for {replica_id} failed: {error}", file=sys.stderr, flush=True)
+            self._round_at = time.monotonic()
             due = max(due + BEAT_EVERY_S, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 
@@ -105,6 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
     for line in sys.stdin:
         try:
             beats.set(beat_list(line))
+            print(json.dumps({"late_s": round(beats.late_s, 3)}), flush=True)
         except (ValueError, KeyError, TypeError) as error:
             print(f"not a line of the gate's: {error}: {line[:200]!r}", file=sys.stderr, flush=True)
     # the native server's threads do not end by themselves

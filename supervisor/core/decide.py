@@ -17,14 +17,15 @@ from supervisor.core.model import (
     GroupPhase,
     Incident,
     Kind,
-    Lighthouse,
     Memory,
     Observed,
     Rung,
     Verdict,
 )
 from supervisor.core.placement import place
+from supervisor.core.resume import resume
 from supervisor.core.round import MAX_GIVEN_BACK, Round, is_rider
+from supervisor.core.seat import seat_lighthouse
 from supervisor.core.spec import RunSpec
 
 ENDED = ("finished", "stopped", "halted")
@@ -39,9 +40,12 @@ EVERYTHING_GONE = "every allocation of the run is gone: it starts again from its
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     """One round. Pure: same input, same output."""
     r = Round(observed, spec, memory)
+    if memory.phase in ("halted", "resuming"):
+        resume(r)
+        return r.done()
     if memory.phase in ENDED:
         return r.done()
-    _seat_lighthouse(r)
+    seat_lighthouse(r)
     _note_checkpoint(r)
     _want_allocations(r)
     for g in sorted(r.groups):
@@ -54,32 +58,6 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     if r.phase == "running":
         place(r)
     return r.done()
-
-
-def _seat_lighthouse(r: Round) -> None:
-    seat = r.before.lighthouse
-    if not seat.node:
-        if r.paused:
-            return
-        hosts = sorted(n.name for n in r.observed.nodes.values() if n.role == "service" and n.registered)
-        if not hosts:
-            r.wait("no service host is there yet to carry the lighthouse")
-            return
-        seat = Lighthouse(node=hosts[0], generation=1)
-        r.act("lighthouse", "lighthouse:1", f"{hosts[0]} is a service host", node=hosts[0], generation=1)
-    host = r.observed.nodes.get(seat.node)
-    if host is not None and host.registered and seat.generation in host.lighthouses_ended and not r.paused:
-        # Its shim says that it has ended: there are never two. The next one goes on above its quorum ids.
-        seat = Lighthouse(node=seat.node, generation=seat.generation + 1)
-        reason = f"the lighthouse of generation {seat.generation - 1} on {seat.node} has ended"
-        r.act("lighthouse", f"lighthouse:{seat.generation}", reason, node=seat.node, generation=seat.generation)
-    gate = r.observed.gate
-    if gate is not None and (gate.node, gate.generation) == (seat.node, seat.generation):
-        seat = replace(seat, address=gate.address)
-    elif not seat.address:
-        r.wait("the lighthouse is not up yet: no trainer is started before it")
-    if seat != r.before.lighthouse:
-        r.rest["lighthouse"] = seat
 
 
 def _note_checkpoint(r: Round) -> None:
@@ -99,12 +77,14 @@ def _want_allocations(r: Round) -> None:
     if r.phase != "new" or r.paused:
         return
     wanted = r.spec.allocation.nodes + r.spec.allocation.spares
-    for _ in range(min(NEW_A_ROUND, wanted - len(r.allocations))):
+    asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
+    for _ in range(min(NEW_A_ROUND, wanted - asked)):
         r.acquire("the run starts")
     known = len(r.groups)
     for g in range(known, min(known + NEW_A_ROUND, r.spec.groups.count)):
         r.groups[g] = GroupMemory(group=g)
-    if len(r.allocations) >= wanted and len(r.groups) == r.spec.groups.count:
+    asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
+    if asked >= wanted and len(r.groups) == r.spec.groups.count:
         r.rest["phase"] = "running"
     else:
         r.look_again(r.now)

@@ -20,6 +20,11 @@ ENGINE_WORD_S = 0.6
 """The leader asks the engine every 0.25 s: within two such periods it has said that an allocation is gone."""
 
 
+GATE_ETCD_SILENCE_S = 5.0
+"""A gate that has not heard etcd for this long goes on only while it hears every admitted group. Its watch asks for a sign
+of life every second and changes streams after 3 s, so this is no hiccup."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One sign that a group failed."""
@@ -42,7 +47,7 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
         )
     if group is None or group.phase not in ("starting", "running"):
         return Verdict.DEAD, f"the lease of node {name} ({lease} s) lapsed"
-    gate = observed.gate
+    gate = listening(observed)
     if gate is None:
         return (
             Verdict.UNKNOWN,
@@ -58,10 +63,9 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
 
 
 def listening(observed: Observed) -> GateView | None:
-    """The gate, if its host lives: the record of what it heard outlives it."""
+    """The gate, if its lease lives: the record of what it heard outlives it."""
     gate = observed.gate
-    host = observed.nodes.get(gate.node) if gate is not None else None
-    return gate if host is not None and host.registered else None
+    return gate if gate is not None and gate.present else None
 
 
 def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
@@ -138,8 +142,10 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
         return silence
-    told = observed.store_stable_s >= spec.policy.node_lease_s  # else its first commit may not be reported yet
-    if group.phase == "starting" and told and observed.now - group.since > spec.policy.start_timeout_s:
+    # After an outage of the store its first commit may not be reported yet, and without a gate it waits at no fault of its own.
+    told = observed.store_stable_s >= spec.policy.node_lease_s and listening(observed) is not None
+    since = max(group.since, memory.lighthouse.opened)
+    if group.phase == "starting" and told and observed.now - since > spec.policy.start_timeout_s:
         return Failure(Kind.START_TIMEOUT, (f"no commit {spec.policy.start_timeout_s:g} s after its start",))
     return None
 

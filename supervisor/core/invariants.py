@@ -12,7 +12,7 @@ from supervisor.core.spec import RunSpec
 
 def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec) -> list[str]:
     """Sentences, one for each invariant that the step from `before` to `after` breaks; empty when all hold."""
-    found = _owners(after) + _budgets(after, spec, observed.now)
+    found = _owners(after) + _budgets(after, spec, observed.now) + _seat(before, after, observed)
     for g, group in after.groups.items():
         old = before.groups.get(g)
         if old is not None:
@@ -33,6 +33,19 @@ def _budgets(memory: Memory, spec: RunSpec, now: float) -> list[str]:
         if used > budgets.allowed(spec.policy.budget, rung):
             found.append(f"I2: {scope} was drawn on {used} times within {spec.policy.budget.window_s:g} s")
     return found
+
+
+def _seat(before: Memory, after: Memory, observed: Observed) -> list[str]:
+    old, new = before.lighthouse, after.lighthouse
+    if (old.node, old.generation) == (new.node, new.generation):
+        return []
+    if new.generation < old.generation:
+        return [f"I13: the lighthouse went back from generation {old.generation} to {new.generation}"]
+    host = observed.nodes.get(old.node)
+    ended = host is not None and host.registered and old.generation in host.lighthouses_ended
+    if not old.node or not new.node or old.closing or ended:
+        return []
+    return [f"I13: the lighthouse of generation {old.generation} on {old.node} is replaced before it was closed"]
 
 
 def _generation(old: GroupMemory, new: GroupMemory) -> list[str]:

@@ -78,6 +78,10 @@ class RankView:
     commits: int = 0
     step_s: float = 0.0
     checkpoint: Checkpoint | None = None
+    quorum_id: int = -1
+    gate: str | None = None
+    """Where its forwarder passes on to; empty: it has cut. None: its agent has not said."""
+    reaches_gate: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +100,13 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateView:
-    """The gate: per group the generation that it admits (all older ones are cut) and what it hears of it."""
+    """The gate of the seat: per group the generation that it admits (all older ones are cut) and what it hears of it."""
 
     node: str
     generation: int
     address: str
+    present: bool = True
+    """Whether its lease lives. What it said outlives it: an admission never goes back."""
     admitted: Mapping[int, int] = field(default_factory=dict)
     hearing: Mapping[int, str] = field(default_factory=dict)
 
@@ -123,6 +129,8 @@ class ControlView:
     paused: bool = False
     stop: bool = False
     restarts: Mapping[int, int] = field(default_factory=dict)
+    resumes: int = 0
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,11 +220,21 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lighthouse:
-    """Where the run's lighthouse and gate are to be."""
+    """The one seat of the run's lighthouse and gate (ADR 6)."""
 
     node: str = ""
     generation: int = 0
     address: str = ""
+    """Of its gate, once that listens; empty again while it is being closed."""
+    opened: float = 0.0
+    """When that was heard."""
+    closing: bool = False
+    """Nobody is to reach it any more, and it is not proved yet that nobody does."""
+    mute_since: float | None = None
+    """Since when its gate's lease is gone (on the run clock)."""
+    cut_since: float | None = None
+    """Since when the live nodes have all said that their forwarders have cut."""
+    quorum_ids_above: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +245,7 @@ class Memory:
     """The run clock when this was written."""
     decisions: int = 0
     """How many decisions changed this memory: names each of them."""
-    phase: Literal["new", "running", "stopping", "stopped", "finished", "halted"] = "new"
+    phase: Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"] = "new"
     halt_reason: str = ""
     stop_at_step: int | None = None
     groups: Mapping[int, GroupMemory] = field(default_factory=dict)
@@ -239,6 +257,7 @@ class Memory:
     spent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Budget scope -> instants at which it was drawn on."""
     restarts_done: Mapping[int, int] = field(default_factory=dict)
+    resumes_done: int = 0
     lighthouse: Lighthouse = field(default_factory=Lighthouse)
     checkpoint: Checkpoint | None = None
     suspects: Mapping[str, float] = field(default_factory=dict)
@@ -262,9 +281,11 @@ class Action:
         "acquire",
         "release",
         "lighthouse",
+        "close_lighthouse",
         "ride_through",
         "stop",
         "halt",
+        "resume",
         "checkpoint",
     ]
     key: str

@@ -128,6 +128,10 @@ class PolicySpec:
     allocation_timeout_s: float = setting(
         600.0, "how long a new allocation may stay pending before the run goes on without it"
     )
+    cut_off_stop_s: float = setting(
+        1800.0,
+        "a node that reaches neither etcd nor the lighthouse for this long stops its trainers: their quorum times out by then; 0 is never",
+    )
     term_grace_s: float = setting(5.0, "from TERM to KILL: a trainer ends its step and closes its sockets in this")
 
 

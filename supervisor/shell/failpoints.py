@@ -1,5 +1,8 @@
 """Named places at which a test may kill the program: SUPERVISOR_FAILPOINT=name[:n] kills it with SIGKILL at the n-th
-pass (default the first). `NAMES` is the whole list; an unknown name in the variable stops the start."""
+pass (default the first). `NAMES` is the whole list; an unknown name in the variable stops the start.
+
+A program that somebody starts again would die there again and again: SUPERVISOR_FAILPOINT_ONCE=path has it die once. The
+file is made before it dies, and nobody dies who finds it there."""
 
 from __future__ import annotations
 
@@ -19,6 +22,15 @@ NAMES = (
     "engine.after_release",
     "engine.before_grant",
     "engine.after_grant",
+    "agent.before_spawn",
+    "agent.after_spawn",
+    "agent.before_signal",
+    "agent.before_forward",
+    "agent.after_forward",
+    "agent.reported",
+    "gate.listening",
+    "gate.opening",
+    "gate.open",
 )
 
 _passes: Counter[str] = Counter()
@@ -42,5 +54,15 @@ def reach(name: str) -> None:
     if wanted is None or wanted[0] != name:
         return
     _passes[name] += 1
-    if _passes[name] == wanted[1]:
+    if _passes[name] == wanted[1] and _first(os.environ.get("SUPERVISOR_FAILPOINT_ONCE", "")):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first(path: str) -> bool:
+    if not path:
+        return True
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False
+    return True

@@ -14,7 +14,7 @@ from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
-from supervisor.shell import projection, views
+from supervisor.shell import projection, standing, views
 from supervisor.shell.audit import audit
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.failpoints import reach
@@ -22,7 +22,7 @@ from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
-from supervisor.wire.records import RunRecord
+from supervisor.wire.records import NodeDesired, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,10 @@ class Loop:
         self._telemetry = telemetry
         self._monotonic = monotonic
         self._mirror = Mirror(store.list(keys.PREFIX))
+        self.epoch = views.epochs_before(self._mirror) + term.epoch
+        """As it is told: it grows even when a restored etcd counts its revisions from 1 again."""
+        self.stands_down = ""
+        """Why it leads no more though nobody took its place: the state is of a newer program."""
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
         self._began = monotonic()
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
@@ -73,10 +77,10 @@ class Loop:
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set or the term is lost."""
         try:
-            while not stop.is_set() and not self._term.lost:
+            while not stop.is_set() and not self._term.lost and not self.stands_down:
                 self.step()
         except Fenced as error:
-            log.warning("no longer the leader (epoch %d): %s", self._term.epoch, error)
+            log.warning("no longer the leader (epoch %d): %s", self.epoch, error)
         finally:
             self._watch.close()
 
@@ -91,6 +95,10 @@ class Loop:
         while changes is not None:
             self._mirror.apply(changes)
             changes = self._watch.poll(0.0)
+        changed = self._mirror.fresh()
+        self.stands_down = standing.why_not(self._mirror, changed)
+        if self.stands_down:
+            return
         if self._watch.silent_s > SILENCE_S:
             self._stable_since = self._monotonic()
         try:
@@ -103,7 +111,7 @@ class Loop:
             self._telemetry.store(False)
             self._resynchronise()
         self._telemetry.store(self._watch.silent_s <= SILENCE_S)
-        self._report_unreadable()
+        self._report_unreadable(changed)
 
     def _round(self, run: str, record: RunRecord) -> None:
         try:
@@ -133,32 +141,30 @@ class Loop:
         if changed:
             wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents)
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory)
-        puts, deletes = self._difference(run, wanted, intents)
+        puts = self._difference(run, wanted, intents)
         if changed or (decision.waits and decision.waits != self._said.get(run)):
-            journal.intent(self._term.epoch, observed, decision)
+            journal.intent(self.epoch, observed, decision)
             for action in decision.actions:
                 log.info("%s: %s: %s", run, action.key, action.reason)
             self._said[run] = decision.waits
         reach("journaled")
-        if not puts and not deletes:
+        if not puts:
             return
         own = keys.memory(run, "run")
         known = self._mirror.items.get(own)
         expect = [self._term.expect(), Expect(own, mod_revision=known.mod_revision if known is not None else 0)]
         try:
-            revision = self._store.commit(puts, deletes, expect)
+            revision = self._store.commit(puts, (), expect)
         except Fenced as error:
-            journal.outcome(self._term.epoch, decision.memory.decisions, None, refused=str(error))
+            journal.outcome(self.epoch, decision.memory.decisions, None, refused=str(error))
             raise
         reach("committed")
-        self._mirror.wrote(puts, deletes, revision)
+        self._mirror.wrote(puts, revision)
         if changed:
-            journal.outcome(self._term.epoch, decision.memory.decisions, revision)
+            journal.outcome(self.epoch, decision.memory.decisions, revision)
         reach("recorded")
 
-    def _difference(
-        self, run: str, memory: dict[str, bytes], intents: dict[str, bytes]
-    ) -> tuple[dict[str, bytes], list[str]]:
+    def _difference(self, run: str, memory: dict[str, bytes], intents: dict[str, bytes]) -> dict[str, bytes]:
         """What to write, memory first. What does not fit into one transaction is written in the next turns: intents
         are derived from memory, so nothing is lost."""
 
@@ -169,15 +175,17 @@ class Loop:
         puts = {k: v for k, v in memory.items() if differs(k, v)}
         if len(puts) > MAX_OPERATIONS:
             raise Fatal(f"run {run}: a decision of {len(puts)} records is more than a transaction holds")
-        stale = [k for k in self._mirror.keys(keys.DESIRED) if k.endswith(f"/{run}") and k not in intents]
-        deletes = stale[: MAX_OPERATIONS - len(puts)]
+        # A node of which nothing is wanted any more is told so: a key that is missing says nothing (an etcd that was wiped).
+        for key in self._mirror.keys(keys.DESIRED):
+            if key.endswith(f"/{run}") and key not in intents:
+                intents[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
         for key, value in intents.items():
-            if len(puts) + len(deletes) >= MAX_OPERATIONS:
+            if len(puts) >= MAX_OPERATIONS:
                 self._look_again[run] = self.now()
                 break
             if differs(key, value):
                 puts[key] = value
-        return puts, deletes
+        return puts
 
     def _resynchronise(self) -> None:
         """After an outcome that is not known: read everything again before deciding anything."""
@@ -203,11 +211,11 @@ class Loop:
     def _journal(self, run: str, record: RunRecord) -> Journal:
         if run not in self._journals:
             self._journals[run] = Journal(Path(record.run_dir) / "journal.jsonl")
-            self._journals[run].event("term", epoch=self._term.epoch)
+            self._journals[run].event("term", epoch=self.epoch)
         return self._journals[run]
 
-    def _report_unreadable(self) -> None:
-        for key, why in audit(self._mirror, self._mirror.fresh()).items():
+    def _report_unreadable(self, changed: set[str]) -> None:
+        for key, why in audit(self._mirror, changed).items():
             self._report(key, f"{key} is left alone: {why}")
 
     def _report(self, about: str, sentence: str) -> None:

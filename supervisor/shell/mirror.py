@@ -44,13 +44,11 @@ class Mirror:
         fresh, self._fresh = self._fresh & self.items.keys(), set()
         return fresh
 
-    def wrote(self, puts: dict[str, bytes], deletes: list[str], revision: int) -> None:
+    def wrote(self, puts: dict[str, bytes], revision: int) -> None:
         """Our own transaction, before the watch brings it back."""
         for key, value in puts.items():
             old = self.items.get(key)
             self.items[key] = Item(key, value, old.create_revision if old else revision, revision)
-        for key in deletes:
-            self.items.pop(key, None)
 
     def record(self, key: str, kind: type[T]) -> T | None:
         """The record at a key, or None when it is absent or cannot be read (then it is in `unreadable`)."""

@@ -9,8 +9,8 @@ from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
 from supervisor.wire.records import (
+    Admission,
     CheckpointMark,
-    GroupAdmission,
     LighthouseDesired,
     NodeDesired,
     TrainerDesired,
@@ -32,13 +32,9 @@ def memory_records(spec: RunSpec, memory: Memory, changed: tuple[Incident, ...])
 
 
 def intent_records(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, bytes]:
-    """Admissions for the gate and, per node, what is to run there."""
+    """Per node, what is to run there; and the newest checkpoint."""
     run = spec.name
-    records = {
-        keys.group(run, g): encode(GroupAdmission(run=run, group=g, generation=group.generation))
-        for g, group in memory.groups.items()
-        if group.generation
-    }
+    records: dict[str, bytes] = {}
     if memory.checkpoint is not None:
         mark = _mark(memory.checkpoint)
         assert mark is not None
@@ -61,6 +57,13 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, NodeDesire
             groups=spec.groups.count,
             min_groups=spec.groups.min_groups,
             torchft=spec.torchft,
+            admitted={
+                g: Admission(generation=group.generation, node=group.node)
+                for g, group in memory.groups.items()
+                if group.generation
+            },
+            quorum_ids_above=seat.quorum_ids_above,
+            close=seat.closing,
         )
         found[seat.node] = NodeDesired(node=seat.node, lighthouses=(lighthouse,))
     writer = _writer(memory)
@@ -81,6 +84,8 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         groups=spec.groups.count,
         min_groups=spec.groups.min_groups,
         gate=memory.lighthouse.address,
+        gate_node=memory.lighthouse.node if memory.lighthouse.address else "",
+        cut_off_stop_s=spec.policy.cut_off_stop_s,
         run_dir=run_dir,
         titan=spec.titan,
         torchft=spec.torchft,

@@ -93,6 +93,11 @@ def contradictions(spec: RunSpec) -> list[str]:
             f"torchft.quorum_retries = {torchft.quorum_retries} makes the pause between two {pause:.0f} ms "
             f"(quorum_timeout_ms / (retries + 1)), below 100 ms; at most {torchft.quorum_timeout_ms // 100 - 1}"
         )
+    if 0 < policy.cut_off_stop_s < 2 * policy.node_lease_s:
+        found.append(
+            f"policy.cut_off_stop_s = {policy.cut_off_stop_s:g} is below two leases (policy.node_lease_s = {policy.node_lease_s}): "
+            f"a hiccup would stop trainers; at least {2 * policy.node_lease_s}, or 0 for never"
+        )
     if policy.backoff_first_s > policy.backoff_max_s:
         found.append(
             f"policy.backoff_first_s = {policy.backoff_first_s:g} is above policy.backoff_max_s = {policy.backoff_max_s:g}"
@@ -128,6 +133,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.start_timeout_s": 1,
     "policy.node_lease_s": 2,
     "policy.allocation_timeout_s": 1,
+    "policy.cut_off_stop_s": 0,
     "policy.term_grace_s": 0,
 }
 """torchft.heartbeat_timeout_ms: its managers beat every 100 ms, and three must be missed. policy.node_lease_s: etcd makes

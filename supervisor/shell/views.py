@@ -19,7 +19,9 @@ from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Control,
+    EpochsBefore,
     GateObserved,
+    GatePresence,
     NodeObserved,
     Registration,
     RunRecord,
@@ -80,8 +82,20 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
         nodes=nodes,
         gate=_gate(mirror, run, known),
         grants=grants,
-        control=ControlView(paused=control.paused, stop=control.stop, restarts=control.restarts),
+        control=ControlView(
+            paused=control.paused,
+            stop=control.stop,
+            restarts=control.restarts,
+            resumes=control.resumes,
+            because=control.because,
+        ),
     )
+
+
+def epochs_before(mirror: Mirror) -> int:
+    """What is added to a leader's create revision to make its epoch."""
+    before = mirror.record(keys.EPOCHS_BEFORE, EpochsBefore)
+    return before.count if before is not None else 0
 
 
 def node_names(mirror: Mirror) -> list[str]:
@@ -97,6 +111,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
         for node in grant.nodes
     }
     held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
+    held.add(known.lighthouse.node)
     found = []
     for name in node_names(mirror):
         registration = mirror.record(keys.registration(name), Registration)
@@ -142,6 +157,9 @@ def _rank(trainer: TrainerObserved) -> RankView:
         commits=progress.commits if progress is not None else 0,
         step_s=progress.step_s if progress is not None else 0.0,
         checkpoint=Checkpoint(mark.step, mark.path, mark.group, mark.generation) if mark is not None else None,
+        quorum_id=progress.quorum_id if progress is not None else -1,
+        gate=trainer.gate,
+        reaches_gate=trainer.reaches_gate,
     )
 
 
@@ -152,10 +170,12 @@ def _gate(mirror: Mirror, run: str, known: Memory) -> GateView | None:
     gate = mirror.record(keys.gate(seat.node, run), GateObserved)
     if gate is None or gate.generation != seat.generation:
         return None
+    presence = mirror.record(keys.gate_presence(seat.node, run), GatePresence)
     return GateView(
         node=gate.node,
         generation=gate.generation,
         address=gate.address,
+        present=presence is not None and presence.generation == seat.generation,
         admitted={g.group: g.generation for g in gate.groups},
         hearing={g.group: g.hearing for g in gate.groups},
     )

@@ -7,6 +7,13 @@ PREFIX = "/supervisor/v1/"
 LEADER = PREFIX + "leader"
 """Leader's key, under its lease. Its create revision is the epoch."""
 
+EPOCHS_BEFORE = PREFIX + "epochs-before"
+"""A number that is added to every epoch, so that epochs grow although a restored etcd counts from 1 again. Written by
+`restore`."""
+
+RESTORING = PREFIX + "restoring"
+"""There while `restore` writes: nobody leads on a half of a state. Written by `restore`."""
+
 NODES = PREFIX + "nodes/"
 RUNS = PREFIX + "runs/"
 
@@ -31,6 +38,11 @@ def gate(node: str, run: str) -> str:
     return f"{NODES}{node}/gate/{run}"
 
 
+def gate_presence(node: str, run: str) -> str:
+    """There while the gate of `run` on this node reaches etcd: under its lease. Written by the gate."""
+    return f"{NODES}{node}/gate-presence/{run}"
+
+
 DESIRED = PREFIX + "desired/"
 
 
@@ -52,11 +64,6 @@ def control(run: str) -> str:
 def memory(run: str, part: str) -> str:
     """One part of the supervisor's memory of the run. Written by the leader."""
     return f"{RUNS}{run}/memory/{part}"
-
-
-def group(run: str, group: int) -> str:
-    """The current generation of a group: what the gate admits. Written by the leader."""
-    return f"{RUNS}{run}/groups/{group}"
 
 
 def incident(run: str, incident: str) -> str:

@@ -7,6 +7,7 @@ A record is a frozen dataclass; `encode` adds its kind and version, `decode` ref
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,22 +19,57 @@ from pydantic_core import to_jsonable_python
 from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
 
 VERSION = 1
+"""Version of every kind that is not in VERSIONS."""
+
+VERSIONS: dict[str, int] = {}
+"""Kinds with an incompatible change behind them, and their version now. Raised only when a program that ignores what it
+does not know, and drops it when it writes, would do harm; a field with a good default raises nothing (docs/UPGRADES.md)."""
 
 T = TypeVar("T")
+
+_HEAD = re.compile(rb'\{"\$kind":"(\w+)","\$version":(\d+)[,}]')
 
 
 class RecordError(ValueError):
     """A value that is no record of ours: corrupt, of another kind, or of a newer version."""
 
 
+class NewerRecord(RecordError):
+    """A record of a newer version than this program's."""
+
+
+def version_of(kind: str) -> int:
+    """The version in which this program writes a kind, and the newest that it reads."""
+    return VERSIONS.get(kind, VERSION)
+
+
+def newer(value: bytes | str) -> str:
+    """Why a value is of a newer version than this program's; empty when it is not (or is no record at all)."""
+    head = _HEAD.match(value.encode() if isinstance(value, str) else value)
+    if head is not None:  # as `encode` writes it: asked of every change, so nothing else is parsed
+        return _newer(head[1].decode(), int(head[2]))
+    try:
+        body = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    kind, version = (body.get("$kind"), body.get("$version")) if isinstance(body, dict) else ("", 0)
+    return _newer(kind, version) if isinstance(kind, str) and isinstance(version, int) else ""
+
+
+def _newer(kind: str, version: int) -> str:
+    known = version_of(kind)
+    return f"version {version} is newer than this program's {known}" if version > known else ""
+
+
 def encode(record: Any) -> bytes:
     """JSON bytes of a record, with its kind and version."""
     body = to_jsonable_python(record)
-    return json.dumps({"$kind": type(record).__name__, "$version": VERSION, **body}, separators=(",", ":")).encode()
+    kind = type(record).__name__
+    return json.dumps({"$kind": kind, "$version": version_of(kind), **body}, separators=(",", ":")).encode()
 
 
 def decode(value: bytes | str, kind: type[T]) -> T:
-    """Read a record; raises RecordError for corrupt bytes, another kind, or a newer version.
+    """Read a record; raises RecordError for corrupt bytes or another kind, NewerRecord for a newer version.
 
     Unknown fields are ignored: a later minor version may add some.
     """
@@ -45,8 +81,10 @@ def decode(value: bytes | str, kind: type[T]) -> T:
         found = body.get("$kind") if isinstance(body, dict) else type(body).__name__
         raise RecordError(f"kind is {found!r}, expected {kind.__name__!r}")
     version = body.get("$version")
-    if not isinstance(version, int) or version > VERSION:
-        raise RecordError(f"version {version!r} is newer than this program's {VERSION}")
+    if not isinstance(version, int):
+        raise RecordError(f"version {version!r} is no number")
+    if version > version_of(kind.__name__):
+        raise NewerRecord(_newer(kind.__name__, version))
     try:
         record: T = _adapter(cast(Hashable, kind)).validate_python(
             {k: v for k, v in body.items() if k not in ("$kind", "$version")}
@@ -195,6 +233,8 @@ class Registration:
     agent_pid: int
     version: str
     metrics_port: int = 0
+    insecure: bool = False
+    """It talks in plain off loopback, because its security file says `insecure = true`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +274,10 @@ class TrainerObserved:
     state: Literal["starting", "running", "exited"]
     exit: ExitObserved | None = None
     progress: Progress | None = None
+    gate: str | None = None
+    """Where its forwarder passes on to; empty: it has cut and holds. None: not known (yet)."""
+    reaches_gate: bool | None = None
+    """Whether its forwarder has a connection to the gate now. None: not known (yet)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +340,7 @@ class TrainerDesired:
     groups: int
     min_groups: int
     gate: str
-    """host:port of the run's gate; empty while there is none (the forwarder holds)."""
+    """host:port of the run's gate; empty while there is none (the forwarder cuts and holds)."""
     run_dir: str
     titan: TitanSpec
     torchft: TorchFTSpec
@@ -304,6 +348,10 @@ class TrainerDesired:
     checkpoint: CheckpointMark | None = None
     resume: Literal["disk", "peers"] = "disk"
     writer: bool = False
+    gate_node: str = ""
+    """Node of the gate: whose certificate the forwarder expects there."""
+    cut_off_stop_s: float = 0.0
+    """`policy.cut_off_stop_s`; 0: never."""
     lost: tuple[int, ...] = ()
     """Other groups that the gate hears no more: a rank whose step has not moved for a heartbeat timeout is told to
     abort its process group, since it may be waiting inside a collective with one of them."""
@@ -312,14 +360,30 @@ class TrainerDesired:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Admission:
+    """The one generation of a group that the gate lets through, and the node that runs it. Raising it fences every
+    older one."""
+
+    generation: int
+    node: str = ""
+    """Empty while no node has it: then nobody may speak for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LighthouseDesired:
-    """A lighthouse with its gate that is to run on this node."""
+    """A lighthouse with its gate that is to run on this node, and the gate's orders (ADR 6)."""
 
     run: str
     generation: int
     groups: int
     min_groups: int
     torchft: TorchFTSpec
+    admitted: dict[int, Admission] = field(default_factory=dict)
+    """By group. An admission never goes back."""
+    quorum_ids_above: int = 0
+    """The lighthouse's quorum ids begin above this; 0: as TorchFT counts."""
+    close: bool = False
+    """It is to end, and never to be started again; its record is kept until another takes its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,11 +396,11 @@ class NodeDesired:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupAdmission:
-    """The one generation of a group that the gate lets through. Raising it fences every older one."""
+class GatePresence:
+    """The gate of a run lives and reaches etcd (under its lease)."""
 
     run: str
-    group: int
+    node: str
     generation: int
 
 
@@ -358,6 +422,10 @@ class Control:
     stop: bool = False
     restarts: dict[int, int] = field(default_factory=dict)
     """group -> how many restarts were asked for so far."""
+    resumes: int = 0
+    """How often a person let the run out of a halt so far."""
+    because: str = ""
+    """Why, the last time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,3 +436,21 @@ class LeaderRecord:
     pid: int
     home: str
     metrics_port: int = 0
+    insecure: bool = False
+    """As in Registration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochsBefore:
+    """Epochs of the etcd whose state was restored into this one: added to every epoch."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoring:
+    """A restore has begun and not ended: what is under our prefix is not whole, and nobody may lead on it."""
+
+    file: str
+    host: str
+    pid: int

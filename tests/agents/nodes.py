@@ -16,7 +16,6 @@ from supervisor.ports.store import Store
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateObserved,
-    GroupAdmission,
     LighthouseDesired,
     NodeDesired,
     NodeObserved,
@@ -118,13 +117,13 @@ class Nodes:
         for node in self._made:
             node.end()
 
-    def start(self, name: str = "n0", *options: str, **environment: str) -> Node:
-        node = Node(self.home, name, self.etcd, *options, **environment)
+    def start(self, name: str = "n0", *options: str, etcd: str = "", **environment: str) -> Node:
+        node = Node(self.home, name, etcd or self.etcd, *options, **environment)
         self._made.append(node)
         return node
 
-    def cold(self, name: str = "n0", *options: str, **environment: str) -> Node:
-        return self.start(name, "--cold", *options, **environment)
+    def cold(self, name: str = "n0", *options: str, etcd: str = "", **environment: str) -> Node:
+        return self.start(name, "--cold", *options, etcd=etcd, **environment)
 
 
 def trainer(group: int = 0, generation: int = 1, **fields: Any) -> TrainerDesired:
@@ -155,10 +154,6 @@ def desire(
     """Write what a node is to run, as the leader would."""
     record = NodeDesired(node=node, trainers=trainers, lighthouses=lighthouses)
     store.put(keys.desired(node, RUN), encode(record))
-
-
-def admit(store: Store, group: int, generation: int) -> None:
-    store.put(keys.group(RUN, group), encode(GroupAdmission(run=RUN, group=group, generation=generation)))
 
 
 def observed(store: Store, node: str) -> NodeObserved | None:

@@ -6,18 +6,19 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from agents import process
-from agents.gate import ETCD_SILENCE_S
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.spec import TorchFTSpec
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.store import connect
-from supervisor.wire.records import LighthouseDesired, TrainerDesired
-from tests.agents.nodes import RUN, Node, Nodes, admit, desire, gate, kill, observed, running, trainer
+from supervisor.wire.records import Admission, LighthouseDesired, TrainerDesired
+from tests.agents.nodes import RUN, Node, Nodes, desire, gate, kill, observed, running, trainer
 from tests.helpers import etcd
 from tests.helpers.waiting import eventually
 
@@ -42,13 +43,20 @@ class Run:
         self.wanted = set(range(groups))
         self.lighthouse = LighthouseDesired(run=RUN, generation=1, groups=groups, min_groups=1, torchft=TORCHFT)
         self.address = ""
+        self.admitted: dict[int, Admission] = {}
 
-    def apply(self, admitting: bool = True) -> None:
-        if admitting:
-            for group, generation in self.generations.items():
-                admit(self.store, group, generation)
+    def apply(self) -> None:
+        self.admitted |= {g: Admission(generation=n, node=NODE) for g, n in self.generations.items()}
+        self.write()
+
+    def admit(self, group: int, generation: int) -> None:
+        self.admitted[group] = Admission(generation=generation)
+        self.write()
+
+    def write(self) -> None:
         trainers = [self._desired(group) for group in sorted(self.wanted)]
-        desire(self.store, NODE, *trainers, lighthouses=(self.lighthouse,))
+        lighthouse = replace(self.lighthouse, admitted=self.admitted)
+        desire(self.store, NODE, *trainers, lighthouses=(lighthouse,))
 
     def _desired(self, group: int) -> TrainerDesired:
         options = {f"toy_{key}": value for key, value in self.options[group].items()}
@@ -184,7 +192,7 @@ def test_a_stopped_trainer_is_dropped_by_its_silence_and_comes_back(two: Run) ->
 
 def test_a_stale_generation_is_cut_and_can_never_come_back(two: Run) -> None:
     stale, pid, generation = two.name(1), two.pid(1), two.generations[1]
-    admit(two.store, 1, generation + 1)
+    two.admit(1, generation + 1)
     eventually(lambda: two.hearing(1) == (generation + 1, "absent"), 5)
     fenced = time.time()
     # a survivor that was already given a quorum with it is freed by the process group's timeout (or by `abort`)
@@ -194,7 +202,7 @@ def test_a_stale_generation_is_cut_and_can_never_come_back(two: Run) -> None:
     late = [c for c in two.node.steps(stale) if c["committed"] and c["t"] > fenced]
     assert len(late) <= 1
     # not even when somebody names it again: an admission never goes back
-    admit(two.store, 1, generation)
+    two.admit(1, generation)
     again = time.time()
     eventually(lambda: len([c for c in two.commits(0, again) if c["participants"] == 1]) > 20, 20)
     assert two.hearing(1) == (generation + 1, "absent")
@@ -215,7 +223,8 @@ def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> 
     found = eventually(lambda: (seen := observed(two.store, NODE).lighthouses[0]).state == "exited" and seen, 5)
     assert found.exit.exit_code == 1
     assert "the lighthouse ended" in found.exit.stderr_tail
-    two.lighthouse = LighthouseDesired(run=RUN, generation=2, groups=2, min_groups=1, torchft=TORCHFT)
+    newest = max(int(str(line["quorum_id"])) for line in two.commits(0))
+    two.lighthouse = replace(two.lighthouse, generation=2, quorum_ids_above=newest + 100)
     two.address = ""
     two.apply()
     two.address = eventually(two.gate_address, 20, "the next gate listens")
@@ -255,7 +264,7 @@ def test_without_etcd_training_goes_on_until_a_group_is_lost(two: Run, own_etcd:
     etcd.kill(own_etcd)
     away = time.time()
     # longer than the gate's patience with a silent etcd
-    eventually(lambda: time.time() - away > ETCD_SILENCE_S + 1, ETCD_SILENCE_S + 3)
+    eventually(lambda: time.time() - away > GATE_ETCD_SILENCE_S + 1, GATE_ETCD_SILENCE_S + 3)
     since = time.time()
     eventually(lambda: any(c["participants"] == 2 for c in two.commits(0, since)), 10)
     lost = time.time()

@@ -16,6 +16,7 @@ from typing import Any
 from supervisor.core import budget as budgets
 from supervisor.core import invariants
 from supervisor.core.decide import EVERYTHING_GONE, decide
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.ladder import FIRST_RUNG
 from supervisor.core.model import (
     Checkpoint,
@@ -38,6 +39,9 @@ from supervisor.wire.records import NodeDesired, TrainerDesired
 
 TICK_S = 0.5
 HOST = "host"
+OTHER = "other"
+"""A second service host."""
+GATE_LEASE_S = 5.0
 ENDED = ("finished", "stopped", "halted")
 FACTS = ("checkpoint", "fence")
 """Actions that only note what was seen; a paused run may take them."""
@@ -97,7 +101,7 @@ class Process:
         if not self.exited:
             self.exit_code, self.signal, self.error = code, signal, error
 
-    def view(self) -> RankView:
+    def view(self, gate: str | None, reaches: bool) -> RankView:
         mark = Checkpoint(self.step, f"s{self.step}", self.group, self.generation) if self.step % 5 == 4 else None
         return RankView(
             group=self.group,
@@ -112,6 +116,8 @@ class Process:
             phase="finished" if self.exit_code == 0 else "step",
             step_s=TICK_S,
             checkpoint=mark,
+            gate=gate,
+            reaches_gate=reaches,
         )
 
 
@@ -129,18 +135,50 @@ class Machine:
     wanted: tuple[TrainerDesired, ...] = ()
     processes: dict[tuple[int, int], Process] = field(default_factory=dict)
     begun: set[tuple[int, int]] = field(default_factory=set)
+    ways: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(group, generation) -> the gate that its forwarder passes on to."""
 
     def live(self) -> list[Process]:
         return [p for p in self.processes.values() if not p.exited] if self.power else []
 
 
 @dataclass
-class Gate:
-    """The truth about the gate; `Cluster.gate_record` is what it said last."""
+class Host:
+    """A service host."""
 
+    name: str
+    power: bool = True
+    lease_until: float = 1e9
+    wanted: NodeDesired | None = None
+    ended: set[int] = field(default_factory=set)
+    """Generations of lighthouses whose end its shim knows."""
+    begun: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Gate:
+    """The truth about a lighthouse and its gate."""
+
+    host: str
+    generation: int
     up: bool = True
+    frozen: bool = False
+    retired: bool = False
+    closed: bool = False
+    present_until: float = -1.0
+    etcd_at: float = 0.0
+    told: GateView | None = None
     admitted: dict[int, int] = field(default_factory=dict)
     came: set[tuple[int, int]] = field(default_factory=set)
+    heard: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.generation}"
+
+    @property
+    def serves(self) -> bool:
+        return self.up and not (self.frozen or self.retired or self.closed)
 
 
 @dataclass
@@ -164,9 +202,10 @@ class Cluster:
         self.now = 50.0
         self.stable_since = 0.0
         self.store_up = True
-        self.host_up = True
-        self.gate = Gate()
-        self.gate_record: GateView | None = None
+        self.hosts = {name: Host(name) for name in (HOST, OTHER)}
+        self.gates: list[Gate] = []
+        self.island: frozenset[str] = frozenset()
+        """Hosts and machines that reach each other, and neither the store nor anybody else."""
         self.machines: dict[str, Machine] = {}
         self.ghosts: list[Machine] = []
         """Machines that the engine has written off, whose processes may live on."""
@@ -178,7 +217,6 @@ class Cluster:
         self.records: dict[str, bytes] = {}
         self.memory = Memory()
         self.desired: dict[str, NodeDesired] = {}
-        self.admissions: dict[int, int] = {}
         self.leaderless = 0
         self.calm = False
         """Nothing is late any more, and nobody dies."""
@@ -203,7 +241,10 @@ class Cluster:
         for machine in [*self.machines.values(), *self.ghosts]:
             self._agent(machine)
             self._processes(machine)
-        self._gate()
+        for host in self.hosts.values():
+            self._host(host)
+        for gate in self.gates:
+            self._gate(gate)
         self._quorum()
         self._check_owners()
         if self.leaderless:
@@ -261,7 +302,7 @@ class Cluster:
     def _give_up(self, machine: Machine) -> None:
         """The engine ends what it can reach; a machine that it cannot reach lives on for itself, and its name with it."""
         del self.machines[machine.name]
-        if machine.linked or not machine.power:
+        if (machine.linked and machine.name not in self.island) or not machine.power:
             for process in machine.live():
                 process.end(signal=9)
             machine.power = False
@@ -275,13 +316,16 @@ class Cluster:
     def _agent(self, machine: Machine) -> None:
         if not machine.power or not machine.agent:
             return
-        if machine.linked and self.store_up:
+        if machine.linked and self.store_up and machine.name not in self.island:
             if self.luck(0.6):
                 wanted = self.desired.get(machine.name)
                 ours = machine.name in self.machines
                 machine.wanted = wanted.trainers if wanted is not None and ours else ()
             if self.luck(0.6) and machine.name in self.machines:
-                self.reported[machine.name] = tuple(p.view() for p in machine.processes.values())
+                self.reported[machine.name] = tuple(
+                    p.view(machine.ways.get(key, ""), any(self._connected(g, p, machine) for g in self.gates))
+                    for key, p in machine.processes.items()
+                )
                 machine.said_something = True
                 for process in machine.processes.values():
                     process.reported = process.reported or process.exited
@@ -293,6 +337,7 @@ class Cluster:
     def _obey(self, machine: Machine) -> None:
         """As agents.reconcile: never two generations at once, each started once, an end is kept until it is told."""
         newest = {t.group: t for t in machine.wanted}
+        machine.ways |= {(t.group, t.generation): t.gate for t in machine.wanted}
         for process in machine.live():
             wanted = newest.get(process.group)
             if process.ending is None and (wanted is None or wanted.generation > process.generation):
@@ -327,49 +372,107 @@ class Cluster:
             elif not process.frozen:
                 process.age += 1
 
-    def _reaches_gate(self, process: Process, machine: Machine) -> bool:
-        up = self.gate.up and self.host_up and machine.power and machine.linked
-        return up and process.built and not process.frozen
-
     def everywhere(self) -> list[tuple[Machine, Process]]:
         return [(m, p) for m in [*self.machines.values(), *self.ghosts] for p in m.processes.values()]
 
-    def _gate(self) -> None:
-        if not (self.gate.up and self.host_up):
-            return
-        if self.store_up and self.luck(0.5):
-            for group, generation in self.admissions.items():
-                self.gate.admitted[group] = max(generation, self.gate.admitted.get(group, 0))
-        for machine, process in self.everywhere():
-            if machine.power and machine.linked and not process.exited:
-                self.gate.came.add((process.group, process.generation))
-        seat = self.memory.lighthouse
-        if self.store_up and seat.node and self.luck(0.6):
-            hearing = {g: self._hearing(g, n) for g, n in self.gate.admitted.items()}
-            self.gate_record = GateView(
-                node=HOST, generation=1, address="host:1", admitted=dict(self.gate.admitted), hearing=hearing
-            )
+    def _same_side(self, machine: Machine, gate: Gate) -> bool:
+        """Whether the machine's packets reach the gate's host."""
+        both = (machine.name in self.island) == (gate.host in self.island)
+        return both and machine.power and machine.linked and self.hosts[gate.host].power
 
-    def _hearing(self, group: int, generation: int) -> str:
-        if (group, generation) not in self.gate.came:
+    def _connected(self, gate: Gate, process: Process, machine: Machine) -> bool:
+        """Whether its forwarder has a connection to this gate."""
+        way = machine.ways.get((process.group, process.generation))
+        return gate.up and not gate.frozen and way == gate.address and self._same_side(machine, gate)
+
+    def _reaches_gate(self, gate: Gate, process: Process, machine: Machine) -> bool:
+        return self._connected(gate, process, machine) and process.built and not process.frozen
+
+    def _host(self, host: Host) -> None:
+        """Its agent: starts, ends and reports lighthouses."""
+        if not host.power:
+            return
+        if self.store_up and host.name not in self.island:
+            host.lease_until = self.now + self.spec.policy.node_lease_s
+            if self.luck(0.6):
+                host.wanted = self.desired.get(host.name)
+            if self.luck(0.6):
+                host.ended |= {g.generation for g in self.gates if g.host == host.name and not g.up}
+        own = [g for g in self.gates if g.host == host.name and g.up]
+        for gate in own:
+            if gate.frozen and self.luck(0.2):
+                gate.up = False
+        for light in host.wanted.lighthouses if host.wanted is not None else ():
+            for gate in own:
+                if (gate.generation < light.generation or light.close) and self.luck(0.5):
+                    gate.up = False
+            if not (light.close or light.generation in host.begun or any(g.up for g in own)) and self.luck(0.5):
+                host.begun.add(light.generation)
+                self.gates.append(Gate(host.name, light.generation, etcd_at=self.now))
+
+    def _gate(self, gate: Gate) -> None:
+        if not gate.up or gate.frozen:
+            return
+        if self.store_up and gate.host not in self.island:
+            gate.etcd_at = self.now
+            # its lease may have been renewed up to a third of it ago
+            gate.present_until = self.now + GATE_LEASE_S - (0 if self.calm else self.dice.random() * GATE_LEASE_S / 3)
+            if self.luck(0.5):
+                self._read_orders(gate)
+            if self.luck(0.6):
+                hearing = {g: self._hearing(gate, g, n) for g, n in gate.admitted.items()}
+                gate.told = GateView(
+                    node=gate.host,
+                    generation=gate.generation,
+                    address=gate.address,
+                    admitted=dict(gate.admitted),
+                    hearing=hearing,
+                )
+        for machine, process in self.everywhere():
+            if self._same_side(machine, gate) and not process.exited:
+                gate.came.add((process.group, process.generation))
+            if self._reaches_gate(gate, process, machine) and gate.admitted.get(process.group) == process.generation:
+                gate.heard[process.group] = self.now
+        late_s = self.spec.torchft.heartbeat_timeout_ms / 1000
+        deaf = any(self.now - gate.heard.get(g, -1e9) > late_s for g in gate.admitted)
+        if self.now - gate.etcd_at > GATE_ETCD_SILENCE_S and deaf:
+            gate.closed = True
+
+    def _read_orders(self, gate: Gate) -> None:
+        wanted = self.desired.get(gate.host)
+        if wanted is None:
+            return
+        own = [light for light in wanted.lighthouses if light.generation == gate.generation]
+        if not own or own[0].close:
+            gate.retired, gate.up = True, False
+            return
+        gate.closed = False
+        for group, admission in own[0].admitted.items():
+            gate.admitted[group] = max(admission.generation, gate.admitted.get(group, 0))
+
+    def _hearing(self, gate: Gate, group: int, generation: int) -> str:
+        if (group, generation) not in gate.came:
             return "absent"
         for machine, process in self.everywhere():
             if (process.group, process.generation) == (group, generation):
-                if self._reaches_gate(process, machine):
+                here = self._same_side(machine, gate)
+                if self._reaches_gate(gate, process, machine):
                     return "beating"
-                if process.exited and machine.power and machine.linked:
+                if process.exited and here:
                     return "gone"
-                if machine.power and machine.linked and not process.built and not process.exited:
+                if here and not process.built and not process.exited:
                     return "holding"
                 return "silent"
         return "gone"
 
-    def able(self) -> list[tuple[Machine, Process]]:
+    def able(self, only: Gate | None = None) -> list[tuple[Machine, Process]]:
         """Those that can enter a quorum now."""
         return [
             (m, p)
+            for gate in self.gates
+            if gate.serves and only in (None, gate)
             for m, p in self.everywhere()
-            if self._reaches_gate(p, m) and self.gate.admitted.get(p.group) == p.generation
+            if self._reaches_gate(gate, p, m) and gate.admitted.get(p.group) == p.generation
         ]
 
     def _quorum(self) -> None:
@@ -401,11 +504,12 @@ class Cluster:
             (
                 self.machines,
                 self.ghosts,
-                self.gate,
+                self.gates,
+                self.hosts,
+                self.island,
                 self.engine,
                 self.control,
                 self.store_up,
-                self.host_up,
                 self.leaderless,
             )
         )
@@ -460,20 +564,35 @@ class Cluster:
             allocation = self.engine[granted[target % len(granted)]]
             allocation.state, allocation.reason, allocation.kill_in = "gone", "preempted", target % 12
 
-    def _gate_down(self, target: int) -> None:
-        self.gate.up = False
+    def _seated(self) -> list[Gate]:
+        return [g for g in self.gates if g.up]
 
-    def _gate_up(self, target: int) -> None:
-        if not self.gate.up:
-            # a fresh gate knows nothing; what it reads of etcd it reads before it opens
-            self.gate = Gate(admitted=dict(self.admissions) if self.store_up else dict(self.gate.admitted))
+    def _gate_down(self, target: int) -> None:
+        for gate in self._seated()[-1:]:
+            gate.up = False
+
+    def _gate_frozen(self, target: int) -> None:
+        for gate in self._seated()[-1:]:
+            gate.frozen = True
 
     def _host_down(self, target: int) -> None:
-        self.host_up = False
+        host = self.hosts[(HOST, OTHER)[target % 2]]
+        host.power = False
+        for gate in self.gates:
+            if gate.host == host.name:
+                gate.up = False
 
-    def _host_up(self, target: int) -> None:
-        self.host_up = True
-        self._gate_up(target)
+    def _hosts_up(self, target: int) -> None:
+        for host in self.hosts.values():
+            host.power = True
+
+    def _split(self, target: int) -> None:
+        """A service host, and some machines with it, on their own."""
+        machines = [name for number, name in enumerate(sorted(self.machines)) if (target >> (number + 1)) % 2]
+        self.island = frozenset([(HOST, OTHER)[target % 2], *machines])
+
+    def _unsplit(self, target: int) -> None:
+        self.island = frozenset()
 
     def _store_down(self, target: int) -> None:
         self.store_up = False
@@ -505,7 +624,8 @@ class Cluster:
         self.calm = True
         self.leaderless = 0
         self._store_back(0)
-        self._host_up(0)
+        self._hosts_up(0)
+        self._unsplit(0)
         self._revive_agents(0)
         self._resume(0)
 
@@ -519,7 +639,15 @@ class Cluster:
             for node in g.nodes
         }
         held = {n for g in self.memory.groups.values() for n in (g.node, g.old_node) if n}
-        nodes = {HOST: NodeView(name=HOST, registered=self.host_up, role="service")}
+        nodes = {
+            host.name: NodeView(
+                name=host.name,
+                registered=self.now < host.lease_until,
+                role="service",
+                lighthouses_ended=tuple(sorted(host.ended)),
+            )
+            for host in self.hosts.values()
+        }
         for name in sorted(set(given) | held):
             machine = self.machines.get(name)
             here = machine is not None and self.registered(machine)
@@ -535,10 +663,17 @@ class Cluster:
             now=self.now,
             store_stable_s=self.now - self.stable_since,
             nodes=nodes,
-            gate=self.gate_record if self.memory.lighthouse.node else None,
+            gate=self._gate_view(),
             grants=dict(self.grants),
             control=self.control,
         )
+
+    def _gate_view(self) -> GateView | None:
+        seat = self.memory.lighthouse
+        for gate in self.gates:
+            if (gate.host, gate.generation) == (seat.node, seat.generation) and gate.told is not None:
+                return replace(gate.told, present=self.now < gate.present_until)
+        return None
 
     def _supervise(self) -> None:
         observed = self.observe()
@@ -558,12 +693,14 @@ class Cluster:
             self.broken.append(f"round trip: {decision.memory} came back as {read}")
         self.memory = read
         self.desired = projection.desired(self.spec, "/runs/run", read)
-        self.admissions = {g: m.generation for g, m in read.groups.items() if m.generation}
 
     # --- properties ---
 
     def _check_owners(self) -> None:
-        """Two owners never."""
+        """Two owners never, and two lighthouses never."""
+        serving = [gate.address for gate in self.gates if self.able(gate)]
+        if len(serving) > 1:
+            self.broken.append(f"lighthouses: {' and '.join(serving)} serve at once")
         able: dict[int, list[str]] = {}
         for machine, process in self.able():
             able.setdefault(process.group, []).append(f"generation {process.generation} on {machine.name}")
@@ -573,7 +710,7 @@ class Cluster:
             if group is None or process.exited or not machine.power or group.phase not in ("starting", "running"):
                 continue
             here = machine.name == group.node and machine.name in self.machines
-            admitted = self.gate.up and self.gate.admitted.get(process.group) == process.generation
+            admitted = any(g.serves and g.admitted.get(process.group) == process.generation for g in self.gates)
             if process.generation < group.generation and not here and admitted:
                 self.broken.append(
                     f"owners: generation {group.generation} of group {process.group} was started on {group.node} while "

@@ -29,9 +29,11 @@ FAULTS = [
     "revive_agents",
     "take_away",
     "gate_down",
-    "gate_up",
+    "gate_frozen",
     "host_down",
-    "host_up",
+    "hosts_up",
+    "split",
+    "unsplit",
     "store_down",
     "store_back",
     "pause",
@@ -78,6 +80,37 @@ def test_whatever_happens(seed: int, plan: Plan, warm_up: bool, engine_notices: 
     again = c.until(c.healthy, 400)
     assert not c.broken, c.broken[:3]
     assert again, c.state()
+
+
+CUTS = ["split", "split", "unsplit", "unlink", "link", "gate_frozen", "gate_down", "host_down", "hosts_up", "kill"]
+
+
+@times(4)
+@given(SEEDS, st.lists(st.tuples(st.integers(1, 40), st.sampled_from(CUTS), st.integers(0, 63)), min_size=2, max_size=6))
+def test_two_lighthouses_never_serve_at_once(seed: int, plan: Plan) -> None:
+    """However the network is cut around them, and whatever dies with it; and afterwards everybody trains together."""
+    c = live(seed, plan, cluster.spec())
+    c.run(40)
+    c.heal()
+    again = c.until(c.healthy, 400)
+    assert not c.broken, c.broken[:3]
+    assert again, c.state()
+
+
+@pytest.mark.parametrize("target", range(32))
+def test_one_side_of_a_split_network_trains_and_never_both(target: int) -> None:
+    """Every way to cut a service host and some of the four machines off from the store and the rest."""
+    c = Cluster(cluster.spec(), target)
+    assert c.until(c.healthy, 300), c.state()
+    c.run(5)
+    c.fault("split", target)
+    before = c.steps
+    c.run(200)
+    assert not c.broken, c.broken[:3]
+    assert c.steps > before + 20, f"nobody trains: {c.state()}"
+    c.heal()
+    assert c.until(c.healthy, 400), c.state()
+    assert not c.broken, c.broken[:3]
 
 
 @times(2)
@@ -179,8 +212,8 @@ def test_string_hashes_do_not_reach_the_output(tmp_path: Path) -> None:
 def test_every_fault_of_the_model_can_happen(fault: str) -> None:
     """A fault that hits nobody would make the properties hold for nothing."""
     c = live(0, [], cluster.spec())
-    undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "gate_up": "gate_down",
-            "host_up": "host_down", "store_back": "store_down", "resume": "pause"}  # fmt: skip
+    undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "unsplit": "split",
+            "hosts_up": "host_down", "store_back": "store_down", "resume": "pause"}  # fmt: skip
     if fault in undo:
         c.fault(undo[fault], 1)
     c.fault(fault, 1)

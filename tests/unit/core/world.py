@@ -117,6 +117,11 @@ class World:
             hearing={**hearing, **about.pop("hear", {})},
         )
 
+    def mute(self) -> None:
+        """The gate's lease lapses; what it said last stays."""
+        assert self.gate is not None
+        self.gate = replace(self.gate, present=False)
+
     def hear(self, group: int, hearing: str) -> None:
         assert self.gate is not None
         self.gate = replace(self.gate, hearing={**self.gate.hearing, group: hearing})

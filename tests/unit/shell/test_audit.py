@@ -27,7 +27,7 @@ KINDS = {
     "spec": "RunRecord",
     "control": "Control",
     "memory": "Memory",
-    "group": "GroupAdmission",
+    "gate_presence": "GatePresence",
     "incident": "Incident",
     "allocation": "AllocationMemory",
     "grant": "Grant",
@@ -47,6 +47,7 @@ def of_functions() -> dict[str, str]:
 KEYS = [
     *((key, KINDS.get(name, "?")) for name, key in of_functions().items()),
     (keys.LEADER, "LeaderRecord"),
+    (keys.EPOCHS_BEFORE, "EpochsBefore"),
     (keys.memory("run", "group-12"), "GroupMemory"),
 ]
 

@@ -37,7 +37,7 @@ def test_a_delete_is_taken_in() -> None:
 
 def test_what_is_older_than_our_own_write_is_passed_over() -> None:
     mirror = mirror_of({"/a": value(1)}, revision=5)
-    mirror.wrote({"/a": value(9)}, [], revision=8)
+    mirror.wrote({"/a": value(9)}, revision=8)
     mirror.apply(Changes(6, puts=(item("/a", 2, 6),)))
     mirror.apply(Changes(7, deletes=("/a",)))
     assert step(mirror) == 9
@@ -46,15 +46,9 @@ def test_what_is_older_than_our_own_write_is_passed_over() -> None:
     assert step(mirror) == 4
 
 
-def test_our_own_delete_is_seen_at_once() -> None:
-    mirror = mirror_of({"/a": value(1), "/b": value(2)}, revision=5)
-    mirror.wrote({}, ["/a"], revision=6)
-    assert mirror.keys("/") == ["/b"]
-
-
 def test_our_own_write_keeps_the_create_revision() -> None:
     mirror = mirror_of({"/a": value(1)}, revision=5)
-    mirror.wrote({"/a": value(2), "/b": value(3)}, [], revision=6)
+    mirror.wrote({"/a": value(2), "/b": value(3)}, revision=6)
     assert (mirror.items["/a"].create_revision, mirror.items["/a"].mod_revision) == (1, 6)
     assert mirror.items["/b"].create_revision == 6
 
@@ -67,7 +61,7 @@ def test_after_a_reset_whatever_is_not_in_it_is_gone() -> None:
 
 def test_the_revision_never_goes_back() -> None:
     mirror = mirror_of({}, revision=5)
-    mirror.wrote({"/a": value(1)}, [], revision=8)
+    mirror.wrote({"/a": value(1)}, revision=8)
     mirror.apply(Changes(8))
     mirror.apply(Changes(6))
     assert mirror.revision == 8

@@ -10,7 +10,7 @@ from supervisor.core.model import Checkpoint, GroupMemory, Memory
 from supervisor.core.spec import GroupsSpec
 from supervisor.shell import projection
 from supervisor.wire import keys
-from supervisor.wire.records import CheckpointMark, GroupAdmission, NodeDesired, TrainerDesired, decode
+from supervisor.wire.records import CheckpointMark, NodeDesired, TrainerDesired, decode
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
 
@@ -49,9 +49,15 @@ def test_only_incidents_that_changed_are_written() -> None:
 
 def test_every_started_group_is_admitted_by_its_current_generation_alone() -> None:
     memory = replace(MEMORY, groups={**MEMORY.groups, 2: GroupMemory(group=2)})
-    found = projection.intent_records(SPEC, "/runs/run", memory)
-    admissions = {k: decode(v, GroupAdmission) for k, v in found.items() if k.startswith(keys.group("run", 0)[:-1])}
-    assert {(a.group, a.generation) for a in admissions.values()} == {(0, 1), (1, 2)}, "2 was never started"
+    found = projection.desired(SPEC, "/runs/run", memory)["host"].lighthouses[0].admitted
+    assert {g: (a.generation, a.node) for g, a in found.items()} == {0: (1, "n1"), 1: (2, "")}, "2 was never started"
+
+
+def test_a_lighthouse_that_is_closed_is_reached_by_nobody() -> None:
+    seat = replace(RUNNING.lighthouse, closing=True, address="", quorum_ids_above=7)
+    wanted = projection.desired(SPEC, "/runs/run", replace(RUNNING, lighthouse=seat))
+    assert (wanted["host"].lighthouses[0].close, wanted["host"].lighthouses[0].quorum_ids_above) == (True, 7)
+    assert {t.gate for d in wanted.values() for t in d.trainers} == {""}
 
 
 def test_a_fencing_group_runs_nowhere() -> None:

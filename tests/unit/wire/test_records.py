@@ -82,7 +82,7 @@ def test_no_field_hides_the_kind_or_version(kind: type[Any]) -> None:
     assert not {"$kind", "$version"} & {f.name for f in fields(kind)}
 
 
-ADMISSION = records.GroupAdmission(run="run", group=1, generation=2)
+ADMISSION = records.GatePresence(run="run", node="n1", generation=2)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ ADMISSION = records.GroupAdmission(run="run", group=1, generation=2)
         (b"null", "kind is 'NoneType'"),
         (b"[]", "kind is 'list'"),
         (b"{}", "kind is None"),
-        (encode(records.DigestMark(step=1, value="x")), "kind is 'DigestMark', expected 'GroupAdmission'"),
+        (encode(records.DigestMark(step=1, value="x")), "kind is 'DigestMark', expected 'GatePresence'"),
         (encode(ADMISSION).replace(b'"$version":1', b'"$version":2'), "version 2 is newer"),
         (encode(ADMISSION).replace(b'"$version":1', b'"$version":"1"'), "version '1'"),
         (encode(ADMISSION).replace(b'"$version":1,', b""), "version None"),
@@ -106,7 +106,7 @@ ADMISSION = records.GroupAdmission(run="run", group=1, generation=2)
 )
 def test_what_cannot_be_read_is_refused(value: bytes, why: str) -> None:
     with pytest.raises(RecordError) as error:
-        decode(value, records.GroupAdmission)
+        decode(value, records.GatePresence)
     assert why in str(error.value)
 
 
@@ -119,7 +119,7 @@ def test_no_bytes_do_more_than_be_refused(value: bytes) -> None:
 
 def test_an_unknown_field_of_a_later_minor_version_is_ignored() -> None:
     body = {**json.loads(encode(ADMISSION)), "colour": "blue"}
-    assert decode(json.dumps(body), records.GroupAdmission) == ADMISSION
+    assert decode(json.dumps(body), records.GatePresence) == ADMISSION
 
 
 def test_a_field_that_an_older_version_lacked_takes_its_default() -> None:

@@ -1,0 +1,52 @@
+"""The memory of a run after its state was brought back from a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
+from supervisor.core.resume import fresh_start
+
+GENERATIONS = 1000
+"""A backup is older than what happened since, and no number of it may be used again. With the default budgets a group is
+started at most 10 times an hour (3 restarts, and the run's 4 replacements and 3 allocations), so this is four days of a run
+that fails as often as it may, and months of one that does not. What the names of checkpoints say is added to."""
+
+DECISIONS = 1_000_000
+"""Decisions are what changes memory: a few for each start, and one for each checkpoint."""
+
+ENDED = ("finished", "stopped", "halted")
+
+
+def restored(memory: Memory, groups: int, checkpoint: Checkpoint | None, on_disk: Mapping[int, int]) -> Memory:
+    """The memory from which the run resumes at `checkpoint`; a run that had ended stays ended.
+
+    `groups` is how many the run has. `on_disk` is the newest generation of each group of which a checkpoint tells.
+    """
+    known = memory
+    if memory.phase not in ENDED:
+        # Groups that had no generation yet may have been started since.
+        known = replace(memory, groups={g: memory.groups.get(g, GroupMemory(group=g)) for g in range(groups)})
+    after = known if memory.phase in ENDED else fresh_start(known, memory.clock, GENERATIONS)
+    if memory.phase == "stopping":
+        # Whoever wanted it to end still does: there is nothing left to drain.
+        after = replace(after, phase="stopping", halt_reason=memory.halt_reason, stop_at_step=memory.stop_at_step)
+    return replace(
+        after,
+        checkpoint=checkpoint,
+        decisions=memory.decisions + DECISIONS,
+        incidents_seen=memory.incidents_seen + GENERATIONS,
+        groups={
+            g: replace(group, generation=max(known.groups[g].generation, on_disk.get(g, 0)) + GENERATIONS)
+            for g, group in after.groups.items()
+        },
+        lighthouse=replace(after.lighthouse, generation=memory.lighthouse.generation + GENERATIONS),
+    )
+
+
+def closed(incident: Incident) -> Incident:
+    """An incident that was open when the backup was made: nobody knows how it ended."""
+    return replace(
+        incident, state="halted", considered=(*incident.considered, "the state was restored from a backup meanwhile")
+    )

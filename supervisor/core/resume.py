@@ -1,0 +1,67 @@
+"""Out of a halt, or out of a restored state: every group starts again, above all its generations, from the newest
+checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.model import GroupMemory, Lighthouse, Memory
+from supervisor.core.round import Round
+
+GROUPS_A_ROUND = 40
+"""One operation each; a transaction holds 100."""
+
+
+def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:
+    """The group as if it was never placed, at a generation `raise_by` above its last one."""
+    return GroupMemory(group=group.group, generation=group.generation + raise_by, since=now)
+
+
+def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
+    """A memory from which the run starts again. Its budgets are full: a person has looked. Cordons stay."""
+    return replace(
+        memory,
+        phase="new",
+        halt_reason="",
+        stop_at_step=None,
+        groups={g: fresh_group(group, now, raise_by) for g, group in memory.groups.items()},
+        allocations={
+            key: replace(a, state="released", since=now) if a.state == "wanted" else a
+            for key, a in memory.allocations.items()
+        },
+        incidents={},
+        spent={},
+        suspects={},
+        silent=(),
+        lighthouse=fresh_seat(memory.lighthouse),
+    )
+
+
+def fresh_seat(seat: Lighthouse) -> Lighthouse:
+    """Nobody has the seat; the next one's generation and quorum ids go on."""
+    return Lighthouse(generation=seat.generation, quorum_ids_above=seat.quorum_ids_above)
+
+
+def resume(r: Round) -> None:
+    """A halted run that a person lets go on: in as many rounds as it has groups for."""
+    control = r.observed.control
+    if r.before.phase == "halted":
+        if control.resumes <= r.before.resumes_done:
+            return
+        r.spent = {}
+        r.rest.update(
+            phase="resuming",
+            halt_reason="",
+            stop_at_step=None,
+            resumes_done=control.resumes,
+            suspects={},
+            silent=(),
+            lighthouse=fresh_seat(r.before.lighthouse),
+        )
+        r.act("resume", f"resume:{control.resumes}", f"a person resumes it: {control.because}")
+    left = [g for g in r.groups.values() if g.phase != "unplaced"]
+    for group in left[:GROUPS_A_ROUND]:
+        r.set_group(fresh_group(group, r.now, 1))
+    if len(left) <= GROUPS_A_ROUND:
+        r.rest["phase"] = "new"
+    r.look_again(r.now)

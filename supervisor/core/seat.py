@@ -1,0 +1,161 @@
+"""The one seat of the lighthouse: who has it, when it is taken away, and when the next may open (ADR 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
+from supervisor.core.model import GateView, Lighthouse, RankView
+from supervisor.core.round import Round
+
+QUORUM_ID_MARGIN = 100
+"""A node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
+
+MARGIN_S = 1.0
+"""For what a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
+
+
+def seat_lighthouse(r: Round) -> None:
+    """Give the seat to a service host, take it from a lighthouse that is dead, and note where its gate listens."""
+    seat = r.before.lighthouse
+    if not seat.node:
+        seat = _next(r, seat, "the run starts")
+    else:
+        seat = _listening(r, seat)
+        seat = _note_mute(r, seat)
+        seat = _closing(r, seat) if seat.closing else _serving(r, seat)
+    if seat.node and not seat.address and not seat.closing:
+        r.wait("the lighthouse is not up yet: no trainer is started before it")
+    if seat != r.before.lighthouse:
+        r.rest["lighthouse"] = seat
+
+
+def _gate(r: Round, seat: Lighthouse) -> GateView | None:
+    gate = r.observed.gate
+    return gate if gate is not None and (gate.node, gate.generation) == (seat.node, seat.generation) else None
+
+
+def _listening(r: Round, seat: Lighthouse) -> Lighthouse:
+    gate = _gate(r, seat)
+    if gate is None or seat.closing or gate.address == seat.address:
+        return seat
+    return replace(seat, address=gate.address, opened=r.now)
+
+
+def _note_mute(r: Round, seat: Lighthouse) -> Lighthouse:
+    """Since when its gate's lease is gone. A store that was away says nothing about it for one lease."""
+    gate, host = _gate(r, seat), r.observed.nodes.get(seat.node)
+    present = gate.present if gate is not None else host is not None and host.registered
+    if present:
+        return replace(seat, mute_since=None) if seat.mute_since is not None else seat
+    if seat.mute_since is None and r.observed.store_stable_s >= r.spec.policy.node_lease_s:
+        return replace(seat, mute_since=r.now)
+    if seat.mute_since is None:
+        r.wait("the lighthouse's lease is gone, but the store was away just now: hold for one lease", until=r.now + 1.0)
+    return seat
+
+
+def _ended(r: Round, seat: Lighthouse) -> bool:
+    """Whether the shim of its host says that its process has ended."""
+    host = r.observed.nodes.get(seat.node)
+    return host is not None and host.registered and seat.generation in host.lighthouses_ended
+
+
+def _serving(r: Round, seat: Lighthouse) -> Lighthouse:
+    if r.paused:
+        return seat
+    if _ended(r, seat):
+        return _next(
+            r, seat, f"its shim says that the lighthouse of generation {seat.generation} on {seat.node} has ended"
+        )
+    if seat.mute_since is None:
+        return seat
+    reached = [rank.group for rank in _ours(r) if rank.reaches_gate]
+    if reached:
+        r.wait(
+            f"the lighthouse's lease is gone, but group {reached[0]}'s forwarder reaches its gate: unknown, hold",
+            until=r.now + 1.0,
+        )
+        return seat
+    why = f"the lease of the lighthouse on {seat.node} is gone, and no forwarder reaches its gate"
+    r.act("close_lighthouse", f"close_lighthouse:{seat.generation}", why, node=seat.node, generation=seat.generation)
+    return replace(seat, closing=True, address="", cut_since=None)
+
+
+def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
+    if r.paused:
+        return seat
+    if _ended(r, seat):
+        return _next(
+            r, seat, f"its shim says that the lighthouse of generation {seat.generation} on {seat.node} has ended"
+        )
+    uncut = sorted({rank.group for rank in _ours(r) if rank.gate != ""})
+    if uncut:
+        r.wait(f"closing the lighthouse on {seat.node}: the forwarders of groups {uncut} have not cut yet: hold")
+        return replace(seat, cut_since=None) if seat.cut_since is not None else seat
+    lost = _lost_to_the_gate(r, seat)
+    if not lost:
+        r.wait(
+            f"closing the lighthouse on {seat.node}: all groups that it admits may still be on its side: hold",
+            until=r.now + 1.0,
+        )
+        return seat
+    if seat.cut_since is None:
+        seat = replace(seat, cut_since=r.now)
+    mute_since = seat.mute_since if seat.mute_since is not None else r.now
+    assert seat.cut_since is not None
+    closed = MARGIN_S + max(
+        mute_since + GATE_ETCD_SILENCE_S, seat.cut_since + r.spec.torchft.heartbeat_timeout_ms / 1000
+    )
+    if r.now < closed:
+        r.wait(
+            f"closing the lighthouse on {seat.node}: its gate, which has lost group {lost[0]}, has its time",
+            until=closed,
+        )
+        return seat
+    return _next(
+        r, seat, f"the gate on {seat.node} reaches no etcd and has lost group {lost[0]}: it has closed by itself"
+    )
+
+
+def _ours(r: Round) -> list[RankView]:
+    """Ranks that run on live nodes."""
+    return [
+        rank for node in r.observed.nodes.values() if node.registered for rank in node.ranks if rank.state != "exited"
+    ]
+
+
+def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
+    """Groups that the old gate admits and that are surely not at it: their node lives, and its forwarder has cut or the
+    group does not run there."""
+    gate = _gate(r, seat)
+    if gate is None or all(group.phase == "unplaced" for group in r.groups.values()):
+        # It never said that it listens, so nobody was told where it is; or nobody was started since.
+        return sorted(r.groups) or [0]
+    lost = []
+    for g, generation in sorted(gate.admitted.items()):
+        group = r.groups.get(g)
+        if group is None:
+            continue
+        # What it admits may be older than what we want by now; where an older one lives is known until it is fenced.
+        at = group.node if generation == group.generation else group.old_node
+        node = r.observed.nodes.get(at)
+        if node is not None and node.registered:
+            lost.append(g)
+    return lost
+
+
+def _next(r: Round, seat: Lighthouse, reason: str) -> Lighthouse:
+    """The next generation, on the same host if that lives."""
+    if r.paused:
+        return seat
+    hosts = sorted(n.name for n in r.observed.nodes.values() if n.role == "service" and n.registered)
+    if not hosts:
+        r.wait("no service host is there yet to carry the lighthouse")
+        return seat
+    node = seat.node if seat.node in hosts else hosts[0]
+    generation = seat.generation + 1
+    newest = max((rank.quorum_id for node_ in r.observed.nodes.values() for rank in node_.ranks), default=0)
+    floor = max(seat.quorum_ids_above, newest + QUORUM_ID_MARGIN if newest > 0 else 0)
+    r.act("lighthouse", f"lighthouse:{generation}", reason, node=node, generation=generation)
+    return Lighthouse(node=node, generation=generation, quorum_ids_above=floor)

@@ -1,0 +1,224 @@
+"""Who has the lighthouse's seat, when it is taken away, and what proves that two never serve at once (ADR 6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from supervisor.core import invariants
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
+from supervisor.core.model import Lighthouse, Memory, NodeView, RankView
+from tests.unit.core.world import HOST, World
+
+OTHER = "other-host"
+
+
+def world(**about: Any) -> World:
+    """Two groups train, with a second service host to move to."""
+    w = World(**about).bring_up()
+    w.nodes[OTHER] = NodeView(name=OTHER, registered=True, role="service")
+    for g in w.memory.groups:
+        w.commit(g, gate="host:1", reaches_gate=True, quorum_id=40 + g)
+    assert w.verbs() == []
+    return w
+
+
+def cut_off(w: World, *groups: int, gate: str | None = "") -> None:
+    """The forwarders of these groups do not reach the gate (and, as asked, have cut)."""
+    for g in groups:
+        w.commit(g, gate=gate, reaches_gate=False, quorum_id=40 + g)
+
+
+def lose_host(w: World) -> None:
+    w.nodes[HOST] = replace(w.nodes[HOST], registered=False)
+    w.mute()
+
+
+def test_a_lighthouse_whose_shim_says_that_it_ended_is_followed_at_once_on_the_same_host() -> None:
+    w = world()
+    w.nodes[HOST] = replace(w.nodes[HOST], lighthouses_ended=(1,))
+    assert w.verbs() == ["lighthouse"]
+    seat = w.memory.lighthouse
+    assert (seat.node, seat.generation, seat.address, seat.quorum_ids_above) == (HOST, 2, "", 141)
+
+
+def test_a_mute_lighthouse_that_forwarders_reach_is_unknown_and_held() -> None:
+    w = world()
+    w.mute()
+    for _ in range(5):
+        assert w.verbs(after=10.0) == []
+    assert "group 0's forwarder reaches its gate: unknown, hold" in w.waits()
+    assert w.memory.lighthouse.address == "host:1"
+
+
+def test_right_after_a_store_outage_a_mute_lighthouse_says_nothing() -> None:
+    w = world()
+    lose_host(w)
+    cut_off(w, 0, 1, gate="host:1")
+    w.stable = 1.0
+    assert w.verbs() == []
+    assert "hold for one lease" in w.waits()
+    w.stable = 60.0
+    assert w.verbs(after=1.0) == ["close_lighthouse"]
+
+
+def test_a_lost_lighthouse_is_closed_cut_waited_for_and_only_then_replaced() -> None:
+    w = world()
+    lose_host(w)
+    cut_off(w, 0, 1, gate="host:1")
+    assert w.verbs() == ["close_lighthouse"]
+    assert (w.memory.lighthouse.address, w.memory.lighthouse.closing) == ("", True)
+    assert w.verbs(after=60.0) == [], "nobody has cut yet"
+    assert "the forwarders of groups [0, 1] have not cut yet: hold" in w.waits()
+    cut_off(w, 0)
+    assert w.verbs(after=60.0) == []
+    assert "groups [1]" in w.waits()
+    cut_off(w, 1)
+    assert w.verbs() == [], "the old gate has its time"
+    heartbeat_s = w.spec.torchft.heartbeat_timeout_ms / 1000
+    assert w.verbs(after=heartbeat_s) == []
+    assert w.last.look_again_at is not None
+    assert w.verbs(after=w.last.look_again_at - w.now) == ["lighthouse"]
+    assert (w.memory.lighthouse.node, w.memory.lighthouse.generation) == (OTHER, 2)
+
+
+def test_its_time_counts_from_its_silence_too() -> None:
+    w = world()
+    lose_host(w)
+    cut_off(w, 0, 1)
+    assert w.verbs() == ["close_lighthouse"]
+    assert w.verbs() == []
+    assert w.verbs(after=GATE_ETCD_SILENCE_S) == []
+    assert w.verbs(after=1.1) == ["lighthouse"]
+
+
+def test_a_forwarder_that_connects_again_before_the_end_starts_the_wait_anew() -> None:
+    w = world()
+    lose_host(w)
+    cut_off(w, 0, 1)
+    w.round()
+    w.round(5.0)
+    cut_off(w, 1, gate="host:1")
+    assert w.verbs(after=30.0) == []
+    cut_off(w, 1)
+    assert w.verbs() == []
+    assert w.verbs(after=2.5) == ["lighthouse"]
+
+
+def test_when_all_groups_are_on_its_side_nothing_is_opened_here() -> None:
+    """They may be training there: the gate hears them all, and goes on without etcd."""
+    w = world()
+    lose_host(w)
+    for node in ("n1", "n2"):
+        w.nodes[node] = replace(w.nodes[node], registered=False)
+    assert w.verbs() == ["close_lighthouse"]
+    for _ in range(10):
+        assert w.verbs(after=30.0) == []
+    assert "all groups that it admits may still be on its side: hold" in w.waits()
+
+
+def test_a_silent_node_is_made_up_for_by_one_that_has_cut() -> None:
+    w = world()
+    lose_host(w)
+    w.nodes["n2"] = replace(w.nodes["n2"], registered=False)
+    cut_off(w, 0)
+    assert w.verbs() == ["close_lighthouse"]
+    w.round()
+    assert w.verbs(after=GATE_ETCD_SILENCE_S + 2) == ["lighthouse"]
+
+
+def test_a_group_that_the_old_gate_admits_in_an_older_generation_elsewhere_is_no_proof() -> None:
+    w = world()
+    assert w.gate is not None
+    w.gate = replace(w.gate, admitted={0: 0, 1: 1})
+    lose_host(w)
+    w.nodes["n2"] = replace(w.nodes["n2"], registered=False)
+    cut_off(w, 0)
+    assert w.verbs() == ["close_lighthouse"]
+    for _ in range(5):
+        assert w.verbs(after=30.0) == []
+    assert "may still be on its side: hold" in w.waits()
+
+
+def test_a_host_that_comes_back_while_it_is_closed_ends_it_by_its_shims_word() -> None:
+    w = world()
+    lose_host(w)
+    cut_off(w, 0, 1, gate="host:1")
+    w.round()
+    w.nodes[HOST] = replace(w.nodes[HOST], registered=True, lighthouses_ended=(1,))
+    assert w.verbs() == ["lighthouse"]
+    assert (w.memory.lighthouse.node, w.memory.lighthouse.generation) == (HOST, 2)
+
+
+def test_without_another_service_host_it_waits_for_one() -> None:
+    w = World().bring_up()
+    lose_host(w)
+    cut_off(w, 0, 1)
+    w.round()
+    w.round()
+    assert w.verbs(after=10.0) == []
+    assert "no service host is there yet" in w.waits()
+    w.nodes[OTHER] = NodeView(name=OTHER, registered=True, role="service")
+    assert w.verbs() == ["lighthouse"]
+
+
+def test_a_paused_run_keeps_its_lighthouse_as_it_is() -> None:
+    w = world()
+    w.control = replace(w.control, paused=True)
+    lose_host(w)
+    cut_off(w, 0, 1)
+    for _ in range(3):
+        assert w.verbs(after=30.0) == []
+    assert w.memory.lighthouse.generation == 1
+
+
+def test_nobody_is_judged_or_blamed_for_its_start_while_there_is_no_gate() -> None:
+    w = world(start_timeout_s=20.0)
+    w.crash(1)
+    w.round()
+    w.admit(1)
+    w.round()
+    assert w.group(1).phase == "starting"
+    w.report(1, state="running", gate="", reaches_gate=False)
+    lose_host(w)
+    cut_off(w, 0)
+    w.round()
+    w.round()
+    assert w.verbs(after=60.0) == ["lighthouse"]
+    assert w.verbs(after=60.0) == []
+    assert w.group(1).generation == 2
+
+
+def test_a_host_that_dies_before_its_gate_ever_listened_is_given_up() -> None:
+    w = World()
+    w.host()
+    w.round()
+    w.nodes[OTHER] = NodeView(name=OTHER, registered=True, role="service")
+    w.nodes[HOST] = replace(w.nodes[HOST], registered=False)
+    assert w.verbs() == ["close_lighthouse"]
+    w.round()
+    assert w.verbs(after=GATE_ETCD_SILENCE_S + 2) == ["lighthouse"]
+
+
+def test_a_seat_that_is_given_away_before_it_is_closed_breaks_an_invariant() -> None:
+    w = world()
+    observed = w.observed()
+    moved = replace(w.memory, lighthouse=Lighthouse(node=OTHER, generation=2))
+    assert any("I13" in v for v in invariants.violations(w.memory, moved, observed, w.spec))
+    back = replace(w.memory, lighthouse=Lighthouse(node=HOST, generation=0))
+    assert any("I13" in v for v in invariants.violations(w.memory, back, observed, w.spec))
+    assert invariants.violations(w.memory, w.memory, observed, w.spec) == []
+    assert invariants.violations(Memory(), replace(Memory(), lighthouse=moved.lighthouse), observed, w.spec) == []
+
+
+def test_quorum_ids_never_go_back_even_when_nobody_reports_any() -> None:
+    w = world()
+    for n in (1, 2):
+        w.nodes[HOST] = replace(w.nodes[HOST], lighthouses_ended=(n,))
+        assert w.verbs() == ["lighthouse"]
+        assert w.memory.lighthouse.quorum_ids_above == 141
+        w.nodes = {
+            name: replace(node, ranks=tuple(replace(rank, quorum_id=-1) for rank in node.ranks))
+            for name, node in w.nodes.items()
+        }
+        assert all(isinstance(rank, RankView) for node in w.nodes.values() for rank in node.ranks)
