@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test check bench install install-dev debian docs clean
+.PHONY: demo test check chaos bench install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
 	$(BIN)/supervisor demo
 
 test: check debian  ## everything that a developer without a GPU can run
-	$(PYTEST) tests/store tests/agents tests/titan tests/integration
+	$(PYTEST) tests/store tests/agents tests/security tests/titan tests/integration
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff check
@@ -21,8 +21,12 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/lint-imports
 	$(PYTEST) tests/unit tests/properties tests/architecture
 
+chaos: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
+	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
+
 bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.decide
+	$(BIN)/python -m benchmarks.control_plane
 
 docs: install-dev  ## generate what is generated: the run file's reference, the dashboards
 	$(BIN)/python -m dashboards.build
@@ -43,7 +47,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 debian: install-dev
-	@sh deploy/debian.sh iproute2 etcd-server
+	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

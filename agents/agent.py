@@ -11,13 +11,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from agents import health, launch
+from agents import health, launch, process
+from agents.awake import AwakeClock
 from agents.commands import RankCommands
+from agents.cut_off import CutOff
 from agents.desired import DesiredWatch, Wanted
 from agents.exporter import Exporter
 from agents.names import TrainerName, parse
@@ -25,11 +27,15 @@ from agents.reconcile import Action, Forget, Forward, Start, StartLighthouse, St
 from agents.reporter import Reporter
 from agents.settings import Settings
 from agents.settings import parse as parse_settings
-from agents.shim_client import ShimClient, ShimLost, ShimRefused
+from agents.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.shim_client import record as to_record
+from agents.starts import Starts
 from agents.view import View
 from supervisor.core.spec import PolicySpec
+from supervisor.shell import failpoints
+from supervisor.shell.failpoints import reach
 from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
+from supervisor.wire.security import SecurityError
 
 log = logging.getLogger("agents.agent")
 
@@ -42,8 +48,10 @@ WARM_PATIENCE_S = 25.0
 """How long a start waits for a warm process that is importing (4 to 8 s, 25 s on a busy machine): a cold start would
 import the same beside it, and take as long."""
 
-REFUSED_PAUSE_S = 1.0
-"""After the shim refused a start (a full disk, no free port): tried again, but not in a busy loop."""
+GATE_FROZEN_S = 3.0
+"""A gate touches its file every second: one that does not for this long is stopped, or hangs, and never serves again."""
+LONGEST_TURN_S = 0.5
+"""Of the time between two turns no more than this counts against anybody: the agent itself may have been frozen."""
 
 
 class Agent:
@@ -63,10 +71,9 @@ class Agent:
         self._terms: dict[str, float] = {}
         """When TERM was sent; KILL follows after the grace."""
         self._killed: set[str] = set()
-        self._busy: dict[str, asyncio.Task[None]] = {}
-        """Starts on their way, by generation."""
-        self._refused: dict[str, tuple[float, str]] = {}
-        self._gates: dict[str, str] = {}
+        self._starts = Starts(self._wake.set)
+        self._awake = AwakeClock(LONGEST_TURN_S)
+        self._cut_off = CutOff(settings.node_folder / "cut-off.json")
         self._commands: dict[str, RankCommands] = {}
         self._written = 0
         self._news = asyncio.Event()
@@ -78,7 +85,8 @@ class Agent:
         self._last_health: tuple[object, float] = (None, float("-inf"))
         self._tickets: dict[int, NodeObserved] = {}
         self._exporter = Exporter(settings.node)
-        port = self._exporter.serve(settings.address, settings.metrics_port)
+        security = settings.credentials()
+        port = self._exporter.serve(settings.address, settings.metrics_port, security)
         registration = Registration(
             node=settings.node,
             address=settings.address,
@@ -88,12 +96,12 @@ class Agent:
             agent_pid=os.getpid(),
             version=_version(),
             metrics_port=port,
+            insecure=security.insecure,
         )
-        self._reporter = Reporter(
-            registration, settings.node_folder, settings.etcd, settings.lease_s, self._from_thread(self._on_written)
-        )
+        told = self._from_thread(self._on_written)
+        self._reporter = Reporter(registration, settings.node_folder, settings.etcd, settings.lease_s, told, security)
         self._desired = DesiredWatch(
-            settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted)
+            settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
         )
         self._runs: frozenset[str] = frozenset()
 
@@ -112,7 +120,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._ending.set)
         for record in await self._shim.processes():
-            self._view.put(record)
+            self._adopt(record)
         adopted = self._view.running()
         log.info(
             "node %s: %s", self._settings.node, f"adopted {', '.join(adopted)}" if adopted else "nothing runs here"
@@ -120,7 +128,8 @@ class Agent:
         self._runs = frozenset(self._view.runs())
         self._view.poll(self._loop.time())
         self._report(self._loop.time())
-        watching = asyncio.create_task(self._shim.watch(self._on_exit, self._on_warm))
+        watched = Watched(exited=self._on_exit, warm=self._on_warm, reaches=self._on_reaches)
+        watching = asyncio.create_task(self._shim.watch(watched))
         self._reporter.start()
         self._desired.start()
         try:
@@ -133,6 +142,14 @@ class Agent:
             watching.cancel()
             await self._close()
 
+    def _adopt(self, record: ProcessRecord) -> None:
+        """Take over what the shim lists. (pid, start_ticks) is who it is: a process that got its number is not it."""
+        stat = process.stat_of(record.pid)
+        if not record.exited and stat is not None and stat.start_ticks != record.start_ticks:
+            log.warning("%s has ended: pid %d is another process now", record.name, record.pid)
+            record = dataclasses.replace(record, exited=True)
+        self._view.put(record)
+
     async def _rest(self) -> None:
         self._wake.clear()
         waits = {asyncio.create_task(self._wake.wait()), asyncio.create_task(self._ending.wait())}
@@ -141,8 +158,7 @@ class Agent:
             wait.cancel()
 
     async def _close(self) -> None:
-        for task in self._busy.values():
-            task.cancel()
+        self._starts.cancel()
         for commands in self._commands.values():
             commands.close()
         self._desired.stop()
@@ -158,6 +174,7 @@ class Agent:
         for run, node in wanted.by_run.items():
             for trainer in node.trainers:
                 self._graces[run] = trainer.term_grace_s
+        self._cut_off.wanted(trainer for node in wanted.by_run.values() for trainer in node.trainers)
         self._tell_news()
 
     def _on_exit(self, record: ProcessRecord) -> None:
@@ -178,7 +195,12 @@ class Agent:
             self._warm, self._warm_since = state, self._loop.time()
         self._wake.set()
 
+    def _on_reaches(self, reaches: Mapping[str, bool]) -> None:
+        self._view.reaches |= reaches
+        self._wake.set()
+
     def _on_written(self, ticket: int) -> None:
+        reach("agent.reported")
         self._written = max(self._written, ticket)
         for old in [old for old in self._tickets if old <= ticket]:
             observed = self._tickets.pop(old)
@@ -196,12 +218,14 @@ class Agent:
 
     async def _turn(self) -> None:
         now = self._loop.time()
+        awake = self._awake.look(now)
         for name in self._view.poll(now):
             newest = self._view.progress[name].newest
             if newest is not None:
                 self._exporter.progress(name, newest)
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
-        for action in reconcile(wanted, list(self._view.processes.values())):
+        stops = self._stops_of_our_own(awake)
+        for action in [*stops, *reconcile(wanted, list(self._view.processes.values()))]:
             try:
                 await self._do(action, now)
             except ShimRefused as error:
@@ -214,35 +238,58 @@ class Agent:
 
     async def _do(self, action: Action, now: float) -> None:
         match action:
-            case Stop(name, why):
-                await self._stop(name, why, now)
+            case Stop():
+                await self._stop(action, now)
             case Forget(name):
                 if name in self._reported_exits:
                     await self._shim.ask("forget", name=name)
                     self._drop(name)
             case Forward(desired):
-                if self._gates.get(_way(desired)) != desired.gate:
+                if self._view.gates.get(_way(desired)) != (desired.gate, desired.gate_node):
                     await self._forward(desired)
             case Start() if self._warm == "starting" and now - self._warm_since < WARM_PATIENCE_S:
                 pass  # looked at again in the next turn
             case Start(desired, ranks):
-                self._begin(_way(desired), self._start(desired, ranks), now)
+                self._starts.begin(_way(desired), self._start(desired, ranks), now)
             case StartLighthouse(light):
                 request = launch.lighthouse_request(self._settings, light)
-                self._begin(request["name"], self._spawn(request), now)
+                self._starts.begin(request["name"], self._spawn(request), now)
 
-    async def _stop(self, name: str, why: str, now: float) -> None:
-        parsed = parse(name)
+    def _stops_of_our_own(self, awake: float) -> list[Stop]:
+        """What nobody has to order: a frozen gate, and trainers that nobody can reach any more."""
+        frozen = [
+            Stop(name, f"the gate is frozen: it has not touched its file for {still_s:.1f} s", at_once=True)
+            for name, still_s in self._view.still_gates(awake).items()
+            if still_s > GATE_FROZEN_S
+        ]
+        ways = self._view.running_ways()
+        lost = self._cut_off.look(ways, self._reporter.standing.lease_held, self._view.reaches, awake)
+        return [*frozen, *(Stop(name, why) for way, why in lost.items() for name in ways[way])]
+
+    async def _stop(self, stop: Stop, now: float) -> None:
+        parsed = parse(stop.name)
         assert parsed is not None
-        sent = self._terms.get(name)
-        if sent is None:
-            self._terms[name] = now
-            log.info("ending %s: %s", name, why)
-            await self._shim.ask("signal", name=name, signal=int(signal.SIGTERM))
-        elif now - sent >= self._graces.get(parsed.run, PolicySpec().term_grace_s) and name not in self._killed:
-            self._killed.add(name)
-            log.warning("%s did not end within its grace after TERM: killing it", name)
-            await self._shim.ask("signal", name=name, signal=int(signal.SIGKILL))
+        sent = self._terms.get(stop.name)
+        grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s)
+        if stop.at_once:
+            if stop.name not in self._killed:
+                log.warning("killing %s: %s", stop.name, stop.why)
+                await self._kill(stop.name, stop.why)
+        elif sent is None:
+            self._terms[stop.name] = now
+            log.info("ending %s: %s", stop.name, stop.why)
+            await self._signal(stop.name, signal.SIGTERM, stop.why)
+        elif now - sent >= grace_s and stop.name not in self._killed:
+            log.warning("%s did not end within its grace after TERM: killing it", stop.name)
+            await self._kill(stop.name, f"it did not end within {grace_s:g} s of TERM: {stop.why}")
+
+    async def _kill(self, name: str, why: str) -> None:
+        self._killed.add(name)
+        await self._signal(name, signal.SIGKILL, why)
+
+    async def _signal(self, name: str, number: int, why: str) -> None:
+        reach("agent.before_signal")
+        await self._shim.ask("signal", name=name, signal=int(number), why=why)
 
     def _drop(self, name: str) -> None:
         self._view.drop(name)
@@ -252,9 +299,9 @@ class Agent:
         self._killed.discard(name)
         self._reported_exits.discard(name)
         self._early_exits.pop(name, None)
-        self._gates.pop(name.rpartition(".")[0], None)
 
     async def _forward(self, desired: TrainerDesired) -> int:
+        reach("agent.before_forward")
         answer = await self._shim.ask(
             "forward",
             name=_way(desired),
@@ -262,33 +309,13 @@ class Agent:
             group=desired.group,
             generation=desired.generation,
             gate=desired.gate,
+            gate_node=desired.gate_node,
         )
-        self._gates[_way(desired)] = desired.gate
+        reach("agent.after_forward")
+        self._view.gates[_way(desired)] = (desired.gate, desired.gate_node)
         return int(answer["port"])
 
     # --- starts ---
-
-    def _begin(self, key: str, work: Coroutine[Any, Any, None], now: float) -> None:
-        """At most one start of a group at a time, of whatever generation; the loop goes on meanwhile."""
-        refused = self._refused.get(key)
-        group = key.rpartition(".")[0]
-        busy = any(other.rpartition(".")[0] == group for other in self._busy)
-        if busy or (refused is not None and now - refused[0] < REFUSED_PAUSE_S):
-            work.close()
-            return
-        self._busy[key] = asyncio.create_task(self._guarded(key, work))
-
-    async def _guarded(self, key: str, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-            self._refused.pop(key, None)
-        except (ShimRefused, OSError) as error:
-            if key not in self._refused:
-                log.warning("cannot start %s: %s; trying again", key, error)
-            self._refused[key] = (self._loop.time(), f"cannot start {key}: {error}")
-        finally:
-            del self._busy[key]
-            self._wake.set()
 
     async def _start(self, desired: TrainerDesired, ranks: tuple[int, ...]) -> None:
         names = frozenset(launch.rank_name(desired, rank) for rank in ranks)
@@ -306,7 +333,9 @@ class Agent:
 
     async def _spawn(self, request: dict[str, Any]) -> None:
         Path(request["folder"]).mkdir(parents=True, exist_ok=True)
+        reach("agent.before_spawn")
         record = to_record((await self._shim.ask("spawn", **request))["process"])
+        reach("agent.after_spawn")
         log.info("started %s: pid %d, %s", record.name, record.pid, "warm" if record.warm else "cold")
         self._view.put(dataclasses.replace(record, exited=False, exit_code=None, signal=None))
         self._exporter.started(record)
@@ -351,7 +380,7 @@ class Agent:
         problems = (
             *self._wanted.problems,
             *self._view.problems(),
-            *(sentence for _, sentence in self._refused.values()),
+            *self._starts.problems(),
         )
         telling = (self._warm, problems, standing.lease_held, standing.store_up)
         if telling == self._last_health[0] and now - self._last_health[1] < HEALTH_S:
@@ -382,11 +411,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
+        failpoints.armed()
+    except ValueError as error:
+        log.error("%s", error)
+        return 2
+    try:
         asyncio.run(_run(settings))
     except ShimLost as error:
         log.error("%s; this agent ends with its shim", error)
         return 1
-    except OSError as error:
+    except (OSError, SecurityError) as error:
         log.error("cannot run the agent of node %s: %s", settings.node, error)
         return 1
     return 0

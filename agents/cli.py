@@ -12,6 +12,7 @@ import typer
 
 from agents import process
 from agents.settings import Settings
+from supervisor.wire.security import VARIABLE
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Runs one node: its shim, agent and trainers.")
 
@@ -39,6 +40,9 @@ def run(
     metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics; 0 takes a free one.")] = 0,
     grace_s: Annotated[float, typer.Option(help="From TERM to KILL when the node itself is stopped.")] = 5.0,
     cold: Annotated[bool, typer.Option("--cold", help="Keep no warm process: slower starts, less memory.")] = False,
+    security: Annotated[
+        str, typer.Option(envvar=VARIABLE, help="The security file (docs/SECURITY.md); without it: loopback only.")
+    ] = "",
 ) -> None:
     """Run a node until TERM. Exits 2 for bad input, 1 for what stands in the way (another shim, a port, a full disk)."""
     settings = Settings(
@@ -54,6 +58,7 @@ def run(
         metrics_port=metrics_port,
         grace_s=grace_s,
         cold=cold,
+        security=str(Path(security).absolute()) if security else "",
     )
     problem = settings.problem()
     if problem is not None:

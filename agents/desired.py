@@ -12,13 +12,15 @@ from supervisor.ports.errors import PortError
 from supervisor.ports.store import Changes, Item, Store
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, RecordError, decode
+from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """By run. A run is missing here as long as nobody knows what is wanted of it."""
+    """By run. A run is missing here as long as nobody knows what is wanted of it: an etcd that was wiped says nothing
+    of anybody, and no training is stopped for that. Where nothing is to run any more, the record says so."""
 
     by_run: Mapping[str, NodeDesired] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -28,7 +30,6 @@ class Desired:
     """The newest that could be read, kept up from changes. Not thread-safe."""
 
     def __init__(self, node: str) -> None:
-        self._node = node
         self._prefix = keys.desired(node, "")
         self._by_run: dict[str, NodeDesired] = {}
         self._problems: dict[str, str] = {}
@@ -44,15 +45,14 @@ class Desired:
         for key in changes.deletes:
             self._forget(key.removeprefix(self._prefix))
 
-    def ended(self, run: str) -> None:
-        """The run is known, and wants nothing here."""
-        self._by_run[run] = NodeDesired(node=self._node)
-
     def unknown_of(self, runs: set[str]) -> set[str]:
         return {run for run in runs if run not in self._by_run and run not in self._problems}
 
     def wanted(self, unknown: set[str]) -> Wanted:
-        lost = [f"run {run} runs here but etcd does not know it: left alone" for run in sorted(unknown)]
+        lost = [
+            f"run {run} runs here but etcd holds no desired record for it on this node: left alone"
+            for run in sorted(unknown)
+        ]
         return Wanted(dict(self._by_run), (*(self._problems[run] for run in sorted(self._problems)), *lost))
 
     def _read(self, item: Item) -> None:
@@ -75,11 +75,17 @@ class DesiredWatch(threading.Thread):
     """Calls `changed` (in this thread) at every change, for as long as it lives; etcd being away changes nothing."""
 
     def __init__(
-        self, node: str, etcd: Sequence[str], runs_here: Callable[[], set[str]], changed: Callable[[Wanted], None]
+        self,
+        node: str,
+        etcd: Sequence[str],
+        runs_here: Callable[[], set[str]],
+        changed: Callable[[Wanted], None],
+        security: Security | None = None,
     ) -> None:
         super().__init__(name="desired", daemon=True)
         self._node = node
         self._etcd = etcd
+        self._security = security
         self._runs_here = runs_here
         self._changed = changed
         self._stop_now = threading.Event()
@@ -88,7 +94,7 @@ class DesiredWatch(threading.Thread):
         self._stop_now.set()
 
     def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now)
+        store = connect_patiently(self._etcd, self._stop_now, self._security)
         if store is None:
             return
         said = OneSentence("the watch of what is desired goes on")
@@ -114,11 +120,6 @@ class DesiredWatch(threading.Thread):
                     desired.take(changes)
                 unknown = desired.unknown_of(self._runs_here())
                 if changes is not None or unknown != asked:
-                    for run in [run for run in unknown if store.get(keys.spec(run)) is not None]:
-                        # the run is there and says nothing of us. Only then: an etcd that was wiped says nothing of
-                        # anybody, and no training is stopped for that
-                        desired.ended(run)
-                        unknown.discard(run)
                     asked = unknown
                     self._changed(desired.wanted(unknown))
                 changes = watch.poll(0.5)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import get_args, get_type_hints
 
-from prometheus_client import start_http_server
-
 from agents import exits
 from agents.names import TrainerName, parse
 from agents.reporter import Standing
 from agents.view import View, kind
-from supervisor.shell.metrics import Metrics
+from supervisor.shell.metrics import Metrics, serve
 from supervisor.wire.records import GateGroup, Health, ProcessRecord, Progress
+from supervisor.wire.security import Security
 
 HEARINGS: tuple[str, ...] = get_args(get_type_hints(GateGroup)["hearing"])
 
@@ -35,10 +34,9 @@ class Exporter:
         self._commits: dict[str, tuple[int, int]] = {}
         self._standing = Standing()
 
-    def serve(self, address: str, port: int) -> int:
-        """Listen; returns the port. OSError when it is taken."""
-        server, _ = start_http_server(port, addr=address, registry=self._metrics.registry)
-        return int(server.server_port)
+    def serve(self, address: str, port: int, security: Security) -> int:
+        """Listen, with TLS if there are certificates; returns the port. OSError when it is taken."""
+        return serve(self._metrics.registry, address, port, security)
 
     def started(self, record: ProcessRecord) -> None:
         how = "warm" if record.warm else "cold"

@@ -2,7 +2,8 @@
 
 It accepts and holds while there is no gate, so that a trainer never sees a lighthouse that is away. It says who it is
 in the first line to the gate, repeats to a new gate what trainers have said of themselves (a trainer says that it is
-built only once), and says at once when a process of the generation has ended.
+built only once), and says at once when a process of the generation has ended. One connection of its own, that says no
+more than who it is, shows whether the gate is reached.
 """
 
 from __future__ import annotations
@@ -11,14 +12,23 @@ import asyncio
 import functools
 import json
 import socket
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from agents import process
+from supervisor.wire.security import Reloading, Security, common_name, node_name
 
 RETRY_S = 0.05
 CONNECT_WITHIN_S = 1.0
 SILENT_GATE_MS = 2000
 """A gate that acknowledges nothing for this long is cut off: TorchFT's heartbeat has no timeout of its own, and
 hangs for ever on a machine that vanished (TCP_USER_TIMEOUT; a gate that lives acknowledges in a round trip)."""
+REACHED_AFTER_S = 0.3
+"""A gate that cuts a generation accepts its connection and closes it at once: that is not reached."""
+GOODBYE_WITHIN_S = 1.0
+"""How long the end of a TLS connection is waited for; asyncio would wait for 30 s."""
 HELD_BYTES = 1 << 20
 CHUNK = 1 << 16
 BUILT = b"BUILT "
@@ -34,6 +44,14 @@ class Forward:
     name: str
     header: bytes
     gate: str = ""
+    gate_node: str = ""
+    """Whose gate that is: with TLS, whose certificate it has to show."""
+    files: Reloading | None = None
+    """Our certificate; None: in plain."""
+    said_of_gate: str = ""
+    """The last sentence about a gate that TLS keeps us from: said once."""
+    reaches: bool | None = None
+    """Whether the gate is reached now; None before the first gate was tried."""
     said: list[bytes] = field(default_factory=list)
     """BUILT lines that a gate has answered."""
     gone: bool = False
@@ -44,6 +62,10 @@ class Forward:
     attempts: set[asyncio.Task[bytes]] = field(default_factory=set)
     """Lines on their way to the gate: begun again when it moves."""
     telling: set[asyncio.Task[bytes]] = field(default_factory=set)
+    connecting: set[asyncio.Task[Streams | None]] = field(default_factory=set)
+    outward: set[asyncio.StreamWriter] = field(default_factory=set)
+    """Every connection to the gate that may still be open."""
+    probe: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -54,31 +76,42 @@ class Forward:
 class Forwarder:
     """All of a node's."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, changed: Callable[[str, bool], None], security: Security | None = None) -> None:
+        """`changed(name, reaches)` is called whenever a way reaches its gate, or does not any more."""
         self._node = node
+        self._changed = changed
+        self._files = Reloading(security) if security is not None and security.tls else None
         self._forwards: dict[str, Forward] = {}
 
-    async def set(self, name: str, run: str, group: int, generation: int, gate: str) -> int:
-        """Open the way of a generation (once), say where the gate is, and return the loopback port.
+    async def set(self, name: str, run: str, group: int, generation: int, gate: str, gate_node: str = "") -> int:
+        """Open the way of a generation (once), say where the gate is (empty: nowhere), and return the loopback port.
 
-        A changed gate cuts every connection: they are made again, to the new one.
+        A changed gate cuts every connection to the old one, before this returns: they are made again, to the new one.
         """
         forward = self._forwards.get(name)
         if forward is None:
             identity = {"node": self._node, "run": run, "group": group, "generation": generation}
-            forward = Forward(name, json.dumps(identity).encode() + b"\n", gate)
+            forward = Forward(name, json.dumps(identity).encode() + b"\n", gate, gate_node, self._files)
             self._forwards[name] = forward
             try:
                 forward.server = await asyncio.start_server(functools.partial(self._accept, forward), "127.0.0.1", 0)
             except OSError:
                 del self._forwards[name]
                 raise
-        elif forward.gate != gate:
-            forward.gate = gate
-            for passing in [*forward.passing, *forward.attempts]:
-                passing.cancel()
+            self._probe(forward)
+        elif (forward.gate, forward.gate_node) != (gate, gate_node):
+            forward.gate, forward.gate_node = gate, gate_node
+            await _cut(forward)
+            if forward.reaches:
+                self._note(forward, False)
+            self._probe(forward)
             self._tell(forward)
         return forward.port
+
+    @property
+    def reaches(self) -> dict[str, bool]:
+        """By way, as far as it is known."""
+        return {name: forward.reaches for name, forward in self._forwards.items() if forward.reaches is not None}
 
     def gone(self, name: str) -> None:
         """A process of this generation has ended: tell the gate, now and every later one."""
@@ -93,12 +126,26 @@ class Forwarder:
             return
         if forward.server is not None:
             forward.server.close()
-        for task in [*forward.links, *forward.telling]:
+        for task in [*forward.links, *forward.telling, *([forward.probe] if forward.probe else [])]:
             task.cancel()
+        for writer in forward.outward:
+            writer.transport.abort()
 
     def close(self) -> None:
         for name in list(self._forwards):
             self.drop(name)
+
+    # --- whether the gate is reached ---
+
+    def _probe(self, forward: Forward) -> None:
+        if forward.probe is not None:
+            forward.probe.cancel()
+        forward.probe = asyncio.create_task(_keep_reaching(forward, self._note)) if forward.gate else None
+
+    def _note(self, forward: Forward, reaches: bool) -> None:
+        if forward.reaches != reaches:
+            forward.reaches = reaches
+            self._changed(forward.name, reaches)
 
     # --- what has been said of a generation, to a new gate ---
 
@@ -223,20 +270,114 @@ async def both_ways(one: Streams, other: Streams) -> None:
 async def _reach(forward: Forward) -> Streams:
     """A connection to the gate, however long it takes, with our first line on it."""
     while True:
-        if gate := forward.gate:
-            host, _, port = gate.rpartition(":")
-            try:
-                streams = await asyncio.wait_for(asyncio.open_connection(host, int(port)), CONNECT_WITHIN_S)
-            except (OSError, TimeoutError, ValueError):
-                pass
-            else:
-                if forward.gate != gate:  # it moved meanwhile
-                    streams[1].close()
-                    continue
-                _notice_silence(streams[1].get_extra_info("socket"))
-                streams[1].write(forward.header)
-                return streams
+        if forward.gate and (streams := await _connect(forward)) is not None:
+            return streams
         await asyncio.sleep(RETRY_S)
+
+
+async def _connect(forward: Forward) -> Streams | None:
+    """One try; None when it fails, or the gate moves meanwhile."""
+    connecting = asyncio.create_task(_open(forward, forward.gate))
+    forward.connecting.add(connecting)
+    try:
+        await asyncio.wait({connecting})
+        return None if connecting.cancelled() else connecting.result()
+    except asyncio.CancelledError:
+        if connecting.done() and not connecting.cancelled() and (made := connecting.result()) is not None:
+            made[1].transport.abort()
+        raise
+    finally:
+        connecting.cancel()
+        forward.connecting.discard(connecting)
+
+
+async def _open(forward: Forward, gate: str) -> Streams | None:
+    host, _, port = gate.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_WITHIN_S):
+            reader, writer = await asyncio.open_connection(host, int(port), **_tls(forward))
+    except ssl.SSLError as error:
+        _say_once(forward, f"no TLS with the gate at {gate}: {error}")
+        return None
+    except (OSError, ValueError):  # a TimeoutError is an OSError
+        return None
+    if not _is_the_gate(forward, writer):
+        writer.transport.abort()
+        return None
+    _notice_silence(writer.get_extra_info("socket"))
+    forward.outward = {each for each in forward.outward if not _is_gone(each)}
+    forward.outward.add(writer)
+    writer.write(forward.header)
+    return reader, writer
+
+
+def _tls(forward: Forward) -> dict[str, Any]:
+    if forward.files is None:
+        return {}
+    return {"ssl": forward.files.context(), "ssl_shutdown_timeout": GOODBYE_WITHIN_S}
+
+
+def _is_the_gate(forward: Forward, writer: asyncio.StreamWriter) -> bool:
+    """Whether the certificate met there is that of the gate's node; always without TLS."""
+    if forward.files is None:
+        return True
+    met, wanted = common_name(writer.get_extra_info("ssl_object")), node_name(forward.gate_node)
+    if met != wanted:
+        _say_once(
+            forward, f"what answers at {forward.gate} is not the gate: its certificate is of {met!r}, not {wanted!r}"
+        )
+    return met == wanted
+
+
+def _say_once(forward: Forward, sentence: str) -> None:
+    if sentence != forward.said_of_gate:
+        forward.said_of_gate = sentence
+        process.say(sentence)
+
+
+def _is_gone(writer: asyncio.StreamWriter) -> bool:
+    # one that is closing is open for as long as the gate takes none of what was left to send
+    return writer.transport.is_closing() and writer.transport.get_write_buffer_size() == 0
+
+
+async def _cut(forward: Forward) -> None:
+    """End every connection to the gate, and every try to make one."""
+    for task in [*forward.passing, *forward.attempts, *forward.connecting]:
+        task.cancel()
+    writers, forward.outward = forward.outward, set()
+    for writer in writers:
+        writer.transport.abort()
+    await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+
+async def _keep_reaching(forward: Forward, note: Callable[[Forward, bool], None]) -> None:
+    """Hold one connection to the gate, and note whether there is one."""
+    pause_s = RETRY_S
+    while True:
+        streams = await _connect(forward)
+        if streams is not None:
+            reader, writer = streams
+            ended = asyncio.create_task(_until_ended(reader))
+            try:
+                await asyncio.wait({ended}, timeout=REACHED_AFTER_S)
+                if not ended.done():
+                    note(forward, True)
+                    pause_s = RETRY_S
+                    await asyncio.wait({ended})
+            finally:
+                ended.cancel()
+                writer.transport.abort()
+        note(forward, False)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
+
+
+async def _until_ended(reader: asyncio.StreamReader) -> None:
+    try:
+        while await reader.read(CHUNK):
+            pass
+    except OSError:
+        pass  # as good as the end of file
 
 
 def _notice_silence(link: socket.socket) -> None:

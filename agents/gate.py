@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agents import programs
 from agents.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES
@@ -30,6 +30,8 @@ from supervisor.wire.records import GateGroup, GateObserved, GatePresence
 from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
 
 log = logging.getLogger("agents.gate")
+
+T = TypeVar("T")
 
 BEAT_TIMEOUT_MS = 150
 """Of the lighthouse: 20 ms beats, so seven may be late before the living are dropped (architecture.md measured it)."""
@@ -75,7 +77,7 @@ class Gate:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._state = GateState(
-            options.heartbeat_timeout_ms / 1000, options.join_timeout_ms / 1000, GATE_ETCD_SILENCE_S
+            options.heartbeat_timeout_ms / 1000, options.join_timeout_ms / 1000, GATE_ETCD_SILENCE_S, FROZEN_S
         )
         self._visitors: set[Visitor] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,10 +97,14 @@ class Gate:
         own = (options.node, options.run, options.generation)
         self._watch = OrdersWatch(*own, options.etcd, self._from_thread(self._obey), self._security)
         presence = GatePresence(run=options.run, node=options.node, generation=options.generation)
-        self._publisher = Publisher(presence, options.etcd, self._security)
+        self._asking: tuple[int, tuple[tuple[int, int], ...]] | None = None
+        """Number of the question that is open, and the silent generations that it is about."""
+        self._no_doubt = asyncio.Event()
+        self._no_doubt.set()
+        self._publisher = Publisher(presence, options.etcd, self._from_thread(self._confirm), self._security)
 
-    def _from_thread(self, callback: Callable[[Orders], None]) -> Callable[[Orders], None]:
-        def call(value: Orders) -> None:
+    def _from_thread(self, callback: Callable[[T], None]) -> Callable[[T], None]:
+        def call(value: T) -> None:
             try:
                 self._loop.call_soon_threadsafe(callback, value)
             except RuntimeError:
@@ -268,9 +274,27 @@ class Gate:
         if not self._state.opened and not self._opening and self._state.may_open(now):
             self._opening = True
             self._keep(self._open())
+        self._doubt(now)
         self._beat(now)
         if self._address:
             self._publish(now)
+
+    def _doubt(self, now: float) -> None:
+        """Before anybody steps on without a group that fell silent, etcd must answer: it may be that we are cut off, and
+        that group trains on with the other side."""
+        doubted = self._state.doubted(now)
+        if doubted and self._asking is None:
+            self._asking = (self._publisher.ask(), doubted)
+        if doubted:
+            self._no_doubt.clear()
+        else:
+            self._no_doubt.set()
+
+    def _confirm(self, answered: int) -> None:
+        if self._asking is not None and answered >= self._asking[0]:
+            self._state.confirm(self._asking[1])
+            self._asking = None
+            self._tick()
 
     async def _open(self) -> None:
         reach("gate.opening")
@@ -434,8 +458,11 @@ class Gate:
     async def _outward(self, lighthouse: asyncio.StreamReader, visitor: Visitor) -> None:
         try:
             while data := await lighthouse.read(CHUNK):
+                while not self._no_doubt.is_set() and self._passage(visitor) == "admit":
+                    await self._no_doubt.wait()
                 if self._passage(visitor) != "admit":
                     return
+                self._state.answered(*visitor.key, self._loop.time())
                 visitor.writer.write(data)
                 await visitor.writer.drain()
         except OSError:

@@ -116,11 +116,20 @@ class OrdersWatch(threading.Thread):
 
 
 class Publisher(threading.Thread):
-    """Keeps the gate's presence under a lease, and writes the newest GateObserved, as often as it takes."""
+    """Keeps the gate's presence under a lease, writes the newest GateObserved as often as it takes, and asks etcd whether it
+    is there: `answered` is called (in this thread) with the number of the newest question that it has answered."""
 
-    def __init__(self, presence: GatePresence, etcd: Sequence[str], security: Security | None = None) -> None:
+    def __init__(
+        self,
+        presence: GatePresence,
+        etcd: Sequence[str],
+        answered: Callable[[int], None],
+        security: Security | None = None,
+    ) -> None:
         super().__init__(name="publisher", daemon=True)
         self._presence = presence
+        self._answered = answered
+        self._asked = self._told = 0
         self._lease: Lease | None = None
         self._etcd = etcd
         self._security = security
@@ -134,6 +143,13 @@ class Publisher(threading.Thread):
             self._newest = observed
             self._some.notify()
 
+    def ask(self) -> int:
+        """Ask etcd; returns the number of this question."""
+        with self._some:
+            self._asked += 1
+            self._some.notify()
+            return self._asked
+
     def stop(self) -> None:
         with self._some:
             self._stop_now.set()
@@ -146,10 +162,15 @@ class Publisher(threading.Thread):
         said = OneSentence("etcd takes the gate's reports again")
         while not self._stop_now.is_set():
             with self._some:
-                if self._newest is None and not self._stop_now.is_set():
+                if self._newest is None and self._asked == self._told and not self._stop_now.is_set():
                     self._some.wait(LOOK_S)
-                observed = self._newest
+                observed, asked = self._newest, self._asked
             try:
+                if asked > self._told:
+                    # a read that a quorum of etcd's members answers
+                    store.get(keys.gate_presence(self._presence.node, self._presence.run))
+                    self._told = asked
+                    self._answered(asked)
                 if observed is not None or self._lease is not None:
                     self._be_present(store)
                 if observed is not None:

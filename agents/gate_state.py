@@ -6,7 +6,7 @@ cut nothing brings it back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,10 +32,16 @@ class Generation:
     came: bool = False
     gone: bool = False
     heard_at: float = 0.0
+    answered_at: float = 0.0
+    """When the lighthouse last said something to it. A manager that waits for an answer says nothing."""
+
+    loss_confirmed: bool = False
+    """etcd has answered since it fell silent: what happens without it is on the side of etcd."""
 
     def hear(self, data: bytes, now: float) -> bool:
         """True when it has just spoken for the first time."""
         self.heard_at = now
+        self.loss_confirmed = False
         if self.spoken:
             return False
         self.sample = (self.sample + data)[-SAMPLE_BYTES:]
@@ -52,6 +58,9 @@ class GateState:
     """A gate that has just opened waits this long for the other groups once the first one is built: whoever comes
     first to a fresh lighthouse would commit alone."""
     etcd_silence_s: float
+    lighthouse_patience_s: float = 0.0
+    """So much longer a group may be silent while the lighthouse owes it an answer: it is not the group that is late. Not for
+    ever, since its last words may have been half a request."""
     admitted: dict[int, int] = field(default_factory=dict)
     """group -> the generation that etcd names as current."""
     homes: dict[int, str] = field(default_factory=dict)
@@ -105,6 +114,11 @@ class GateState:
         entry = self.generations.get((group, generation))
         return entry is not None and entry.hear(data, now)
 
+    def answered(self, group: int, generation: int, now: float) -> None:
+        entry = self.generations.get((group, generation))
+        if entry is not None:
+            entry.answered_at = now
+
     def speaks_otherwise(self, group: int, generation: int) -> bool:
         """It is built and its manager calls, but never under the id that it gave."""
         entry = self.generations.get((group, generation))
@@ -140,7 +154,10 @@ class GateState:
             return "gone"
         if not entry.spoken or not self.opened:
             return "holding"
-        return "beating" if now - entry.heard_at <= self.heartbeat_timeout_s else "silent"
+        patience_s = self.heartbeat_timeout_s
+        if entry.answered_at < entry.heard_at:
+            patience_s += self.lighthouse_patience_s
+        return "beating" if now - entry.heard_at <= patience_s else "silent"
 
     def groups(self, now: float) -> tuple[GateGroup, ...]:
         return tuple(
@@ -157,6 +174,20 @@ class GateState:
             for group, generation in sorted(self.admitted.items())
             if self.hearing(group, now) == "beating"
         )
+
+    def doubted(self, now: float) -> tuple[tuple[int, int], ...]:
+        """Generations that fell silent and of which it is not known on whose side of a split network they are: until etcd
+        answers, nobody may go on without them, else both sides would train, one after the other."""
+        if self.closed or not self.opened:
+            return ()
+        silent = [key for key in self.admitted.items() if self.hearing(key[0], now) == "silent"]
+        return tuple(key for key in silent if not self.generations[key].loss_confirmed)
+
+    def confirm(self, keys: Iterable[tuple[int, int]]) -> None:
+        """etcd has answered a question that was asked after these had fallen silent."""
+        for key in keys:
+            if key in self.generations:
+                self.generations[key].loss_confirmed = True
 
     def may_open(self, now: float) -> bool:
         """Whether every admitted group has said how it is, or has had its time to."""

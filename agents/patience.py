@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from supervisor.ports.errors import PortError, Retryable
 from supervisor.shell.store import EtcdStore, connect
+from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +36,14 @@ def pause_after(error: PortError) -> float:
     return max(0.1, min(error.after_s, 1.0)) if isinstance(error, Retryable) else 5.0
 
 
-def connect_patiently(endpoints: Sequence[str], stop: threading.Event) -> EtcdStore | None:
+def connect_patiently(
+    endpoints: Sequence[str], stop: threading.Event, security: Security | None = None
+) -> EtcdStore | None:
     """A store, however long it takes; None when `stop` was set first."""
     said = OneSentence("etcd is there")
     while not stop.is_set():
         try:
-            store = connect(endpoints)
+            store = connect(endpoints, security=security)
         except PortError as error:
             said.trouble(error)
             stop.wait(pause_after(error))

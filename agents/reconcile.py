@@ -36,10 +36,11 @@ class Forward:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a process: TERM, and KILL once `grace_s` have passed since the TERM."""
+    """End a process: TERM, and KILL once its grace has passed since the TERM, or at once."""
 
     name: str
     why: str
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,13 @@ def _unwanted(desired: Mapping[str, NodeDesired], known: _Known) -> Iterator[Sto
             yield Stop(record.name, "it is not to run on this node")
         elif wanted > name.generation:
             yield Stop(record.name, f"generation {wanted} takes its place")
+        elif isinstance(name, LighthouseName) and _is_to_close(desired[name.run], name):
+            yield Stop(record.name, "the supervisor closes it")
         # an older generation is a stale record: what runs is newer than whoever wrote that
+
+
+def _is_to_close(node: NodeDesired, name: LighthouseName) -> bool:
+    return any(light.close and light.generation == name.generation for light in node.lighthouses)
 
 
 def _orphaned_ranks(known: _Known) -> Iterator[Stop]:
@@ -143,7 +150,7 @@ def _trainer(trainer: TrainerDesired, known: _Known) -> Iterator[Action]:
 
 def _lighthouse(light: LighthouseDesired, known: _Known) -> Iterator[Action]:
     of_run = [(n, r) for n, r in known if isinstance(n, LighthouseName) and n.run == light.run]
-    if any(name.generation >= light.generation for name, _ in of_run):
+    if light.close or any(name.generation >= light.generation for name, _ in of_run):
         return
     if all(record.exited for _, record in of_run):
         yield StartLighthouse(light)

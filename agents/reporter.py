@@ -19,6 +19,7 @@ from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Lease, Store
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, RecordError, Registration, decode, encode
+from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +51,14 @@ class Reporter(threading.Thread):
         etcd: Sequence[str],
         lease_s: int,
         written: Callable[[int], None],
+        security: Security | None = None,
     ) -> None:
         super().__init__(name="reporter", daemon=True)
         self._registration = registration
         self._mark = folder / "lease.json"
         self._etcd = etcd
         self._lease_s = lease_s
+        self._security = security
         self._written = written
         self._some = threading.Condition()
         self._observed: tuple[int, NodeObserved] | None = None
@@ -94,7 +97,7 @@ class Reporter(threading.Thread):
     # --- the thread ---
 
     def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now)
+        store = connect_patiently(self._etcd, self._stop_now, self._security)
         if store is None:
             return
         said = OneSentence("etcd takes our reports again")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.wire.security import NAME_AT_MOST, Security, SecurityError, checked, load, node_name, read_certificate
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -25,10 +27,16 @@ class Settings:
     metrics_port: int = 0
     grace_s: float = 5.0
     cold: bool = False
+    security: str = ""
+    """Path of the security file."""
 
     @property
     def node_folder(self) -> Path:
         return self.home / "nodes" / self.node
+
+    def credentials(self) -> Security:
+        """What the security file says, as it is now. Raises SecurityError."""
+        return load(self.security)
 
     def arguments(self) -> list[str]:
         """The command line that `parse` reads back."""
@@ -45,6 +53,8 @@ class Settings:
             "metrics-port": self.metrics_port,
             "grace-s": self.grace_s,
         }
+        if self.security:
+            pairs["security"] = self.security
         return [f"--{name}={value}" for name, value in pairs.items()] + (["--cold"] if self.cold else [])
 
     def problem(self) -> str | None:
@@ -52,9 +62,9 @@ class Settings:
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", self.node):
             return f"--node {self.node!r}: a name is letters, digits, dots, dashes and underscores, 63 at most"
         for endpoint in self.etcd or ("",):
-            host, _, port = endpoint.rpartition(":")
+            host, _, port = endpoint.removeprefix("https://").removeprefix("http://").rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) < 65536:
-                return f"--etcd {endpoint!r}: each endpoint is HOST:PORT, as in 127.0.0.1:2379"
+                return f"--etcd {endpoint!r}: each endpoint is HOST:PORT, as in 127.0.0.1:2379 or https://etcd-0:2379"
         if self.role not in ("trainer", "service"):
             return f"--role {self.role!r}: it is trainer or service"
         if self.role == "trainer" and self.slots < 1:
@@ -65,6 +75,20 @@ class Settings:
             return f"--metrics-port {self.metrics_port}: a port is 0 (any free one) to 65535"
         if not self.address:
             return "--address is empty: give the address at which the other nodes reach this one"
+        return self._unsafe()
+
+    def _unsafe(self) -> str | None:
+        try:
+            security = checked(self.security, self.etcd, [("what this node listens on", self.address)])
+            if not security.tls:
+                return None
+            who, wanted = read_certificate(security).name, node_name(self.node)
+        except SecurityError as error:
+            return str(error)
+        if len(wanted) > NAME_AT_MOST:
+            return f"--node {self.node}: with certificates a name has {NAME_AT_MOST - len(node_name(''))} characters at most"
+        if who != wanted:
+            return f"{security.cert} is the certificate of {who!r}: node {self.node} needs that of {wanted!r}"
         return None
 
 
@@ -83,6 +107,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         ("report-s", float),
         ("metrics-port", int),
         ("grace-s", float),
+        ("security", str),
     ):
         parser.add_argument(
             f"--{name}", type=kind, default=argparse.SUPPRESS, required=name in ("node", "home", "etcd")

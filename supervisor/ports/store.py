@@ -110,3 +110,23 @@ MAX_OPERATIONS = 100
 """Operations of one transaction; etcd's default limit is 128 (--max-txn-ops)."""
 
 __all__ = ["MAX_OPERATIONS", "Changes", "Expect", "Item", "Lease", "Snapshot", "Store", "Watch"]
+
+
+class Term(Protocol):
+    """A term as leader."""
+
+    epoch: int
+
+    @property
+    def lost(self) -> bool:
+        """It is over, as far as is known here. For the one thread that owns the term."""
+        ...
+
+    @property
+    def lapsed(self) -> bool:
+        """Its lease ran out by our own clock. For any thread."""
+        ...
+
+    def expect(self) -> Expect:
+        """What every transaction of this leader has to expect."""
+        ...

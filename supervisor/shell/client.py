@@ -97,6 +97,21 @@ def restart(store: Store, record: RunRecord, group: int) -> None:
     )
 
 
+def resume(store: Store, mirror: Mirror, record: RunRecord, because: str) -> str:
+    """End a pause; and a halt, for the reason given. Returns what was done; raises Fatal when the run has ended."""
+    name = record.spec.name
+    phase = views.memory(mirror, name).phase
+    if phase in ("finished", "stopped"):
+        raise Fatal(f"run {name} is {phase}: there is nothing to resume; launch it under another name")
+    if phase != "halted":
+        change_control(store, name, lambda c: replace(c, paused=False))
+        return f"{name}: acting again"
+    change_control(
+        store, name, lambda c: replace(c, paused=False, stop=False, resumes=c.resumes + 1, because=because)
+    )
+    return f"{name}: resumed from its newest checkpoint, with full budgets, because: {because}"
+
+
 def incidents(mirror: Mirror, run: str) -> list[Incident]:
     """All incidents of a run, oldest first."""
     found = [incident for _, incident in mirror.records(keys.incident(run, ""), Incident)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Engine, Request
 from supervisor.ports.errors import Fatal, Fenced, Retryable
-from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
+from supervisor.ports.store import MAX_OPERATIONS, Store, Term
 from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
@@ -31,7 +31,7 @@ class _Wanted:
 
     allocations: tuple[tuple[Request, AllocationMemory], ...]
     grants: dict[str, bytes]
-    expect: Expect
+    term: Term
 
 
 class EngineDriver:
@@ -56,7 +56,7 @@ class EngineDriver:
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
 
-    def offer(self, mirror: Mirror, term: object) -> None:
+    def offer(self, mirror: Mirror, term: Term) -> None:
         """The loop's newest view; the thread takes it up at once if something is wanted that was not before."""
         allocations = []
         grants: dict[str, bytes] = {}
@@ -73,7 +73,7 @@ class EngineDriver:
             for key in mirror.keys(keys.grant(run, "")):
                 grants[key] = mirror.items[key].value
         before = self._wanted
-        self._wanted = _Wanted(tuple(allocations), grants, term.expect())  # type: ignore[attr-defined]
+        self._wanted = _Wanted(tuple(allocations), grants, term)
         if before is None or before.allocations != self._wanted.allocations:
             self._wake.set()
 
@@ -104,16 +104,18 @@ class EngineDriver:
             if allocation.state == "wanted" and request.key not in known and request.key not in self._refused:
                 if keys.grant(request.run, request.key) in wanted.grants:
                     continue  # it was granted before and the engine has forgotten it: reported as gone below
-                self._acquire(request)
+                self._acquire(request, wanted.term)
             elif allocation.state == "released" and request.key in known:
                 reach("engine.before_release")
+                _still_leading(wanted.term)
                 self._engine.release(request.key)
                 reach("engine.after_release")
         known = {g.key: g for g in self._engine.list()}
         self._write(wanted, known)
 
-    def _acquire(self, request: Request) -> None:
+    def _acquire(self, request: Request, term: Term) -> None:
         reach("engine.before_acquire")
+        _still_leading(term)
         try:
             self._engine.acquire(request)
         except Fatal as error:
@@ -133,7 +135,7 @@ class EngineDriver:
         for start in range(0, len(changed), MAX_OPERATIONS):
             part = {key: puts[key] for key in changed[start : start + MAX_OPERATIONS]}
             reach("engine.before_grant")
-            self._store.commit(part, expect=[wanted.expect])
+            self._store.commit(part, expect=[wanted.term.expect()])
             wanted.grants.update(part)
             reach("engine.after_grant")
 
@@ -150,3 +152,10 @@ class EngineDriver:
             reason = "given back" if given_back else before.reason or "the engine knows it no more"
             return replace(before, state="gone", reason=reason)
         return Grant(key=request.key, state="pending")
+
+
+def _still_leading(term: Term) -> None:
+    """A leader that was frozen and thaws must not ask for what the next one has decided otherwise. The engine cannot compare
+    an epoch; all it gets is idempotent by key, so this only makes the window small."""
+    if term.lapsed:
+        raise Fenced(f"epoch {term.epoch} is over")

@@ -36,15 +36,19 @@ NAMES = (
 _passes: Counter[str] = Counter()
 
 
-def armed() -> tuple[str, int] | None:
-    """The failpoint asked for, or None; ValueError when there is no such name."""
+_HOW = {"": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+def armed() -> tuple[str, int, signal.Signals] | None:
+    """The failpoint asked for, the pass, and the signal; None without any; ValueError when there is no such name."""
     text = os.environ.get("SUPERVISOR_FAILPOINT", "")
     if not text:
         return None
-    name, _, nth = text.partition(":")
-    if name not in NAMES:
+    name, _, rest = text.partition(":")
+    nth, _, how = rest.partition(":")
+    if name not in NAMES or how not in _HOW:
         raise ValueError(f"SUPERVISOR_FAILPOINT = {text!r}: there is no such failpoint; known: {', '.join(NAMES)}")
-    return name, int(nth or 1)
+    return name, int(nth or 1), _HOW[how]
 
 
 def reach(name: str) -> None:
@@ -55,7 +59,7 @@ def reach(name: str) -> None:
         return
     _passes[name] += 1
     if _passes[name] == wanted[1] and _first(os.environ.get("SUPERVISOR_FAILPOINT_ONCE", "")):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), wanted[2])
 
 
 def _first(path: str) -> bool:

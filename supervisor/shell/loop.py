@@ -7,13 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from supervisor.core import invariants
 from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.ports.errors import Fatal, Fenced, Retryable
-from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
+from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell import projection, standing, views
 from supervisor.shell.audit import audit
 from supervisor.shell.engine_driver import EngineDriver
@@ -31,17 +30,6 @@ IDLE_S = 0.5
 
 SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is asked for every second."""
-
-
-class Term(Protocol):
-    """A leadership term."""
-
-    epoch: int
-
-    @property
-    def lost(self) -> bool: ...
-
-    def expect(self) -> Expect: ...
 
 
 class Loop:
@@ -176,8 +164,10 @@ class Loop:
         if len(puts) > MAX_OPERATIONS:
             raise Fatal(f"run {run}: a decision of {len(puts)} records is more than a transaction holds")
         # A node of which nothing is wanted any more is told so: a key that is missing says nothing (an etcd that was wiped).
-        for key in self._mirror.keys(keys.DESIRED):
-            if key.endswith(f"/{run}") and key not in intents:
+        told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
+        # So is one that runs something of it and was never told: it came after the backup that was restored.
+        for key in (*told, *(keys.desired(node, run) for node in views.runs_on(self._mirror, run))):
+            if key not in intents:
                 intents[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
         for key, value in intents.items():
             if len(puts) >= MAX_OPERATIONS:

@@ -6,11 +6,18 @@ Names follow Prometheus: a unit as suffix, `_total` for counters. `supervisor_` 
 
 from __future__ import annotations
 
+import logging
+import ssl
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from supervisor.wire.security import Security, follow
+
+log = logging.getLogger(__name__)
 
 SECONDS_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 """From a survivor's stall (0.2 s) to a new allocation (minutes)."""
@@ -158,6 +165,37 @@ class Metrics:
         if made is None:
             made = self._made[name] = _make(metric, self.registry)
         return made.labels(**{label: str(value) for label, value in labels.items()}) if labels else made
+
+
+def serve(registry: CollectorRegistry, address: str, port: int, security: Security) -> int:
+    """Serve /metrics in a thread; returns the port. With certificates it is TLS, and only for who shows one.
+
+    Raises OSError when the port is taken.
+    """
+    if not security.tls:
+        server, _ = start_http_server(port, addr=address, registry=registry)
+        return int(server.server_port)
+    server, _ = start_http_server(
+        port,
+        addr=address,
+        registry=registry,
+        certfile=security.cert,
+        keyfile=security.key,
+        client_cafile=security.ca,
+        client_auth_required=True,
+        tls_min_version=ssl.TLSVersion.TLSv1_2,
+    )
+    listener: Any = server.socket  # an SSLSocket, whose type lacks the attribute below
+    follow(listener.context, security)
+    # In each request's own thread: one that connects and says nothing would else keep all others out.
+    listener.do_handshake_on_connect = False
+    # And what fails there is the client's affair: no traceback in our log for everybody who knocks.
+    setattr(server, "handle_error", _refused)  # noqa: B010 - a method, which mypy does not let us assign
+    return int(server.server_port)
+
+
+def _refused(_: Any, client: Any) -> None:
+    log.info("no metrics for %s: %s", client, sys.exc_info()[1])
 
 
 def _make(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

@@ -20,7 +20,7 @@ def run(status: RunStatus) -> RenderableType:
     head = Text.assemble(
         ("run ", "dim"), (status.run, "bold"), ("  ", ""), (state, "bold"), ("  step ", "dim"), str(status.step),
         ("  leader ", "dim"), status.leader or "none", ("  epoch ", "dim"), str(status.epoch),
-        ("  lighthouse ", "dim"), status.lighthouse or "none",
+        ("  lighthouse ", "dim"), str(status.lighthouse),
     )  # fmt: skip
     table = Table(box=None, pad_edge=False)
     for name in ("group", "phase", "node", "generation", "step", "loss", "s/step", "quorum", "groups in it", "gate"):
@@ -49,6 +49,7 @@ def run(status: RunStatus) -> RenderableType:
     lines += [Text(f"cordoned {node}: {why}", "yellow") for node, why in status.cordons.items()]
     if status.halt_reason:
         lines.append(Text(f"halted: {status.halt_reason}", "bold red"))
+    lines += [Text(f"warning: {warning}", "bold yellow") for warning in status.warnings]
     lines += [Text(f"cannot be read, left alone: {problem}", "red") for problem in status.problems]
     return Group(*lines)
 

@@ -12,14 +12,16 @@ from pathlib import Path
 
 from supervisor.ports.engine import Engine
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import failpoints
+from supervisor.shell import failpoints, standing
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.loop import Loop
+from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
+from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
 
@@ -27,36 +29,72 @@ LEASE_S = 5
 """A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
 
 
-def serve(etcd: Sequence[str], home: Path, stop: threading.Event, lease_s: int, metrics: tuple[str, int]) -> None:
+def serve(
+    etcd: Sequence[str],
+    home: Path,
+    stop: threading.Event,
+    lease_s: int,
+    metrics: tuple[str, int],
+    security: Security | None = None,
+) -> None:
     """Until `stop`. `metrics` is the address and port of /metrics (0: a free one, told in the leader's record).
 
     Raises Fatal when the engine cannot work at all, Retryable when no etcd answers at the start."""
     failpoints.armed()
-    store = connect(etcd)
+    security = security or Security()
+    store = connect(etcd, security=security)
     try:
         engine = LocalEngine(home)
         telemetry = Telemetry()
         try:
-            port = telemetry.serve(*metrics)
+            port = telemetry.serve(*metrics, security)
         except OSError as error:
             raise Fatal(f"cannot serve metrics on {metrics[0]}:{metrics[1]}: {error.strerror}") from error
-        me = LeaderRecord(host=socket.gethostname(), pid=os.getpid(), home=str(home), metrics_port=port)
-        election = Election(store, keys.LEADER, encode(me), lease_s)
+        me = LeaderRecord(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            home=str(home),
+            metrics_port=port,
+            insecure=security.insecure,
+        )
+        readable = Readable(store)
+        election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
+        log.info("a candidate for leadership, pid %d", os.getpid())
         while not stop.is_set():
             _term(store, election, engine, telemetry, stop)
     finally:
         store.close()
 
 
+class Readable:
+    """Whether this program may lead on what etcd holds; says once why not."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        """Raises Fatal at the start when the state is of a newer program: a person has started the wrong one."""
+        self._store = store
+        self._said = ""
+        mirror = Mirror(store.list(keys.PREFIX))
+        if standing.newer_records(mirror, mirror.items):
+            raise Fatal(standing.why_not(mirror, mirror.items))
+
+    def look(self) -> bool:
+        mirror = Mirror(self._store.list(keys.PREFIX))
+        why = standing.why_not(mirror, mirror.items)
+        if why and why != self._said:
+            log.error("standing by: %s", why)
+        self._said = why
+        return not why
+
+
 def _term(store: EtcdStore, election: Election, engine: Engine, telemetry: Telemetry, stop: threading.Event) -> None:
     leadership = election.campaign(stop)
     if leadership is None:
         return
-    log.info("leading, epoch %d", leadership.epoch)
     driver = EngineDriver(store, engine)
     try:
-        telemetry.leading(leadership.epoch)
         loop = Loop(store, leadership, driver, telemetry)
+        log.info("leading, epoch %d", loop.epoch)
+        telemetry.leading(loop.epoch)
         driver.start()
         loop.run(stop)
     except Retryable as error:
@@ -68,10 +106,10 @@ def _term(store: EtcdStore, election: Election, engine: Engine, telemetry: Telem
         leadership.resign()
 
 
-def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int]) -> None:
+def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
     """`serve` until TERM or INT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    serve(etcd, home, stop, lease_s, metrics)
+    serve(etcd, home, stop, lease_s, metrics, security)

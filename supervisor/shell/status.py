@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
 from supervisor.core import budget as budgets
 from supervisor.core.model import Memory, Rung
+from supervisor.ports.errors import PortError
 from supervisor.shell import client, views
 from supervisor.shell.audit import audit
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.store import EtcdStore
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateObserved,
@@ -43,6 +45,19 @@ class GroupStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LighthouseStatus:
+    """Where the run's lighthouse and gate are. mute: its lease is gone, but it may still serve."""
+
+    node: str
+    generation: int
+    address: str
+    state: Literal["none", "starting", "open", "mute", "closing"]
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.address} ({self.state})" if self.node else "none"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunStatus:
     """One run."""
 
@@ -54,13 +69,15 @@ class RunStatus:
     epoch: int
     step: int
     groups: tuple[GroupStatus, ...]
-    lighthouse: str
+    lighthouse: LighthouseStatus
     checkpoint_step: int | None
     spares: tuple[str, ...]
     cordons: dict[str, str]
     budgets_left: dict[str, int]
     incidents_open: tuple[str, ...]
     problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What is allowed but dangerous."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +124,54 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
         paused=observed.control.paused,
         halt_reason=memory.halt_reason,
         leader=f"{leader_record.host}:{leader_record.pid}" if leader_record is not None else "",
-        epoch=leader.create_revision if leader is not None else 0,
+        epoch=views.epochs_before(mirror) + leader.create_revision if leader is not None else 0,
         step=max((g.step for g in groups), default=0),
         groups=groups,
-        lighthouse=f"{memory.lighthouse.node} {memory.lighthouse.address}".strip(),
+        lighthouse=_lighthouse(memory),
         checkpoint_step=memory.checkpoint.step if memory.checkpoint is not None else None,
         spares=tuple(spares),
         cordons=dict(memory.cordons),
         budgets_left=left,
         incidents_open=tuple(memory.incidents),
         problems=tuple(f"{key}: {why}" for key, why in sorted(audit(mirror, mirror.fresh()).items())),
+        warnings=insecure(mirror),
     )
+
+
+def alarms(store: EtcdStore) -> tuple[str, ...]:
+    """etcd's alarms with their mends: a database that is full still answers reads, and nothing else would be said."""
+    try:
+        return store.status().alarms
+    except PortError:
+        return ()  # a user that may not ask is told the rest all the same
+
+
+def insecure(mirror: Mirror) -> tuple[str, ...]:
+    """A warning when the leader or nodes run with `insecure = true`: it is there as long as they do."""
+    leader = mirror.record(keys.LEADER, LeaderRecord)
+    who = ["the leader"] if leader is not None and leader.insecure else []
+    for name in views.node_names(mirror):
+        registration = mirror.record(keys.registration(name), Registration)
+        if registration is not None and registration.insecure:
+            who.append(f"node {name}")
+    if not who:
+        return ()
+    return (
+        f"insecure = true ({', '.join(who)}): everything is in plain, and whoever reaches etcd or the gate may do anything: "
+        "docs/SECURITY.md says how to make certificates",
+    )
+
+
+def _lighthouse(memory: Memory) -> LighthouseStatus:
+    seat = memory.lighthouse
+    state: Literal["none", "starting", "open", "mute", "closing"] = "open" if seat.address else "starting"
+    if not seat.node or memory.phase in ("finished", "stopped", "halted"):
+        state = "none"
+    elif seat.closing:
+        state = "closing"
+    elif seat.mute_since is not None:
+        state = "mute"
+    return LighthouseStatus(node=seat.node, generation=seat.generation, address=seat.address, state=state)
 
 
 def node_status(mirror: Mirror) -> list[NodeStatus]:

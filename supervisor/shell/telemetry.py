@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from prometheus_client import start_http_server
-
 from supervisor.core import budget as budgets
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Observed, Rung
 from supervisor.core.spec import RunSpec
-from supervisor.shell.metrics import Metrics
+from supervisor.shell.metrics import Metrics, serve
+from supervisor.wire.security import Security
 
 _CAUSE = {
     "unplaced": Cause.ALLOCATE,
@@ -35,10 +34,9 @@ class Telemetry:
         self._total: dict[str, float] = {}
         self.metrics.gauge("supervisor_leader").set(0)
 
-    def serve(self, address: str, port: int) -> int:
-        """Serve /metrics; returns the port. Raises OSError when it is taken."""
-        server, _ = start_http_server(port, addr=address, registry=self.metrics.registry)
-        return int(server.server_address[1])
+    def serve(self, address: str, port: int, security: Security | None = None) -> int:
+        """Serve /metrics, with TLS if there are certificates; returns the port. Raises OSError when it is taken."""
+        return serve(self.metrics.registry, address, port, security or Security())
 
     def leading(self, epoch: int | None) -> None:
         """A term begins, or (None) ends."""

@@ -20,6 +20,7 @@ from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.store import connect
 from supervisor.wire import keys
+from supervisor.wire.security import Security, file_of_node
 
 SERVICE_HOST = "host"
 """Node name of this machine as the host of the lighthouse."""
@@ -34,6 +35,7 @@ class Up:
 
     home: Path
     address: str
+    security: Security = Security()
     endpoint: str = ""
     etcd: EtcdServer | None = None
     """None: an etcd that somebody else runs."""
@@ -44,13 +46,16 @@ class Up:
     def start_supervisor(self) -> None:
         runs = str(self.home.parent)
         arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", runs]
+        arguments += self.security.arguments()
         self.supervisor = _spawn(arguments, self.home / "supervisor.log")
 
     def start_host(self) -> None:
+        file = file_of_node(self.security, SERVICE_HOST)
         self.host = _spawn(
             [
                 *f"-m agents.cli run --node {SERVICE_HOST} --etcd {self.endpoint} --role service".split(),
                 *["--address", self.address, "--slots", "0", "--report-s", "1", "--cold", "--home", str(self.home)],
+                *([f"--security={file}"] if file else []),
             ],
             self.home / "nodes" / SERVICE_HOST / "shim.log",
         )
@@ -109,22 +114,29 @@ def up(
     etcd: str = "",
     address: str = "127.0.0.1",
     cold: bool = False,
+    security: Security | None = None,
     say: Callable[[str], None] = print,
 ) -> Iterator[Up]:
-    """Start it all, and end it all on the way out. Raises Fatal or Retryable with a sentence when something is in the way."""
+    """Start it all, and end it all on the way out. Raises Fatal, Retryable or SecurityError with a sentence when something
+    is in the way."""
+    security = security or Security()
+    for node in (SERVICE_HOST, *(node.name for node in nodes)):
+        file_of_node(security, node)
     home = system_folder(home)
     with _alone(home), _ended_by_signals():
-        started = Up(home=home, address=address, endpoint=etcd)
+        started = Up(home=home, address=address, security=security, endpoint=etcd)
         try:
             if not etcd:
                 started.etcd = start_etcd(home / "etcd", host=address)
                 started.endpoint = started.etcd.endpoint
                 if started.etcd.warning:
                     say(f"warning: {started.etcd.warning}")
-            Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold).save(home)
+            Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold, security=security.path).save(home)
             started.start_supervisor()
             started.start_host()
-            (home / "up.json").write_text(json.dumps({"etcd": started.endpoint, "pid": os.getpid()}))
+            (home / "up.json").write_text(
+                json.dumps({"etcd": started.endpoint, "pid": os.getpid(), "security": security.path})
+            )
             _wait_ready(started)
             yield started
         finally:
@@ -148,11 +160,20 @@ def _ended_by_signals() -> Iterator[None]:
 
 def endpoints_of(home: Path) -> str:
     """The etcd of the `up` that runs in this home, or an empty string."""
+    return _said_by_up(home, "etcd")
+
+
+def security_of(home: Path) -> str:
+    """The security file of the `up` that runs in this home, or an empty string."""
+    return _said_by_up(home, "security")
+
+
+def _said_by_up(home: Path, what: str) -> str:
     try:
         body = json.loads((system_folder(home) / "up.json").read_text())
     except (OSError, ValueError):
         return ""
-    return str(body.get("etcd", ""))
+    return str(body.get(what, ""))
 
 
 def _spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -165,7 +186,7 @@ def _spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 def _wait_ready(started: Up, within_s: float = 30.0) -> None:
     until = time.monotonic() + within_s
-    store = connect([started.endpoint])
+    store = connect(started.endpoint.split(","), security=started.security)
     try:
         while True:
             dead = started.dead()

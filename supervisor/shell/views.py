@@ -103,6 +103,19 @@ def node_names(mirror: Mirror) -> list[str]:
     return sorted({key[len(keys.NODES) :].split("/", 1)[0] for key in mirror.keys(keys.NODES)})
 
 
+def runs_on(mirror: Mirror, run: str) -> list[str]:
+    """Nodes that say that something of the run runs there."""
+    found = []
+    for node in node_names(mirror):
+        seen = mirror.record(keys.observed(node), NodeObserved)
+        if seen is None:
+            continue
+        states = [(t.run, t.state) for t in seen.trainers] + [(x.run, x.state) for x in seen.lighthouses]
+        if any(of == run and state != "exited" for of, state in states):
+            found.append(node)
+    return found
+
+
 def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]]:
     given = {
         node: grant.key

@@ -25,8 +25,9 @@ def node(*trainers: TrainerDesired, lighthouses: tuple[LighthouseDesired, ...] =
     return {RUN: NodeDesired(node="n0", trainers=trainers, lighthouses=lighthouses)}
 
 
-def light(generation: int) -> LighthouseDesired:
-    return LighthouseDesired(run=RUN, generation=generation, groups=2, min_groups=1, torchft=TorchFTSpec())
+def light(generation: int, close: bool = False) -> LighthouseDesired:
+    spec = TorchFTSpec()
+    return LighthouseDesired(run=RUN, generation=generation, groups=2, min_groups=1, torchft=spec, close=close)
 
 
 def stops(actions: list[Action]) -> list[str]:
@@ -107,6 +108,20 @@ def test_a_lighthouse_is_replaced_like_a_trainer() -> None:
     assert StartLighthouse(light(2)) in reconcile(wanted, [process("lighthouse.toy.1", exit_code=1)])
     assert reconcile(wanted, [process("lighthouse.toy.2", exit_code=1)]) == []
     assert reconcile(node(lighthouses=(light(1),)), [process("lighthouse.toy.2")]) == []
+
+
+def test_a_lighthouse_that_is_to_close_ends_is_never_started_and_stays_listed() -> None:
+    closing = node(lighthouses=(light(2, close=True),))
+    assert reconcile(closing, []) == []
+    assert stops(reconcile(closing, [process("lighthouse.toy.2")])) == ["lighthouse.toy.2"]
+    assert stops(reconcile(closing, [process("lighthouse.toy.1")])) == ["lighthouse.toy.1"]
+    assert reconcile(closing, [process("lighthouse.toy.2", exit_code=0)]) == []
+    # the next one may have its seat on the same node, beside it or in its place
+    for following in (node(lighthouses=(light(2, close=True), light(3))), node(lighthouses=(light(3),))):
+        assert stops(reconcile(following, [process("lighthouse.toy.2")])) == ["lighthouse.toy.2"]
+        assert reconcile(following, [process("lighthouse.toy.2", exit_code=0)]) == [StartLighthouse(light(3))]
+        both = [process("lighthouse.toy.2", exit_code=0), process("lighthouse.toy.3")]
+        assert reconcile(following, both) == [Forget("lighthouse.toy.2")]
 
 
 def test_names() -> None:

@@ -1,6 +1,7 @@
 """A stand-in for titan_actor.trainer. What it does is asked for in `titan.overrides`, under keys that begin with `toy.`.
 
-toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum.
+toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum; "quorum" does
+so too, but with TorchFT's native manager alone: no torch and no collective, so it starts in a fraction of a second.
 toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): what the name says.
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
 """
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -85,8 +87,10 @@ class Toy:
             return self.progress.step + 1
         return max(self.progress.step + 1, int((time.time() - clock.stat().st_mtime) / step_s) + 1)
 
-    def note_step(self, start: float, step: int) -> None:
-        line = {"event": "step", "start": start, "t": time.time(), "step": step, "committed": True}
+    def note_step(self, start: float, step: int, committed: bool = True, **about: object) -> None:
+        """A line as a real trainer's ledger writes it."""
+        line = {"event": "step", "start": start, "t": time.time(), "group": self.launch.group, "step": step}
+        line |= {"committed": committed, **about}
         with (self.folder / "steps.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -110,6 +114,62 @@ class Toy:
         self.say(phase="finished")
         return 0
 
+    def stepped(
+        self, start: float, step: int, committed: bool, participants: int, quorum_id: int, **about: object
+    ) -> None:
+        """Write down and report an attempt in a real quorum."""
+        self.note_step(start, step, committed, participants=participants, quorum_id=quorum_id, **about)
+        counted = {
+            "commits": self.progress.commits + committed,
+            "failed_commits": self.progress.failed_commits + (not committed),
+        }
+        self.say(phase="step", step=step, participants=participants, quorum_id=quorum_id, **counted)
+
+    def quorum(self) -> int:
+        from titan_actor.lighthouse import native
+
+        torchft, launch = native(), self.launch
+        replica_id = f"toy_{launch.group}:{uuid.uuid4()}"
+        limit = timedelta(milliseconds=launch.torchft.quorum_timeout_ms)
+        manager = torchft.ManagerServer(
+            replica_id=replica_id,
+            lighthouse_addr=f"http://{launch.lighthouse}",
+            hostname="127.0.0.1",
+            bind="127.0.0.1:0",
+            store_addr="",
+            world_size=1,
+            heartbeat_interval=timedelta(milliseconds=100),
+            connect_timeout=timedelta(seconds=10),
+            quorum_retries=launch.torchft.quorum_retries,
+        )
+        client = torchft.ManagerClient(manager.address(), timedelta(seconds=10))
+        self.say(phase="built", replica_id=replica_id)
+        self.announce(replica_id)
+        step, start = 0, time.time()
+        request = {"group_rank": 0, "checkpoint_metadata": "", "shrink_only": False, "init_sync": False}
+        while not self.stop.is_set():
+            try:
+                answer = client._quorum(step=step, commit_failures=0, timeout=limit, **request)
+            except (RuntimeError, TimeoutError) as error:
+                print(f"no quorum: {error}", flush=True)
+                continue
+            # whoever is behind takes the newest state from the others: here that is the step alone
+            step = answer.max_step + 1
+            self.stepped(
+                start,
+                step,
+                committed=True,
+                participants=answer.replica_world_size,
+                participating_rank=answer.replica_rank,
+                quorum_id=answer.quorum_id,
+                healed=answer.heal,
+            )
+            start = time.time()
+            time.sleep(self.options.get("step_s", 0.05))
+        manager.shutdown()
+        self.say(phase="finished")
+        return 0
+
     def torchft(self) -> int:
         import torch
         from torch.distributed import TCPStore
@@ -117,11 +177,19 @@ class Toy:
 
         torch.set_num_threads(1)
         launch = self.launch
-        store = TCPStore("127.0.0.1", launch.master_port, is_master=True, wait_for_workers=False)
+        if launch.node_address != "127.0.0.1":
+            # a namespace that stands for a machine, but has this one's name
+            from titan_actor import address, mends
+
+            address.use(launch.node_address)
+            mends._heal_address(None)
+        store = TCPStore(launch.node_address, launch.master_port, is_master=True, wait_for_workers=False)
         value = torch.zeros(8)
+        healed: list[bool] = []
 
         def load(state: dict) -> None:
             value.copy_(state["value"])
+            healed.append(True)
 
         manager = Manager(
             pg=ProcessGroupGloo(timeout=timedelta(milliseconds=launch.torchft.process_group_timeout_ms)),
@@ -133,11 +201,11 @@ class Toy:
             quorum_timeout=timedelta(milliseconds=launch.torchft.quorum_timeout_ms),
             rank=0,
             world_size=1,
-            store_addr="127.0.0.1",
+            store_addr=launch.node_address,
             store_port=store.port,
             lighthouse_addr=f"http://{launch.lighthouse}",
             replica_id=f"toy_{launch.group}",
-            hostname="127.0.0.1",
+            hostname=launch.node_address,
             quorum_retries=launch.torchft.quorum_retries,
         )
         replica_id = manager._store.get("replica_id").decode() + self.options.get("mistyped", "")
@@ -145,23 +213,26 @@ class Toy:
         time.sleep(self.options.get("build_s", 0.0))
         self.say(phase="built")
         self.announce(replica_id)
-        with (self.folder / "steps.jsonl").open("a", buffering=1) as steps:
-            while not self.stop.is_set():
-                manager.start_quorum()
-                gradient = torch.ones(8)
-                manager.allreduce(gradient).wait()
-                committed = manager.should_commit()
-                if committed:
-                    value.add_(gradient)
-                n = manager.num_participants()
-                quorum_id = manager._quorum_id
-                line = {"t": time.time(), "committed": committed, "participants": n, "quorum_id": quorum_id}
-                steps.write(json.dumps(line) + "\n")
-                commits, failed = self.progress.commits + committed, self.progress.failed_commits + (not committed)
-                step = manager.current_step()
-                counted = {"commits": commits, "failed_commits": failed}
-                self.say(phase="step", step=step, participants=n, quorum_id=quorum_id, **counted)
-                time.sleep(self.options.get("step_s", 0.02))
+        start = time.time()
+        while not self.stop.is_set():
+            manager.start_quorum()
+            gradient = torch.ones(8)
+            manager.allreduce(gradient).wait()
+            committed = manager.should_commit()
+            if committed:
+                value.add_(gradient)
+            self.stepped(
+                start,
+                manager.current_step(),
+                committed,
+                participants=manager.num_participants(),
+                participating_rank=manager.participating_rank(),
+                quorum_id=manager._quorum_id,
+                healed=bool(healed),
+            )
+            healed.clear()
+            start = time.time()
+            time.sleep(self.options.get("step_s", 0.02))
         manager.shutdown(wait=False)
         self.say(phase="finished")
         return 0
@@ -180,6 +251,9 @@ def main(arguments: list[str]) -> int:
         case "torchft":
             toy.serve_commands()
             return toy.torchft()
+        case "quorum":
+            toy.serve_commands()
+            return toy.quorum()
         case _:
             toy.serve_commands()
             toy.say(phase="built")

@@ -10,8 +10,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
+from supervisor.ports.errors import Retryable
 from supervisor.shell.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.store.stubs import rpc
@@ -79,9 +81,11 @@ class Cluster:
     def __init__(self, folder: Path, binary: Path) -> None:
         ports = free_ports(6)
         self.endpoints = [f"127.0.0.1:{port}" for port in ports[:3]]
+        self.endpoint = ",".join(self.endpoints)
         peers = [f"http://127.0.0.1:{port}" for port in ports[3:]]
         initial = ",".join(f"m{n}={peer}" for n, peer in enumerate(peers))
-        self.members: list[subprocess.Popen[bytes]] = []
+        self._commands: list[list[str]] = []
+        self._folder = folder
         for n, (endpoint, peer) in enumerate(zip(self.endpoints, peers, strict=True)):
             flags = {
                 "name": f"m{n}",
@@ -93,13 +97,44 @@ class Cluster:
                 "initial-cluster": initial,
                 "logger": "zap",
             }
-            argv = [str(binary), *(f"--{name}={value}" for name, value in flags.items())]
-            with (folder / f"m{n}.log").open("wb") as log:
-                self.members.append(subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True))
+            self._commands.append([str(binary), *(f"--{name}={value}" for name, value in flags.items())])
+        self.members = [self._spawn(n) for n in range(3)]
+
+    def _spawn(self, n: int) -> subprocess.Popen[bytes]:
+        with (self._folder / f"m{n}.log").open("ab") as log:
+            return subprocess.Popen(self._commands[n], stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self, n: int) -> None:
+        """SIGKILL to one member; it has ended when this returns."""
+        self.members[n].kill()
+        self.members[n].wait()
+
+    def start(self, n: int) -> None:
+        """A member that was killed, on its old ports and data."""
+        self.members[n] = self._spawn(n)
+
+    def leader(self) -> int:
+        """The member that leads, as the living ones say. Waits until they agree on one."""
+        return eventually(self._leader, 20, "the members agree on a leader")[0]
+
+    def _leader(self) -> tuple[int] | None:
+        said: dict[int, int] = {}
+        leaders = set()
+        for n, member in enumerate(self.members):
+            if member.poll() is None:
+                try:
+                    with connect([self.endpoints[n]], timeout_s=1.0) as store:
+                        answer = store.connection.client.maintenancestub.Status(rpc.StatusRequest(), 1.0)
+                except (Retryable, grpc.RpcError):
+                    return None
+                said[answer.header.member_id] = n
+                leaders.add(answer.leader)
+        return (said[leaders.pop()],) if len(leaders) == 1 and leaders <= said.keys() else None
 
     def stop(self) -> None:
         for member in self.members:
-            member.kill()
+            if member.poll() is None:
+                member.kill()
             member.wait()
 
 

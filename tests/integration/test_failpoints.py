@@ -1,65 +1,58 @@
-"""A supervisor killed between any two steps of its loop, and started again, neither loses nor repeats an action."""
+"""A process killed between any two steps of the supervisor's loop, of the agent's, or of a lighthouse's hand-over neither loses
+nor repeats an action. A few rounds of the long lane (`make chaos`), each failpoint at least once."""
 
 from __future__ import annotations
 
-import signal
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from supervisor.core.model import Rung
 from supervisor.shell.failpoints import NAMES
-from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec, world
+from tests.chaos.plans import WAYS, Plan, Scenario, plan
+from tests.chaos.rounds import Lanes
+from tests.helpers.etcd import running
 
-STARTING = tuple(n for n in NAMES if "release" not in n)
-"""Reached while a run starts; the two about releasing are reached when an allocation is taken away."""
+NOT_AT_A_START = {"engine.before_release", "engine.after_release", "agent.before_signal"}
+"""Nothing is given back and nobody is ended while a run starts."""
+
+WHEN: dict[Scenario, list[str]] = {
+    "start": [n for n in NAMES if n not in NOT_AT_A_START],
+    "allocation": ["journaled", "engine.after_acquire", "engine.before_release", "engine.after_release"],
+    "restart": ["agent.before_signal"],
+    "lighthouse": ["committed", "agent.after_forward", "gate.listening", "gate.opening", "gate.open"],
+}
+ROUNDS = [(scenario, name) for scenario, names in WHEN.items() for name in names]
 
 
-def _died_at_failpoint(process: object) -> bool:
-    return process.poll() == -signal.SIGKILL  # type: ignore[attr-defined]
-
-
-@pytest.mark.etcd
-@pytest.mark.parametrize("name", STARTING)
-def test_killed_while_a_run_starts(name: str, tmp_path: Path) -> None:
-    with world(tmp_path) as w:
-        first = w.supervisor()
-        eventually(w.led, 30, "it leads")
-        first.terminate()
-        first.wait(15)
-        # What the engine says is written once for all nodes of a start; the other places are passed again and again.
-        nth = 1 if name.endswith("_grant") else 2
-        doomed = w.supervisor(failpoint=f"{name}:{nth}")
-        record = w.launch(toy_spec())
-        eventually(lambda: _died_at_failpoint(doomed), 30, f"the supervisor dies at {name}")
-        w.supervisor()
-        eventually(w.running(record, 1, 1), 60, "both groups run in their first generation")
-        assert w.incidents(record) == []
-        w.check(record)
+@pytest.fixture(scope="module")
+def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
+    """One world for all rounds, since each would take longer to start than it lasts."""
+    folder = tmp_path_factory.mktemp("rounds")
+    with running(folder / "etcd") as server:
+        made = Lanes(folder, server)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 @pytest.mark.etcd
-@pytest.mark.parametrize("name", NAMES)
-def test_killed_while_it_reallocates(name: str, tmp_path: Path) -> None:
-    with world(tmp_path) as w:
-        first = w.supervisor()
-        record = w.launch(toy_spec(spares=0))
-        eventually(w.running(record, 1, 1), 60, "both groups run")
-        first.terminate()
-        first.wait(15)
-        doomed = w.supervisor(failpoint=name)
-        w.take_away(w.allocation_of(record, 1))
-        eventually(lambda: _died_at_failpoint(doomed), 30, f"the supervisor dies at {name}")
-        w.supervisor()
-        eventually(lambda: [i.state for i in w.incidents(record)] == ["recovered"], 60, "one incident, recovered")
-        # Whether the dead process or the lost allocation is seen first is a race; then rung 1 was tried before rung 3.
-        assert w.incidents(record)[0].rung == Rung.REALLOCATE
-        assert w.running(record)()
-        _only_one_more_allocation(w, record.spec.name)
-        w.check(record)
+@pytest.mark.parametrize(("scenario", "name"), ROUNDS, ids=lambda x: x)
+def test_killed_at(scenario: Scenario, name: str, lanes: Lanes) -> None:
+    seed = ROUNDS.index((scenario, name))
+    way = next(w for w in WAYS[name] if w.scenario == scenario)
+    assert lanes.play(Plan(seed, name, way.least, way, victim=1, whole_gate=True)), f"nobody was killed at {name}"
 
 
-def _only_one_more_allocation(w: World, run: str) -> None:
-    keys = w.mirror().keys(f"/supervisor/v1/runs/{run}/allocations/")
-    assert [k.rsplit("/", 1)[1] for k in keys] == [f"{run}-a1", f"{run}-a2", f"{run}-a3"]
+def test_each_failpoint_can_be_reached_and_is() -> None:
+    assert set(WAYS) == set(NAMES)
+    assert {name for _, name in ROUNDS} == set(NAMES)
+    assert {name for name, ways in WAYS.items() if all(w.scenario != "start" for w in ways)} == NOT_AT_A_START
+
+
+def test_a_seed_says_all() -> None:
+    assert [plan(seed) for seed in range(50)] == [plan(seed) for seed in range(50)]
+    assert {plan(seed).failpoint for seed in range(500)} == set(NAMES)
+    assert plan(7, "gate.open", "lighthouse").way.scenario == "lighthouse"
+    with pytest.raises(ValueError, match=r"no way to reach failpoint 'gate\.open' in scenario 'trainer'"):
+        plan(7, "gate.open", "trainer")

@@ -161,3 +161,26 @@ def test_a_frozen_store_ends_the_leadership_and_a_campaign_rides_through(tmp_pat
         assert again is not None
         assert again.epoch > first.epoch
         again.resign()
+
+
+def test_a_leader_whose_lease_could_not_be_given_back_gives_it_back_when_it_comes_again(
+    etcd_server: EtcdServer, store: EtcdStore
+) -> None:
+    """After an outage etcd extends leases: nobody leads until the old leader's has run out, unless it comes itself."""
+    long_s, stop = 60, threading.Event()
+    with relay(etcd_server.endpoint) as way, connect([way.endpoint], timeout_s=0.5) as ours:
+        election = Election(ours, LEADER, b"one", long_s)
+        first = election.campaign(stop)
+        assert first is not None
+        way.requests.clear()
+        first.resign()  # as when etcd is away: it is not told
+        way.cut()
+        way.requests.set()
+        assert store.get(LEADER) is not None
+        too_late = threading.Timer(long_s / 4, stop.set)
+        too_late.start()
+        again = election.campaign(stop)
+        too_late.cancel()
+        assert again is not None, "it waits for its own old lease"
+        assert again.epoch > first.epoch
+        again.resign()

@@ -21,6 +21,7 @@ from supervisor.core.model import Grant
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import is_running, start_ticks
+from supervisor.wire.security import SecurityError, file_of_node, load
 
 KILL_AFTER_S = 10.0
 """From TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
@@ -43,6 +44,8 @@ class Pool:
     etcd: str
     report_s: float = 1.0
     cold: bool = False
+    security: str = ""
+    """Path of the security file of whoever starts the nodes; theirs are beside it."""
 
     def save(self, home: Path) -> None:
         _write(_folder(home) / "pool.json", asdict(self))
@@ -60,6 +63,7 @@ class Pool:
             etcd=body["etcd"],
             report_s=body["report_s"],
             cold=body["cold"],
+            security=body.get("security", ""),
         )
 
 
@@ -170,6 +174,8 @@ class LocalEngine:
         command += ["--etcd", self._pool.etcd, "--address", node.address, "--allocation", allocation.key]
         command += ["--slots", str(allocation.slots), "--lease-s", str(allocation.lease_s)]
         command += ["--report-s", f"{self._pool.report_s:g}"] + (["--cold"] if self._pool.cold else [])
+        if self._pool.security:
+            command += ["--security", _security(self._pool.security, node.name)]
         if node.netns:
             command = ["ip", "netns", "exec", node.netns, *command]
         folder = self._home / "nodes" / node.name
@@ -233,6 +239,13 @@ class LocalEngine:
 
     def _save(self, allocation: _Allocation) -> None:
         _write(self._path(allocation.key), asdict(allocation))
+
+
+def _security(file: str, node: str) -> str:
+    try:
+        return file_of_node(load(file), node)
+    except SecurityError as error:
+        raise Retryable(f"cannot start node {node}: {error}", after_s=5.0) from error
 
 
 def _alive(allocation: _Allocation) -> bool:

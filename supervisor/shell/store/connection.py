@@ -14,6 +14,10 @@ import grpc
 from supervisor.ports.errors import Fatal
 from supervisor.shell.store.errors import MUTE, code_of, raise_port_error
 from supervisor.shell.store.stubs import etcd3
+from supervisor.wire.security import Reloading, Security, SecurityError, read_certificate, refuse_endpoint
+
+FILES_LOOKED_AT_S = 1.0
+"""How often a certificate is looked at for a newer one: three stats."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # etcd answers a client that pings more often than every 5 s, or without a call, with GOAWAY too_many_pings
@@ -38,13 +42,26 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 class Connection:
     """The current etcd3 client. With several endpoints a mute member is left for the next; a single one gets a fresh
-    channel. Names are resolved by gRPC, again on each reconnect."""
+    channel. Names are resolved by gRPC, again on each reconnect. A certificate that was renewed on disk gets a fresh
+    channel too."""
 
-    def __init__(self, endpoints: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, endpoints: Sequence[str], timeout_s: float, security: Security | None = None) -> None:
+        self.security = security or Security()
         self.endpoints = tuple(parse_endpoint(endpoint) for endpoint in endpoints)
         if not self.endpoints:
             raise Fatal("no etcd endpoint given: give HOST:PORT, several with commas between")
+        self._https = tuple(endpoint.strip().startswith("https://") for endpoint in endpoints)
+        for endpoint in endpoints:
+            refusal = refuse_endpoint(endpoint.strip(), self.security)
+            if refusal:
+                raise Fatal(refusal)
         self.timeout_s = timeout_s
+        self._files: Reloading | None = None
+        self._user = ""
+        if any(self._https):
+            self._files, self._user = _credentials(self.security)
+        self._certificate = self._files.context() if self._files is not None else None
+        self._looked = time.monotonic()
         self._lock = threading.Lock()
         # a thousand agents must not all sit on the first member
         self._place = random.randrange(len(self.endpoints))
@@ -55,6 +72,8 @@ class Connection:
     @property
     def client(self) -> Any:
         """The etcd3 client to use now; ask for it anew for each call and stream."""
+        if self._files is not None and time.monotonic() - self._looked > FILES_LOOKED_AT_S:
+            self._renew(self._files)
         return self._client
 
     @property
@@ -71,7 +90,7 @@ class Connection:
         """
         if self._closed:
             raise Fatal(f"{what}: this store was closed")
-        client = self._client
+        client = self.client
         try:
             yield client
         except (grpc.RpcError, etcd3.Etcd3Exception) as error:
@@ -79,7 +98,7 @@ class Connection:
             cause = error if isinstance(error, grpc.RpcError) else error.__context__
             if code_of(cause) in MUTE:
                 self.suspect(client, silent=code_of(cause) is grpc.StatusCode.DEADLINE_EXCEEDED)
-            raise_port_error(cause, what, writes, client, size)
+            raise_port_error(cause, what, writes, client, size, self._user)
 
     def suspect(self, client: Any, silent: bool) -> None:
         """Says that `client` got no good answer. `silent`: no answer at all, so that even a single endpoint's channel
@@ -87,13 +106,36 @@ class Connection:
         with self._lock:
             if client is not self._client or self._closed or (len(self.endpoints) == 1 and not silent):
                 return
-            now = time.monotonic()
             self._place = (self._place + 1) % len(self.endpoints)
-            # others' calls on the old channel may still be answered: it is closed when their deadlines are over
-            self._retired.append((now, client))
+            self._retired.append((time.monotonic(), client))
             self._client = self._open()
-            over = [old for since, old in self._retired if now - since > 2 * self.timeout_s]
-            self._retired = [(since, old) for since, old in self._retired if old not in over]
+            over = self._over()
+        for old in over:
+            old.close()
+
+    def _over(self) -> list[Any]:
+        """Takes out what is to be closed: others' calls on an old channel may be answered until their deadlines are over."""
+        now = time.monotonic()
+        over = [old for since, old in self._retired if now - since > 2 * self.timeout_s]
+        self._retired = [(since, old) for since, old in self._retired if old not in over]
+        return over
+
+    def _renew(self, files: Reloading) -> None:
+        """A fresh channel when the certificate's files have changed. What streams on the old one moves over when that is
+        closed."""
+        with self._lock:
+            self._looked = time.monotonic()
+            if self._closed:
+                return
+            certificate = files.context()
+            if certificate is not self._certificate:
+                try:
+                    fresh = self._open()
+                except OSError:
+                    return  # replaced again just now: looked at again in a second
+                self._retired.append((time.monotonic(), self._client))
+                self._client, self._certificate = fresh, certificate
+            over = self._over()
         for old in over:
             old.close()
 
@@ -108,14 +150,24 @@ class Connection:
 
     def _open(self) -> Any:
         host, port = self.endpoints[self._place]
-        return etcd3.client(host=host, port=port, timeout=self.timeout_s, grpc_options=CHANNEL_OPTIONS)
+        files = {}
+        if self._https[self._place]:
+            files = {"ca_cert": self.security.ca, "cert_key": self.security.key, "cert_cert": self.security.cert}
+        return etcd3.client(host=host, port=port, timeout=self.timeout_s, grpc_options=CHANNEL_OPTIONS, **files)
+
+
+def _credentials(security: Security) -> tuple[Reloading, str]:
+    """What follows the files, and the name in the certificate."""
+    try:
+        return Reloading(security), read_certificate(security).name
+    except (SecurityError, OSError) as error:
+        raise Fatal(str(error)) from error
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """'10.0.0.1:2379', 'http://etcd-0:2379', '[::1]:2379' as host and port. Raises Fatal."""
-    host, _, port = endpoint.strip().removeprefix("http://").rstrip("/").rpartition(":")
-    if endpoint.startswith("https://"):
-        raise Fatal(f"{endpoint}: TLS to etcd is not supported yet; give HOST:PORT of a plain listener")
+    """'10.0.0.1:2379', 'https://etcd-0:2379', '[::1]:2379' as host and port. Raises Fatal."""
+    bare = endpoint.strip().removeprefix("http://").removeprefix("https://")
+    host, _, port = bare.rstrip("/").rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise Fatal(f"{endpoint!r} is not an etcd endpoint: give HOST:PORT, for example 127.0.0.1:2379")
     return host, int(port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import Expect, Lease, Snapshot, Store, Watch
@@ -12,6 +13,9 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 """How long a wait may go without a look at `stop`."""
+
+_NOT_NOW_S = 2.0
+"""Pause of a candidate that may not lead: it reads all of the state each time."""
 
 
 class Leadership:
@@ -35,6 +39,11 @@ class Leadership:
         return self._replaced or self._lease.lost
 
     @property
+    def lapsed(self) -> bool:
+        """The lease ran out by our own clock, or was given back. For any thread."""
+        return self._replaced or self._lease.lost
+
+    @property
     def lease(self) -> int:
         """The id of the lease that the leader key hangs on."""
         return self._lease.id
@@ -53,12 +62,18 @@ class Leadership:
 class Election:
     """One candidate for the leader key."""
 
-    def __init__(self, store: Store, key: str, identity: bytes, ttl_s: int) -> None:
-        """`identity` is the key's value, for people. `ttl_s`: how long a dead leader blocks the others."""
+    def __init__(
+        self, store: Store, key: str, identity: bytes, ttl_s: int, may_lead: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`identity` is the key's value, for people. `ttl_s`: how long a dead leader blocks the others. `may_lead` is asked
+        before each attempt; while it says no, this candidate stands by."""
         self._store = store
         self._key = key
         self._identity = identity
         self._ttl_s = ttl_s
+        self._may_lead = may_lead
+        self._former: Lease | None = None
+        """Of our last term."""
 
     def campaign(self, stop: threading.Event) -> Leadership | None:
         """Waits until it leads; None when `stop` was set first. Rides through a store that is away. Raises Fatal."""
@@ -66,12 +81,15 @@ class Election:
         try:
             while not stop.is_set():
                 try:
+                    if not self._may_lead():
+                        stop.wait(_NOT_NOW_S)
+                        continue
                     if lease is None or lease.lost:
                         lease = self._store.lease(self._ttl_s)
                     leadership = self._try(lease)
                     if leadership is not None:
                         # the lease is the leadership's from here on
-                        lease = None
+                        self._former, lease = lease, None
                         return leadership
                     self._wait_for_gap(lease, stop)
                 except Retryable as error:
@@ -90,6 +108,11 @@ class Election:
         except Fenced:
             # Somebody leads. It may be us: an attempt that timed out here may have been committed there.
             item = self._store.get(self._key)
+            if item is not None and self._former is not None and item.lease == self._former.id and self._former.lost:
+                # Our own last term: while etcd was away its lease could not be given back, and etcd extends leases when
+                # it starts again. Nobody else may end it sooner.
+                self._former.revoke()
+                return None
             if item is None or item.lease != lease.id:
                 return None
             epoch = item.create_revision

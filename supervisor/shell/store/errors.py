@@ -36,6 +36,11 @@ _REFUSED = frozenset(
 """It will be refused again. All others (among them UNKNOWN and INTERNAL, which gRPC uses for broken streams) may pass."""
 
 
+_AUTH_MOVED_ON = "etcdserver: revision of auth store is old"
+"""What etcd says of a request that was on its way while users or roles were changed. It has the code of a malformed
+request, so that only this constant tells them apart."""
+
+
 class OutOfSpace(Retryable):
     """The store is full. It will work again when somebody mends it: the text says how."""
 
@@ -66,13 +71,23 @@ def is_refusal(error: BaseException | None) -> bool:
     return code_of(error) in _REFUSED
 
 
-def raise_port_error(error: BaseException | None, what: str, writes: bool, client: Any, size: int) -> NoReturn:
+def raise_port_error(
+    error: BaseException | None, what: str, writes: bool, client: Any, size: int, user: str = ""
+) -> NoReturn:
     """Raises the port's error for an RpcError.
 
     `what` was asked, in words; `writes` says whether it may have taken effect all the same; `size` is about how many
-    bytes were sent.
+    bytes were sent; `user` is the name in our certificate.
     """
     code, said = code_of(error), details_of(error)
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        who = f"the user {user!r} (the common name of our certificate)" if user else "somebody without a certificate"
+        raise Fatal(
+            f"{what}: etcd does not allow this to {who}: use the certificate of a user who may, or have `supervisor "
+            "init-auth` make this one"
+        ) from error
+    if code is grpc.StatusCode.INVALID_ARGUMENT and said == _AUTH_MOVED_ON:
+        raise Retryable(f"{what}: etcd's users or roles were changed just now", after_s=0.1) from error
     if code in _REFUSED:
         raise Fatal(f"{what}: etcd refuses ({code.name}: {said})") from error
     if code is grpc.StatusCode.NOT_FOUND:

@@ -15,16 +15,17 @@ from supervisor.shell.store.lease import EtcdLease, boot_time
 from supervisor.shell.store.status import StoreStatus, check_version, read_status
 from supervisor.shell.store.stubs import rpc
 from supervisor.shell.store.watch import EtcdWatch
+from supervisor.wire.security import Security, trouble
 
 _log = logging.getLogger(__name__)
 
 
-def connect(endpoints: Sequence[str], timeout_s: float = 3.0) -> EtcdStore:
-    """A store on the etcd at `endpoints` (HOST:PORT each); every call has `timeout_s` seconds.
+def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security | None = None) -> EtcdStore:
+    """A store on the etcd at `endpoints` (HOST:PORT or https://HOST:PORT each); every call has `timeout_s` seconds.
 
-    Raises Retryable when none of them answers, Fatal when one is no endpoint or no etcd.
+    Raises Retryable when none of them answers, Fatal when one is no endpoint or no etcd, or would be plain off loopback.
     """
-    connection = Connection(endpoints, timeout_s)
+    connection = Connection(endpoints, timeout_s, security)
     reasons: list[str] = []
     for _ in connection.endpoints:
         asked, endpoint = connection.client, connection.endpoint
@@ -43,6 +44,9 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0) -> EtcdStore:
             _log.warning("etcd at %s: %s", endpoint, warning)
         return EtcdStore(connection)
     connection.close()
+    expired = trouble(connection.security)
+    if expired:
+        reasons.append(expired)
     where = ", ".join(f"{host}:{port}" for host, port in connection.endpoints)
     raise Retryable(
         f"no etcd answers at {where} ({'; '.join(reasons)}): start one with `supervisor up`, or give --etcd"
@@ -56,6 +60,11 @@ class EtcdStore:
         self._connection = connection
         self._open: weakref.WeakSet[EtcdWatch | EtcdLease] = weakref.WeakSet()
         self._lock = threading.Lock()
+
+    @property
+    def connection(self) -> Connection:
+        """For what is not in the port: users and roles."""
+        return self._connection
 
     @property
     def timeout_s(self) -> float:

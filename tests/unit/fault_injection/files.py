@@ -53,7 +53,8 @@ class Files:
         )
 
     def outcome(self, t: float, number: int, epoch: int = 1, refused: str = "") -> None:
-        self.journal.append({"t": t, "entry": "outcome", "epoch": epoch, "decision": number, "refused": refused})
+        body = {"revision": None if refused else round(10 * t), "refused": refused}
+        self.journal.append({"t": t, "entry": "outcome", "epoch": epoch, "decision": number, **body})
 
     def decide(self, t: float, number: int, groups: dict[int, int], *args: Any, epoch: int = 1) -> None:
         """An intent, committed a tenth of a second later."""
@@ -84,7 +85,7 @@ class Files:
         for node, lines in self.shims.items():
             _write(self.shim_file(node), lines)
         for (node, group, generation), lines in self.steps.items():
-            _write(self.steps_file(node, group, generation), lines)
+            _write(self.steps_file(node, group, generation), [_of_quorum(group, line) for line in lines])
 
     def journal_file(self) -> Path:
         return self.folder / RUN / "journal.jsonl"
@@ -115,6 +116,21 @@ def answers(history: History) -> dict[str, str]:
 def _write(path: Path, lines: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _of_quorum(group: int, body: dict[str, Any]) -> dict[str, Any]:
+    """A step line with its quorum, unless it says another: that changes when a group is lost and when it is back."""
+    if body.get("event") != "step" or "start" not in body:
+        return body
+    middle = (body["start"] + body["t"]) / 2
+    quorum = 1 + sum(middle > change for change in (10.0, 13.4, 18.0, 21.0, 30.0))
+    both = quorum in (1, 3, 5, 6)
+    return {
+        "quorum_id": quorum,
+        "participants": 2 if both else 1,
+        "participating_rank": group if both else 0,
+        **body,
+    }
 
 
 # --- lines ---
@@ -181,14 +197,14 @@ def story(folder: Path) -> Files:
     f.decide(10.8, 2, {0: 1, 1: 2}, [place(1, 2, "n2", "start")], [incident(*i1, "acting")])
     f.decide(14.2, 3, {0: 1, 1: 2}, [], [incident(*i1, "recovered", acted=11.0, recovered=14.0)])
     i2 = ("i2", "node_lost", 1, 2, 3)
-    f.decide(18.4, 4, {0: 1, 1: 3}, [{"verb": "fence", "key": "fence:1:3"}], [incident(*i2, "acting")])
+    f.decide(18.4, 4, {0: 1, 1: 3}, [{"verb": "fence", "key": "fence:1:3", "reason": "r"}], [incident(*i2, "acting")])
     f.decide(19.0, 5, {0: 1, 1: 3}, [place(1, 3, "n3")])
     f.decide(22.2, 6, {0: 1, 1: 3}, [], [incident(*i2, "recovered", acted=19.5, recovered=22.0)])
-    f.decide(22.9, 7, {0: 1, 1: 3}, [{"verb": "stop", "key": "stop"}])
+    f.decide(22.9, 7, {0: 1, 1: 3}, [{"verb": "stop", "key": "stop", "reason": "r"}])
 
     for node in ("n1", "n2", "n3"):
         f.shims[node] = [
-            {"t": 0.1, "event": "shim_started", "pid": 1},
+            {"t": 0.1, "event": "shim_started", "pid": 1, "allocation": f"a-{node}"},
             {"t": 0.2, "event": "spawned", "name": "agent", "pid": 2, "start_ticks": 2, "generation": None},
         ]
     f.shim(2.0, "spawned", "n1", 0, 1)
@@ -215,7 +231,7 @@ def story(folder: Path) -> Files:
         digest(23.0, 17, "b"),
         line("finished", 23.0, 23.1),
     ]
-    f.steps["n2", 1, 1] = [*begin, note("heal", 5.5)]
+    f.steps["n2", 1, 1] = [*(dict(x) for x in begin), note("heal", 5.5)]
     f.steps["n2", 1, 2] = [
         line("start", 11.0, 12.0),
         line("admitted", 12.0, 13.0),

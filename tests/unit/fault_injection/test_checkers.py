@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fault_injection.checkers import CHECKERS, check
+from fault_injection.checkers import CHECKERS, OF_STEPS, check
 from fault_injection.history import History
 from tests.unit.fault_injection.files import Files, answers, incident, line, place, seconds, step, story
 
@@ -19,12 +20,35 @@ def test_a_consistent_history_passes(tmp_path: Path) -> None:
 # --- violations ---
 
 
+def of_step(f: Files, node: str, group: int, generation: int, number: int) -> dict[str, Any]:
+    (body,) = [x for x in f.steps[node, group, generation] if x.get("committed") and x["step"] == number]
+    return body
+
+
+def late_line_of_an_old_leader(f: Files) -> dict[str, Any]:
+    """Epoch 1 committed decision 5 and was frozen; epoch 2 decided 6 and 7; then the old one wrote its line."""
+    for body in f.journal:
+        if body.get("decision", 0) > 5:
+            body["epoch"] = 2
+    late = f.of_decision(5, "outcome")
+    f.journal.remove(late)
+    f.journal.append(late)
+    return late
+
+
+def node_ended(f: Files) -> None:
+    """Whoever gave the node ends it: TERM to its shim."""
+    f.shims["n1"].append({"t": 22.4, "event": "shim_stopping", "pid": 1})
+    f.shim(22.45, "signalled", "n1", 0, 1, signal=15)
+
+
 def spawned_twice(f: Files) -> None:
     f.shim(11.05, "spawned", "n2", 1, 2, pid=999)
 
 
 def spawned_again_after_its_end(f: Files) -> None:
     f.shim(10.7, "spawned", "n2", 1, 1, pid=999)
+    f.shim(10.9, "exited", "n2", 1, 1, pid=999, exit_code=1, signal=None)
 
 
 def spawned_on_two_nodes(f: Files) -> None:
@@ -38,7 +62,7 @@ def spawned_on_another_node(f: Files) -> None:
 
 
 def spawned_without_a_decision(f: Files) -> None:
-    f.shim(12.0, "spawned", "n1", 0, 2)
+    f.shim(12.0, "spawned", "n3", 0, 2)
 
 
 def spawned_after_a_refused_decision(f: Files) -> None:
@@ -71,18 +95,116 @@ def step_goes_back(f: Files) -> None:
     f.steps["n3", 1, 3][3] = step(22.2, 22.8, 3)
 
 
+def commits_after_its_end(f: Files) -> None:
+    f.steps["n2", 1, 1].append(step(10.7, 10.9, 6, quorum_id=1, participants=2, participating_rank=1))
+
+
+def begun_beside_an_older_one(f: Files) -> None:
+    f.of_shim("n2", "exited", 1, 1)["t"] = 11.02
+
+
+def committed_on_two_nodes(f: Files) -> None:
+    f.steps["n4", 1, 3] = [step(21.0, 22.5, 16, quorum_id=5, participants=2, participating_rank=1)]
+
+
+def decides_on_after_its_term(f: Files) -> None:
+    f.journal.append({"t": 20.0, "entry": "event", "event": "term", "epoch": 2})
+    f.journal.sort(key=lambda x: x["t"])
+
+
+def commits_after_its_term(f: Files) -> None:
+    late_line_of_an_old_leader(f)["revision"] = 10_000
+
+
+def killed_without_a_decision(f: Files) -> None:
+    f.shim(15.0, "signalled", "n1", 0, 1, signal=15)
+
+
+def killed_by_a_refused_decision(f: Files) -> None:
+    f.intent(22.0, 6, {0: 2, 1: 3}, [], [incident("i3", "crash", 0, 1, 2, "acting")])
+    f.outcome(22.05, 6, refused="the epoch is over")
+    f.journal.sort(key=lambda x: x["t"])
+    f.shim(22.1, "signalled", "n1", 0, 1, signal=15)
+
+
+def killed_for_what_an_older_one_had_done(f: Files) -> None:
+    f.shim(20.0, "signalled", "n3", 1, 3, signal=9)
+
+
+def killed_for_no_said_reason(f: Files) -> None:
+    f.of_decision(4, "intent")["incidents"][0]["reason"] = ""
+    f.shim(18.45, "signalled", "n2", 1, 2, signal=15)
+
+
+def killed_before_the_decision(f: Files) -> None:
+    f.shim(18.3, "signalled", "n2", 1, 2, signal=15)
+
+
+def killed_for_a_halt_that_was_left(f: Files) -> None:
+    f.decide(22.95, 8, {0: 1, 1: 3}, [{"verb": "resume", "key": "resume:1", "reason": "r"}])
+    f.shim(23.0, "signalled", "n1", 0, 1, signal=15)
+
+
+def killed_by_giving_back_its_allocation(f: Files) -> None:
+    node_ended(f)
+    f.of_decision(6, "intent")["actions"] = [{"verb": "release", "key": "release:a-n1", "reason": "r"}]
+
+
+def killed_by_a_policy_that_there_is_not(f: Files) -> None:
+    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="it is not to run on this node")
+
+
+def two_quorums_at_once(f: Files) -> None:
+    of_step(f, "n2", 1, 1, 3).update(quorum_id=7, participants=1, participating_rank=0)
+
+
+def a_quorum_beside_the_newest(f: Files) -> None:
+    f.steps["n2", 1, 2][-2] = step(18.0, 18.2, 13, quorum_id=9, participants=1, participating_rank=0)
+
+
+def more_than_their_quorum_held(f: Files) -> None:
+    for node, group in (("n1", 0), ("n2", 1)):
+        of_step(f, node, group, 1, 3).update(quorum_id=1, participants=1, participating_rank=group)
+
+
+def two_sizes_of_a_quorum(f: Files) -> None:
+    of_step(f, "n2", 1, 1, 3).update(quorum_id=1, participants=3, participating_rank=2)
+
+
+def two_at_one_place(f: Files) -> None:
+    of_step(f, "n2", 1, 1, 3).update(quorum_id=1, participants=2, participating_rank=0)
+
+
 PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (spawned_twice, "one_actuation_per_decision", "group 1 generation 2 rank 0 was spawned 2 times"),
     (spawned_again_after_its_end, "one_actuation_per_decision", "group 1 generation 1 rank 0 was spawned 2 times"),
     (spawned_on_two_nodes, "one_actuation_per_decision", "was spawned on n1; it was decided on n3"),
     (spawned_on_another_node, "one_actuation_per_decision", "was spawned on n4; it was decided on n3"),
-    (spawned_without_a_decision, "one_actuation_per_decision", "was spawned on n1; it was decided nowhere"),
+    (spawned_without_a_decision, "one_actuation_per_decision", "was spawned on n3; it was decided nowhere"),
     (spawned_after_a_refused_decision, "one_actuation_per_decision", "was spawned on n3; it was decided nowhere"),
     (started_by_two_decisions, "one_actuation_per_decision", "generation 3 of group 1 was started by 2 decisions"),
     (decision_committed_twice, "generations_grow", "decision 3 was committed twice (epochs 1, 2)"),
     (generation_goes_back, "generations_grow", "group 1 went back from generation 3 to 2 in decision 6"),
     (stale_spawn, "no_stale_actuation", "generation 2 was spawned on n2 after generation 3 was decided"),
-    (older_generation_commits, "single_owner", "generation 2 committed step 17 after generation 3 had begun"),
+    (older_generation_commits, "single_owner", "generation 2 on n2 committed step 17 after generation 3 had begun"),
+    (commits_after_its_end, "single_owner", "committed step 6 after its shim had seen it end"),
+    (begun_beside_an_older_one, "single_owner", "was begun on n2 while generation 1 still ran there"),
+    (committed_on_two_nodes, "single_owner", "generation 3 committed on n3 and on n4"),
+    (decides_on_after_its_term, "no_dead_epoch", "decision 6 was committed under epoch 1 when epoch 2 led"),
+    (commits_after_its_term, "no_dead_epoch", "decision 5 of epoch 1 was committed at revision 10000, after epoch 2"),
+    (killed_without_a_decision, "no_kill_without_reason", "group 0 generation 1 on n1 was sent signal 15 at 15.000"),
+    (killed_by_a_refused_decision, "no_kill_without_reason", "group 0 generation 1 on n1 was sent signal 15"),
+    (killed_for_what_an_older_one_had_done, "no_kill_without_reason", "generation 3 on n3 was sent signal 9"),
+    (killed_for_no_said_reason, "no_kill_without_reason", "generation 2 on n2 was sent signal 15"),
+    (killed_before_the_decision, "no_kill_without_reason", "generation 2 on n2 was sent signal 15"),
+    (killed_for_a_halt_that_was_left, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
+    (killed_by_giving_back_its_allocation, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
+    (killed_by_a_policy_that_there_is_not, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
+    (two_quorums_at_once, "one_quorum_per_step", "in quorum 1 and by group 1 generation 1 in quorum 7"),
+    (a_quorum_beside_the_newest, "one_quorum_per_step", "step 13 was committed by group 0 generation 1 in quorum 3"),
+    (more_than_their_quorum_held, "one_quorum_per_step", "by groups [0, 1], which say that it held 1"),
+    (two_sizes_of_a_quorum, "one_quorum_per_step", "by groups [0, 1], which say that it held 2 and 3"),
+    (two_at_one_place, "one_quorum_per_step", "held two of them at the same place ([0, 0])"),
     (step_goes_back, "steps_not_lost", "group 1 generation 3 committed step 3 after step 16"),
 ]
 
@@ -117,6 +239,113 @@ def test_a_violation_is_told_even_where_lines_are_missing(tmp_path: Path) -> Non
     found = answers(files.load())
     assert found.pop("one_actuation_per_decision") == "fail"
     assert set(found.values()) == {"unknown"}
+
+
+# --- epochs ---
+
+
+def test_a_line_that_an_old_leader_writes_late_is_fine(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    late_line_of_an_old_leader(files)
+    assert set(files.answers().values()) == {"pass"}
+
+
+def test_but_not_when_it_does_not_say_at_which_revision(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    late_line_of_an_old_leader(files)["revision"] = None
+    assert files.answers() == {**dict.fromkeys(CHECKERS, "pass"), "no_dead_epoch": "unknown"}
+
+
+def test_what_an_old_leader_tries_and_is_refused_is_fine(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.journal.append({"t": 23.0, "entry": "event", "event": "term", "epoch": 2})
+    files.intent(23.1, 8, {0: 2, 1: 3}, [place(0, 2, "n3")])
+    files.outcome(23.2, 8, refused="the epoch is over")
+    assert set(files.answers().values()) == {"pass"}
+
+
+# --- reasons ---
+
+
+def decided(f: Files) -> None:
+    f.shim(18.45, "signalled", "n2", 1, 2, signal=15)
+
+
+def drained(f: Files) -> None:
+    f.shim(23.0, "signalled", "n1", 0, 1, signal=15)
+
+
+def cut_off(f: Files) -> None:
+    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="nothing was reached for 31 s: policy.cut_off_stop_s is 30")
+    f.shim(16.0, "signalled", "n1", 0, 1, signal=9, why="it did not end in its grace")
+
+
+def another_rank_failed(f: Files) -> None:
+    for event, t, about in (("spawned", 2.0, {}), ("exited", 14.9, {"exit_code": 1, "signal": None})):
+        f.shim(t, event, "n1", 0, 1, pid=7, **about)
+        f.shims["n1"][-1]["name"] = "run.0.1.1"
+    f.shim(15.0, "signalled", "n1", 0, 1, signal=15)
+
+
+def given_back_after_a_move(f: Files) -> None:
+    f.shims["n2"] += [{"t": 18.7, "event": "shim_stopping", "pid": 1}]
+    f.of_decision(4, "intent")["actions"] += [{"verb": "release", "key": "release:a-n2", "reason": "r"}]
+    f.shim(18.71, "signalled", "n2", 1, 2, signal=15)
+
+
+@pytest.mark.parametrize(
+    "reason", [decided, drained, cut_off, another_rank_failed, node_ended, given_back_after_a_move]
+)
+def test_a_signal_with_a_reason_is_fine(tmp_path: Path, reason: Callable[[Files], None]) -> None:
+    files = story(tmp_path)
+    reason(files)
+    assert set(files.answers().values()) == {"pass"}
+
+
+def test_a_node_that_does_not_say_whose_it_is_is_unknown(tmp_path: Path) -> None:
+    """As an older shim: it does not say when it is told to end either."""
+    files = story(tmp_path)
+    killed_without_a_decision(files)
+    del files.shims["n1"][0]["allocation"]
+    assert files.answers() == {**dict.fromkeys(CHECKERS, "pass"), "no_kill_without_reason": "unknown"}
+
+
+# --- owners and quorums ---
+
+
+def test_a_step_that_a_frozen_process_ends_late_has_no_second_owner(tmp_path: Path) -> None:
+    """It had begun in the older quorum, before the newer generation's first."""
+    files = story(tmp_path)
+    files.steps["n2", 1, 2].append(step(18.0, 22.5, 14, quorum_id=3, participants=2, participating_rank=1))
+    found = files.answers()
+    assert found["single_owner"] == "pass"
+
+
+def test_who_dies_after_its_commit_leaves_the_step_to_the_others(tmp_path: Path) -> None:
+    """Group 1 commits step 6 and dies; group 0's attempt in the same quorum fails, and it commits 6 in the next."""
+    files = story(tmp_path)
+    files.steps["n2", 1, 1].append(step(10.0, 10.5, 6, quorum_id=1, participants=2, participating_rank=1))
+    assert set(files.answers().values()) == {"pass"}
+
+
+def test_who_heals_gives_its_own_copy_of_the_step_up(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    a_quorum_beside_the_newest(files)
+    of_step(files, "n1", 0, 1, 14)["healed"] = True
+    assert set(files.answers().values()) == {"pass"}
+
+
+def test_who_heals_has_no_place_in_the_quorum(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    of_step(files, "n1", 0, 1, 3).update(quorum_id=1, participants=1, participating_rank=0)
+    of_step(files, "n2", 1, 1, 3).update(quorum_id=1, participants=1, participating_rank=None)
+    assert set(files.answers().values()) == {"pass"}
+
+
+def test_trainers_that_know_no_quorum_say_nothing_about_quorums(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    of_step(files, "n2", 1, 1, 3).update(quorum_id=None, participants=2)
+    assert files.answers() == {**dict.fromkeys(CHECKERS, "pass"), "one_quorum_per_step": "unknown"}
 
 
 # --- steps that go back ---
@@ -200,19 +429,20 @@ def test_without_step_records_nothing_is_known_of_steps(tmp_path: Path) -> None:
     files = story(tmp_path)
     files.steps = {}
     found = files.answers()
-    assert (found["single_owner"], found["steps_not_lost"]) == ("unknown", "unknown")
+    assert {name for name, answer in found.items() if answer == "unknown"} == {c.__name__ for c in OF_STEPS}
 
 
 @pytest.mark.parametrize(
-    ("checker", "plant"),
+    ("checkers", "plant"),
     [
-        ("one_actuation_per_decision", lambda f: f.of_decision(5, "intent")["actions"].append({"verb": "place"})),
-        ("steps_not_lost", lambda f: f.steps["n1", 0, 1][3].pop("start")),
+        (["one_actuation_per_decision"], lambda f: f.of_decision(5, "intent")["actions"].append({"verb": "place"})),
+        (["steps_not_lost", "one_quorum_per_step"], lambda f: f.steps["n1", 0, 1][3].pop("start")),
     ],
 )
-def test_a_crashed_checker_is_unknown(tmp_path: Path, checker: str, plant: Callable[[Files], None]) -> None:
+def test_a_crashed_checker_is_unknown(tmp_path: Path, checkers: list[str], plant: Callable[[Files], None]) -> None:
     files = story(tmp_path)
     plant(files)
     verdicts = {v.checker: v for v in check(files.history())}
-    assert {name: v.answer for name, v in verdicts.items()} == {**dict.fromkeys(CHECKERS, "pass"), checker: "unknown"}
-    assert verdicts[checker].sentences[0].startswith("the checker crashed: KeyError(")
+    expected = {**dict.fromkeys(CHECKERS, "pass"), **dict.fromkeys(checkers, "unknown")}
+    assert {name: v.answer for name, v in verdicts.items()} == expected
+    assert verdicts[checkers[0]].sentences[0].startswith("the checker crashed: KeyError(")

@@ -148,6 +148,9 @@ def test_one_whose_number_a_decision_without_actions_took_did_not(tmp_path: Path
     files = story(tmp_path)
     files.intent(14.0, 3, {0: 1, 1: 7}, [place(1, 7, "n7")])
     files.journal = [x for x in files.journal if x.get("decision") != 3 or x["t"] == 14.0]
+    for line in files.journal:
+        if line.get("decision", 0) > 3:
+            line["epoch"] = 2
     files.decide(14.2, 3, {0: 1, 1: 2}, epoch=2)
     files.journal.sort(key=lambda x: x["t"])
     history = files.history()
@@ -163,4 +166,16 @@ def test_a_later_decision_that_acts_on_nothing_tells_of_the_one_before_too(tmp_p
     files.decide(22.2, 6, {0: 1, 1: 3}, epoch=2)
     history = files.history()
     assert [d.number for d in history.committed()] == [1, 2, 3, 4, 5]
+    assert set(answers(history).values()) == {"pass"}
+
+
+def test_what_a_dead_shim_left_had_ended_when_the_next_one_began(tmp_path: Path) -> None:
+    """Nobody saw its end; a generation that begins there afterwards has no second owner beside it."""
+    files = story(tmp_path)
+    files.shims["n2"].remove(files.of_shim("n2", "exited", 1, 1))
+    assert files.answers()["single_owner"] == "fail"
+    files.shims["n2"].append({"t": 10.8, "event": "shim_started", "pid": 3, "allocation": "a-n2"})
+    files.shims["n2"].sort(key=lambda x: x["t"])
+    history = files.history()
+    assert [(p.exited, p.over_by) for p in history.processes if p.generation == 1 and p.group == 1] == [(None, 10.8)]
     assert set(answers(history).values()) == {"pass"}

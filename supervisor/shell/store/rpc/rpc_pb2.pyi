@@ -607,12 +607,14 @@ class AuthenticateRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., password: _Optional[str] = ...) -> None: ...
 
 class AuthUserAddRequest(_message.Message):
-    __slots__ = ("name", "password")
+    __slots__ = ("name", "password", "options")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     password: str
-    def __init__(self, name: _Optional[str] = ..., password: _Optional[str] = ...) -> None: ...
+    options: _auth_pb2.UserAddOptions
+    def __init__(self, name: _Optional[str] = ..., password: _Optional[str] = ..., options: _Optional[_Union[_auth_pb2.UserAddOptions, _Mapping]] = ...) -> None: ...
 
 class AuthUserGetRequest(_message.Message):
     __slots__ = ("name",)
@@ -690,9 +692,9 @@ class AuthRoleRevokePermissionRequest(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANGE_END_FIELD_NUMBER: _ClassVar[int]
     role: str
-    key: str
-    range_end: str
-    def __init__(self, role: _Optional[str] = ..., key: _Optional[str] = ..., range_end: _Optional[str] = ...) -> None: ...
+    key: bytes
+    range_end: bytes
+    def __init__(self, role: _Optional[str] = ..., key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ...) -> None: ...
 
 class AuthEnableResponse(_message.Message):
     __slots__ = ("header",)

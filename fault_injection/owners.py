@@ -1,0 +1,165 @@
+"""Who trained a group, and with whom: what the trainers' step records say about owners and quorums."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from fault_injection.history import History, Steps, Unknown
+
+
+def single_owner(history: History) -> list[str]:
+    """Never two owners of a group: once a generation has committed no older one commits, nobody commits after its shim
+    saw it end, and on one node a generation is begun only when the older ones there have ended."""
+    return [*_late_commits(history), *_commits_of_the_dead(history), *_two_on_a_node(history)]
+
+
+def _late_commits(history: History) -> Iterator[str]:
+    by_owner: dict[tuple[int, int, str], list[dict[str, Any]]] = defaultdict(list)
+    for steps in history.steps:
+        by_owner[steps.group, steps.generation, steps.node] += steps.committed()
+    owners = sorted((owner, sorted(lines, key=lambda x: x["t"])) for owner, lines in by_owner.items() if lines)
+    for ((group, generation, node), lines), ((other, newer, elsewhere), newer_lines) in combinations(owners, 2):
+        if group != other:
+            continue
+        if generation == newer:
+            yield f"group {group}: generation {generation} committed on {node} and on {elsewhere}"
+            continue
+        first = newer_lines[0]
+        late = [x for x in lines if x["t"] > first["t"] and not _was_in_flight(x, first)]
+        for line in late[:3]:
+            yield (
+                f"group {group}: generation {generation} on {node} committed step {line['step']} after generation {newer} "
+                "had begun to commit"
+            )
+
+
+def _was_in_flight(line: dict[str, Any], first: dict[str, Any]) -> bool:
+    """A step of an older quorum that began before the newer generation's first: a process that was frozen in it ends
+    it when it thaws, and no other replica has a part in that."""
+    known = isinstance(line.get("quorum_id"), int) and isinstance(first.get("quorum_id"), int)
+    return bool(known and line["quorum_id"] < first["quorum_id"] and line["start"] < first["start"])
+
+
+def _commits_of_the_dead(history: History) -> Iterator[str]:
+    ended = {
+        (p.group, p.generation, p.rank, p.node): p.exited
+        for p in history.processes
+        if p.exited is not None and (p.exit_code is not None or p.signal is not None)
+    }
+    for steps in history.steps:
+        end = ended.get((steps.group, steps.generation, steps.rank, steps.node), float("inf"))
+        late = [line for line in steps.committed() if line["t"] > end]
+        if late:
+            yield f"{steps.name} on {steps.node} committed step {late[0]['step']} after its shim had seen it end"
+
+
+def _two_on_a_node(history: History) -> Iterator[str]:
+    for older, newer in combinations(history.processes, 2):  # by the time of their spawning
+        same_place = (older.node, older.group) == (newer.node, newer.group)
+        still_there = older.over_by is None or older.over_by > newer.spawned
+        if same_place and older.generation != newer.generation and still_there:
+            yield (
+                f"group {older.group} generation {newer.generation} was begun on {older.node} "
+                f"while generation {older.generation} still ran there"
+            )
+
+
+# --- quorums ---
+
+
+@dataclass(frozen=True)
+class _Commit:
+    steps: Steps
+    line: dict[str, Any]
+
+    @property
+    def quorum(self) -> int:
+        quorum = self.line.get("quorum_id")
+        if not isinstance(quorum, int) or not isinstance(self.line.get("participants"), int):
+            raise Unknown(f"{self.steps.name} does not say in which quorum it committed step {self.line['step']}")
+        return quorum
+
+
+def one_quorum_per_step(history: History) -> list[str]:
+    """No step is committed by two quorums at once, nor by more groups than its quorum held. What is trained again
+    after every process had ended (a resume from disk) is another step; what goes back behind a newer step is for
+    `steps_not_lost` to find.
+
+    A step record holds its quorum's id and how many took part, not who: so two quorums are told apart by their ids,
+    by their numbers of participants, and by two groups at one place in one quorum."""
+    found: list[str] = []
+    pauses = without_life(history)
+    rows: dict[tuple[int, int], list[_Commit]] = defaultdict(list)
+    for steps in history.steps:
+        if steps.rank == 0:
+            for line in steps.committed():
+                rows[sum(p < line["t"] for p in pauses), line["step"]].append(_Commit(steps, line))
+    passed_at, stretch_above = float("inf"), -1
+    for (stretch, step), commits in sorted(rows.items(), reverse=True):
+        if stretch != stretch_above:
+            passed_at, stretch_above = float("inf"), stretch
+        if len({c.steps.group for c in commits}) > 1:
+            current = [c for c in commits if c.line["start"] < passed_at]
+            found += _two_quorums(step, sorted(current, key=lambda c: c.line["t"]))
+            found += _overfull(step, current)
+        passed_at = min(passed_at, *(c.line["t"] for c in commits))
+    return found[::-1][:20]
+
+
+def _two_quorums(step: int, commits: list[_Commit]) -> Iterator[str]:
+    for one, two in combinations(commits, 2):
+        if one.quorum == two.quorum or one.steps.group == two.steps.group:
+            continue
+        at_once = two.line["start"] < one.line["t"]
+        if at_once or _went_on_beside(one, two):
+            yield (
+                f"step {step} was committed by {one.steps.name} in quorum {one.quorum} and "
+                f"by {two.steps.name} in quorum {two.quorum}, and both trained on"
+            )
+
+
+def _went_on_beside(one: _Commit, two: _Commit) -> bool:
+    """Whether the first trained on with its own copy of the step. Who dies after its commit takes that with it, and who
+    heals takes the other's: then the step counts once."""
+    after = next((line for line in one.steps.committed() if line["t"] > two.line["t"]), None)
+    return after is not None and not after.get("healed")
+
+
+def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
+    by_quorum: dict[int, list[_Commit]] = defaultdict(list)
+    for commit in commits:
+        by_quorum[commit.quorum].append(commit)
+    for quorum, members in by_quorum.items():
+        # who heals in this step has no place among the participants
+        taking_part = [
+            c for c in members if "participating_rank" not in c.line or c.line["participating_rank"] is not None
+        ]
+        sizes = sorted({c.line["participants"] for c in taking_part})
+        groups = sorted({c.steps.group for c in taking_part})
+        by_group = {c.steps.group: c.line.get("participating_rank") for c in taking_part}
+        places = [place for place in by_group.values() if place is not None]
+        what = f"step {step} was committed in quorum {quorum} by groups {groups}, which say that it held "
+        if sizes and (len(sizes) > 1 or len(groups) > sizes[0]):
+            yield what + f"{' and '.join(map(str, sizes))}: two quorums of one id"
+        elif len(places) > len(set(places)):
+            yield what + f"two of them at the same place ({places}): two quorums of one id"
+
+
+def without_life(history: History) -> list[float]:
+    """The moments from which on no process lived. One whose end nobody saw (its node was lost) lived until its last
+    line."""
+    last = {(s.group, s.generation, s.rank): max((x["t"] for x in s.lines), default=0.0) for s in history.steps}
+    lives = sorted(
+        (p.spawned, p.exited if p.exited is not None else last.get((p.group, p.generation, p.rank), p.spawned))
+        for p in history.processes
+    )
+    found, until = [], None
+    for spawned, ended in lives:
+        if until is not None and spawned > until:
+            found.append(until)
+        until = ended if until is None else max(until, ended)
+    return found

@@ -1,0 +1,328 @@
+"""`supervisor backup` and `restore`: all that the supervisors know, in one file, and back into an empty etcd.
+
+What hangs on a lease or is an agent's is left out: it comes back by itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from supervisor.core.model import Action, Checkpoint, Decision, Memory, Observed
+from supervisor.core.restored import ENDED, closed, restored
+from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
+from supervisor.shell import projection, views
+from supervisor.shell.journal import Journal
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import checkpoints, keys
+from supervisor.wire.records import (
+    EpochsBefore,
+    LeaderRecord,
+    NodeDesired,
+    RecordError,
+    Restoring,
+    decode,
+    encode,
+    newer,
+)
+
+FORMAT = 1
+WHAT = "supervisor-backup"
+
+EPOCHS = 1_000_000_000
+"""A backup is older than what happened since: at 1000 writes a second, etcd needs 11 days for so many revisions, and an
+epoch is one of them."""
+
+CHUNK_BYTES = 1 << 20
+"""Of one transaction; etcd takes 1.5 MiB by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backup:
+    """Everything under our prefix that is not an agent's, at one revision."""
+
+    revision: int
+    epochs_before: int
+    """Of the etcd that it was taken from."""
+    records: dict[str, bytes]
+    program: str = ""
+    """Version of the program that wrote it."""
+    made: str = ""
+    """That machine's wall clock, for people only."""
+
+    @property
+    def runs(self) -> list[str]:
+        return sorted(k[len(keys.RUNS) : -len("/spec")] for k in self.records if _is_spec(k))
+
+
+def _is_spec(key: str) -> bool:
+    return key.startswith(keys.RUNS) and key.endswith("/spec")
+
+
+def _is_state(key: str) -> bool:
+    """Whether a key is for a backup: not the leader's, an agent's or a gate's own word."""
+    return key.startswith(keys.PREFIX) and key not in (keys.LEADER, keys.RESTORING) and not key.startswith(keys.NODES)
+
+
+# --- the file ---
+
+
+def take(store: Store) -> Backup:
+    """What etcd holds now. Raises Fatal when it holds the half of a restore."""
+    mirror = Mirror(store.list(keys.PREFIX))
+    if keys.RESTORING in mirror.items:
+        raise Fatal("a restore into this etcd has begun and not ended: run `supervisor restore` again first")
+    return Backup(
+        revision=mirror.revision,
+        epochs_before=views.epochs_before(mirror),
+        records={key: item.value for key, item in mirror.items.items() if _is_state(key)},
+        program=_program(),
+        made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    )
+
+
+def write(backup: Backup, out: Path) -> None:
+    """Whole or not at all, for its owner's eyes only; compressed when its name ends in .gz. Raises OSError."""
+    records = [_as_json(key, value) for key, value in sorted(backup.records.items())]
+    body = {
+        "what": WHAT,
+        "format": FORMAT,
+        "program": backup.program,
+        "made": backup.made,
+        "revision": backup.revision,
+        "epochs_before": backup.epochs_before,
+        "sha256": _digest(records),
+        "records": records,
+    }
+    content = json.dumps(body, indent=1).encode()
+    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, out)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            scratch.unlink()
+
+
+def read(path: Path) -> Backup:
+    """Raises Fatal when it is torn, none of ours, or of a newer version; OSError when it cannot be read at all."""
+    content = path.read_bytes()
+    try:
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        body = json.loads(content)
+    except (ValueError, EOFError, OSError, RecursionError) as error:
+        raise Fatal(f"{path} is torn, or no backup: {error}") from error
+    if not isinstance(body, dict) or body.get("what") != WHAT:
+        raise Fatal(f"{path} is no backup of this program's")
+    if not isinstance(body.get("format"), int) or body["format"] > FORMAT:
+        raise Fatal(f"{path} is of a newer program ({body.get('program')}): restore it with that one")
+    try:
+        if _digest(body["records"]) != body["sha256"]:
+            raise Fatal(f"{path} is torn: its records are not those that were written (sha256)")
+        records = dict(_from_json(entry) for entry in body["records"])
+        backup = Backup(
+            revision=int(body["revision"]), epochs_before=int(body["epochs_before"]), records=records,
+            program=str(body["program"]), made=str(body["made"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise Fatal(f"{path} is torn, or no backup: {error!r}") from error
+    for key, value in backup.records.items():
+        why = newer(value)
+        if why:
+            raise Fatal(f"{path} is of a newer program ({backup.program}): {key}: {why}; restore it with that one")
+    return backup
+
+
+def _as_json(key: str, value: bytes) -> dict[str, str]:
+    try:
+        return {"key": key, "value": value.decode()}
+    except UnicodeDecodeError:  # somebody's own, or corrupt: kept as it is
+        return {"key": key, "base64": base64.b64encode(value).decode()}
+
+
+def _from_json(entry: dict[str, str]) -> tuple[str, bytes]:
+    value = entry["value"].encode() if "value" in entry else base64.b64decode(entry["base64"], validate=True)
+    return entry["key"], value
+
+
+def _digest(records: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+
+
+def _program() -> str:
+    try:
+        return version("fault-tolerant-pretraining-supervisor")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+# --- back into etcd ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a restore writes, and what it does to each run, as sentences."""
+
+    records: dict[str, bytes]
+    sentences: tuple[str, ...]
+    epoch: int
+    """Above every epoch before, below every one after."""
+    decisions: dict[Path, Decision]
+    """For the journal of each run that starts again: whatever still runs of it is ended, and this is why."""
+
+
+def plan(backup: Backup) -> Plan:
+    """Every number that must only grow is raised, and every unfinished run is to resume from its newest checkpoint."""
+    items = tuple(Item(key, value, 1, 1) for key, value in backup.records.items())
+    mirror = Mirror(Snapshot(backup.revision, items))
+    records = {key: value for key, value in backup.records.items() if not key.startswith(keys.DESIRED)}
+    sentences: list[str] = []
+    decisions: dict[Path, Decision] = {}
+    for run, record in views.runs(mirror).items():
+        try:
+            memory = views.memory(mirror, run)
+        except views.Unreadable as error:
+            sentences.append(f"{error}; restored as it is")
+            continue
+        checkpoint, said = newest_checkpoint(record.run_dir, memory.checkpoint)
+        after = restored(memory, record.spec.groups.count, checkpoint, checkpoints.generations(record.run_dir))
+        records |= projection.memory_records(record.spec, after, tuple(map(closed, memory.incidents.values())))
+        records |= projection.intent_records(record.spec, record.run_dir, after)
+        # Whoever still runs something of it is to end that. (A key that is missing says nothing.)
+        for key in mirror.keys(keys.DESIRED):
+            if key.endswith(f"/{run}"):
+                records[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
+        sentences.append(_sentence(run, after, said))
+        if after.phase not in ENDED:
+            reason = f"the state was restored from a backup of {backup.made}; checkpoint: {said}"
+            action = Action(verb="resume", key=f"restore:{after.decisions}", reason=reason)
+            decisions[Path(record.run_dir)] = Decision(memory=after, actions=(action,))
+    epoch = backup.epochs_before + backup.revision + EPOCHS
+    records[keys.EPOCHS_BEFORE] = encode(EpochsBefore(count=epoch))
+    return Plan(records=records, sentences=tuple(sentences), epoch=epoch, decisions=decisions)
+
+
+def newest_checkpoint(run_dir: str, pointer: Checkpoint | None) -> tuple[Checkpoint | None, str]:
+    """The newest complete checkpoint that is there, and a sentence that says which: the backup's pointer may be older than
+    what is on disk, and purged since."""
+    folder = checkpoints.folder_of(run_dir)
+    kept = f"the backup's pointer is kept: step {pointer.step}" if pointer is not None else "the backup knows of none"
+    if not folder.is_dir():
+        return pointer, f"its checkpoints in {folder} cannot be seen from here; {kept}"
+    marks = [mark for _, _, mark in checkpoints.listed(run_dir) if mark is not None]
+    if pointer is not None:
+        own = checkpoints.mark_of(Path(pointer.path))
+        marks += [own] if own is not None else []
+    if not marks:
+        return pointer, f"no complete checkpoint is in {folder}; {kept}"
+    best = max(marks, key=lambda mark: (mark.step, mark.generation))
+    found = Checkpoint(best.step, best.path, best.group, best.generation)
+    if pointer is not None and (found.step, found.path) == (pointer.step, pointer.path):
+        return found, f"step {found.step}, as the backup says"
+    before = f"the backup says step {pointer.step}" if pointer is not None else "the backup knows of none"
+    return found, f"step {found.step}, the newest complete one in {folder}; {before}"
+
+
+def _sentence(run: str, memory: Memory, checkpoint: str) -> str:
+    if memory.phase in ENDED:
+        return f"run {run}: it had {'ended' if memory.phase == 'finished' else memory.phase}, and stays so"
+    if memory.phase == "stopping":
+        return f"run {run}: it was being ended, and will be"
+    generations = ", ".join(str(g.generation) for _, g in sorted(memory.groups.items()))
+    return f"run {run}: starts again with generations {generations} of its groups; checkpoint: {checkpoint}"
+
+
+def restore(store: Store, backup: Backup, file: Path) -> Plan:
+    """Write the plan into an etcd that holds nothing of ours. Raises Fatal when something is in the way.
+
+    While it writes, a marker keeps every supervisor from leading; it goes with the last transaction, so a restore that
+    died half way is seen, and is made whole by the same command again.
+    """
+    found = store.list(keys.PREFIX)
+    _refuse(found)
+    wanted = plan(backup)
+    there = {item.key: item for item in found.items}
+    mark = encode(Restoring(file=str(file.resolve()), host=socket.gethostname(), pid=os.getpid()))
+    known = there[keys.RESTORING].mod_revision if keys.RESTORING in there else 0
+    nobody = Expect(keys.LEADER, create_revision=0)
+    try:
+        revision = store.commit({keys.RESTORING: mark}, expect=[nobody, Expect(keys.RESTORING, mod_revision=known)])
+        ours = [nobody, Expect(keys.RESTORING, mod_revision=revision)]
+        stale = [key for key in there if _is_state(key) and key not in wanted.records]
+        for start in range(0, len(stale), MAX_OPERATIONS):
+            store.commit({}, stale[start : start + MAX_OPERATIONS], ours)
+        journals = _begin_journals(backup, wanted)
+        parts = _chunks(wanted.records)
+        for part in parts[:-1]:
+            store.commit(part, (), ours)
+        revision = store.commit(parts[-1], [keys.RESTORING], ours)
+        for journal, decision in journals:
+            journal.outcome(wanted.epoch, decision.memory.decisions, revision)
+    except Fenced as error:
+        raise Fatal(
+            f"a supervisor or another restore came in between ({error}): stop it, then restore again"
+        ) from error
+    except Retryable as error:
+        raise Fatal(
+            f"the restore stopped half way: {error}. Nobody leads until the same command was run again"
+        ) from error
+    return wanted
+
+
+def _begin_journals(backup: Backup, wanted: Plan) -> list[tuple[Journal, Decision]]:
+    """Before anything is written: agents end what runs as soon as they read that it is not wanted. A run whose folder is
+    not here is another machine's to see."""
+    found = [(Journal(d / "journal.jsonl"), decision) for d, decision in wanted.decisions.items() if d.is_dir()]
+    for journal, decision in found:
+        journal.intent(
+            wanted.epoch, Observed(revision=backup.revision, now=decision.memory.clock, store_stable_s=0.0), decision
+        )
+    return found
+
+
+def _refuse(found: Snapshot) -> None:
+    there = {item.key: item for item in found.items}
+    if keys.LEADER in there:
+        try:
+            leader = decode(there[keys.LEADER].value, LeaderRecord)
+            who = f"the supervisor {leader.host}:{leader.pid} leads"
+        except RecordError:
+            who = "a supervisor leads"
+        raise Fatal(f"{who}: stop every supervisor of this etcd first")
+    state = [key for key in there if _is_state(key)]
+    if state and keys.RESTORING not in there:
+        runs = sorted(k[len(keys.RUNS) : -len("/spec")] for k in state if _is_spec(k))
+        what = f"runs {', '.join(runs)}" if runs else f"{state[0]} and the like"
+        raise Fatal(
+            f"this etcd holds {len(state)} keys of ours already ({what}), and a restore overwrites nothing: give an empty "
+            f"etcd, or be sure and run `etcdctl del --prefix {keys.PREFIX}`"
+        )
+
+
+def _chunks(records: dict[str, bytes]) -> list[dict[str, bytes]]:
+    """Transactions' worth of records, those that say that a run exists last. Never empty."""
+    parts: list[dict[str, bytes]] = [{}]
+    size = 0
+    for key in sorted(records, key=lambda key: (_is_spec(key), key)):
+        size += len(key) + len(records[key])
+        # one operation is left for the marker
+        if parts[-1] and (len(parts[-1]) >= MAX_OPERATIONS - 1 or size > CHUNK_BYTES):
+            parts.append({})
+            size = len(key) + len(records[key])
+        parts[-1][key] = records[key]
+    return parts

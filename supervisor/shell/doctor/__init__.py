@@ -1,0 +1,60 @@
+"""`supervisor doctor`: what is wrong on this machine and in the live system, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from supervisor.ports.errors import PortError
+from supervisor.shell import status
+from supervisor.shell.doctor import machine, ports, store, system, trust
+from supervisor.shell.doctor.finding import Finding, bad, note
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.store import connect
+from supervisor.wire import keys
+from supervisor.wire.security import Security, SecurityError, checked
+
+__all__ = ["Finding", "examine", "render"]
+
+
+def examine(endpoints: str, home: Path, security: str = "") -> list[Finding]:
+    """All findings, the machine's first. `endpoints` empty: no live system is looked for. `security` is the security
+    file."""
+    found = [*machine.examine(home), *ports.examine(home)]
+    if not endpoints:
+        found += machine.server()
+        found.append(note("no `supervisor up` runs in this folder", "start one, or give --etcd"))
+        return found
+    where = endpoints.split(",")
+    try:
+        believed = checked(security, where)
+    except SecurityError as error:
+        return [*found, bad(str(error), "docs/SECURITY.md says what to write")]
+    found += trust.examine(where, believed)
+    try:
+        found += _live(where, believed)
+    except PortError as error:
+        found.append(bad(str(error), "check that etcd runs and can be reached, and its own log"))
+    return found
+
+
+def _live(endpoints: list[str], security: Security) -> list[Finding]:
+    with connect(endpoints, security=security) as etcd:
+        mirror = Mirror(etcd.list(keys.PREFIX))
+        found = list(store.examine(etcd, mirror))
+        found += trust.rights(etcd, endpoints, security)
+    found += [note(warning, "it stays here and in `status` as long as they do") for warning in status.insecure(mirror)]
+    found += system.examine(mirror)
+    return found
+
+
+def render(findings: list[Finding]) -> RenderableType:
+    """A row a finding, with what to do."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    colour = {"good": "green", "note": "yellow", "bad": "red"}
+    for finding in findings:
+        table.add_row(Text(finding.level, colour[finding.level]), finding.what, finding.do)
+    return table

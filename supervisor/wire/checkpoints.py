@@ -1,0 +1,44 @@
+"""Checkpoints on disk, as writers and readers of them agree: `<run_dir>/checkpoints/step-<step>.g<group>.gen<generation>/`,
+complete once its marker is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from supervisor.wire.records import CheckpointMark, RecordError, decode
+
+MARKER = "complete.json"
+
+NAME = re.compile(r"step-(\d+)\.g(\d+)\.gen(\d+)")
+
+
+def folder_of(run_dir: str) -> Path:
+    """Where a run's checkpoints are."""
+    return Path(run_dir) / "checkpoints"
+
+
+def mark_of(folder: Path) -> CheckpointMark | None:
+    """The marker of a complete checkpoint, at the folder where it is now; None for a torn one."""
+    try:
+        mark = decode((folder / MARKER).read_bytes(), CheckpointMark)
+    except (OSError, RecordError):
+        return None
+    return CheckpointMark(step=mark.step, path=str(folder), group=mark.group, generation=mark.generation)
+
+
+def listed(run_dir: str) -> list[tuple[int, Path, CheckpointMark | None]]:
+    """(step, folder, mark or None if torn) of all checkpoints, the newest first."""
+    folders = [(match, f) for f in folder_of(run_dir).glob("step-*") if (match := NAME.fullmatch(f.name))]
+    folders.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][3])), reverse=True)
+    return [(int(match[1]), folder, mark_of(folder)) for match, folder in folders]
+
+
+def generations(run_dir: str) -> dict[int, int]:
+    """group -> the newest generation that ever began to write one (that is still there)."""
+    found: dict[int, int] = {}
+    for folder in folder_of(run_dir).glob("step-*"):
+        match = NAME.fullmatch(folder.name)
+        if match is not None:
+            found[int(match[2])] = max(found.get(int(match[2]), 0), int(match[3]))
+    return found

@@ -1,0 +1,110 @@
+"""Certificates, and a real etcd that asks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.ports.errors import Retryable
+from supervisor.shell.etcd_server import find_server
+from supervisor.shell.store import connect
+from supervisor.wire.security import Security, load
+from tests.helpers.etcd import free_ports
+from tests.helpers.waiting import eventually
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "certificates.sh"
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """A folder as deploy/certificates.sh makes it."""
+
+    folder: Path
+
+    def make(self, *names: str, seconds: float | None = None) -> None:
+        """A certificate for each name; one that is there is renewed. `seconds`: for how long it holds."""
+        environment = {**os.environ, "SANS": "IP:127.0.0.1,DNS:localhost"}
+        if seconds is not None:
+            until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+            environment["NOT_AFTER"] = until.strftime("%Y%m%d%H%M%SZ")
+        subprocess.run(["sh", str(SCRIPT), str(self.folder), *names], check=True, env=environment)
+
+    def file(self, name: str) -> Path:
+        """The security file of a name."""
+        return self.folder / f"{name}.toml"
+
+    def of(self, name: str) -> Security:
+        return load(self.file(name))
+
+    def keys(self) -> list[str]:
+        """Every line of every private key that could be a secret."""
+        lines = [line for path in self.folder.glob("*.key") for line in path.read_text().splitlines()]
+        return [line for line in lines if not line.startswith("-----")]
+
+
+class TlsEtcd:
+    """One member that takes only clients with a certificate of `certificates`' authority."""
+
+    def __init__(self, folder: Path, certificates: Certificates) -> None:
+        self.folder = folder
+        self.certificates = certificates
+        folder.mkdir(parents=True, exist_ok=True)
+        client, peer = free_ports(2)
+        self.endpoint = f"https://127.0.0.1:{client}"
+        self.plain = f"127.0.0.1:{client}"
+        peer_url = f"http://127.0.0.1:{peer}"
+        flags = {
+            "name": "m0",
+            "data-dir": folder / "data",
+            "listen-client-urls": self.endpoint,
+            "advertise-client-urls": self.endpoint,
+            "listen-peer-urls": peer_url,
+            "initial-advertise-peer-urls": peer_url,
+            "initial-cluster": f"m0={peer_url}",
+            "cert-file": certificates.folder / "etcd.pem",
+            "key-file": certificates.folder / "etcd.key",
+            "trusted-ca-file": certificates.folder / "ca.pem",
+            "client-cert-auth": "true",
+            "logger": "zap",
+            "log-level": "warn",
+        }
+        self._argv = [str(find_server()), *(f"--{name}={value}" for name, value in flags.items())]
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self.folder / "etcd.log").open("ab") as log:
+            return subprocess.Popen(self._argv, stdout=log, stderr=log, start_new_session=True)
+
+    def restart(self) -> None:
+        """SIGKILL and start again, on the same port and data: every client has to come again."""
+        self.stop()
+        self.process = self._start()
+        eventually(lambda: _answers(self), 20, "the etcd with TLS answers again")
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def tls_etcd(folder: Path, certificates: Certificates) -> Iterator[TlsEtcd]:
+    """A server of one's own that answers; needs the certificates `etcd` and `root`. Ended with the block."""
+    server = TlsEtcd(folder, certificates)
+    try:
+        eventually(lambda: _answers(server), 20, "the etcd with TLS answers")
+        yield server
+    finally:
+        server.stop()
+
+
+def _answers(server: TlsEtcd) -> bool:
+    try:
+        with connect([server.endpoint], 1.0, server.certificates.of("root")) as store:
+            return store.status().has_leader
+    except Retryable:
+        return False

@@ -1,0 +1,204 @@
+"""Several supervisors: one leads, the others stand by. Whatever happens to the leader, training does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, RunRecord
+from tests.helpers.etcd import frozen
+from tests.helpers.measure import measured
+from tests.helpers.waiting import eventually
+from tests.integration.world import LEASE_S, World, toy_spec, world
+from tests.store.relay import Relay, relay
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture
+def w(tmp_path: Path) -> Iterator[World]:
+    with world(tmp_path) as made:
+        yield made
+
+
+def leader(w: World) -> int:
+    """Pid of who leads; 0 when nobody does."""
+    record = w.mirror().record(keys.LEADER, LeaderRecord)
+    return record.pid if record is not None else 0
+
+
+def epoch(w: World) -> int:
+    return w.mirror().items[keys.LEADER].create_revision
+
+
+def two_supervisors(w: World) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    first = w.supervisor()
+    eventually(lambda: leader(w) == first.pid, 30, "the first leads")
+    return first, w.supervisor()
+
+
+def trains(w: World) -> RunRecord:
+    record = w.launch(toy_spec())
+    eventually(w.running(record, 1, 1), 60, "both groups run")
+    eventually(lambda: all(len(s.committed()) > 20 for s in w.history(record).steps), 30, "they have made steps")
+    return record
+
+
+def taken_over(w: World, by: subprocess.Popen[bytes], since: float, within_s: float) -> float:
+    """Seconds until `by` leads; it must not take longer than `within_s`."""
+    eventually(lambda: leader(w) == by.pid, within_s, "the standby leads")
+    return time.time() - since
+
+
+def undisturbed(w: World, record: RunRecord, since: float) -> None:
+    """No step was missed: the longest pause between two steps since then is what it was before, give or take a busy
+    machine's hiccup."""
+    eventually(lambda: time.time() - since > 2 * LEASE_S, 3 * LEASE_S)
+    assert w.incidents(record) == []
+    assert w.running(record, 1, 1)()
+    for steps in w.history(record).steps:
+        times = [line["t"] for line in steps.committed()]
+        before = [b - a for a, b in pairwise(t for t in times if t < since)]
+        after = [b - a for a, b in pairwise(t for t in times if t >= since)]
+        assert len(after) > 5
+        assert max(after) < max(LEASE_S, 3 * max(before)), (
+            f"a pause of {max(after):.2f} s (median {median(before):.2f})"
+        )
+
+
+def journal(record: RunRecord) -> list[dict[str, Any]]:
+    lines = (Path(record.run_dir) / "journal.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_leader_that_is_killed_is_followed_within_its_lease(w: World) -> None:
+    first, second = two_supervisors(w)
+    record = trains(w)
+    before, killed = epoch(w), time.time()
+    first.kill()
+    took = taken_over(w, second, killed, 3 * LEASE_S)
+    measured("takeover after SIGKILL", took, lease_s=LEASE_S)
+    assert epoch(w) > before
+    undisturbed(w, record, killed)
+    # and it acts
+    w.kill_trainer(record, 1)
+    eventually(w.running(record, 1, 2), 30, "the new leader restarts a trainer")
+    w.check(record)
+
+
+def test_a_leader_that_is_stopped_cleanly_is_followed_at_once(w: World) -> None:
+    first, second = two_supervisors(w)
+    record = trains(w)
+    stopped = time.time()
+    first.terminate()
+    took = taken_over(w, second, stopped, LEASE_S)
+    assert first.wait(10) == 0
+    measured("takeover after TERM", took, lease_s=LEASE_S)
+    undisturbed(w, record, stopped)
+    w.check(record)
+
+
+def test_a_frozen_leaders_late_write_is_refused(w: World) -> None:
+    """Frozen between its decision and its commit; the next leader acts meanwhile; then it thaws and commits."""
+    record_of_first = w.supervisor()
+    eventually(w.led, 30, "the first leads")
+    record = trains(w)
+    record_of_first.terminate()
+    record_of_first.wait(15)
+    doomed = w.supervisor(failpoint="journaled:1:stop")
+    eventually(lambda: leader(w) == doomed.pid, 30, "the doomed one leads")
+    before = epoch(w)
+    standby = w.supervisor()
+    w.kill_trainer(record, 1)
+    eventually(lambda: _stopped(doomed.pid), 30, "it froze before its commit")
+    eventually(lambda: leader(w) == standby.pid, 30, "the standby leads")
+    eventually(w.running(record, 1, 2), 30, "the standby restarts the trainer")
+    os.kill(doomed.pid, signal.SIGCONT)
+    refused = [line for line in journal(record) if line.get("entry") == "outcome" and line.get("refused")]
+    if not refused:
+        refused = eventually(
+            lambda: [x for x in journal(record) if x.get("entry") == "outcome" and x.get("refused")], 30, "refused"
+        )
+    assert {line["epoch"] for line in refused} == {before}
+    assert doomed.poll() is None, "it stands by again"
+    assert w.running(record, 1, 2)()
+    assert len(w.incidents(record)) == 1
+    # it is a standby like any other
+    standby.kill()
+    eventually(lambda: leader(w) == doomed.pid, 30, "it leads again")
+    w.check(record)
+
+
+def test_a_leader_that_is_frozen_past_its_lease_and_thawed_does_nothing(w: World) -> None:
+    first, second = two_supervisors(w)
+    record = trains(w)
+    stopped = time.time()
+    with frozen(first.pid):
+        took = taken_over(w, second, stopped, 4 * LEASE_S)
+        measured("takeover after SIGSTOP", took, lease_s=LEASE_S)
+        w.kill_trainer(record, 0)
+        eventually(w.running(record, 2, 1), 30, "the standby restarts the trainer")
+    second.kill()
+    eventually(lambda: leader(w) == first.pid, 30, "the thawed one leads when it is its turn")
+    assert w.running(record, 2, 1)()
+    assert len(w.incidents(record)) == 1
+    w.check(record)
+
+
+def test_a_leader_that_is_cut_off_from_etcd_steps_down_by_its_own_clock(w: World) -> None:
+    with relay(w.etcd.endpoint) as way:
+        first = w.supervisor(etcd=way.endpoint)
+        eventually(lambda: leader(w) == first.pid, 30, "the first leads")
+        second = w.supervisor()
+        record = trains(w)
+        cut = time.time()
+        _fall_silent(way)
+        took = taken_over(w, second, cut, 4 * LEASE_S)
+        measured("takeover after a cut from etcd", took, lease_s=LEASE_S)
+        w.kill_trainer(record, 1)
+        eventually(w.running(record, 1, 2), 30, "the new leader acts")
+        way.requests.set()
+        way.replies.set()
+        second.kill()
+        eventually(lambda: leader(w) == first.pid, 30, "the first leads again once it reaches etcd")
+        assert len(w.incidents(record)) == 1
+        w.check(record)
+
+
+def test_leaders_that_die_one_after_the_other_are_all_followed(w: World) -> None:
+    record = None
+    epochs = []
+    doomed = w.supervisor()
+    eventually(lambda: leader(w) == doomed.pid, 30, "somebody leads")
+    for _ in range(4):
+        following = w.supervisor()
+        record = record or trains(w)
+        epochs.append(epoch(w))
+        doomed.kill()
+        eventually(lambda pid=following.pid: leader(w) == pid, 30, "the next one leads")
+        doomed = following
+    assert record is not None
+    assert epochs == sorted(set(epochs))
+    assert w.incidents(record) == []
+    w.check(record)
+
+
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _fall_silent(way: Relay) -> None:
+    """Nothing passes any more, on old connections and on new ones; nothing is reset."""
+    way.requests.clear()
+    way.replies.clear()

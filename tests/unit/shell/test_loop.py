@@ -1,0 +1,107 @@
+"""The loop against a store in memory: what it writes, and when it must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.ports.store import Expect
+from supervisor.shell import projection
+from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.loop import Loop
+from supervisor.shell.telemetry import Telemetry
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    EpochsBefore,
+    NodeDesired,
+    NodeObserved,
+    Restoring,
+    RunRecord,
+    TrainerObserved,
+    decode,
+    encode,
+)
+from tests.helpers.memory_store import MemoryStore
+from tests.unit.shell.records import MEMORY, SPEC
+
+
+class Term:
+    lost = False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.epoch = store.put(keys.LEADER, b"{}")
+
+    def expect(self) -> Expect:
+        return Expect(keys.LEADER, create_revision=self.epoch)
+
+
+class Engine:
+    name = "none"
+
+    def list(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MemoryStore:
+    store = MemoryStore()
+    store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
+    for key, value in projection.memory_records(SPEC, MEMORY, ()).items():
+        store.put(key, value)
+    return store
+
+
+def _loop(store: MemoryStore) -> Loop:
+    return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry())  # type: ignore[arg-type]
+
+
+def _observed(node: str, state: Any = "running", run: str = "run") -> bytes:
+    trainer = TrainerObserved(run=run, group=0, generation=1, rank=0, pid=5, state=state)
+    return encode(NodeObserved(node=node, sequence=1, trainers=(trainer,)))
+
+
+def test_a_node_that_runs_something_and_was_never_told_is_told_that_nothing_is_wanted(store: MemoryStore) -> None:
+    store.put(keys.observed("late"), _observed("late"))
+    store.put(keys.observed("ended"), _observed("ended", state="exited"))
+    store.put(keys.observed("other"), _observed("other", run="other"))
+    _loop(store).step()
+    item = store.get(keys.desired("late", "run"))
+    assert item is not None
+    assert decode(item.value, NodeDesired) == NodeDesired(node="late")
+    assert store.get(keys.desired("ended", "run")) is None
+    assert store.get(keys.desired("other", "run")) is None
+
+
+def test_the_epoch_goes_on_where_the_restored_etcds_ended(store: MemoryStore) -> None:
+    store.put(keys.EPOCHS_BEFORE, encode(EpochsBefore(count=1000)))
+    loop = _loop(store)
+    leader = store.get(keys.LEADER)
+    assert leader is not None
+    assert loop.epoch == 1000 + leader.create_revision
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (keys.control("run"), b'{"$kind":"Control","$version":2}'),
+        (keys.memory("other", "run"), b'{"$kind":"Memory","$version":2}'),
+        (keys.RESTORING, encode(Restoring(file="f", host="h", pid=1))),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_is_written_on_a_state_that_is_newer_or_half_restored(
+    key: str, value: bytes, late: bool, store: MemoryStore
+) -> None:
+    loop = None
+    if late:
+        loop = _loop(store)
+        loop.step()
+    store.put(key, value)
+    loop = loop or _loop(store)
+    store.put(keys.observed("late"), _observed("late"))  # else there would be nothing to write
+    before = len(store.commits)
+    loop.step()
+    assert loop.stands_down
+    assert len(store.commits) == before
