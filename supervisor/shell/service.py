@@ -108,7 +108,7 @@ def _term(store: EtcdStore, election: Election, engine: Engine, telemetry: Telem
 
 def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
     """`serve` until TERM or INT."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

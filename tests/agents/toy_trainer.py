@@ -3,6 +3,7 @@
 toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum; "quorum" does
 so too, but with TorchFT's native manager alone: no torch and no collective, so it starts in a fraction of a second.
 toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): what the name says.
+toy.needs: a path without which it fails at once.
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
 """
 
@@ -244,6 +245,9 @@ def main(arguments: list[str]) -> int:
     if toy.options.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.say(phase="starting")
+    if "needs" in toy.options and not Path(toy.options["needs"]).exists():
+        (toy.folder / "error.json").write_text(json.dumps({"message": {"message": "ToyError: something is missing"}}))
+        return 3
     match toy.options.get("mode", "idle"):
         case "exit":
             print("gone at once", flush=True)

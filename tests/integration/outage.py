@@ -66,6 +66,7 @@ class Outage:
         w.supervisor(**supervisor)
         self.record: RunRecord = w.launch(outage_spec(mode))
         self._next_victim = 0
+        self._read: dict[Path, tuple[int, list[dict[str, Any]]]] = {}
         self.servers = ExitStack()
         """Ends the servers that a case starts, once the world has ended."""
         eventually(w.running(self.record, *[1] * GROUPS), 100, "all groups run")
@@ -77,19 +78,31 @@ class Outage:
         found: list[dict[str, Any]] = []
         pattern = f"nodes/*/ranks/{self.record.spec.name}.{group}.*.0/steps.jsonl"
         for path in self.w.system.glob(pattern):
-            found += (line for line in _whole_lines(path) if line["committed"] and line["t"] > since)
+            found += (line for line in self._lines_of(path) if line["committed"] and line["t"] > since)
         if joint:
             found = [line for line in found if line["participants"] == GROUPS]
         return sorted(found, key=lambda line: float(line["t"]))
 
-    def longest_gap(self, since: float) -> float:
-        """Between two steps that all groups committed together, from `since` to now; of the worst group."""
+    def _lines_of(self, path: Path) -> list[dict[str, Any]]:
+        """All whole lines so far; only what is new is read."""
+        at, lines = self._read.setdefault(path, (0, []))
+        with path.open("rb") as file:
+            file.seek(at)
+            fresh = file.read()
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        lines += (json.loads(line) for line in whole.splitlines())
+        self._read[path] = (at + len(whole), lines)
+        return lines
+
+    def longest_gap(self, since: float) -> tuple[float, float]:
+        """Between two steps that all groups committed together, from `since` to now, of the worst group; and how long
+        after `since` it began."""
         until = time.time()
-        worst = 0.0
+        gaps = []
         for group in range(GROUPS):
             times = [since, *(float(line["t"]) for line in self.commits(group, since)), until]
-            worst = max(worst, *(later - earlier for earlier, later in pairwise(times)))
-        return worst
+            gaps += [(later - earlier, earlier - since) for earlier, later in pairwise(times)]
+        return max(gaps)
 
     def together(self, steps: int = BASELINE_STEPS, deadline_s: float = 40) -> float:
         """Wait until every group has committed `steps` together with all others; returns since when that was counted."""
@@ -151,7 +164,7 @@ class Outage:
         """Training goes on while the block breaks the store (and mends it), and nothing is escalated: neither in it nor
         for `hold_s` after the supervisor acts again."""
         began = self.together()
-        usual = self.longest_gap(began)
+        usual, _ = self.longest_gap(began)
         before = self.standing()
         broken = time.time()
         yield
@@ -160,9 +173,9 @@ class Outage:
         acting = time.time()
         stays(self, before, hold_s)
         self.together(5)
-        gap = self.longest_gap(broken)
+        gap, after = self.longest_gap(broken)
         print(
-            f"MEASURED {what}: longest gap of joint steps {gap:.2f} s (before {usual:.2f} s), "
+            f"MEASURED {what}: longest gap of joint steps {gap:.2f} s, {after:.1f} s after it began (before: {usual:.2f} s), "
             f"acting again {acting - back:.2f} s after it was back"
         )
         assert gap < max(HEARTBEAT_S, 5 * usual), f"{what}: training stood still for {gap:.2f} s"
@@ -239,8 +252,3 @@ def _leads(metrics_port: int) -> bool:
     except OSError:
         return False
     return "supervisor_leader 1.0" in lines and "supervisor_store_up 1.0" in lines
-
-
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

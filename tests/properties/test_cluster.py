@@ -86,7 +86,9 @@ CUTS = ["split", "split", "unsplit", "unlink", "link", "gate_frozen", "gate_down
 
 
 @times(4)
-@given(SEEDS, st.lists(st.tuples(st.integers(1, 40), st.sampled_from(CUTS), st.integers(0, 63)), min_size=2, max_size=6))
+@given(
+    SEEDS, st.lists(st.tuples(st.integers(1, 40), st.sampled_from(CUTS), st.integers(0, 63)), min_size=2, max_size=6)
+)
 def test_two_lighthouses_never_serve_at_once(seed: int, plan: Plan) -> None:
     """However the network is cut around them, and whatever dies with it; and afterwards everybody trains together."""
     c = live(seed, plan, cluster.spec())
