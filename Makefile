@@ -19,7 +19,7 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) tests/unit tests/properties tests/architecture
+	$(PYTEST) -n 2 tests/unit tests/properties tests/architecture
 
 chaos: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json

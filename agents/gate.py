@@ -14,13 +14,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agents import programs
 from agents.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES
-from agents.gate_etcd import Orders, OrdersWatch, Publisher
+from agents.gate_etcd import Answer, Orders, OrdersWatch, Publisher
 from agents.gate_state import GateState
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.shell.failpoints import reach
@@ -290,8 +290,10 @@ class Gate:
         else:
             self._no_doubt.set()
 
-    def _confirm(self, answered: int) -> None:
-        if self._asking is not None and answered >= self._asking[0]:
+    def _confirm(self, answer: Answer) -> None:
+        if answer.orders is not None:
+            self._obey(replace(answer.orders, asked=self._answered))
+        if self._asking is not None and answer.number >= self._asking[0]:
             self._state.confirm(self._asking[1])
             self._asking = None
             self._tick()

@@ -101,29 +101,42 @@ class OrdersWatch(threading.Thread):
             self._watch = None
 
     def _tell(self, items: Iterable[Item], asked: int) -> None:
-        """A key that is missing (an etcd that was wiped), or that cannot be read, says nothing."""
         for item in items:
-            if item.key != self._key:
-                continue
-            try:
-                record = decode(item.value, NodeDesired)
-            except RecordError as error:
-                log.warning("the orders in %s cannot be read and are left alone: %s", item.key, error)
-                continue
-            own = [light for light in record.lighthouses if light.generation == self._generation]
-            retired = not own or own[0].close
-            self._changed(Orders(own[0].admitted if own else {}, retired, asked))
+            orders = read_orders(item, self._key, self._generation, asked)
+            if orders is not None:
+                self._changed(orders)
+
+
+def read_orders(item: Item | None, key: str, generation: int, asked: int = 0) -> Orders | None:
+    """A key that is missing (an etcd that was wiped), or that cannot be read, says nothing."""
+    if item is None or item.key != key:
+        return None
+    try:
+        record = decode(item.value, NodeDesired)
+    except RecordError as error:
+        log.warning("the orders in %s cannot be read and are left alone: %s", item.key, error)
+        return None
+    own = [light for light in record.lighthouses if light.generation == generation]
+    return Orders(own[0].admitted if own else {}, not own or own[0].close, asked)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """etcd's to the question of that number (and to all before), with the orders that it holds now."""
+
+    number: int
+    orders: Orders | None
 
 
 class Publisher(threading.Thread):
-    """Keeps the gate's presence under a lease, writes the newest GateObserved as often as it takes, and asks etcd whether it
-    is there: `answered` is called (in this thread) with the number of the newest question that it has answered."""
+    """Keeps the gate's presence under a lease, writes the newest GateObserved as often as it takes, and asks etcd for the
+    orders of this moment: `answered` is called (in this thread)."""
 
     def __init__(
         self,
         presence: GatePresence,
         etcd: Sequence[str],
-        answered: Callable[[int], None],
+        answered: Callable[[Answer], None],
         security: Security | None = None,
     ) -> None:
         super().__init__(name="publisher", daemon=True)
@@ -168,9 +181,10 @@ class Publisher(threading.Thread):
             try:
                 if asked > self._told:
                     # a read that a quorum of etcd's members answers
-                    store.get(keys.gate_presence(self._presence.node, self._presence.run))
+                    key = keys.desired(self._presence.node, self._presence.run)
+                    orders = read_orders(store.get(key), key, self._presence.generation)
                     self._told = asked
-                    self._answered(asked)
+                    self._answered(Answer(asked, orders))
                 if observed is not None or self._lease is not None:
                     self._be_present(store)
                 if observed is not None:

@@ -140,8 +140,8 @@ def _trainer(trainer: TrainerDesired, known: _Known) -> Iterator[Action]:
     if any(name.generation < trainer.generation and not record.exited for name, record in of_group):
         return  # never two generations at once: those are being stopped
     own = {name.rank: record for name, record in of_group if name.generation == trainer.generation}
-    if any(not record.exited for record in own.values()):
-        yield Forward(trainer)
+    if own:
+        yield Forward(trainer)  # of one that has ended too: a new gate is to hear that it is gone
     missing = tuple(rank for rank in range(trainer.world_size) if rank not in own)
     # a generation is started once: with one rank gone the rest of it is not begun any more
     if missing and not any(record.exited for record in own.values()):

@@ -283,6 +283,9 @@ class Shim:
                     request["gate"],
                     request.get("gate_node", ""),
                 )
+                ranks = [c for c in self._workloads() if c.name.rpartition(".")[0] == request["name"]]
+                if any(child.exited for child in ranks):
+                    self._forwarder.gone(request["name"])  # known already, unless we are a new shim
                 return {"ok": True, "port": port}
             case "forget":
                 return self._forget(request["name"])

@@ -174,6 +174,9 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         return None
     heard = f"the gate has not heard it for {spec.torchft.heartbeat_timeout_ms} ms"
     incident = memory.incidents.get(group.incident)
+    if incident is None and observed.store_stable_s < spec.policy.node_lease_s:
+        # A gate that closed while etcd was away had cut everybody: that it did not hear them says nothing of them.
+        return None
     if (
         incident is not None
         and incident.kind in (Kind.SILENT, Kind.STALLED)

@@ -71,7 +71,7 @@ def test_a_stale_wish_is_ignored() -> None:
 
 def test_an_exited_generation_is_never_begun_again_and_stays_listed() -> None:
     for ended in (process("toy.0.1.0", exit_code=0), process("toy.0.1.0", signal=9)):
-        assert reconcile(node(trainer()), [ended]) == []
+        assert reconcile(node(trainer()), [ended]) == [Forward(trainer())], "a new gate is to hear that it is gone"
 
 
 def test_one_failed_rank_ends_the_others_and_nothing_of_it_is_begun() -> None:

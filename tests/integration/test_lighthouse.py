@@ -188,5 +188,37 @@ def test_a_leader_killed_in_the_middle_of_it_changes_nothing(w: World) -> None:
     moved_on(w, record, before, fault, "host", "gate killed and a leader with it")
 
 
+@pytest.mark.trainers
+@pytest.mark.timeout(600)
+def test_real_trainers_ride_through_the_loss_of_their_lighthouse(tmp_path: Path) -> None:
+    """TorchTitan on TorchFT: nobody dies, no committed step is lost, and the replicas are equal afterwards."""
+    titan = TitanSpec(
+        recipe="llama3-debug-small", steps=100_000, checkpoint_interval_steps=1000, digest_interval_steps=5
+    )
+    spec = replace(toy_spec(name="real", spares=0, start_timeout_s=300.0), titan=titan, torchft=TORCHFT)
+    with world(tmp_path, toys=False) as w:
+        w.supervisor()
+        record = w.launch(spec)
+        eventually(w.running(record, 1, 1), 240, "both groups train")
+        eventually(lambda: min(g.step for g in w.status(record).groups) >= 5, 60, "they have made steps")
+        before, fault = pids(w, record), time.time()
+        os.kill(lighthouse_pid(w, record), signal.SIGKILL)
+        moved_on(w, record, before, fault, "host", "lighthouse killed, real trainers")
+        eventually(lambda: len(_equal_digests(w, record, fault)) >= 2, 60, "their digests are equal afterwards")
+
+
+def _equal_digests(w: World, record: RunRecord, since: float) -> list[int]:
+    """Steps since then at which both replicas wrote the same digest. Raises AssertionError when two differ."""
+    found: dict[int, set[str]] = {}
+    told: dict[int, int] = {}
+    for steps in w.history(record).steps:
+        for line in steps.lines:
+            if line.get("event") == "digest" and line["t"] > since:
+                found.setdefault(line["step"], set()).add(line["value"])
+                told[line["step"]] = told.get(line["step"], 0) + 1
+    assert all(len(values) == 1 for values in found.values()), found
+    return [step for step, count in told.items() if count == 2]
+
+
 def _agent_pid(w: World, node: str) -> int:
     return int(json.loads((w.system / "nodes" / node / "processes" / "agent.json").read_text())["pid"])

@@ -628,3 +628,15 @@ def test_an_incident_that_was_only_opened_has_tried_nothing() -> None:
     w.round(1.0)
     assert w.memory.groups[0].node == "n1"
     assert next(iter(w.memory.incidents.values())).rung == Rung.RESTART
+
+
+def test_right_after_a_store_outage_a_silent_group_says_nothing() -> None:
+    """The gate may have closed meanwhile, and then it had cut everybody."""
+    w = World(groups=2, node_lease_s=5).bring_up()
+    w.hear(0, "silent")
+    w.stable = 1.0
+    assert w.verbs() == []
+    assert w.memory.incidents == {}
+    w.stable = 60.0
+    w.round()
+    assert [i.kind for i in w.memory.incidents.values()] == [Kind.SILENT]
