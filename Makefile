@@ -12,7 +12,8 @@ demo: install  ## train a Llama 3 debug model here, break it three ways, see it 
 	$(BIN)/supervisor demo
 
 test: check debian  ## everything that a developer without a GPU can run
-	$(PYTEST) tests/store tests/agents tests/security tests/titan tests/integration
+	$(PYTEST) -n 3 --dist loadfile --ignore tests/integration/test_demo.py tests/store tests/agents tests/security tests/integration
+	$(PYTEST) tests/titan tests/integration/test_demo.py
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff check

@@ -16,7 +16,11 @@ from typing import Any
 from benchmarks.decide import machine
 
 RESULTS = Path(__file__).parent / "results" / "control_plane.json"
-TESTS = ("tests/integration/test_takeover.py", "tests/integration/test_lighthouse.py", "tests/integration/test_split.py")
+TESTS = (
+    "tests/integration/test_takeover.py",
+    "tests/integration/test_lighthouse.py",
+    "tests/integration/test_split.py",
+)
 
 BOUNDS: dict[str, tuple[str, Any]] = {
     "takeover after SIGKILL": ("lease + 1 s", lambda m: m["lease_s"] + 1),

@@ -106,9 +106,7 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str) -> str
     if phase != "halted":
         change_control(store, name, lambda c: replace(c, paused=False))
         return f"{name}: acting again"
-    change_control(
-        store, name, lambda c: replace(c, paused=False, stop=False, resumes=c.resumes + 1, because=because)
-    )
+    change_control(store, name, lambda c: replace(c, paused=False, stop=False, resumes=c.resumes + 1, because=because))
     return f"{name}: resumed from its newest checkpoint, with full budgets, because: {because}"
 
 
