@@ -18,14 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agents import programs
 from agents.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES
 from agents.gate_etcd import Answer, Orders, OrdersWatch, Publisher
+from agents.gate_lighthouse import FROZEN_S, GateFailed, Lighthouse
 from agents.gate_state import GateState
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.shell.failpoints import reach
 from supervisor.shell.store.lease import boot_time
-from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.records import GateGroup, GateObserved, GatePresence
 from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
 
@@ -33,25 +32,15 @@ log = logging.getLogger("agents.gate")
 
 T = TypeVar("T")
 
-BEAT_TIMEOUT_MS = 150
-"""Of the lighthouse: 20 ms beats, so seven may be late before the living are dropped (architecture.md measured it)."""
 TICK_S = 0.02
 ALIVE_S = 1.0
 """How often the lighthouse is asked for a sign of life, and `gate.json` is touched for the agent as one of ours."""
-FROZEN_S = 3.0
-"""A lighthouse that gives no sign of life for this long is ended, and so is a gate that stood still for as long. It is less than
-what our lease needs to lapse (gate_etcd.GATE_LEASE_S), so nobody has taken our place before that."""
 SETTLE_S = 0.06
 """Three beats: the lighthouse must know all the living before the first of them asks for a quorum."""
-LIGHTHOUSE_STARTS_WITHIN_S = 120.0
 HEADER_WITHIN_S = 5.0
 LAST_WORDS_S = 2.0
 MUTE_WARNING_S = 2.0
 """A manager calls every 100 ms, with its id in each call."""
-
-
-class GateFailed(Exception):
-    """The gate cannot go on; the text says why."""
 
 
 @dataclass(eq=False)
@@ -81,9 +70,7 @@ class Gate:
         )
         self._visitors: set[Visitor] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lighthouse: asyncio.subprocess.Process | None = None
-        self._lighthouse_port = 0
-        self._beats: tuple[str, ...] = ()
+        self._lighthouse = Lighthouse()
         self._told: GateObserved | None = None
         self._address, self._port = "", 0
         self._opening = False
@@ -92,7 +79,7 @@ class Gate:
         self._ending = asyncio.Event()
         self._failure = ""
         self._ticked_at: float | None = None
-        self._asked_at = self._lighthouse_answered_at = 0.0
+        self._asked_for_life_at = 0.0
         self._security = load(options.security)
         own = (options.node, options.run, options.generation)
         self._watch = OrdersWatch(*own, options.etcd, self._from_thread(self._obey), self._security)
@@ -121,17 +108,15 @@ class Gate:
         try:
             self._watch.start()
             self._publisher.start()
-            await self._start_lighthouse(self._options.quorum_ids_above)
+            options = self._options
+            died = await self._lighthouse.start(options.min_groups, options.join_timeout_ms, options.quorum_ids_above)
             server = await asyncio.start_server(self._accept, self._options.address, 0, **self._tls())
             self._port = int(server.sockets[0].getsockname()[1])
             self._address = f"{self._options.address}:{self._port}"
             reach("gate.listening")
             self._write_state(())
             print(json.dumps({"port": self._port}), flush=True)
-            assert self._lighthouse is not None
-            self._lighthouse_answered_at = self._loop.time()
             self._ticked_at = boot_time()
-            died = asyncio.create_task(self._lighthouse.wait())
             ended = asyncio.create_task(self._ending.wait())
             while not ended.done():
                 if died.done():
@@ -139,7 +124,7 @@ class Gate:
                 if self._stood_still() or self._failure:
                     raise GateFailed(self._failure)
                 self._tick()
-                self._ask_for_life()
+                self._signs_of_life()
                 await asyncio.wait({died, ended}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
             died.cancel()
             server.close()
@@ -148,7 +133,7 @@ class Gate:
             self._review()
             self._watch.stop()
             self._publisher.stop()
-            await self._end_lighthouse()
+            await self._lighthouse.end()
             await asyncio.to_thread(self._publisher.join, LAST_WORDS_S)
 
     def _tls(self) -> dict[str, Any]:
@@ -168,48 +153,11 @@ class Gate:
         except OSError as error:
             log.warning("cannot write gate.json: %s", error)
 
-    async def _start_lighthouse(self, quorum_ids_above: int) -> None:
-        argv = programs.command(
-            "lighthouse",
-            f"--min-replicas={self._options.min_groups}",
-            f"--join-timeout-ms={self._options.join_timeout_ms}",
-            f"--heartbeat-timeout-ms={BEAT_TIMEOUT_MS}",
-        )
-        # it ends when its stdin does, so it never outlives us; and the shim ends our whole session
-        self._lighthouse = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, QUORUM_IDS_ABOVE: str(quorum_ids_above)},
-        )
-        assert self._lighthouse.stdout is not None
-        try:
-            line = await asyncio.wait_for(self._lighthouse.stdout.readline(), LIGHTHOUSE_STARTS_WITHIN_S)
-            self._lighthouse_port = int(json.loads(line)["port"])
-        except (TimeoutError, ValueError, KeyError, TypeError) as error:
-            raise GateFailed(
-                f"the lighthouse did not say where it listens ({type(error).__name__}: {error})"
-            ) from error
-        self._keep(self._listen(self._lighthouse.stdout))
-
-    async def _listen(self, output: asyncio.StreamReader) -> None:
-        while line := await output.readline():
-            try:
-                late_s = float(json.loads(line)["late_s"])
-            except (ValueError, KeyError, TypeError):
-                print(line.decode(errors="replace"), end="", flush=True)
-            else:
-                if late_s < FROZEN_S:
-                    self._lighthouse_answered_at = self._loop.time()
-
-    def _ask_for_life(self) -> None:
-        """A frozen lighthouse is a dead one: it must not serve when it thaws."""
-        now = self._loop.time()
-        if now - self._lighthouse_answered_at > FROZEN_S:
-            raise GateFailed(f"the lighthouse has given no sign of life for {FROZEN_S:.0f} s")
-        if now - self._asked_at >= ALIVE_S:
-            self._asked_at = now
-            self._send_beats()
+    def _signs_of_life(self) -> None:
+        self._lighthouse.check()
+        if self._loop.time() - self._asked_for_life_at >= ALIVE_S:
+            self._asked_for_life_at = self._loop.time()
+            self._lighthouse.ask()
             with contextlib.suppress(OSError):
                 os.utime(Path(self._options.folder) / "gate.json")
 
@@ -221,13 +169,6 @@ class Gate:
                 self._failure = f"the gate stood still for {still_s:.1f} s: another may serve by now"
                 self._state.retired = True
         return bool(self._failure)
-
-    async def _end_lighthouse(self) -> None:
-        lighthouse = self._lighthouse
-        if lighthouse is None or lighthouse.returncode is not None:
-            return
-        lighthouse.kill()  # it holds nothing: the replicas ask the next one
-        await lighthouse.wait()
 
     def _keep(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -275,7 +216,7 @@ class Gate:
             self._opening = True
             self._keep(self._open())
         self._doubt(now)
-        self._beat(now)
+        self._lighthouse.beat(self._state.beats(now))
         if self._address:
             self._publish(now)
 
@@ -301,23 +242,12 @@ class Gate:
     async def _open(self) -> None:
         reach("gate.opening")
         self._state.open(self._loop.time())
-        self._beat(self._loop.time())
+        self._lighthouse.beat(self._state.beats(self._loop.time()))
         await asyncio.sleep(SETTLE_S)
         reach("gate.open")
         self._opening = False
-        log.info("open: %s", ", ".join(self._beats))
+        log.info("open: %s", ", ".join(self._lighthouse.beats))
         self._review()
-
-    def _beat(self, now: float) -> None:
-        beats = self._state.beats(now)
-        if beats != self._beats and self._lighthouse is not None and self._lighthouse_port:
-            self._beats = beats
-            self._send_beats()
-
-    def _send_beats(self) -> None:
-        assert self._lighthouse is not None
-        assert self._lighthouse.stdin is not None
-        self._lighthouse.stdin.write(json.dumps({"beat": list(self._beats)}).encode() + b"\n")
 
     def _publish(self, now: float) -> None:
         observed = GateObserved(
@@ -404,7 +334,7 @@ class Gate:
         held = bytearray(first)
         if not await self._admitted(visitor, held):
             return
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._lighthouse_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._lighthouse.port)
         try:
             # connecting gave way to others: what was admitted may be stale by now
             if self._passage(visitor) != "admit":
