@@ -12,6 +12,7 @@ import typer
 
 from agents import process
 from agents.settings import Settings
+from supervisor.shell import failpoints
 from supervisor.wire.security import VARIABLE
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Runs one node: its shim, agent and trainers.")
@@ -60,7 +61,7 @@ def run(
         cold=cold,
         security=str(Path(security).absolute()) if security else "",
     )
-    problem = settings.problem()
+    problem = settings.problem() or _no_failpoint()
     if problem is not None:
         process.say(problem)
         raise typer.Exit(2)
@@ -71,6 +72,15 @@ def run(
     sys.stdout.flush()
     # a fresh image without typer: the shim lives as long as the node
     os.execv(sys.executable, [sys.executable, "-m", "agents.shim", *settings.arguments()])
+
+
+def _no_failpoint() -> str | None:
+    # the agent looks too, but the shim would start that again and again
+    try:
+        failpoints.armed()
+    except failpoints.FailpointError as error:
+        return str(error)
+    return None
 
 
 def _in_the_way(settings: Settings) -> str | None:

@@ -25,14 +25,17 @@ CONNECT_WITHIN_S = 1.0
 SILENT_GATE_MS = 2000
 """A gate that acknowledges nothing for this long is cut off: TorchFT's heartbeat has no timeout of its own, and
 hangs for ever on a machine that vanished (TCP_USER_TIMEOUT; a gate that lives acknowledges in a round trip)."""
-REACHED_AFTER_S = 0.3
-"""A gate that cuts a generation accepts its connection and closes it at once: that is not reached."""
 GOODBYE_WITHIN_S = 1.0
 """How long the end of a TLS connection is waited for; asyncio would wait for 30 s."""
 HELD_BYTES = 1 << 20
 CHUNK = 1 << 16
 BUILT = b"BUILT "
 GONE = b"GONE\n"
+PING = b"PING\n"
+PONG = b"PONG\n"
+PING_EVERY_S = 1.0
+PONG_WITHIN_S = 3.0
+"""A gate that stood still for as long ends itself when it thaws (gate_lighthouse.FROZEN_S)."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -351,33 +354,32 @@ async def _cut(forward: Forward) -> None:
 
 
 async def _keep_reaching(forward: Forward, note: Callable[[Forward, bool], None]) -> None:
-    """Hold one connection to the gate, and note whether there is one."""
+    """Ask the gate every second whether it serves us, and note what it says. An open connection says nothing: the kernel
+    keeps that of a frozen gate alive."""
     pause_s = RETRY_S
     while True:
         streams = await _connect(forward)
         if streams is not None:
             reader, writer = streams
-            ended = asyncio.create_task(_until_ended(reader))
             try:
-                await asyncio.wait({ended}, timeout=REACHED_AFTER_S)
-                if not ended.done():
+                while await _answers(reader, writer):
                     note(forward, True)
                     pause_s = RETRY_S
-                    await asyncio.wait({ended})
+                    await asyncio.sleep(PING_EVERY_S)
             finally:
-                ended.cancel()
                 writer.transport.abort()
         note(forward, False)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, 1.0)
 
 
-async def _until_ended(reader: asyncio.StreamReader) -> None:
+async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     try:
-        while await reader.read(CHUNK):
-            pass
-    except OSError:
-        pass  # as good as the end of file
+        writer.write(PING)
+        await writer.drain()
+        return await asyncio.wait_for(reader.read(CHUNK), PONG_WITHIN_S) == PONG
+    except (OSError, TimeoutError):
+        return False
 
 
 def _notice_silence(link: socket.socket) -> None:

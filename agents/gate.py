@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agents.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES
+from agents.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES, PING, PONG
 from agents.gate_etcd import Answer, Orders, OrdersWatch, Publisher
 from agents.gate_lighthouse import FROZEN_S, GateFailed, Lighthouse
 from agents.gate_state import GateState
@@ -88,7 +88,9 @@ class Gate:
         """Number of the question that is open, and the silent generations that it is about."""
         self._no_doubt = asyncio.Event()
         self._no_doubt.set()
-        self._publisher = Publisher(presence, options.etcd, self._from_thread(self._confirm), self._security)
+        self._publisher = Publisher(
+            presence, options.etcd, self._from_thread(self._confirm), self._is_alive, self._security
+        )
 
     def _from_thread(self, callback: Callable[[T], None]) -> Callable[[T], None]:
         def call(value: T) -> None:
@@ -160,6 +162,10 @@ class Gate:
             self._lighthouse.ask()
             with contextlib.suppress(OSError):
                 os.utime(Path(self._options.folder) / "gate.json")
+
+    def _is_alive(self) -> bool:
+        """For the publisher's thread: whether the event loop turns. It does not while the lighthouse starts."""
+        return self._ticked_at is None or boot_time() - self._ticked_at <= FROZEN_S
 
     def _stood_still(self) -> bool:
         """Whether we did not run for so long that another may have our place soon: then nothing passes any more."""
@@ -273,9 +279,11 @@ class Gate:
                 visitor = self._identify(await reader.readline(), reader, writer)
             if visitor is None or self._passage(visitor) == "cut":
                 return
-            first = await reader.read(CHUNK)
             self._visitors.add(visitor)
-            if first == GONE:
+            first = await reader.read(CHUNK)
+            if first == PING:
+                await self._answer(visitor)
+            elif first == GONE:
                 await self._gone(visitor)
             elif first.startswith(BUILT):
                 await self._built(visitor, first)
@@ -303,6 +311,14 @@ class Gate:
         except (ValueError, KeyError, TypeError) as error:
             log.warning("closed a connection from %s: %s", writer.get_extra_info("peername"), error)
             return None
+
+    async def _answer(self, visitor: Visitor) -> None:
+        """Its forwarder asks whether we serve it: as long as we do."""
+        while self._passage(visitor) != "cut":
+            visitor.writer.write(PONG)
+            await visitor.writer.drain()
+            if not await visitor.reader.read(CHUNK):
+                return
 
     async def _gone(self, visitor: Visitor) -> None:
         self._state.gone(*visitor.key)

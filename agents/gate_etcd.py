@@ -137,11 +137,13 @@ class Publisher(threading.Thread):
         presence: GatePresence,
         etcd: Sequence[str],
         answered: Callable[[Answer], None],
+        alive: Callable[[], bool],
         security: Security | None = None,
     ) -> None:
         super().__init__(name="publisher", daemon=True)
         self._presence = presence
         self._answered = answered
+        self._alive = alive
         self._asked = self._told = 0
         self._lease: Lease | None = None
         self._etcd = etcd
@@ -201,7 +203,13 @@ class Publisher(threading.Thread):
         store.close()
 
     def _be_present(self, store: Store) -> None:
-        """Before the first report: a report without a presence is that of a gate whose lease lapsed."""
+        """Before the first report: a report without a presence is that of a gate whose lease lapsed. A gate whose event loop
+        hangs is not present, whatever this thread still does."""
+        if not self._alive():
+            if self._lease is not None and not self._lease.lost:
+                log.error("the gate's event loop stands still: giving its presence up")
+                self._lease.revoke()
+            return
         if self._stop_now.is_set() or (self._lease is not None and not self._lease.lost):
             return
         lease = store.lease(GATE_LEASE_S)

@@ -176,12 +176,12 @@ class GateState:
         )
 
     def doubted(self, now: float) -> tuple[tuple[int, int], ...]:
-        """Generations that fell silent and of which it is not known on whose side of a split network they are: until etcd
+        """Generations that fell silent or are gone, and of which it is not known on whose side of a split network they are: until etcd
         answers, nobody may go on without them, else both sides would train, one after the other."""
         if self.closed or not self.opened:
             return ()
-        silent = [key for key in self.admitted.items() if self.hearing(key[0], now) == "silent"]
-        return tuple(key for key in silent if not self.generations[key].loss_confirmed)
+        lost = [key for key in self.admitted.items() if self.hearing(key[0], now) in ("silent", "gone")]
+        return tuple(key for key in lost if not self.generations[key].loss_confirmed)
 
     def confirm(self, keys: Iterable[tuple[int, int]]) -> None:
         """etcd has answered a question that was asked after these had fallen silent."""

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.wire.security import NAME_AT_MOST, Security, SecurityError, checked, load, node_name, read_certificate
+from supervisor.wire.security import (
+    NAME_AT_MOST,
+    Security,
+    SecurityError,
+    checked,
+    host_and_port,
+    load,
+    node_name,
+    read_certificate,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +71,9 @@ class Settings:
         if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", self.node):
             return f"--node {self.node!r}: a name is letters, digits, dots, dashes and underscores, 63 at most"
         for endpoint in self.etcd or ("",):
-            host, _, port = endpoint.removeprefix("https://").removeprefix("http://").rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            try:
+                host_and_port(endpoint)
+            except ValueError:
                 return f"--etcd {endpoint!r}: each endpoint is HOST:PORT, as in 127.0.0.1:2379 or https://etcd-0:2379"
         if self.role not in ("trainer", "service"):
             return f"--role {self.role!r}: it is trainer or service"

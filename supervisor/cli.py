@@ -18,7 +18,7 @@ from rich.console import Console
 
 from supervisor.core.explain import explain as explain_lines
 from supervisor.ports.errors import PortError
-from supervisor.shell import auth, bundle, client, doctor, logs, render, runfile, service, status, views
+from supervisor.shell import auth, bundle, client, doctor, failpoints, logs, render, runfile, service, status, views
 from supervisor.shell import backup as backups
 from supervisor.shell import up as up_module
 from supervisor.shell.engines.local import PoolNode
@@ -26,15 +26,29 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.records import Control, RecordError
-from supervisor.wire.security import VARIABLE, SecurityError, checked
+from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)
+
+
+def _endpoints(context: typer.Context, given: str) -> str:
+    """Refuses what is no list of endpoints; also an empty one that was written out, as by a script without its variable."""
+    source = context.get_parameter_source("etcd")
+    if given or (source is not None and source.name == "COMMANDLINE"):
+        for endpoint in given.split(","):
+            try:
+                host_and_port(endpoint)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from None
+    return given
+
 
 Etcd = Annotated[
     str,
     typer.Option(
         envvar="SUPERVISOR_ETCD",
+        callback=_endpoints,
         help="HOST:PORT of etcd, several with commas. Default: that of the `supervisor up` in --home.",
     ),
 ]
@@ -46,6 +60,7 @@ SecurityFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HOME = Path("runs")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @app.callback()
@@ -58,7 +73,7 @@ def sentences() -> Iterator[None]:
     """A user's mistake or a missing part is a sentence and exit code 1 (2: what was given), never a traceback."""
     try:
         yield
-    except SecurityError as error:
+    except (SecurityError, failpoints.FailpointError) as error:
         typer.echo(f"supervisor: {error}", err=True)
         raise typer.Exit(2) from None
     except (PortError, RecordError, views.Unreadable) as error:
@@ -98,7 +113,10 @@ def _print(value: Any, as_json: bool, table: Any) -> None:
 def up(
     nodes: Annotated[int, typer.Option(min=1, help="How many local nodes the engine may give.")] = 4,
     etcd: Annotated[
-        str, typer.Option(envvar="SUPERVISOR_ETCD", help="HOST:PORT of an etcd; without it one is started.")
+        str,
+        typer.Option(
+            envvar="SUPERVISOR_ETCD", callback=_endpoints, help="HOST:PORT of an etcd; without it one is started."
+        ),
     ] = "",
     home: Home = HOME,
     cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower starts, less memory.")] = False,
@@ -115,6 +133,7 @@ def up(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(sentences())
+        failpoints.armed()
         checked_file = checked(security, [e for e in etcd.split(",") if e])
         started = stack.enter_context(up_module.up(home, pool, etcd=etcd, cold=cold, security=checked_file, say=say))
         typer.echo(f"up: etcd {started.endpoint}, {nodes} local nodes, folder {home}. Now: supervisor launch RUN.toml")
@@ -123,7 +142,10 @@ def up(
 
 @app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")
 def run(
-    etcd: Annotated[str, typer.Option(envvar="SUPERVISOR_ETCD", help="HOST:PORT of etcd, several with commas.")],
+    etcd: Annotated[
+        str,
+        typer.Option(envvar="SUPERVISOR_ETCD", callback=_endpoints, help="HOST:PORT of etcd, several with commas."),
+    ],
     home: Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, as for `up`.")] = HOME,
     lease_s: Annotated[
         int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
@@ -240,7 +262,7 @@ def logs_command(
 @app.command(epilog="Example: supervisor pause --run demo")
 def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Observe everything and do nothing: no restart, no move. Training goes on."""
-    _control(run, etcd, home, security, "paused", lambda c: replace(c, paused=True))
+    _control(run, etcd, home, security, "pause", "paused", lambda c: replace(c, paused=True))
 
 
 @app.command(epilog='Example: supervisor resume demo --because "the data set is mended"')
@@ -248,6 +270,13 @@ def resume(
     name: Annotated[str, typer.Argument(metavar="[RUN]", help="Name of the run, as with --run.")] = "",
     run: Run = "",
     because: Annotated[str, typer.Option(help="Why a halted run may go on: it is kept in the journal.")] = "",
+    they_are_down: Annotated[
+        bool,
+        typer.Option(
+            "--they-are-down",
+            help="Nothing runs any more on the nodes of the halted run that nobody hears: you have looked.",
+        ),
+    ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -263,20 +292,24 @@ def resume(
                 err=True,
             )
             raise typer.Exit(2)
-        typer.echo(client.resume(store, mirror, record, because.strip()))
+        typer.echo(client.resume(store, mirror, record, because.strip(), they_are_down))
 
 
 @app.command(epilog="Example: supervisor stop --run demo")
 def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """End the run cleanly: all groups stop after the same step, and its nodes are given back."""
-    _control(run, etcd, home, security, "stopping", lambda c: replace(c, stop=True))
+    _control(run, etcd, home, security, "stop", "stopping", lambda c: replace(c, stop=True))
 
 
-def _control(run: str, etcd: str, home: Path, security: str, said: str, change: Callable[[Control], Control]) -> None:
+def _control(
+    run: str, etcd: str, home: Path, security: str, wish: str, said: str, change: Callable[[Control], Control]
+) -> None:
     with _store(etcd, home, security) as store:
-        name = client.choose_run(Mirror(store.list(keys.PREFIX)), run).spec.name
-        client.change_control(store, name, change)
-        typer.echo(f"{name}: {said}")
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, run)
+        client.refuse_ended(mirror, record, wish)
+        client.change_control(store, record.spec.name, change)
+        typer.echo(f"{record.spec.name}: {said}")
 
 
 @app.command(epilog="Example: supervisor restart 1 --run demo")
@@ -289,7 +322,9 @@ def restart(
 ) -> None:
     """Start a group's processes again where they are; the others go on. Draws on no budget."""
     with _store(etcd, home, security) as store:
-        record = client.choose_run(Mirror(store.list(keys.PREFIX)), run)
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, run)
+        client.refuse_ended(mirror, record, "restart")
         client.restart(store, record, group)
         typer.echo(f"{record.spec.name}: group {group} will be restarted")
 
@@ -379,8 +414,17 @@ def _add_commands() -> None:
         point.load()(app)
 
 
+def _log_level() -> str:
+    """What SUPERVISOR_LOG says; exits 2 when that is no level."""
+    level = os.environ.get("SUPERVISOR_LOG") or "WARNING"
+    if level not in LEVELS:
+        typer.echo(f"supervisor: SUPERVISOR_LOG = {level!r}: it is one of {', '.join(LEVELS)}", err=True)
+        sys.exit(2)
+    return level
+
+
 def main() -> None:
-    logging.basicConfig(level=os.environ.get("SUPERVISOR_LOG", "WARNING"), format="supervisor: %(message)s")
+    logging.basicConfig(level=_log_level(), format="supervisor: %(message)s")
     _add_commands()
     try:
         app()

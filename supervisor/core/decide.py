@@ -182,10 +182,10 @@ def _judge(r: Round, group: GroupMemory) -> None:
         return
     if r.full(group.group):
         return
-    if r.phase == "stopping":
-        r.set_group(replace(group, phase="finished", since=r.now, incident=""))
-        return
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
+    if r.phase == "stopping":
+        _judge_draining(r, group, failure, step)
+        return
     known = r.incidents.get(group.incident)
     if failure.kind == Kind.SILENT and known is not None and known.decided is not None:
         if is_rider(known):
@@ -210,6 +210,18 @@ def _judge(r: Round, group: GroupMemory) -> None:
             spare=bool(r.spares()), at_least=at_least,
         )  # fmt: skip
     apply(r, group, incident, choice)
+
+
+def _judge_draining(r: Round, group: GroupMemory, failure: detect.Failure, step: int) -> None:
+    """A group that fails while it drains is not started again. A hiccup, or a restart that a person asks for, is no
+    failure to drain."""
+    if failure.kind == Kind.REQUESTED:
+        return
+    if failure.kind == Kind.SILENT:
+        incident = r.incident_for(group, failure, step)
+        r.look_again(incident.opened + r.spec.policy.silent_timeout_s + 0.001)
+        return
+    r.set_group(replace(group, phase="finished", since=r.now, incident=""))
 
 
 def _say_unknown(r: Round, group: GroupMemory) -> None:

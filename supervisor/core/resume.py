@@ -18,7 +18,7 @@ def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:
 
 
 def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
-    """A memory from which the run starts again. Its budgets are full: a person has looked. Cordons stay."""
+    """A memory from which the run starts again. Its budgets are full and no node is cordoned: a person has looked."""
     return replace(
         memory,
         phase="new",
@@ -31,6 +31,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         },
         incidents={},
         spent={},
+        cordons={},
         suspects={},
         silent=(),
         lighthouse=fresh_seat(memory.lighthouse),
@@ -48,7 +49,7 @@ def resume(r: Round) -> None:
     if r.before.phase == "halted":
         if control.resumes <= r.before.resumes_done:
             return
-        r.spent = {}
+        r.spent, r.cordons = {}, {}
         r.rest.update(
             phase="resuming",
             halt_reason="",

@@ -95,7 +95,10 @@ def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
         return _next(
             r, seat, f"its shim says that the lighthouse of generation {seat.generation} on {seat.node} has ended"
         )
-    uncut = sorted({rank.group for rank in _ours(r) if rank.gate != ""})
+    gate = _gate(r, seat)
+    admitted = gate.admitted if gate is not None else {}
+    # what the old gate has fenced it has cut itself, and nobody points its forwarder elsewhere any more
+    uncut = sorted({x.group for x in _ours(r) if x.gate != "" and x.generation >= admitted.get(x.group, 0)})
     if uncut:
         r.wait(f"closing the lighthouse on {seat.node}: the forwarders of groups {uncut} have not cut yet: hold")
         return replace(seat, cut_since=None) if seat.cut_since is not None else seat

@@ -37,3 +37,8 @@ class Engine(Protocol):
     def list(self) -> Sequence[Grant]:
         """All allocations of ours that the engine still knows, and those gone that were not released."""
         ...
+
+    def knows(self, grant: Grant) -> bool:
+        """Whether this engine would know of this allocation if it still were there. Where it would not, that `list`
+        lacks it says nothing."""
+        ...

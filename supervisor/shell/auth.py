@@ -11,7 +11,7 @@ from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.store.convert import range_of
 from supervisor.shell.store.stubs import rpc
 from supervisor.wire import keys
-from supervisor.wire.security import Security, node_name, read_certificate
+from supervisor.wire.security import Security, SecurityError, node_name, read_certificate
 
 ROOT = "root"
 SUPERVISOR = "supervisor"
@@ -37,10 +37,11 @@ def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
 def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> list[str]:
     """Make what is missing, take away what our roles may too much, and switch the checks on. Says what it changed.
 
-    Raises Fatal, also when the certificate is not that of `root`; Retryable when etcd is away.
+    Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`; Retryable when etcd
+    is away.
     """
     if not security.tls:
-        raise Fatal(
+        raise SecurityError(
             "init-auth needs --security FILE with the certificate of `root`: etcd knows its users by certificates"
         )
     who = read_certificate(security).name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -106,6 +107,10 @@ def write(backup: Backup, out: Path) -> None:
         "records": records,
     }
     content = json.dumps(body, indent=1).encode()
+    if out.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, "the backup cannot be written: give the name of a file, not a folder:", str(out)
+        )
     scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -113,8 +118,11 @@ def write(backup: Backup, out: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, out)
+    except OSError as error:
+        # its own names are those of the scratch file, which nobody knows
+        raise OSError(error.errno, f"the backup cannot be written: {error.strerror}:", str(out)) from error
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             scratch.unlink()
 
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from supervisor.core.model import Incident
+from supervisor.core.model import Incident, Memory
+from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
@@ -85,6 +86,20 @@ def change_control(store: Store, run: str, change: Callable[[Control], Control])
         return wanted
 
 
+def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:
+    """Raises Fatal when the run has ended, so that nobody would ever do what is wished (in words)."""
+    name = record.spec.name
+    # a memory that cannot be read holds the run: a person may want it paused before mending that
+    memory = mirror.record(keys.memory(name, "run"), Memory)
+    if memory is None or memory.phase not in ENDED:
+        return
+    if memory.phase == "halted":
+        raise Fatal(
+            f'run {name} is halted: {wish} does nothing; let it go on: supervisor resume {name} --because "..."'
+        )
+    raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
+
+
 def restart(store: Store, record: RunRecord, group: int) -> None:
     """Ask for a restart of a group; raises Fatal when the run has no such group."""
     if not 0 <= group < record.spec.groups.count:
@@ -97,15 +112,27 @@ def restart(store: Store, record: RunRecord, group: int) -> None:
     )
 
 
-def resume(store: Store, mirror: Mirror, record: RunRecord, because: str) -> str:
-    """End a pause; and a halt, for the reason given. Returns what was done; raises Fatal when the run has ended."""
+def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_are_down: bool = False) -> str:
+    """End a pause; and a halt, for the reason given. Returns what was done.
+
+    Raises Fatal when the run has ended, still drains towards its halt, or was halted with a lighthouse on a node that is
+    not registered and nobody says that `they_are_down`.
+    """
     name = record.spec.name
-    phase = views.memory(mirror, name).phase
+    memory = views.memory(mirror, name)
+    phase, host = memory.phase, memory.lighthouse.node
     if phase in ("finished", "stopped"):
         raise Fatal(f"run {name} is {phase}: there is nothing to resume; launch it under another name")
+    if phase == "stopping" and memory.halt_reason and because:
+        raise Fatal(f"run {name} is still draining towards its halt; say it again when it is halted")
     if phase != "halted":
         change_control(store, name, lambda c: replace(c, paused=False))
         return f"{name}: acting again"
+    if host and keys.registration(host) not in mirror.items and not they_are_down:
+        raise Fatal(
+            f"run {name} had its lighthouse on node {host}, which is not registered: that lighthouse and the trainers on its "
+            "side may still train; make sure that they are down, then say it again with --they-are-down"
+        )
     change_control(store, name, lambda c: replace(c, paused=False, stop=False, resumes=c.resumes + 1, because=because))
     return f"{name}: resumed from its newest checkpoint, with full budgets, because: {because}"
 

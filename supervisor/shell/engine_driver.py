@@ -44,6 +44,7 @@ class EngineDriver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._refused: dict[str, str] = {}
+        self._left: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -102,9 +103,10 @@ class EngineDriver:
         known = {g.key: g for g in self._engine.list()}
         for request, allocation in wanted.allocations:
             if allocation.state == "wanted" and request.key not in known and request.key not in self._refused:
-                if keys.grant(request.run, request.key) in wanted.grants:
-                    continue  # it was granted before and the engine has forgotten it: reported as gone below
-                self._acquire(request, wanted.term)
+                told = _told(request, wanted)
+                if told is None or _nobodys(told):
+                    self._acquire(request, wanted.term)
+                # else it was asked for before: the engine has forgotten it, or another engine has it (see `_write`)
             elif allocation.state == "released" and request.key in known:
                 reach("engine.before_release")
                 _still_leading(wanted.term)
@@ -128,7 +130,11 @@ class EngineDriver:
         puts = {}
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)
-            value = encode(self._fact(request, allocation, known, wanted.grants.get(key, b"")))
+            told = _told(request, wanted) if request.key not in known else None
+            if told is not None and not self._engine.knows(told):
+                self._leave(allocation, told)
+                continue
+            value = encode(self._fact(request, allocation, known, told))
             if wanted.grants.get(key) != value:
                 puts[key] = value
         changed = list(puts)
@@ -139,19 +145,42 @@ class EngineDriver:
             wanted.grants.update(part)
             reach("engine.after_grant")
 
-    def _fact(self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: bytes) -> Grant:
+    def _leave(self, allocation: AllocationMemory, told: Grant) -> None:
+        """Another engine's: what etcd holds of it stays, for whoever leads there to go on from."""
+        if allocation.state == "released" and told.state != "gone" and told.key not in self._left:
+            self._left.add(told.key)
+            log.warning(
+                "allocation %s (%s) is not of this engine: it is given back when a supervisor leads whose engine has it",
+                told.key,
+                told.engine_id,
+            )
+
+    def _fact(
+        self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: Grant | None
+    ) -> Grant:
         grant = known.get(request.key)
         if grant is not None:
             return grant
         if request.key in self._refused:
             return Grant(key=request.key, state="refused", reason=self._refused[request.key])
-        if allocation.state == "released" or told:
+        if allocation.state == "released" or (told is not None and not _nobodys(told)):
             # Its nodes stay named: what was on them was lost with it.
-            before = decode(told, Grant) if told else Grant(key=request.key, state="gone")
+            before = told or Grant(key=request.key, state="gone")
             given_back = allocation.state == "released"
             reason = "given back" if given_back else before.reason or "the engine knows it no more"
             return replace(before, state="gone", reason=reason)
         return Grant(key=request.key, state="pending")
+
+
+def _told(request: Request, wanted: _Wanted) -> Grant | None:
+    """What etcd holds of it."""
+    value = wanted.grants.get(keys.grant(request.run, request.key))
+    return decode(value, Grant) if value else None
+
+
+def _nobodys(told: Grant) -> bool:
+    """Whether no engine has taken it on: asking again, perhaps another engine, is what helps."""
+    return told.state == "pending" and not told.engine_id
 
 
 def _still_leading(term: Term) -> None:

@@ -39,16 +39,23 @@ _passes: Counter[str] = Counter()
 _HOW = {"": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
+class FailpointError(ValueError):
+    """SUPERVISOR_FAILPOINT names no failpoint; the text says which there are."""
+
+
 def armed() -> tuple[str, int, signal.Signals] | None:
-    """The failpoint asked for, the pass, and the signal; None without any; ValueError when there is no such name."""
+    """The failpoint asked for, the pass, and the signal; None without any. Raises FailpointError."""
     text = os.environ.get("SUPERVISOR_FAILPOINT", "")
     if not text:
         return None
     name, _, rest = text.partition(":")
     nth, _, how = rest.partition(":")
     if name not in NAMES or how not in _HOW:
-        raise ValueError(f"SUPERVISOR_FAILPOINT = {text!r}: there is no such failpoint; known: {', '.join(NAMES)}")
-    return name, int(nth or 1), _HOW[how]
+        raise FailpointError(f"SUPERVISOR_FAILPOINT = {text!r}: there is no such failpoint; known: {', '.join(NAMES)}")
+    try:
+        return name, int(nth or 1), _HOW[how]
+    except ValueError as error:
+        raise FailpointError(f"SUPERVISOR_FAILPOINT = {text!r}: the pass, {nth!r}, is a number from 1") from error
 
 
 def reach(name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import logging
+import re
 import ssl
 import threading
 import time
@@ -328,9 +329,22 @@ def refuse_listener(what: str, host: str, security: Security) -> str | None:
 
 
 def refuse_endpoint(endpoint: str, security: Security) -> str | None:
-    """As `refuse_plain`, for an etcd endpoint; `https://` without certificates is refused too."""
+    """As `refuse_plain`, for an etcd endpoint; what is none, and `https://` without certificates, is refused too."""
+    try:
+        host, _ = host_and_port(endpoint)
+    except ValueError as error:
+        return str(error)
     if endpoint.startswith("https://"):
         if security.tls:
             return None
         return f"{endpoint}: TLS to etcd needs a certificate: give --security FILE with ca, cert and key"
-    return refuse_plain("etcd", endpoint.removeprefix("http://").rstrip("/").rpartition(":")[0], security)
+    return refuse_plain("etcd", host, security)
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Of 10.0.0.1:2379, https://etcd-0:2379 or [::1]:2379. Raises ValueError with a sentence."""
+    bare = re.sub(r"^https?://", "", endpoint.strip()).rstrip("/")
+    found = re.fullmatch(r"(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})", bare)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise ValueError(f"{endpoint!r} is not an etcd endpoint: give HOST:PORT, for example 127.0.0.1:2379")
+    return found[1], int(found[2])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.forwarder import REACHED_AFTER_S, SILENT_GATE_MS, Forwarder
+from agents.forwarder import PING_EVERY_S, PONG_WITHIN_S, SILENT_GATE_MS, Forwarder
 from fault_injection import netns
 from tests.agents.toy_gate import Holder
 from tests.helpers.waiting import eventually
@@ -67,18 +67,21 @@ def test_every_connection_is_closed_before_it_says_that_it_has_cut() -> None:
         for number, writer in enumerate(writers):
             # one that passes on, with more than the gate's kernel takes; and one that says that it is built
             writer.write(b"PRI " + bytes(16 << 20) if number % 2 else b'BUILT {"replica_id":"x"}\n')
-        await until(lambda: open_to(holder.port) == 7 and told == [True])
+        await until(lambda: open_to(holder.port) == 7)
         # what waits to be sent keeps a connection open that is only closed, and not cut
         await until(stuck(forwarder), 30)
-        assert forwarder.reaches == {WAY: True}
+        assert forwarder.reaches.get(WAY) is not True, (
+            "an open connection that nobody answers on is no gate that is reached"
+        )
         since = time.monotonic()
         await forwarder.set(WAY, "toy", 0, 1, "")
         assert open_to(holder.port) == 0
         assert time.monotonic() - since < SILENT_GATE_MS / 2000, "it was cut, not left to the kernel's timeout"
-        assert forwarder.reaches == {WAY: False}
+        assert forwarder.reaches.get(WAY) is not True
         # they come back by themselves, those that wait are passed on
         await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
-        await until(lambda: told == [True, False, True] and open_to(holder.port) == 4)
+        await until(lambda: open_to(holder.port) == 4)
+        assert True not in told
         for writer in writers:
             writer.transport.abort()
 
@@ -171,8 +174,7 @@ def test_a_gate_whose_host_vanishes_is_not_reached_soon(tmp_path: Path) -> None:
             network.mend(1)
             eventually(lambda: told.read_text() == "1\n0\n1\n", 20)
             print(f"MEASURED silent gate: not reached after {away_s:.1f} s")
-            assert away_s < 2 * (SILENT_GATE_MS / 1000 + 1.0)
-            assert away_s > REACHED_AFTER_S
+            assert away_s < PING_EVERY_S + PONG_WITHIN_S + SILENT_GATE_MS / 1000
         finally:
             for child in children:
                 child.kill()

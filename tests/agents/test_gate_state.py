@@ -93,8 +93,12 @@ def test_a_silence_is_doubted_until_etcd_has_answered_since() -> None:
     gate.answered(0, 1, 3.0)
     gate.answered(1, 1, 3.0)
     assert gate.doubted(4.5) == ((0, 1), (1, 1)), "each silence is asked about anew"
+    gate.confirm([(0, 1), (1, 1)])
     gate.gone(0, 1)
-    assert gate.doubted(4.5) == ((1, 1),), "the shim's word is no silence"
+    assert gate.doubted(4.5) == (), "it was confirmed as lost before"
+    gate.heard(1, 1, b"x", 5.0)
+    gate.gone(1, 1)
+    assert gate.doubted(5.0) == ((1, 1),), "the shim's word is a loss like any other"
 
 
 def test_an_id_that_its_manager_never_used_is_not_beaten_for() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Holder:
-    """A listener that accepts connections and says nothing; it can be closed and opened again at its port. A deaf one
+    """A listener that accepts connections and says nothing but PONG; it can be closed and opened again at its port. A deaf one
     does not even read."""
 
     def __init__(self, address: str = "127.0.0.1", port: int = 0, deaf: bool = False) -> None:
@@ -51,7 +51,11 @@ class Holder:
     def _hold(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
-                self.lines.append(data)
+                if data.endswith(b"PING\n"):
+                    client.sendall(b"PONG\n")
+                    data = data.removesuffix(b"PING\n")
+                if data:
+                    self.lines.append(data)
 
 
 def main(arguments: list[str]) -> int:

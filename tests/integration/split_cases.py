@@ -189,6 +189,32 @@ def test_a_split_with_the_lighthouse_on_the_far_side(w: World, net: netns.Networ
     instead.wait(30)
 
 
+def test_a_lighthouse_cut_off_from_etcd_alone_serves_until_a_group_is_lost_and_then_gives_way(
+    w: World, net: netns.Network
+) -> None:
+    """Its gate may not let anybody step on without the lost group; closed, it is reached no more, and another takes over."""
+    record = trains(w)
+    before = pids(w, record)
+    net.separate(index("host"), [net.hub_address])
+    eventually(lambda: not _registered(w, "host"), 30, "its lease lapses")
+    cut = time.time()
+    eventually(lambda: time.time() - cut > 8, 10)
+    joint(w, record, time.time())
+    assert w.status(record).lighthouse.state == "mute", "all groups reach it: unknown, hold"
+    lost = time.time()
+    os.kill(before[1], signal.SIGKILL)
+    eventually(lambda: seat(w, record) == ("other", 2), 60, "the lighthouse has moved")
+    eventually(w.running(record, 1, 2), 60, "group 1 runs again")
+    joint(w, record, time.time())
+    measured("lighthouse cut off from etcd alone, and a group lost: all step together", time.time() - lost)
+    assert w.trainer(record, 0).pid == before[0]
+    net.join()
+    eventually(lambda: _registered(w, "host"), 30, "its host is back")
+    joint(w, record, time.time())
+    assert seat(w, record) == ("other", 2)
+    w.check(record)
+
+
 def test_a_split_with_everybody_but_etcd_on_the_far_side(w: World, net: netns.Network) -> None:
     """They hear each other and train on; nothing is opened or started on the side of etcd; afterwards all is as before."""
     record = trains(w)

@@ -112,7 +112,8 @@ def moved_on(w: World, record: RunRecord, before: list[int], fault: float, host:
         [line["t"] for _, line in lines if line["quorum_id"] <= old] + [fault]
     )
     measured(f"stall, {what}", gap, groups=count)
-    measured(f"first joint step after the next lighthouse is open, {what}", took - (opened - fault), groups=count)
+    if fault + took > opened:  # else it was open long before we looked
+        measured(f"first joint step after the next lighthouse is open, {what}", fault + took - opened, groups=count)
     w.check(record)
 
 
@@ -157,6 +158,28 @@ def test_a_gate_that_stood_still_ends_by_itself_when_it_thaws(w: World) -> None:
     log = (w.system / "nodes" / "host" / "lighthouse" / "toy.1" / "output.log").read_text()
     assert "stood still" in log
     moved_on(w, record, before, fault, "host", "gate and its agent frozen")
+
+
+def test_a_service_host_that_hangs_is_followed_by_another_and_never_serves_again(w: World) -> None:
+    """Its kernel keeps the connections alive, and nobody on it answers."""
+    w.second_host()
+    record = trains(w, quorum_spec(2))
+    host, _ = seat(w, record)
+    other = {"host": "other", "other": "host"}[host]
+    before, fault = pids(w, record), time.time()
+    gate = gate_pid(w, record)
+    ticks = process.stat_of(gate).start_ticks  # type: ignore[union-attr]
+    everything = [w.shim_pid(host), _agent_pid(w, host), gate, lighthouse_pid(w, record)]
+    for pid in everything:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: seat(w, record) == (other, 2), 60, "another host has it")
+        joint(w, record, time.time())
+    finally:
+        for pid in reversed(everything):
+            os.kill(pid, signal.SIGCONT)
+    eventually(lambda: not process.is_running(gate, ticks), 10, "thawed, the old gate ends")
+    moved_on(w, record, before, fault, other, "service host hangs")
 
 
 def test_a_lost_service_host_is_followed_by_another(w: World) -> None:

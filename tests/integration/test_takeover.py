@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.core.model import Grant, Kind
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers.etcd import frozen
@@ -191,6 +192,50 @@ def test_leaders_that_die_one_after_the_other_are_all_followed(w: World) -> None
     assert record is not None
     assert epochs == sorted(set(epochs))
     assert w.incidents(record) == []
+    w.check(record)
+
+
+def grants(w: World, record: RunRecord) -> dict[str, Grant]:
+    return {g.key: g for _, g in w.mirror().records(keys.grant(record.spec.name, ""), Grant)}
+
+
+def test_a_leader_with_another_home_leaves_the_firsts_allocations_alone(w: World, tmp_path: Path) -> None:
+    """As on another machine: it has no pool and knows none of the nodes. What needs no engine it does, and the rest waits
+    for a supervisor of the first home."""
+    first = w.supervisor()
+    eventually(lambda: leader(w) == first.pid, 30, "the first leads")
+    record = trains(w)
+    eventually(lambda: [g.state for g in grants(w, record).values()] == ["granted"] * 3, 30, "two nodes and a spare")
+    before, pids = grants(w, record), [w.trainer(record, g).pid for g in (0, 1)]
+    elsewhere = w.supervisor(home=tmp_path / "elsewhere")
+    killed = time.time()
+    first.kill()
+    taken_over(w, elsewhere, killed, 30)
+    undisturbed(w, record, killed)
+    assert [w.trainer(record, g).pid for g in (0, 1)] == pids
+    assert grants(w, record) == before
+    # rung 1 and rung 2 need no engine
+    w.kill_trainer(record, 1)
+    eventually(w.running(record, 1, 2), 30, "it restarts a trainer in place")
+    w.kill_node(w.status(record).groups[1].node)
+    eventually(w.running(record, 1, 3), 30, "it moves the group to the spare")
+    assert [i.kind for i in w.incidents(record)] == [Kind.CRASH, Kind.NODE_LOST]
+    assert grants(w, record) == before, "nothing is given back by one that does not have it"
+    # rung 3 does
+    w.kill_node(w.status(record).groups[0].node)
+    eventually(lambda: len(grants(w, record)) == 4, 30, "it asks for another node")
+    (new,) = grants(w, record).keys() - before.keys()
+    assert grants(w, record)[new].state == "pending", "and has none to give"
+    assert elsewhere.poll() is None
+    # the first home again
+    again = w.supervisor()
+    elsewhere.terminate()
+    eventually(lambda: leader(w) == again.pid, 30, "the first home's supervisor leads again")
+    eventually(w.running(record, 2, 3), 60, "it gives the node that was asked for")
+    used = w.allocation_of(record, 1)
+    eventually(lambda: {g.key for g in grants(w, record).values() if g.state == "granted"} == {new, used}, 30)
+    assert {g.reason for k, g in grants(w, record).items() if k not in (new, used)} == {"given back"}
+    assert grants(w, record)[used] == before[used]
     w.check(record)
 
 

@@ -117,11 +117,13 @@ class World:
         self.host.terminate()
         _reap(self.host)
 
-    def supervisor(self, failpoint: str = "", etcd: str = "", **environment: str) -> subprocess.Popen[bytes]:
-        """Start one; with a failpoint it will kill (or stop) itself there."""
+    def supervisor(
+        self, failpoint: str = "", etcd: str = "", home: Path | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start one; with a failpoint it will kill (or stop) itself there. `home`: another folder of runs than ours."""
         process = self._spawn(
             "supervisor",
-            *["-m", "supervisor.cli", "run", "--etcd", etcd or self.etcd.endpoint, "--home", str(self.runs)],
+            *["-m", "supervisor.cli", "run", "--etcd", etcd or self.etcd.endpoint, "--home", str(home or self.runs)],
             *["--lease-s", str(LEASE_S)],
             *(["--security", self.security] if self.security else []),
             SUPERVISOR_FAILPOINT=failpoint,

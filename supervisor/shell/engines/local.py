@@ -1,19 +1,24 @@
 """The local engine: nodes are processes on this machine, taken from a pool of names in `HOME/local/pool.json`.
 
 All state is in files, so that it outlives the supervisor: whoever comes next finds the nodes by pid and start time.
+They are this home's and this machine's; a supervisor that has another home, or this home on another machine, has an engine
+that knows none of them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +27,8 @@ from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire.security import SecurityError, file_of_node, load
+
+log = logging.getLogger(__name__)
 
 KILL_AFTER_S = 10.0
 """From TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
@@ -46,24 +53,26 @@ class Pool:
     cold: bool = False
     security: str = ""
     """Path of the security file of whoever starts the nodes; theirs are beside it."""
+    host: str = field(default_factory=socket.gethostname)
+    """Name of the machine that the nodes are processes of: the home's disk may be shared."""
 
     def save(self, home: Path) -> None:
         _write(_folder(home) / "pool.json", asdict(self))
 
     @staticmethod
-    def load(home: Path) -> Pool:
-        """Raises Fatal when there is none."""
-        path = _folder(home) / "pool.json"
+    def load(home: Path) -> Pool | None:
+        """None when there is none."""
         try:
-            body = json.loads(path.read_text())
+            body = json.loads((_folder(home) / "pool.json").read_text())
         except FileNotFoundError:
-            raise Fatal(f"no local nodes: {path} is missing; `supervisor up` makes it") from None
+            return None
         return Pool(
             nodes=tuple(PoolNode(**n) for n in body["nodes"]),
             etcd=body["etcd"],
             report_s=body["report_s"],
             cold=body["cold"],
             security=body.get("security", ""),
+            host=body.get("host") or socket.gethostname(),
         )
 
 
@@ -89,10 +98,26 @@ class LocalEngine:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._pool = Pool.load(home)
+        self._id = f"local:{socket.gethostname()}:{hashlib.sha256(bytes(home.resolve())).hexdigest()[:12]}:"
+        self._pool: Pool | None = None
+        if not self._here():
+            log.warning(
+                "no local nodes here: this supervisor can lead, but gives no allocations; `supervisor up` makes a pool"
+            )
+
+    def _here(self) -> Pool | None:
+        """The pool, if it is of this machine. One that is made later is found."""
+        if self._pool is None or self._elsewhere():
+            self._pool = Pool.load(self._home)
+        return None if self._elsewhere() else self._pool
+
+    def _elsewhere(self) -> bool:
+        """Whether the nodes are another machine's: its pids mean nothing here."""
+        return self._pool is not None and self._pool.host != socket.gethostname()
 
     def acquire(self, request: Request) -> None:
-        if self._path(request.key).exists():
+        """Where there is no pool it leaves no trace: whoever has one may be asked for the same."""
+        if not self._here() or self._path(request.key).exists():
             return
         self._save(_Allocation(key=request.key, slots=request.slots, lease_s=request.lease_s, exclude=request.exclude))
         self._serve_pending()
@@ -133,11 +158,15 @@ class LocalEngine:
                     key=allocation.key,
                     state=allocation.state,
                     nodes=(allocation.node,) if allocation.node else (),
-                    engine_id=f"local-{allocation.pid}" if allocation.pid else "",
+                    engine_id=f"{self._id}{allocation.pid}",
                     reason=allocation.reason,
                 )
             )
         return grants
+
+    def knows(self, grant: Grant) -> bool:
+        """`local-PID`, and none, are what was written before the id said whose it is."""
+        return not grant.engine_id or grant.engine_id.startswith((self._id, "local-"))
 
     def stop_all(self, deadline_s: float) -> Sequence[str]:
         """End every node; returns those that would not go."""
@@ -152,13 +181,16 @@ class LocalEngine:
         return [a.node for a in left]
 
     def _serve_pending(self) -> None:
+        pool = self._here()
+        if pool is None:
+            return
         allocations = self._all()
         held = {a.node for a in allocations if a.node and (a.state == "pending" or not self._ended(a))}
         for allocation in allocations:
             if allocation.state != "pending":
                 continue
-            free = [n for n in self._pool.nodes if n.name == allocation.node] or [
-                n for n in self._pool.nodes if n.name not in held and n.name not in allocation.exclude
+            free = [n for n in pool.nodes if n.name == allocation.node] or [
+                n for n in pool.nodes if n.name not in held and n.name not in allocation.exclude
             ]
             if not free:
                 continue
@@ -167,15 +199,15 @@ class LocalEngine:
             # the shim's own lock sees to it that only one lives.
             allocation = replace(allocation, node=free[0].name)
             self._save(allocation)
-            self._start(allocation, free[0])
+            self._start(allocation, free[0], pool)
 
-    def _start(self, allocation: _Allocation, node: PoolNode) -> None:
+    def _start(self, allocation: _Allocation, node: PoolNode, pool: Pool) -> None:
         command = [sys.executable, "-m", "agents.cli", "run", "--node", node.name, "--home", str(self._home)]
-        command += ["--etcd", self._pool.etcd, "--address", node.address, "--allocation", allocation.key]
+        command += ["--etcd", pool.etcd, "--address", node.address, "--allocation", allocation.key]
         command += ["--slots", str(allocation.slots), "--lease-s", str(allocation.lease_s)]
-        command += ["--report-s", f"{self._pool.report_s:g}"] + (["--cold"] if self._pool.cold else [])
-        if self._pool.security:
-            command += ["--security", _security(self._pool.security, node.name)]
+        command += ["--report-s", f"{pool.report_s:g}"] + (["--cold"] if pool.cold else [])
+        if pool.security:
+            command += ["--security", _security(pool.security, node.name)]
         if node.netns:
             command = ["ip", "netns", "exec", node.netns, *command]
         folder = self._home / "nodes" / node.name
@@ -221,6 +253,8 @@ class LocalEngine:
         return _folder(self._home) / f"allocation-{key}.json"
 
     def _load(self, key: str) -> _Allocation | None:
+        if self._elsewhere():
+            return None
         try:
             body = json.loads(self._path(key).read_text())
         except FileNotFoundError:

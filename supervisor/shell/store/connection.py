@@ -14,7 +14,14 @@ import grpc
 from supervisor.ports.errors import Fatal
 from supervisor.shell.store.errors import MUTE, code_of, raise_port_error
 from supervisor.shell.store.stubs import etcd3
-from supervisor.wire.security import Reloading, Security, SecurityError, read_certificate, refuse_endpoint
+from supervisor.wire.security import (
+    Reloading,
+    Security,
+    SecurityError,
+    host_and_port,
+    read_certificate,
+    refuse_endpoint,
+)
 
 FILES_LOOKED_AT_S = 1.0
 """How often a certificate is looked at for a newer one: three stats."""
@@ -166,8 +173,7 @@ def _credentials(security: Security) -> tuple[Reloading, str]:
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
     """'10.0.0.1:2379', 'https://etcd-0:2379', '[::1]:2379' as host and port. Raises Fatal."""
-    bare = endpoint.strip().removeprefix("http://").removeprefix("https://")
-    host, _, port = bare.rstrip("/").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise Fatal(f"{endpoint!r} is not an etcd endpoint: give HOST:PORT, for example 127.0.0.1:2379")
-    return host, int(port)
+    try:
+        return host_and_port(endpoint)
+    except ValueError as error:
+        raise Fatal(str(error)) from error

@@ -396,3 +396,22 @@ def test_a_stall_that_was_seen_while_paused_is_acted_on_after() -> None:
     assert w.incident.kind == Kind.STALLED
     w.control = replace(w.control, paused=False)
     assert w.verbs(1.0) == ["start"]
+
+
+def test_a_hiccup_or_a_wish_while_it_drains_ends_nobody() -> None:
+    """Else the groups would not stop after the same step."""
+    w = World(silent_timeout_s=30.0).bring_up()
+    w.control = replace(w.control, stop=True)
+    w.round()
+    w.control = replace(w.control, restarts={1: 1})
+    w.hear(0, "silent")
+    w.round()
+    assert [g.phase for g in w.memory.groups.values()] == ["running", "running"]
+    w.hear(0, "beating")
+    w.round(1.0)
+    assert not w.memory.incidents
+    w.hear(0, "silent")
+    w.round()
+    w.round(31.0)
+    assert w.group(0).phase == "finished", "one that is stuck is not waited for"
+    assert w.group(1).phase == "running"

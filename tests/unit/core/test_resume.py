@@ -40,9 +40,11 @@ def test_it_starts_again_from_its_checkpoint_above_all_generations_with_full_bud
     w = halted()
     before = {g: group.generation for g, group in w.memory.groups.items()}
     allocations = set(w.memory.allocations)
+    w.memory = replace(w.memory, cordons={"n1": "incident i1: node_lost"})
     w.control = ControlView(resumes=1, because="mended")
     w.round()
     assert (w.memory.phase, w.memory.halt_reason, w.memory.spent) == ("new", "", {})
+    assert w.memory.cordons == {}, "else a run on a fixed set of nodes could not go on"
     assert "lighthouse" in [a.verb for a in w.round().actions]
     assert w.memory.lighthouse.generation == 2
     fresh = [key for key, a in w.memory.allocations.items() if a.state == "wanted"]

@@ -105,6 +105,17 @@ def test_a_forwarder_that_connects_again_before_the_end_starts_the_wait_anew() -
     assert w.verbs(after=2.5) == ["lighthouse"]
 
 
+def test_a_fenced_rank_that_will_not_die_does_not_hold_it() -> None:
+    w = world()
+    lose_host(w)
+    cut_off(w, 0, 1)
+    stuck = RankView(group=0, generation=0, rank=0, state="running", gate="host:1", reaches_gate=False)
+    w.nodes["n3"] = replace(w.nodes["n3"], ranks=(stuck,))
+    w.round()
+    w.round()
+    assert w.verbs(after=GATE_ETCD_SILENCE_S + 2) == ["lighthouse"]
+
+
 def test_when_all_groups_are_on_its_side_nothing_is_opened_here() -> None:
     """They may be training there: the gate hears them all, and goes on without etcd."""
     w = world()

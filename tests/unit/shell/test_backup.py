@@ -127,6 +127,15 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.parametrize("name", ["", "no/such/file.json"])
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    with pytest.raises(OSError, match="the backup cannot be written") as error:
+        backup.write(backup.take(_filled()), out)
+    assert error.value.filename == str(out)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_number_grows_and_the_epoch_with_them(tmp_path: Path) -> None:
     made = backup.take(_filled())
     fresh = MemoryStore()

@@ -38,7 +38,7 @@ def test_otherwise_it_goes_on(variable: str) -> None:
 @pytest.mark.parametrize("variable", ["decidde", "decided:soon", ":1"])
 def test_a_typo_stops_the_start(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUPERVISOR_FAILPOINT", variable)
-    with pytest.raises(ValueError):
+    with pytest.raises(failpoints.FailpointError, match=f"SUPERVISOR_FAILPOINT = '{variable}'"):
         failpoints.armed()
 
 

@@ -60,7 +60,7 @@ def grants(engine: LocalEngine) -> dict[str, Grant]:
 
 
 def pid_of(engine: LocalEngine, key: str) -> int:
-    return int(grants(engine)[key].engine_id.removeprefix("local-"))
+    return int(grants(engine)[key].engine_id.rpartition(":")[2])
 
 
 def ends(pid: int) -> Callable[[], bool]:
@@ -68,9 +68,55 @@ def ends(pid: int) -> Callable[[], bool]:
     return lambda: ticks is None or not is_running(pid, ticks)
 
 
-def test_without_a_pool_it_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(Fatal, match="supervisor up"):
-        LocalEngine(tmp_path)
+def test_without_a_pool_it_says_what_to_do_and_gives_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = LocalEngine(tmp_path)
+    engine.acquire(request("a1"))
+    assert grants(engine) == {}
+    engine.release("a1")
+    assert ["supervisor up" in r.message for r in caplog.records] == [True], "it is said once"
+    assert list(tmp_path.iterdir()) == [], "nothing is left that a pool of later would give"
+
+
+def test_a_pool_that_is_made_later_is_found(tmp_path: Path, spawned: list[list[str]]) -> None:
+    engine = LocalEngine(tmp_path)
+    engine.acquire(request("a1"))
+    Pool(nodes=(PoolNode("n1"),), etcd="127.0.0.1:1").save(tmp_path)
+    engine.acquire(request("a1"))
+    assert grants(engine)["a1"].state == "granted"
+
+
+def test_it_knows_the_allocations_of_its_own_home_only(tmp_path: Path, home: Path, spawned: list[list[str]]) -> None:
+    other = tmp_path / "other"
+    Pool(nodes=(PoolNode("n1"),), etcd="127.0.0.1:1").save(other)
+    mine, others = LocalEngine(home), LocalEngine(other)
+    for key in ("a1", "a2", "a3"):
+        mine.acquire(request(key))
+    assert [g.state for g in grants(mine).values()] == ["granted", "granted", "pending"]
+    for grant in grants(mine).values():
+        assert (mine.knows(grant), others.knows(grant)) == (True, False), "the pending one too"
+        assert LocalEngine(home).knows(grant), "whichever process asks"
+    for written_before in ("local-77", ""):
+        assert others.knows(Grant(key="a1", state="granted", engine_id=written_before))
+    assert not mine.knows(Grant(key="a1", state="granted", engine_id="4711")), "another scheduler's job"
+
+
+def test_the_same_home_on_another_machine_is_another_engine(
+    home: Path, monkeypatch: pytest.MonkeyPatch, spawned: list[list[str]]
+) -> None:
+    """A shared disk: that machine must neither start these nodes nor take them for ended."""
+    engine = LocalEngine(home)
+    engine.acquire(request("a1"))
+    before = grants(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(local.socket, "gethostname", lambda: "elsewhere")
+        there = LocalEngine(home)
+        assert not there.knows(before["a1"])
+        there.acquire(request("a2"))
+        there.release("a1")
+        assert grants(there) == {}
+        assert there.stop_all(0.1) == []
+    assert grants(engine) == before
+    assert len(spawned) == 1
 
 
 def test_an_allocation_is_a_started_node(home: Path, spawned: list[list[str]]) -> None:

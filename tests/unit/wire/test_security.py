@@ -12,6 +12,7 @@ from supervisor.wire.security import (
     SecurityError,
     checked,
     file_of_node,
+    host_and_port,
     is_loopback,
     load,
     refuse_endpoint,
@@ -112,6 +113,29 @@ def test_endpoints(endpoint: str, security: Security, refused: str) -> None:
     else:
         assert sentence is not None
         assert re.search(refused, sentence)
+
+
+@pytest.mark.parametrize("security", [Security(), INSECURE, CERTIFIED])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "127.0.0.1", "garbage", "h:abc", "h:99999", "h:0", ":1", "::1", "h:", "https://h", "h:\u00b2", "h:" + "1" * 5000, "h/x:1"],
+)  # fmt: skip
+def test_what_is_no_endpoint_is_told_so_before_anything_else(endpoint: str, security: Security) -> None:
+    sentence = refuse_endpoint(endpoint, security)
+    assert sentence is not None
+    assert sentence.startswith(f"{endpoint!r} is not an etcd endpoint: give HOST:PORT")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "parts"),
+    [
+        ("10.0.0.1:2379", ("10.0.0.1", 2379)),
+        (" https://etcd-0.a_b:1/ ", ("etcd-0.a_b", 1)),
+        ("http://[::1]:65535", ("[::1]", 65535)),
+    ],
+)
+def test_what_is_an_endpoint(endpoint: str, parts: tuple[str, int]) -> None:
+    assert host_and_port(endpoint) == parts
 
 
 @pytest.mark.parametrize(

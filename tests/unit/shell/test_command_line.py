@@ -1,0 +1,111 @@
+"""What a person may get wrong before any etcd is asked: a sentence and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from supervisor import cli
+from tests.helpers.memory_store import MemoryStore
+from tests.unit.shell.records import MEMORY, run_values
+
+SUPERVISOR = ("-m", "supervisor.cli")
+AGENT = ("-m", "agents.cli", "run", "--node", "n1", "--home", "home")
+
+
+def refused(folder: Path, *arguments: str, **environment: str) -> str:
+    """What a command says that has to end with 2."""
+    result = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
+    )  # fmt: skip
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", [(*SUPERVISOR, "run"), AGENT])
+def test_a_failpoint_that_there_is_not(tmp_path: Path, command: Sequence[str]) -> None:
+    text = refused(tmp_path, *command, "--etcd", "127.0.0.1:1", SUPERVISOR_FAILPOINT="foo")
+    assert "SUPERVISOR_FAILPOINT = 'foo': there is no such failpoint; known: observed" in text
+
+
+def test_a_log_level_that_there_is_not(tmp_path: Path) -> None:
+    assert "SUPERVISOR_LOG = 'foo': it is one of DEBUG" in refused(tmp_path, *SUPERVISOR, "nodes", SUPERVISOR_LOG="foo")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*SUPERVISOR, "run", "--etcd", ""),
+        (*SUPERVISOR, "status", "--etcd", ""),
+        (*SUPERVISOR, "doctor", "--etcd", "127.0.0.1"),
+        (*SUPERVISOR, "up", "--etcd", "h:abc"),
+        (*SUPERVISOR, "init-auth", "--etcd", "127.0.0.1:1,garbage"),
+        (*SUPERVISOR, "launch", "--check", "--etcd", "h:99999", "run.toml"),
+    ],
+)
+def test_what_is_no_endpoint(tmp_path: Path, command: Sequence[str]) -> None:
+    text = refused(tmp_path, *command)
+    assert "is not an etcd endpoint: give HOST:PORT" in text
+    assert "off loopback" not in text
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1", "h:abc", "h:99999"])
+def test_what_is_no_endpoint_for_an_agent(tmp_path: Path, endpoint: str) -> None:
+    assert f"--etcd {endpoint!r}: each endpoint is HOST:PORT" in refused(tmp_path, *AGENT, "--etcd", endpoint)
+
+
+def test_an_endpoint_in_the_environment(tmp_path: Path) -> None:
+    assert "'zz' is not an etcd endpoint" in refused(tmp_path, *SUPERVISOR, "nodes", SUPERVISOR_ETCD="zz")
+
+
+@pytest.mark.parametrize("etcd", ["127.0.0.1:1", "https://127.0.0.1:1"])
+def test_init_auth_with_an_insecure_file(tmp_path: Path, etcd: str) -> None:
+    (tmp_path / "insecure.toml").write_text("insecure = true\n")
+    text = refused(tmp_path, *SUPERVISOR, "init-auth", "--etcd", etcd, "--security", "insecure.toml")
+    assert "give --security FILE" in text or "needs --security FILE" in text
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], MemoryStore]:
+    """Has the commands find a run in a phase."""
+
+    def made(phase: Any) -> MemoryStore:
+        store = MemoryStore()
+        store.commit(run_values(replace(MEMORY, phase=phase)))
+        monkeypatch.setattr(cli, "connect", lambda *_, **__: store)
+        return store
+
+    return made
+
+
+@pytest.mark.parametrize("command", [("pause",), ("stop",), ("restart", "1")])
+@pytest.mark.parametrize(("phase", "code"), [("running", 0), ("finished", 1), ("stopped", 1), ("halted", 1)])
+def test_what_an_ended_run_is_asked(
+    at: Callable[[Any], MemoryStore], command: tuple[str, ...], phase: str, code: int
+) -> None:
+    store = at(phase)
+    result = CliRunner().invoke(cli.app, [*command, "--etcd", "127.0.0.1:1"])
+    assert result.exit_code == code, result.output
+    assert (f"run run is {phase}: {command[0]} does nothing" in result.output) is (code == 1)
+    assert len(store.commits) == (1 if code else 2)
+
+
+def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
+    store = at("halted")
+    command = ["resume", "run", "--because", "mended", "--etcd", "127.0.0.1:1"]
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 1
+    assert "--they-are-down" in result.output
+    assert len(store.commits) == 1
+    at("halted")
+    assert CliRunner().invoke(cli.app, [*command, "--they-are-down"]).exit_code == 0
