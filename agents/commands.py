@@ -26,7 +26,8 @@ async def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     reader, writer = await asyncio.open_unix_connection(sock=connected)
     try:
         writer.write(json.dumps(request).encode() + b"\n")
-        line = await asyncio.wait_for(reader.readline(), ANSWER_WITHIN_S)
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            line = await reader.readline()
     except TimeoutError as error:
         raise OSError(f"no answer within {ANSWER_WITHIN_S:g} s") from error
     finally:

@@ -375,9 +375,11 @@ async def _keep_reaching(forward: Forward, note: Callable[[Forward, bool], None]
 
 async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     try:
-        writer.write(PING)
-        await writer.drain()
-        return await asyncio.wait_for(reader.read(CHUNK), PONG_WITHIN_S) == PONG
+        # not wait_for: in Python 3.11 it swallows a cancellation that comes together with the end of the connection
+        async with asyncio.timeout(PONG_WITHIN_S):
+            writer.write(PING)
+            await writer.drain()
+            return await reader.read(CHUNK) == PONG
     except (OSError, TimeoutError):
         return False
 
