@@ -26,7 +26,12 @@ def seat_lighthouse(r: Round) -> None:
     else:
         seat = _listening(r, seat)
         seat = _note_mute(r, seat)
-        seat = _closing(r, seat) if seat.closing else _serving(r, seat)
+        if r.paused:
+            pass  # hands off
+        elif _ended(r, seat):
+            seat = _next(r, seat, f"the shim of {seat.node} says that lighthouse {seat.generation} has ended")
+        else:
+            seat = _closing(r, seat) if seat.closing else _serving(r, seat)
     if seat.node and not seat.address and not seat.closing:
         r.wait("the lighthouse is not up yet: no trainer is started before it")
     if seat != r.before.lighthouse:
@@ -65,12 +70,6 @@ def _ended(r: Round, seat: Lighthouse) -> bool:
 
 
 def _serving(r: Round, seat: Lighthouse) -> Lighthouse:
-    if r.paused:
-        return seat
-    if _ended(r, seat):
-        return _next(
-            r, seat, f"its shim says that the lighthouse of generation {seat.generation} on {seat.node} has ended"
-        )
     if seat.mute_since is None:
         return seat
     reached = [rank.group for rank in _ours(r) if rank.reaches_gate]
@@ -89,12 +88,6 @@ def _serving(r: Round, seat: Lighthouse) -> Lighthouse:
 
 
 def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
-    if r.paused:
-        return seat
-    if _ended(r, seat):
-        return _next(
-            r, seat, f"its shim says that the lighthouse of generation {seat.generation} on {seat.node} has ended"
-        )
     gate = _gate(r, seat)
     admitted = gate.admitted if gate is not None else {}
     # what the old gate has fenced it has cut itself, and nobody points its forwarder elsewhere any more

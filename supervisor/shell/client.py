@@ -126,6 +126,9 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
     if phase == "stopping" and memory.halt_reason and because:
         raise Fatal(f"run {name} is still draining towards its halt; say it again when it is halted")
     if phase != "halted":
+        control = mirror.record(keys.control(name), Control)
+        if because and (control is None or not control.paused):
+            raise Fatal(f"run {name} is neither halted nor paused ({phase}): there is nothing to resume")
         change_control(store, name, lambda c: replace(c, paused=False))
         return f"{name}: acting again"
     if host and keys.registration(host) not in mirror.items and not they_are_down:

@@ -12,7 +12,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell import client
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import Control, RunRecord, decode
+from supervisor.wire.records import Control, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, mirror_of, registration, run_values
 
@@ -57,6 +57,15 @@ def test_a_run_that_drains_towards_its_halt_is_not_resumed_yet() -> None:
     assert control(store) is None
     client.resume(store, mirror, record_of(mirror), "")
     assert control(store) == Control()
+
+
+def test_a_reason_for_a_run_that_needs_none_is_refused_and_not_dropped() -> None:
+    mirror, store = mirror_at("running"), MemoryStore()
+    with pytest.raises(Fatal, match=r"run run is neither halted nor paused \(running\): there is nothing to resume"):
+        client.resume(store, mirror, record_of(mirror), "mended")
+    assert control(store) is None
+    paused = mirror_at("running", **{keys.control("run"): encode(Control(paused=True))})
+    assert client.resume(store, paused, record_of(paused), "mended") == "run: acting again"
 
 
 def test_a_halted_run_whose_lighthouse_may_still_serve_is_not_resumed() -> None:
