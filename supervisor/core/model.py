@@ -90,6 +90,10 @@ class NodeView:
 
     name: str
     registered: bool
+    host: str = ""
+    """The machine, as its engine names it; empty: the same name."""
+    leaving: str = ""
+    """The scheduler has told the node that it will end it soon, and why; empty: it has not."""
     allocation: str = ""
     role: Literal["trainer", "service"] = "trainer"
     slots: int = 1
@@ -120,6 +124,9 @@ class Grant:
     nodes: tuple[str, ...] = ()
     engine_id: str = ""
     reason: str = ""
+    """Why it is in this state, in the engine's own words."""
+    leaving: str = ""
+    """Granted, but the engine is about to take it away: why. Empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +195,9 @@ class AllocationMemory:
     since: float
     reason: str
     exclude: tuple[str, ...] = ()
-    """Nodes that the engine must not give."""
+    """Hosts that the engine must not give."""
+    instead_of: str = ""
+    """Key of the allocation whose place it takes, if its host is suspect: the engine's `replace`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,12 +68,40 @@ class GroupsSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlurmSpec:
+    """How Slurm is asked for a node: one job each. Empty: as Slurm has it by default."""
+
+    partition: str = setting("", "sbatch --partition; a cluster has its own default")
+    account: str = setting("", "sbatch --account")
+    qos: str = setting("", "sbatch --qos")
+    constraint: str = setting("", "sbatch --constraint")
+    gres: str = setting("", 'sbatch --gres, as "gpu:8"')
+    exclusive: bool = setting(True, "training has a host for itself; false: several jobs may share one")
+    time_limit: str = setting("", 'sbatch --time, as "2-00:00:00"; a job near its limit is replaced before it')
+    warn_s: int = setting(
+        300, "Slurm warns a job this long before its limit: time for a successor to start and heal, or for a checkpoint"
+    )
+    flags: tuple[str, ...] = setting((), 'further flags of sbatch, as ["--reservation=llm"]')
+    setup: str = setting("", 'shell lines before the agent starts, as "module load python"')
+    agent_command: str = setting(
+        "", "what starts the agent, as in a container; by default that of the supervisor's own environment"
+    )
+    node_folder: str = setting(
+        "", "folder on each node for logs and records, not shared; by default one of the user's below /tmp"
+    )
+    drain_suspects: bool = setting(
+        True, "tell Slurm to drain a host that failed, where the user may: others would be given it"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AllocationSpec:
     """Which machines."""
 
-    engine: Literal["local"] = setting("local", "the only engine there is yet: processes on this machine")
+    engine: Literal["local", "slurm"] = setting("local", "processes on this machine, for a first run; slurm: a job a node")
     nodes: int = setting(2, "one node a group")
     spares: int = setting(1, "one node can be lost without asking the engine for another")
+    slurm: SlurmSpec = setting(SlurmSpec, "see [allocation.slurm]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from supervisor.core.model import Grant
+from supervisor.core.spec import AllocationSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +20,26 @@ class Request:
     """Ranks that the node must hold."""
     lease_s: int
     exclude: tuple[str, ...] = ()
+    """Hosts that are not to be given."""
+    spec: AllocationSpec = field(default_factory=AllocationSpec)
+    """What the run file says of the engine."""
 
 
 class Engine(Protocol):
-    """Raises Retryable when it is away and Fatal when it will never do what is asked."""
+    """Raises Retryable when it is away or does not answer in time, and Fatal when it will never do what is asked, with its own
+    words."""
 
     name: str
+    poll_s: float
+    """How often it may be asked for its list, in seconds."""
 
     def acquire(self, request: Request) -> None:
-        """Ask for an allocation; returns at once. Its state appears in `list`."""
+        """Ask for an allocation; returns at once. Its state appears in `list`. Again with the same key: nothing."""
+        ...
+
+    def replace(self, key: str, request: Request, because: str) -> None:
+        """Ask for `request` in the place of allocation `key`, whose host is suspect for this reason: that one is given
+        back, and the engine keeps others off its host where it can. Again: nothing."""
         ...
 
     def release(self, key: str) -> None:
@@ -36,6 +48,11 @@ class Engine(Protocol):
 
     def list(self) -> Sequence[Grant]:
         """All allocations of ours that the engine still knows, and those gone that were not released."""
+        ...
+
+    def events(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, from any thread, whenever `list` may say something new. An engine that can only be asked never
+        calls it: then `poll_s` is all there is."""
         ...
 
     def knows(self, grant: Grant) -> bool:

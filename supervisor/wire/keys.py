@@ -14,6 +14,9 @@ EPOCHS_BEFORE = PREFIX + "epochs-before"
 RESTORING = PREFIX + "restoring"
 """There while `restore` writes: nobody leads on a half of a state. Written by `restore`."""
 
+SYSTEM = PREFIX + "system"
+"""A random name of this system, by which its jobs are known at a scheduler. Written once, by the first supervisor."""
+
 NODES = PREFIX + "nodes/"
 RUNS = PREFIX + "runs/"
 

@@ -232,6 +232,8 @@ class Registration:
     """How many ranks fit."""
     agent_pid: int
     version: str
+    host: str = ""
+    """The machine, as its engine names it; empty: the same name as the node's."""
     metrics_port: int = 0
     insecure: bool = False
     """It talks in plain off loopback, because its security file says `insecure = true`."""
@@ -300,6 +302,8 @@ class NodeObserved:
     sequence: int
     trainers: tuple[TrainerObserved, ...] = ()
     lighthouses: tuple[LighthouseObserved, ...] = ()
+    leaving: str = ""
+    """The scheduler has told the shim (SIGUSR1) that it will end this node soon: why. Empty: it has not."""
 
 
 @dataclass(frozen=True, kw_only=True)
