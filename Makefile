@@ -12,7 +12,7 @@ demo: install  ## train a Llama 3 debug model here, break it three ways, see it 
 	$(BIN)/supervisor demo
 
 test: check debian  ## everything that a developer without a GPU can run
-	$(PYTEST) -n 3 --dist loadfile --ignore tests/integration/test_demo.py tests/store tests/agents tests/security tests/integration
+	$(PYTEST) -n 3 --dist loadfile --ignore tests/integration/test_demo.py tests/store tests/contract tests/agents tests/security tests/integration
 	$(PYTEST) tests/titan tests/integration/test_demo.py
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties
@@ -48,7 +48,8 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 debian: install-dev
-	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace
+	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace \
+		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -50,6 +50,9 @@ import the same beside it, and take as long."""
 
 GATE_FROZEN_S = 3.0
 """A gate touches its file every second: one that does not for this long is stopped, or hangs, and never serves again."""
+TERM_PATIENCE_S = 0.5
+"""A scheduler sends TERM to all of a job at once: whether the shim ends too it says in a moment. Until then we cannot tell
+that from our own upgrade; if it does, we stay to report how the trainers end."""
 LONGEST_TURN_S = 0.5
 """Of the time between two turns no more than this counts against anybody: the agent itself may have been frozen."""
 
@@ -68,6 +71,8 @@ class Agent:
         self._warm_since = self._loop.time()
         self._wake = asyncio.Event()
         self._ending = asyncio.Event()
+        self._told_to_end: float | None = None
+        self._shim_stops = False
         self._terms: dict[str, float] = {}
         """When TERM was sent; KILL follows after the grace."""
         self._killed: set[str] = set()
@@ -90,6 +95,7 @@ class Agent:
         registration = Registration(
             node=settings.node,
             address=settings.address,
+            host=settings.host,
             role=cast(Literal["trainer", "service"], settings.role),
             allocation=settings.allocation,
             slots=settings.slots if settings.role == "trainer" else 0,
@@ -118,8 +124,9 @@ class Agent:
 
     async def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._ending.set)
-        for record in await self._shim.processes():
+            self._loop.add_signal_handler(number, self._on_term)
+        records, self._view.leaving = await self._shim.listed()
+        for record in records:
             self._adopt(record)
         adopted = self._view.running()
         log.info(
@@ -128,7 +135,13 @@ class Agent:
         self._runs = frozenset(self._view.runs())
         self._view.poll(self._loop.time())
         self._report(self._loop.time())
-        watched = Watched(exited=self._on_exit, warm=self._on_warm, reaches=self._on_reaches)
+        watched = Watched(
+            exited=self._on_exit,
+            warm=self._on_warm,
+            reaches=self._on_reaches,
+            leaving=self._on_leaving,
+            stopping=self._on_stopping,
+        )
         watching = asyncio.create_task(self._shim.watch(watched))
         self._reporter.start()
         self._desired.start()
@@ -138,6 +151,7 @@ class Agent:
                     watching.result()
                 await self._turn()
                 await self._rest()
+                self._may_end()
         finally:
             watching.cancel()
             await self._close()
@@ -198,6 +212,29 @@ class Agent:
     def _on_reaches(self, reaches: Mapping[str, bool]) -> None:
         self._view.reaches |= reaches
         self._wake.set()
+
+    def _on_term(self) -> None:
+        if self._told_to_end is None:
+            self._told_to_end = self._loop.time()
+        self._wake.set()
+        self._may_end()
+
+    def _on_stopping(self) -> None:
+        self._shim_stops = True
+        self._wake.set()
+
+    def _may_end(self) -> None:
+        if self._told_to_end is None:
+            return
+        late = not self._shim_stops and self._loop.time() - self._told_to_end >= TERM_PATIENCE_S
+        if late or not self._view.running():
+            self._ending.set()
+
+    def _on_leaving(self, why: str) -> None:
+        if why and not self._view.leaving:
+            self._view.leaving = why
+            log.warning("this node will be ended soon: %s", why)
+            self._wake.set()
 
     def _on_written(self, ticket: int) -> None:
         reach("agent.reported")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from agents import process
-from agents.settings import Settings
-from supervisor.shell import failpoints
-from supervisor.wire.security import VARIABLE
+
+process.hold_notice()  # before what takes long to import: the scheduler may speak before the shim can hear
+
+import typer  # noqa: E402
+
+from agents.settings import Settings  # noqa: E402
+from supervisor.shell import failpoints  # noqa: E402
+from supervisor.wire import address as addresses  # noqa: E402
+from supervisor.wire.security import VARIABLE  # noqa: E402
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Runs one node: its shim, agent and trainers.")
 
@@ -28,7 +33,10 @@ def run(
     node: Annotated[str, typer.Option(help="Name of this node, unique in the etcd.")],
     home: Annotated[Path, typer.Option(help="Folder for the records and logs; runs' checkpoints are below it too.")],
     etcd: Annotated[str, typer.Option(help="HOST:PORT of the etcd, several with commas between.")],
-    address: Annotated[str, typer.Option(help="Where the other nodes reach this one.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The machine, as its scheduler names it; by default as the node.")] = "",
+    address: Annotated[
+        str, typer.Option(help="Where the other nodes reach this one; auto: as this one reaches the first etcd.")
+    ] = "127.0.0.1",
     role: Annotated[str, typer.Option(help="trainer, or service: carries the lighthouse and no ranks.")] = "trainer",
     allocation: Annotated[str, typer.Option(help="Key of the allocation that gave this node.")] = "",
     slots: Annotated[int, typer.Option(help="How many ranks fit.")] = 1,
@@ -46,8 +54,10 @@ def run(
     ] = "",
 ) -> None:
     """Run a node until TERM. Exits 2 for bad input, 1 for what stands in the way (another shim, a port, a full disk)."""
+    process.open_standard_files()
     settings = Settings(
         node=node,
+        host=host,
         home=home.resolve(),
         etcd=tuple(part.strip() for part in etcd.split(",") if part.strip()),
         address=address,
@@ -61,6 +71,7 @@ def run(
         cold=cold,
         security=str(Path(security).absolute()) if security else "",
     )
+    settings = _resolved(settings)
     problem = settings.problem() or _no_failpoint()
     if problem is not None:
         process.say(problem)
@@ -69,9 +80,26 @@ def run(
     if problem is not None:
         process.say(problem)
         raise typer.Exit(1)
-    sys.stdout.flush()
+    for name in (process.SHIM_PID, process.NODE_DIR):
+        os.environ.pop(name, None)  # submitted from within another node: its next shim would take us for a leftover
     # a fresh image without typer: the shim lives as long as the node
     os.execv(sys.executable, [sys.executable, "-m", "agents.shim", *settings.arguments()])
+
+
+def _resolved(settings: Settings) -> Settings:
+    """With an address of its own in the place of `auto`. Exits 1 with a sentence when it cannot be told."""
+    if settings.address != addresses.AUTO or not settings.etcd:
+        return settings
+    try:
+        return replace(settings, address=addresses.towards(settings.etcd[0]))
+    except ValueError:
+        return replace(settings, address="127.0.0.1")  # what is no endpoint is said with everything else
+    except OSError as error:
+        process.say(
+            f"--address auto: cannot tell from which address of this machine {settings.etcd[0]} is reached "
+            f"({error.strerror or error}); check the name and the network, or give the --address"
+        )
+        raise typer.Exit(1) from None
 
 
 def _no_failpoint() -> str | None:
@@ -84,7 +112,7 @@ def _no_failpoint() -> str | None:
 
 
 def _in_the_way(settings: Settings) -> str | None:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in settings.address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((settings.address, settings.metrics_port))

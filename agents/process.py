@@ -42,11 +42,11 @@ class Stat:
 
 
 def stat_of(pid: int) -> Stat | None:
-    """None when there is no such process (any more)."""
+    """None when there is no such process (any more), or none that we may see."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: of another user, where hidepid=1
         return None
     # the command's name may hold spaces and brackets: count the fields from its closing one
     fields = text[text.rindex(")") + 2 :].split()
@@ -202,6 +202,24 @@ def _become(
         os._exit(127)
 
 
+def hold_notice() -> None:
+    """Keep a SIGUSR1 that comes before the shim has its handler pending, also over exec: unhandled it kills."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+
+
+def open_standard_files() -> None:
+    """Where a scheduler started us without stdin, stdout or stderr: else the next file that is opened takes its number."""
+    while True:
+        handle = os.open(os.devnull, os.O_RDWR)
+        if handle > 2:
+            os.close(handle)
+            return
+        os.set_inheritable(handle, True)
+
+
 def say(sentence: str) -> None:
     """A sentence for the person who reads the shim's output."""
-    print(f"supervisor-agent: {sentence}", file=sys.stderr, flush=True)
+    try:
+        print(f"supervisor-agent: {sentence}", file=sys.stderr, flush=True)
+    except OSError:
+        pass  # a full disk, or a reader that is gone, must not end the parent of every trainer here

@@ -27,6 +27,8 @@ class Settings:
     node: str
     home: Path
     etcd: tuple[str, ...]
+    host: str = ""
+    """The machine, as its scheduler names it; empty: the same name as the node's."""
     address: str = "127.0.0.1"
     role: str = "trainer"
     allocation: str = ""
@@ -49,7 +51,7 @@ class Settings:
 
     def arguments(self) -> list[str]:
         """The command line that `parse` reads back."""
-        pairs = {
+        pairs: dict[str, object] = {
             "node": self.node,
             "home": str(self.home),
             "etcd": ",".join(self.etcd),
@@ -62,14 +64,15 @@ class Settings:
             "metrics-port": self.metrics_port,
             "grace-s": self.grace_s,
         }
-        if self.security:
-            pairs["security"] = self.security
+        # only where they say something: an older agent or shim of this node does not know them
+        pairs |= {name: value for name, value in (("host", self.host), ("security", self.security)) if value}
         return [f"--{name}={value}" for name, value in pairs.items()] + (["--cold"] if self.cold else [])
 
     def problem(self) -> str | None:
         """A sentence about the first thing that cannot be, or None."""
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", self.node):
-            return f"--node {self.node!r}: a name is letters, digits, dots, dashes and underscores, 63 at most"
+        for option, name in (("node", self.node), ("host", self.host or self.node)):
+            if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", name):
+                return f"--{option} {name!r}: a name is letters, digits, dots, dashes and underscores, 63 at most"
         for endpoint in self.etcd or ("",):
             try:
                 host_and_port(endpoint)
@@ -109,6 +112,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         ("node", str),
         ("home", str),
         ("etcd", str),
+        ("host", str),
         ("address", str),
         ("role", str),
         ("allocation", str),

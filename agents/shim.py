@@ -34,6 +34,10 @@ AGENT_FROZEN_S = 10.0
 LOOK_S = 1.0
 
 
+LEAVING = "the scheduler gave notice (SIGUSR1)"
+"""What SIGUSR1 to the shim says: this node will be ended soon. When is not known, and no clock is compared."""
+
+
 OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE)
 """Environment variables that no trainer is to see: what we start is told by arguments."""
 
@@ -61,6 +65,7 @@ class Shim:
         self._stop = asyncio.Event()
         self._pings: tuple[int, int] = (0, 0)
         """Pid of the agent that sent the newest ping, and how many it has sent."""
+        self._leaving = ""
 
     # --- life ---
 
@@ -69,6 +74,8 @@ class Shim:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_signal_handler(signal.SIGUSR1, self._notice)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         for sentence in self._table.take_over():
             process.say(sentence)
         self._table.remember("shim_started", pid=os.getpid(), allocation=self._settings.allocation)
@@ -81,10 +88,19 @@ class Shim:
         await self._stop.wait()
         watching.cancel()
         self._table.remember("shim_stopping", pid=os.getpid())
+        self._tell_watchers({"stopping": True})
         await self._end_all()
         server.close()
         self._forwarder.close()
         self._table.remember("shim_stopped", pid=os.getpid())
+
+    def _notice(self) -> None:
+        """The scheduler will end this node soon. That is for others to act on; a second time changes nothing."""
+        if not self._leaving:
+            self._leaving = LEAVING
+            self._table.remember("leaving", pid=os.getpid(), why=LEAVING)
+            self._tell_watchers({"leaving": LEAVING})
+            process.say(f"node {self._settings.node} will be ended soon: {LEAVING}")
 
     async def _watch_agent(self) -> None:
         """Kill an agent that is frozen: the next one adopts what runs. One that has never sent a ping is of an older
@@ -271,9 +287,13 @@ class Shim:
                     raise Refusal(f"{request['name']} does not run")
                 return {"ok": True}
             case "list":
-                processes = [c.record() for c in self._workloads()]
-                reaches = self._forwarder.reaches
-                return {"ok": True, "processes": processes, "warm": self._warm_state(), "reaches": reaches}
+                return {
+                    "ok": True,
+                    "processes": [c.record() for c in self._workloads()],
+                    "warm": self._warm_state(),
+                    "reaches": self._forwarder.reaches,
+                    "leaving": self._leaving,
+                }
             case "forward":
                 port = await self._forwarder.set(
                     request["name"],
@@ -335,6 +355,8 @@ class Shim:
         self._watchers.add(writer)
         writer.write(json.dumps({"warm": self._warm_state()}).encode() + b"\n")
         writer.write(json.dumps({"reaches": self._forwarder.reaches}).encode() + b"\n")
+        if self._leaving:
+            writer.write(json.dumps({"leaving": self._leaving}).encode() + b"\n")
         for child in self._workloads():
             if child.exited:
                 writer.write(json.dumps({"exited": child.record()}).encode() + b"\n")
@@ -367,6 +389,8 @@ def _lock(folder: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    process.hold_notice()
+    process.open_standard_files()
     settings = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         settings.node_folder.mkdir(parents=True, exist_ok=True)

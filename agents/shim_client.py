@@ -36,6 +36,10 @@ class Watched:
     warm: Callable[[str], None]
     reaches: Callable[[Mapping[str, bool]], None]
     """By way: whether its forwarder reaches the gate."""
+    leaving: Callable[[str], None]
+    """The scheduler will end this node soon: why."""
+    stopping: Callable[[], None]
+    """The shim ends what runs here, and then itself."""
 
 
 class ShimClient:
@@ -67,8 +71,10 @@ class ShimClient:
             raise ShimRefused(str(answer.get("error", "no reason given")))
         return answer
 
-    async def processes(self) -> list[ProcessRecord]:
-        return [record(body) for body in (await self.ask("list"))["processes"]]
+    async def listed(self) -> tuple[list[ProcessRecord], str]:
+        """What runs and has run here, and why the node will be ended soon (empty: nobody said so)."""
+        answer = await self.ask("list")
+        return [record(body) for body in answer["processes"]], str(answer.get("leaving", ""))
 
     async def watch(self, watched: Watched) -> None:
         """Calls back for every exit, first for those that are known already, and sends pings meanwhile. Ends by
@@ -85,6 +91,10 @@ class ShimClient:
                     watched.warm(str(message["warm"]))
                 elif "reaches" in message:
                     watched.reaches(dict(message["reaches"]))
+                elif "leaving" in message:
+                    watched.leaving(str(message["leaving"]))
+                elif "stopping" in message:
+                    watched.stopping()
         except OSError as error:
             raise ShimLost(str(error)) from error
         finally:

@@ -34,6 +34,8 @@ class View:
         """run -> group -> what this node's gate hears of it, for metrics."""
         self.announced: frozenset[TrainerName] = frozenset()
         """Ranks that are about to be started: told before they are, so that nobody takes this node for free of them."""
+        self.leaving = ""
+        """Why the scheduler will end this node soon, as the shim says it; empty: it has not heard of that."""
 
     def put(self, record: ProcessRecord) -> bool:
         """A started or ended process; True when that is news."""
@@ -118,7 +120,11 @@ class View:
             if str(name) not in self.processes
         ]
         return NodeObserved(
-            node=self._settings.node, sequence=0, trainers=tuple(trainers), lighthouses=tuple(lighthouses)
+            node=self._settings.node,
+            sequence=0,
+            trainers=tuple(trainers),
+            lighthouses=tuple(lighthouses),
+            leaving=self.leaving,
         )
 
     def milestones(self) -> Hashable:
@@ -130,6 +136,7 @@ class View:
             tuple(sorted(self.gates.items())),
             tuple(sorted(self.reaches.items())),
             self.announced,
+            self.leaving,
         )
 
     def _trainer(self, name: TrainerName, record: ProcessRecord) -> TrainerObserved:

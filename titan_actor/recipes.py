@@ -1,4 +1,4 @@
-"""The shipped recipes: TorchTitan's Llama 3 debug model, made to run on a CPU as well."""
+"""The shipped recipes: TorchTitan's Llama 3 debug model, made to run on a CPU as well, and its Llama 3 8B."""
 
 from __future__ import annotations
 
@@ -24,7 +24,36 @@ def llama3_debug_small() -> Any:
     return _llama3(layers=2, batch=2, seq_len=64)
 
 
-SHIPPED: dict[str, Callable[[], Any]] = {"llama3-debug": llama3_debug, "llama3-debug-small": llama3_debug_small}
+def llama3_8b() -> Any:
+    """TorchTitan's own llama3_8b (8.03 B parameters, batch 1 of 8192 tokens a rank, AdamW at 3e-4) with its TorchFT trainer.
+
+    The tokenizer is the one that we ship: set `titan.overrides."hf_assets_path"` to the folder of Llama's own.
+    """
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.experiments.torchft.llama3 import config_registry, model_registry
+    from torchtitan.experiments.torchft.optimizer import TorchFTOptimizersContainer
+    from torchtitan.models.common.config_utils import decoder_vocab_size
+    from torchtitan.models.llama3 import config_registry as titan
+
+    theirs, config = titan.llama3_8b(), config_registry.llama3_torchft_debugmodel()
+    config.model_spec = model_registry("8B", attn_backend="flex")
+    # their chunked loss is not one that TorchFT's trainer was written with
+    config.loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))
+    config.optimizer = TorchFTOptimizersContainer.Config(param_groups=theirs.optimizer.param_groups)
+    config.lr_scheduler, config.training = theirs.lr_scheduler, theirs.training
+    config.activation_checkpoint, config.comm = theirs.activation_checkpoint, theirs.comm
+    config.hf_assets_path = str(TOKENIZER)
+    config.profiler.enable_profiling = False
+    config.validator.enable = False
+    config.metrics.disable_color_printing = True
+    return config
+
+
+SHIPPED: dict[str, Callable[[], Any]] = {
+    "llama3-debug": llama3_debug,
+    "llama3-debug-small": llama3_debug_small,
+    "llama3-8b": llama3_8b,
+}
 
 
 def load(recipe: str) -> Any:

@@ -31,7 +31,8 @@ from supervisor.shell.store import connect
 from supervisor.wire.security import VARIABLE, Security, load
 
 NODES = 4
-"""Two for the groups, a spare, and one that only a new allocation gives."""
+"""Two for the groups, a spare, and one that is asked for in the lost one's place: there the group goes when its allocation is
+taken away."""
 
 WORLD = "SUPERVISOR_DEMO_WORLD"
 """Environment variable by which the demo, run again inside the hub's namespace, knows its world (JSON)."""

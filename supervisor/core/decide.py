@@ -7,11 +7,12 @@ input. The records in etcd are a projection of the memory that it returns.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from supervisor.core import detect, ladder
+from supervisor.core import detect, handover, ladder
+from supervisor.core.leaving import leave
 from supervisor.core.model import (
+    AllocationMemory,
     Decision,
     GroupMemory,
     GroupPhase,
@@ -29,6 +30,9 @@ from supervisor.core.seat import seat_lighthouse
 from supervisor.core.spec import RunSpec
 
 ENDED = ("finished", "stopped", "halted")
+
+TAKEN = (Kind.ALLOCATION_LOST, Kind.NODE_LOST)
+"""How it looks when the engine takes a node away."""
 
 NEW_A_ROUND = 40
 """Allocations, and groups, that one round of a run's start makes: one operation each; a transaction holds 100."""
@@ -55,6 +59,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     for g in sorted(r.groups):
         _judge(r, r.groups[g])
     _wind_down(r)
+    leave(r)
     if r.phase == "running":
         place(r)
     return r.done()
@@ -94,8 +99,8 @@ def _note_suspects(r: Round) -> None:
     signs = (detect.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
     suspects = {sign: r.before.suspects.get(sign, r.now) for sign in signs if sign}
     for since in suspects.values():
-        if r.now < since + detect.ENGINE_WORD_S:
-            r.look_again(since + detect.ENGINE_WORD_S)
+        if r.now < since + detect.engine_word_s(r.spec):
+            r.look_again(since + detect.engine_word_s(r.spec))
     if suspects != r.before.suspects:
         r.rest["suspects"] = suspects
 
@@ -129,6 +134,8 @@ def _follow(r: Round, group: GroupMemory) -> None:
         incident = replace(incident, acted=r.now)
         r.set_incident(incident)
     if detect.finished(group, r.observed, r.spec.groups.ranks_per_group):
+        if handover.ended(r, group):
+            return
         _recover(r, incident)
         r.set_group(replace(group, phase="finished", since=r.now, incident=""))
     elif group.phase == "starting":
@@ -197,19 +204,29 @@ def _judge(r: Round, group: GroupMemory) -> None:
         r.wait(f"group {group.group}: {failure.evidence[0]}; the run is paused, nothing is done")
         return
     incident = _same_error(r, incident)
-    # An incident that was only opened, while the run was paused, has tried nothing yet.
-    tried = known is not None and known.decided is not None
+    # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a node.
+    tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     if incident.kind == Kind.REQUESTED:
-        choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], ())
+        choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
     elif incident.kind == Kind.ALLOCATION_LOST and _nobody_left(r):
-        choice = ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, ())
+        choice = ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, (), free=True)
+    elif incident.kind in TAKEN and (successor := r.successor(r.allocation_of(group.node))):
+        choice = _succeeded(incident, successor)
     else:
         choice = ladder.choose(
             incident.kind, group.group, spent=r.spent, budget=r.spec.policy.budget, now=r.now,
             spare=bool(r.spares()), at_least=at_least,
         )  # fmt: skip
     apply(r, group, incident, choice)
+
+
+def _succeeded(incident: Incident, successor: str) -> ladder.Choice:
+    """Its node was leaving and has gone before the group moved: what rung 3 would ask for is asked for already."""
+    asked = f"allocation {successor} was asked for before it went"
+    passed = range(ladder.FIRST_RUNG[incident.kind], Rung.REALLOCATE)
+    considered = tuple(f"{Rung(rung).name.lower()}: {asked}" for rung in passed)
+    return ladder.Choice(Rung.REALLOCATE, f"{ladder.WHY_FIRST[incident.kind]}; {asked}", considered, free=True)
 
 
 def _judge_draining(r: Round, group: GroupMemory, failure: detect.Failure, step: int) -> None:
@@ -286,7 +303,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     if incident.kind == Kind.REQUESTED:
         attempts = group.attempts
         r.restarts_done[group.group] = r.observed.control.restarts[group.group]
-    elif choice.reason != EVERYTHING_GONE:
+    if not choice.free:
         r.draw(choice.rung, group.group)
     delay = 0.0
     if attempts > 1:
@@ -303,19 +320,37 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
 def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
     old = group.node
     allocation = r.allocation_of(old)
-    everything = choice.reason == EVERYTHING_GONE
-    if old and not everything:
-        r.cordons[old] = f"incident {incident.id}: {incident.kind.value}"
-        r.act("cordon", f"cordon:{old}:{incident.id}", r.cordons[old], node=old, incident=incident.id)
+    known = r.allocations.get(allocation)
+    # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
+    leaves = known is not None and known.leaving_since is not None
+    expected = leaves or incident.kind == Kind.ALLOCATION_LOST
+    host = r.host_of(old)
+    if old and not expected:
+        r.cordons[host] = f"incident {incident.id}: {incident.kind.value}"
+        r.act("cordon", f"cordon:{host}:{incident.id}", r.cordons[host], node=old, incident=incident.id)
     # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
-    r.set_group(replace(group, phase=phase, node="", old_node=old or group.old_node))
+    r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
     if allocation:
-        r.release(allocation, choice.reason if everything else f"its node {old} is cordoned ({r.cordons.get(old, '')})")
-    if choice.rung == Rung.REALLOCATE:
-        r.acquire(f"incident {incident.id}: {choice.reason}")
-    if everything:
+        r.release(allocation, choice.reason if expected else f"its node {old} is cordoned ({r.cordons.get(host, '')})")
+    if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
+        suspect = bool(old) and not expected
+        _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
+    if choice.reason == EVERYTHING_GONE:
         _replace_spares(r)
+
+
+def _refill(r: Round, reason: str, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:
+    """Ask for a node in the place of the one that is given up, unless that was done when it began to leave."""
+    if known is not None and (r.successor(known.key) or _was_refused(r, known.successor)):
+        return
+    instead_of = known.key if known is not None and suspect else ""
+    r.acquire(reason, rung=None if choice.free else choice.rung, instead_of=instead_of)
+
+
+def _was_refused(r: Round, key: str) -> bool:
+    grant = r.observed.grants.get(key)
+    return grant is not None and grant.state == "refused"
 
 
 def _replace_spares(r: Round) -> None:
@@ -326,7 +361,8 @@ def _replace_spares(r: Round) -> None:
         gone = allocation.state == "wanted" and grant is not None and grant.state == "gone"
         if gone and allocation.key not in held and len(r.allocations) - len(r.before.allocations) < NEW_A_ROUND:
             r.release(allocation.key, EVERYTHING_GONE)
-            r.acquire(EVERYTHING_GONE)
+            if not r.successor(allocation.key):
+                r.acquire(EVERYTHING_GONE)
 
 
 def _wind_down(r: Round) -> None:
@@ -334,7 +370,7 @@ def _wind_down(r: Round) -> None:
         r.rest["phase"] = "stopping"
         r.act("stop", f"stop:{r.spec.name}", "a person asked for it")
     if r.phase == "stopping" and r.before.stop_at_step is None:
-        r.rest["stop_at_step"] = _drain_step(r)
+        r.rest["stop_at_step"] = handover.step_ahead(r, handover.AHEAD_S, at_most=20)
     if r.phase == "stopping":
         for group in list(r.groups.values()):
             if group.phase in ("unplaced", "placing", "fencing") and not r.full(group.group):
@@ -359,14 +395,3 @@ def _wind_up(r: Round) -> None:
         r.rest["phase"] = end
     else:
         r.look_again(r.now)
-
-
-def _drain_step(r: Round) -> int:
-    """A step that no group has passed yet, so that all end at the same one.
-
-    Progress may be 5 s old, so twice that is added at the measured pace, but at most 20 steps.
-    """
-    ranks = [rank for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)]
-    newest = max((rank.step for rank in ranks), default=0)
-    pace = max((rank.step_s for rank in ranks), default=0.0)
-    return newest + min(20, 2 + math.ceil(10.0 / pace) if pace > 0 else 2)

@@ -17,7 +17,11 @@ TERMINATED_EXIT = 143
 """As `supervisor.wire.records.TERMINATED`."""
 
 ENGINE_WORD_S = 0.6
-"""The leader asks the engine every 0.25 s: within two such periods it has said that an allocation is gone."""
+"""The leader asks the local engine every 0.25 s: within two such periods it has said that an allocation is gone."""
+
+SLURM_WORD_S = 2.2
+"""As above: Slurm is asked every second. Without its word a job that was cancelled looks like a lost node, whose host is
+cordoned."""
 
 
 GATE_ETCD_SILENCE_S = 5.0
@@ -112,10 +116,15 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     return ""
 
 
-def settled(group: GroupMemory, observed: Observed, memory: Memory) -> bool:
+def engine_word_s(spec: RunSpec) -> float:
+    """How long the engine takes to say that it took an allocation away."""
+    return SLURM_WORD_S if spec.allocation.engine == "slurm" else ENGINE_WORD_S
+
+
+def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> bool:
     """Whether the engine had time to say that it took the allocation away."""
     sign = suspect(group, observed)
-    return not sign or observed.now - memory.suspects.get(sign, observed.now) >= ENGINE_WORD_S
+    return not sign or observed.now - memory.suspects.get(sign, observed.now) >= engine_word_s(spec)
 
 
 def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
@@ -127,7 +136,7 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     if grant is not None and grant.state == "gone":
         why = f"the engine says that allocation {grant.key} ({grant.engine_id}) is gone"
         return Failure(Kind.ALLOCATION_LOST, (f"{why}: {grant.reason}" if grant.reason else why,))
-    if not settled(group, observed, memory):
+    if not settled(group, observed, spec, memory):
         return None
     verdict, sentence = node_verdict(group.node, group, observed, spec)
     if verdict == Verdict.DEAD:
@@ -179,7 +188,7 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         return None
     if (
         incident is not None
-        and incident.kind in (Kind.SILENT, Kind.STALLED)
+        and incident.kind in (Kind.SILENT, Kind.STALLED, Kind.NODE_LOST)
         and observed.nodes[group.node].registered
         and observed.store_stable_s >= spec.policy.node_lease_s
         and observed.now - incident.opened > spec.policy.silent_timeout_s

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from supervisor.core.model import Incident, Rung
+from supervisor.core.model import Incident, Kind, Rung
 
 DONE = {
     Rung.RIDE_THROUGH: "The others went on without it; nothing was started.",
     Rung.RESTART: "The group's processes were started again on the same node.",
-    Rung.REPLACE: "The node was cordoned and the group moved to a spare.",
+    Rung.REPLACE: "The node's host was cordoned, the group moved to a spare, and another spare was asked for.",
     Rung.REALLOCATE: "A new allocation was asked of the engine and the old one given back.",
     Rung.STOP: "The run was halted: a person has to look.",
 }
+
+LEFT = "The group left its node before the engine took it away; no host was cordoned and no budget drawn."
 
 
 def explain(incident: Incident) -> list[str]:
@@ -22,7 +24,7 @@ def explain(incident: Incident) -> list[str]:
         *(f"  - {sentence}" for sentence in incident.evidence),
         "",
         f"What was done: rung {incident.rung.value} ({incident.rung.name.lower().replace('_', ' ')}).",
-        f"  {DONE[incident.rung]}",
+        f"  {LEFT if (incident.kind, incident.rung) == (Kind.LEAVING, Rung.REPLACE) else DONE[incident.rung]}",
         f"Why: {incident.reason or 'nothing was decided yet'}.",
     ]
     if incident.considered:

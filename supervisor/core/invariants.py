@@ -13,6 +13,7 @@ from supervisor.core.spec import RunSpec
 def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec) -> list[str]:
     """Sentences, one for each invariant that the step from `before` to `after` breaks; empty when all hold."""
     found = _owners(after) + _budgets(after, spec, observed.now) + _seat(before, after, observed)
+    found += _handed_over(before, after) + _successors(before, after)
     for g, group in after.groups.items():
         old = before.groups.get(g)
         if old is not None:
@@ -46,6 +47,30 @@ def _seat(before: Memory, after: Memory, observed: Observed) -> list[str]:
     if not old.node or not new.node or old.closing or ended:
         return []
     return [f"I13: the lighthouse of generation {old.generation} on {old.node} is replaced before it was closed"]
+
+
+def _handed_over(before: Memory, after: Memory) -> list[str]:
+    if before.handover_at_step is None or after.phase != "running":
+        return []
+    started = [g for g, group in after.groups.items() if group.phase == "starting" and _is_new(before, group)]
+    still = [g for g, group in after.groups.items() if group.phase == "running"]
+    if after.handover_at_step is not None:
+        return [f"I16: group {g} is started while the others are still being handed over" for g in started]
+    return [f"I16: the hand-over ended before group {g} did" for g in still]
+
+
+def _is_new(before: Memory, group: GroupMemory) -> bool:
+    old = before.groups.get(group.group)
+    return old is None or (old.phase, old.generation) != ("starting", group.generation)
+
+
+def _successors(before: Memory, after: Memory) -> list[str]:
+    found = []
+    for key, old in before.allocations.items():
+        new = after.allocations.get(key)
+        if old.successor and (new is None or new.successor != old.successor):
+            found.append(f"I17: allocation {key} had {old.successor} asked for in its place, and now another")
+    return found
 
 
 def _generation(old: GroupMemory, new: GroupMemory) -> list[str]:

@@ -19,6 +19,7 @@ FIRST_RUNG: Mapping[Kind, Rung] = {
     Kind.REQUESTED: Rung.RESTART,
     Kind.NODE_LOST: Rung.REPLACE,
     Kind.ALLOCATION_LOST: Rung.REALLOCATE,
+    Kind.LEAVING: Rung.REPLACE,
     Kind.SAME_ERROR: Rung.STOP,
 }
 
@@ -32,6 +33,7 @@ WHY_FIRST: Mapping[Kind, str] = {
     Kind.REQUESTED: "a person asked for it",
     Kind.NODE_LOST: "its node is gone, nothing can be started there",
     Kind.ALLOCATION_LOST: "the engine took its allocation away",
+    Kind.LEAVING: "its node is about to be taken away: it is left before",
     Kind.SAME_ERROR: "every group ended with the same error: starting them again would end the same way",
 }
 
@@ -43,6 +45,8 @@ class Choice:
     rung: Rung
     reason: str
     considered: tuple[str, ...]
+    free: bool = False
+    """Draws on no budget: nobody's failure."""
 
 
 def choose(

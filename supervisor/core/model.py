@@ -37,6 +37,8 @@ class Kind(StrEnum):
     """The gate hears a group no more, while its node still renews its lease."""
     NODE_LOST = "node_lost"
     ALLOCATION_LOST = "allocation_lost"
+    LEAVING = "leaving"
+    """No failure: its node is about to be taken away by the engine's own will, and is left before."""
     REQUESTED = "requested"
     """A person asked for a restart."""
 
@@ -100,6 +102,11 @@ class NodeView:
     ranks: tuple[RankView, ...] = ()
     lighthouses_ended: tuple[int, ...] = ()
     """Generations of the run's lighthouse that ran here and have ended."""
+
+    @property
+    def machine(self) -> str:
+        """Its host, by name: what a cordon is of."""
+        return self.host or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +178,8 @@ class GroupMemory:
     group: int
     generation: int = 0
     node: str = ""
+    host: str = ""
+    """The node's machine: it outlives the node's registration. Empty: the node's name."""
     phase: GroupPhase = "unplaced"
     since: float = 0.0
     incident: str = ""
@@ -198,6 +207,12 @@ class AllocationMemory:
     """Hosts that the engine must not give."""
     instead_of: str = ""
     """Key of the allocation whose place it takes, if its host is suspect: the engine's `replace`."""
+    leaving_since: float | None = None
+    """When it was first seen that the engine is about to take it away."""
+    successor: str = ""
+    """Key of the one allocation that was asked for because this one is leaving."""
+    late: bool = False
+    """It was pending for longer than `policy.allocation_timeout_s` while a group waited: the run goes on without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,12 +272,16 @@ class Memory:
     phase: Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"] = "new"
     halt_reason: str = ""
     stop_at_step: int | None = None
+    handover_at_step: int | None = None
+    """All groups end after this step, to start again from its checkpoint: their nodes are leaving. None: no such thing."""
+    handover_since: float = 0.0
     groups: Mapping[int, GroupMemory] = field(default_factory=dict)
     allocations: Mapping[str, AllocationMemory] = field(default_factory=dict)
     incidents: Mapping[str, Incident] = field(default_factory=dict)
     """Open ones only; the others live in their records."""
     incidents_seen: int = 0
     cordons: Mapping[str, str] = field(default_factory=dict)
+    """Host -> why it is given no group any more."""
     spent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Budget scope -> instants at which it was drawn on."""
     restarts_done: Mapping[int, int] = field(default_factory=dict)
@@ -296,6 +315,8 @@ class Action:
         "halt",
         "resume",
         "checkpoint",
+        "move",
+        "hand_over",
     ]
     key: str
     reason: str

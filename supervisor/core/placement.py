@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import budget as budgets
-from supervisor.core import detect
-from supervisor.core.model import GroupMemory, Rung, Verdict
-from supervisor.core.round import Round
+from supervisor.core import detect, handover
+from supervisor.core.leaving import leaving_allocations
+from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
+from supervisor.core.round import MAX_GIVEN_BACK, Round
 
 
 def place(r: Round) -> None:
@@ -20,12 +21,17 @@ def place(r: Round) -> None:
         return
     if not r.rest.get("lighthouse", r.before.lighthouse).address:
         return
+    if r.handover_at_step is not None:
+        return  # all start again together
     spares = r.spares()
     if not _enough_to_begin(r, waiting, spares):
         return
     for group in sorted(waiting, key=lambda g: g.group):
         if group.not_before > r.now:
             r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
+        elif group.node and spares and r.leaving(group.node):
+            if not r.full(group.group):
+                _start_elsewhere(r, group)
         elif group.node:
             _start_in_place(r, group)
         elif spares and not r.full(group.group):
@@ -41,16 +47,17 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], spares: list[str]) ->
         return True
     since = min((a.since for a in r.allocations.values()), default=r.now)
     deadline = since + r.spec.policy.allocation_timeout_s
-    if r.now < deadline and r.pending():
+    pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
+    hope = not refused or len(spares) + len(pending) >= least
+    if r.now < deadline and pending and hope:
         r.wait(f"{len(spares)} of {len(unplaced)} nodes are there", until=deadline)
         return False
-    if len(spares) >= max(1, r.spec.groups.min_groups):
+    if len(spares) >= least:
         return True
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
         r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
         return False
-    refused = [g for g in r.observed.grants.values() if g.state == "refused"]
-    why = f"the engine refused: {refused[0].reason}" if refused else "the engine gave too few in time"
+    why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
     r.halt(f"{len(spares)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
     return False
 
@@ -65,6 +72,17 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
         r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
 
 
+def _start_elsewhere(r: Round, group: GroupMemory) -> None:
+    """It was to be started again where it was, but that node is leaving and another is there."""
+    why = f"node {group.node} is leaving: {r.leaving(group.node)}"
+    handover.off(r, group, why)
+    r.act(
+        "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
+        node=group.node, incident=group.incident,
+    )  # fmt: skip
+    r.look_again(r.now)
+
+
 def _start(r: Round, group: GroupMemory, node: str) -> None:
     others_train = any(g.phase == "running" for g in r.groups.values() if g.group != group.group)
     generation = max(1, group.generation)
@@ -74,6 +92,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             group,
             generation=generation,
             node=node,
+            host=r.host_of(node),
             phase="starting",
             since=r.now,
             old_node="",
@@ -99,20 +118,30 @@ def _no_node(r: Round, group: GroupMemory) -> None:
         return
     pending = r.pending()
     if pending:
-        oldest = min(pending, key=lambda a: a.since)
-        deadline = oldest.since + r.spec.policy.allocation_timeout_s
-        if r.now < deadline:
-            r.wait(f"group {group.group}: allocation {oldest.key} is pending", until=deadline)
-        else:
-            r.wait(f"group {group.group}: allocation {oldest.key} is late; the run goes on with fewer groups")
+        _wait_for(r, group, min(pending, key=lambda a: a.since))
+        return
+    if r.observed.store_stable_s < r.spec.policy.node_lease_s:
+        r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
+        return
+    unasked = [key for key in leaving_allocations(r) if not r.allocations[key].successor]
+    if unasked:
+        r.wait(f"group {group.group}: allocation {unasked[0]} is leaving, and its successor will be asked for")
         return
     incident = r.incidents.get(group.incident)
-    budget = r.spec.policy.budget
-    if budgets.left(r.spent, budget, Rung.REALLOCATE, group.group, r.now) == 0:
-        if not any(g.phase in ("starting", "running") for g in r.groups.values()):
-            r.halt(f"group {group.group} has no node, and the budget for new allocations is spent", incident)
+    refused = r.refused()
+    if r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0):
+        _ask_again(r, group, refused)
+        return
+    spent = budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, group.group, r.now) == 0
+    if refused or spent:
+        why = "the budget for new allocations is spent"
+        if refused:
+            why = f"the engine refused allocation {refused[0].key}{r.engines_word(refused[0].key)}"
+        if not any(g.phase in ("starting", "running", "fencing") or _to_start(g) for g in r.groups.values()):
+            r.halt(f"group {group.group} has no node, and {why}", incident)
         else:
-            r.wait(f"group {group.group}: no node, and the budget for new allocations is spent: fewer groups go on")
+            again = f"supervisor restart {group.group} asks once more"
+            r.wait(f"group {group.group}: no node, and {why}: fewer groups go on; {again}")
         return
     # The spare that rung 2 counted on has gone in the meantime.
     if incident is not None and incident.rung < Rung.REALLOCATE:
@@ -123,4 +152,29 @@ def _no_node(r: Round, group: GroupMemory) -> None:
         )
         r.set_incident(incident)
     r.draw(Rung.REALLOCATE, group.group)
-    r.acquire(f"group {group.group} has no node" + (f" (incident {incident.id})" if incident else ""))
+    because = f"group {group.group} has no node" + (f" (incident {incident.id})" if incident else "")
+    r.acquire(because, rung=Rung.REALLOCATE)
+
+
+def _to_start(group: GroupMemory) -> bool:
+    """It has a node, on which it is to be started again."""
+    return group.phase == "placing" and bool(group.node)
+
+
+def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> None:
+    deadline = allocation.since + r.spec.policy.allocation_timeout_s
+    word = r.engines_word(allocation.key)
+    if r.now < deadline:
+        r.wait(f"group {group.group}: allocation {allocation.key} is pending{word}", until=deadline)
+        return
+    r.wait(f"group {group.group}: allocation {allocation.key} is late{word}; the run goes on with fewer groups")
+    if not allocation.late:
+        r.set_allocation(replace(allocation, late=True))
+
+
+def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory]) -> None:
+    """A person asked for the group: once more for what the engine refused, or what no budget was left for."""
+    r.restarts_done[group.group] = r.observed.control.restarts[group.group]
+    for allocation in refused[:MAX_GIVEN_BACK]:
+        r.release(allocation.key, f"the engine refused it{r.engines_word(allocation.key)}")
+    r.acquire(f"group {group.group} has no node, and a person asked once more")

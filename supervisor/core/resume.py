@@ -24,6 +24,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         phase="new",
         halt_reason="",
         stop_at_step=None,
+        handover_at_step=None,
         groups={g: fresh_group(group, now, raise_by) for g, group in memory.groups.items()},
         allocations={
             key: replace(a, state="released", since=now) if a.state == "wanted" else a
@@ -54,6 +55,7 @@ def resume(r: Round) -> None:
             phase="resuming",
             halt_reason="",
             stop_at_step=None,
+            handover_at_step=None,
             resumes_done=control.resumes,
             suspects={},
             silent=(),

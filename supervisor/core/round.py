@@ -77,6 +77,16 @@ class Round:
         self.look_again(self.now)
         return True
 
+    @property
+    def quiet(self) -> bool:
+        """Whether this round has changed no group and no incident yet."""
+        return not self._touched
+
+    @property
+    def handover_at_step(self) -> int | None:
+        step: int | None = self.rest.get("handover_at_step", self.before.handover_at_step)
+        return step if self.phase == "running" else None
+
     def taken(self) -> set[str]:
         """Nodes that a group holds."""
         return {g.node for g in self.groups.values() if g.node and g.phase != "finished"}
@@ -91,21 +101,65 @@ class Round:
                 if n.registered and n.role == "trainer" and n.name not in held and self._usable(n)
             )
         held = self._held_now
-        return [name for name in self._candidates if name not in held and name not in self.cordons]
+        return [name for name in self._candidates if name not in held and self.host_of(name) not in self.cordons]
 
     def _usable(self, node: NodeView) -> bool:
         allocation = self.allocations.get(node.allocation)
-        if allocation is None or allocation.state != "wanted" or node.name in self.cordons:
+        if allocation is None or allocation.state != "wanted" or self.leaving(node.name):
             return False
         grant = self.observed.grants.get(node.allocation)
         return grant is not None and grant.state == "granted" and node.slots >= self.spec.groups.ranks_per_group
+
+    def host_of(self, node: str) -> str:
+        """The machine that a node is on, as far as it is known: a node that was never here is named as its host."""
+        view = self.observed.nodes.get(node)
+        if view is not None and (view.host or view.registered):
+            return view.machine
+        return next((g.host for g in self.groups.values() if node and g.node == node and g.host), node)
+
+    def leaving(self, node: str) -> str:
+        """Why the engine is about to take a node away; empty when it is not."""
+        view = self.observed.nodes.get(node)
+        if view is not None and view.leaving:
+            return view.leaving
+        grant = self.observed.grants.get(self.allocation_of(node))
+        return grant.leaving if grant is not None and grant.state == "granted" else ""
+
+    def successor(self, key: str) -> str:
+        """The allocation that was asked for in a leaving one's place, if it still may serve for it."""
+        allocation = self.allocations.get(key)
+        after = self.allocations.get(allocation.successor) if allocation is not None else None
+        if after is None or after.state != "wanted":
+            return ""
+        grant = self.observed.grants.get(after.key)
+        if grant is not None and grant.state in ("gone", "refused"):
+            return ""
+        held = {self.allocation_of(g.node) for g in self.groups.values() if g.node and g.phase != "finished"}
+        return "" if after.key in held else after.key
+
+    def refused(self) -> list[AllocationMemory]:
+        """Wanted allocations that the engine has refused, and after which it has granted none; the newest first."""
+        wanted = [a for a in self.allocations.values() if a.state == "wanted"]
+        states = {g.key: g.state for g in self.observed.grants.values()}
+        since = max((a.since for a in wanted if states.get(a.key) == "granted"), default=-1.0)
+        found = [a for a in wanted if states.get(a.key) == "refused" and a.since >= since]
+        return sorted(found, key=lambda a: a.since, reverse=True)
+
+    def engines_word(self, key: str) -> str:
+        """What the engine says of an allocation, after a colon; empty when it says nothing."""
+        grant = self.observed.grants.get(key)
+        return f": {grant.reason}" if grant is not None and grant.reason else ""
 
     def allocation_of(self, node: str) -> str:
         """Key of the allocation that gave a node, or an empty string."""
         view = self.observed.nodes.get(node)
         if view is not None and view.allocation:
             return view.allocation
-        return next((g.key for g in self.observed.grants.values() if node in g.nodes), "")
+        # A node may have been given twice, one time after the other: the one that is still wanted counts.
+        keys = [g.key for g in self.observed.grants.values() if node in g.nodes]
+        return next(
+            (k for k in keys if k in self.allocations and self.allocations[k].state == "wanted"), "".join(keys[-1:])
+        )
 
     def pending(self) -> list[AllocationMemory]:
         """Wanted allocations that have not brought a usable node yet."""
@@ -117,7 +171,7 @@ class Round:
             return False
         if grant.state in ("gone", "refused"):
             return True
-        if allocation.key in self._here() or any(node in self.cordons for node in grant.nodes):
+        if allocation.key in self._here() or any(self.host_of(node) in self.cordons for node in grant.nodes):
             return True
         # Granted, but its node does not come, or came and went: after a while nobody waits for it any more.
         deadline = allocation.since + self.spec.policy.allocation_timeout_s
@@ -208,14 +262,22 @@ class Round:
     def draw(self, rung: Rung, group: int) -> None:
         self.spent = budgets.draw(self.spent, self.spec.policy.budget, rung, group, self.now)
 
-    def acquire(self, reason: str) -> str:
-        """Want one more allocation of one node."""
+    def acquire(self, reason: str, *, rung: Rung | None = None, instead_of: str = "") -> str:
+        """Want one more allocation of one node. `rung` is the one whose budget pays for it, if any does."""
         key = f"{self.spec.name}-a{len(self.allocations) + 1}"
         self.allocations[key] = AllocationMemory(
-            key=key, state="wanted", since=self.now, reason=reason, exclude=tuple(sorted(self.cordons))
+            key=key,
+            state="wanted",
+            since=self.now,
+            reason=reason,
+            exclude=tuple(sorted(self.cordons)),
+            instead_of=instead_of,
         )
-        self.act("acquire", f"acquire:{key}", reason)
+        self.act("acquire", f"acquire:{key}", reason, rung=rung)
         return key
+
+    def set_allocation(self, allocation: AllocationMemory) -> None:
+        self.allocations[allocation.key] = allocation
 
     def release(self, key: str, reason: str) -> None:
         """Give an allocation back; a second time does nothing."""
@@ -266,4 +328,6 @@ class Round:
 
 def is_rider(incident: Incident | None) -> bool:
     """Whether the incident is being ridden through."""
-    return incident is not None and incident.rung == Rung.RIDE_THROUGH and incident.kind == Kind.SILENT
+    # While a run is paused the silence of one may become more, and nothing is decided about it: it still may come back.
+    silence = (Kind.SILENT, Kind.STALLED, Kind.NODE_LOST)
+    return incident is not None and incident.rung == Rung.RIDE_THROUGH and incident.kind in silence

@@ -55,7 +55,9 @@ def _note_mute(r: Round, seat: Lighthouse) -> Lighthouse:
     gate, host = _gate(r, seat), r.observed.nodes.get(seat.node)
     present = gate.present if gate is not None else host is not None and host.registered
     if present:
-        return replace(seat, mute_since=None) if seat.mute_since is not None else seat
+        # One that was closed before it ever listened is not started any more: its host's return is no sign of it.
+        never_came = seat.closing and gate is None
+        return replace(seat, mute_since=None) if seat.mute_since is not None and not never_came else seat
     if seat.mute_since is None and r.observed.store_stable_s >= r.spec.policy.node_lease_s:
         return replace(seat, mute_since=r.now)
     if seat.mute_since is None:

@@ -98,7 +98,9 @@ class SlurmSpec:
 class AllocationSpec:
     """Which machines."""
 
-    engine: Literal["local", "slurm"] = setting("local", "processes on this machine, for a first run; slurm: a job a node")
+    engine: Literal["local", "slurm"] = setting(
+        "local", "processes on this machine, for a first run; slurm: a job a node"
+    )
     nodes: int = setting(2, "one node a group")
     spares: int = setting(1, "one node can be lost without asking the engine for another")
     slurm: SlurmSpec = setting(SlurmSpec, "see [allocation.slurm]")

@@ -16,6 +16,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"leader", records.LeaderRecord),
         (r"epochs-before", records.EpochsBefore),
         (r"restoring", records.Restoring),
+        (r"system", records.System),
         (r"nodes/[^/]+/registration", records.Registration),
         (r"nodes/[^/]+/health", records.Health),
         (r"nodes/[^/]+/observed", records.NodeObserved),

@@ -271,7 +271,7 @@ def restore(store: Store, backup: Backup, file: Path) -> Plan:
     try:
         revision = store.commit({keys.RESTORING: mark}, expect=[nobody, Expect(keys.RESTORING, mod_revision=known)])
         ours = [nobody, Expect(keys.RESTORING, mod_revision=revision)]
-        stale = [key for key in there if _is_state(key) and key not in wanted.records]
+        stale = [key for key in there if _is_state(key) and key not in wanted.records and key != keys.SYSTEM]
         for start in range(0, len(stale), MAX_OPERATIONS):
             store.commit({}, stale[start : start + MAX_OPERATIONS], ours)
         journals = _begin_journals(backup, wanted)
@@ -312,7 +312,8 @@ def _refuse(found: Snapshot) -> None:
         except RecordError:
             who = "a supervisor leads"
         raise Fatal(f"{who}: stop every supervisor of this etcd first")
-    state = [key for key in there if _is_state(key)]
+    # our name alone is no state: whoever starts a supervisor, or asks for one, leaves it behind
+    state = [key for key in there if _is_state(key) and key != keys.SYSTEM]
     if state and keys.RESTORING not in there:
         runs = sorted(k[len(keys.RUNS) : -len("/spec")] for k in state if _is_spec(k))
         what = f"runs {', '.join(runs)}" if runs else f"{state[0]} and the like"

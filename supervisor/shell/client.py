@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 from supervisor.core.model import Incident, Memory
 from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
-from supervisor.ports.errors import Fatal, Fenced
+from supervisor.ports.engine import Request
+from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import Expect, Store
 from supervisor.shell import views
+from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.programs import CHECK
@@ -41,6 +44,39 @@ def check_titan(spec: RunSpec) -> list[str]:
 def _problem(problem: dict[str, Any]) -> str:
     nearest = f"; nearest: {problem['nearest']}" if problem.get("nearest") else ""
     return f"{problem['key']} = {problem['value']!r}: {problem['message']}{nearest}"
+
+
+def check_engine(spec: RunSpec, etcd: Sequence[str], security: str) -> str:
+    """Ask Slurm whether it would take the run's jobs. Returns a note where it cannot be asked here, for the supervisor may be
+    elsewhere; raises Fatal, with its words and our key, if it would not."""
+    if spec.allocation.engine != "slurm":
+        return ""
+    not_asked = "whether Slurm takes the run's jobs is not checked here"
+    if shutil.which("sbatch") is None:
+        return f"{not_asked}: there is no sbatch"
+    request = Request(
+        key=f"{spec.name}-check",
+        run=spec.name,
+        slots=spec.groups.ranks_per_group,
+        lease_s=spec.policy.node_lease_s,
+        spec=spec.allocation,
+    )
+    try:
+        SlurmEngine(etcd, security, "check").check(request)
+    except Retryable as error:
+        return f"{not_asked}: {error}"
+    return ""
+
+
+def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:
+    """The record of this very run, if it was launched already. Raises Fatal when another has its name."""
+    item = store.get(keys.spec(spec.name))
+    if item is None:
+        return None
+    record = decode(item.value, RunRecord)
+    if record.spec != spec:
+        raise Fatal(f"there is another run named {spec.name!r} already: choose another name")
+    return record
 
 
 def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:

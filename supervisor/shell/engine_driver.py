@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 
 FATAL_PAUSE_S = 10.0
 
-PERIOD_S = 0.25
-"""How often the engine is asked; a lost allocation is seen within this."""
+BACKOFF_MAX_S = 15.0
+"""An engine that is away is asked again after a pause that doubles up to this: a slurmctld that comes back has a cluster's
+clients to answer, and a run waits for nodes by minutes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ class _Wanted:
 
 
 class EngineDriver:
-    """Level-triggered: compares what is wanted with what the engine has, and moves it."""
+    """Level-triggered: compares what is wanted with what the engine has, and moves it.
+
+    It serves the allocations of those runs that name its engine, and does not call the engine while there are none: Slurm's
+    commands need not be there for a run of this machine.
+    """
 
     def __init__(self, store: Store, engine: Engine) -> None:
         self._store = store
@@ -45,9 +50,12 @@ class EngineDriver:
         self._stop = threading.Event()
         self._refused: dict[str, str] = {}
         self._left: set[str] = set()
+        self._over: set[str] = set()
+        self._away = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        self._engine.events(self._wake.set)
         self._thread.start()
 
     def stop(self) -> None:
@@ -62,6 +70,8 @@ class EngineDriver:
         allocations = []
         grants: dict[str, bytes] = {}
         for run, record in views.runs(mirror).items():
+            if record.spec.allocation.engine != self._engine.name:
+                continue
             for _, allocation in mirror.records(keys.allocation(run, ""), AllocationMemory):
                 request = Request(
                     key=allocation.key,
@@ -69,6 +79,7 @@ class EngineDriver:
                     slots=record.spec.groups.ranks_per_group,
                     lease_s=record.spec.policy.node_lease_s,
                     exclude=allocation.exclude,
+                    spec=record.spec.allocation,
                 )
                 allocations.append((request, allocation))
             for key in mirror.keys(keys.grant(run, "")):
@@ -80,50 +91,73 @@ class EngineDriver:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.wait(PERIOD_S)
+            self._wake.wait(self._engine.poll_s)
             self._wake.clear()
             wanted = self._wanted
             if wanted is None or self._stop.is_set():
                 continue
             try:
-                self.turn(wanted)
+                pause_s = self.attempt(wanted)
             except Fenced:
                 log.info("the engine driver stops: another leader has taken over")
                 return
-            except Retryable as error:
-                log.warning("engine %s or the store is away: %s", self._engine.name, error)
-                self._stop.wait(error.after_s)
-            except Fatal as error:
-                # Nothing is asked of the engine until a person has mended it; the runs go on as they are.
-                log.error("engine %s: %s", self._engine.name, error)
-                self._stop.wait(FATAL_PAUSE_S)
+            self._stop.wait(pause_s)
+
+    def attempt(self, wanted: _Wanted) -> float:
+        """One comparison; how long to leave the engine alone after it, in seconds. Raises Fenced."""
+        try:
+            self.turn(wanted)
+        except Retryable as error:
+            log.warning("engine %s or the store is away: %s", self._engine.name, error)
+            self._away += 1
+            return max(error.after_s, min(BACKOFF_MAX_S, 0.5 * 2.0 ** min(self._away, 10)))
+        except Fatal as error:
+            # Nothing is asked of the engine until a person has mended it; the runs go on as they are.
+            log.error("engine %s: %s", self._engine.name, error)
+            return FATAL_PAUSE_S
+        self._away = 0
+        return 0.0
 
     def turn(self, wanted: _Wanted) -> None:
         """One comparison."""
+        if all(request.key in self._over for request, _ in wanted.allocations):
+            return
         known = {g.key: g for g in self._engine.list()}
         for request, allocation in wanted.allocations:
             if allocation.state == "wanted" and request.key not in known and request.key not in self._refused:
                 told = _told(request, wanted)
                 if told is None or _nobodys(told):
-                    self._acquire(request, wanted.term)
+                    self._acquire(request, allocation, wanted.term)
                 # else it was asked for before: the engine has forgotten it, or another engine has it (see `_write`)
             elif allocation.state == "released" and request.key in known:
-                reach("engine.before_release")
-                _still_leading(wanted.term)
-                self._engine.release(request.key)
-                reach("engine.after_release")
+                self._release(request.key, wanted.term)
         known = {g.key: g for g in self._engine.list()}
         self._write(wanted, known)
+        # what was given back and is known no more can only be forgotten
+        self._over = {r.key for r, a in wanted.allocations if a.state == "released" and r.key not in known}
 
-    def _acquire(self, request: Request, term: Term) -> None:
+    def _acquire(self, request: Request, allocation: AllocationMemory, term: Term) -> None:
         reach("engine.before_acquire")
         _still_leading(term)
         try:
-            self._engine.acquire(request)
+            if allocation.instead_of:
+                self._engine.replace(allocation.instead_of, request, allocation.reason)
+            else:
+                self._engine.acquire(request)
         except Fatal as error:
             self._refused[request.key] = str(error)
             log.error("engine %s refuses allocation %s: %s", self._engine.name, request.key, error)
         reach("engine.after_acquire")
+
+    def _release(self, key: str, term: Term) -> None:
+        reach("engine.before_release")
+        _still_leading(term)
+        try:
+            self._engine.release(key)
+        except Fatal as error:
+            # the others go on: this one stays as the engine says
+            log.error("engine %s does not take allocation %s back: %s", self._engine.name, key, error)
+        reach("engine.after_release")
 
     def _write(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
         """All that changed at once: whether one allocation or all of them are gone must be seen in one look."""
@@ -158,11 +192,13 @@ class EngineDriver:
     def _fact(
         self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: Grant | None
     ) -> Grant:
+        if request.key in self._refused:
+            return Grant(key=request.key, state="refused", reason=self._refused[request.key])
         grant = known.get(request.key)
         if grant is not None:
             return grant
-        if request.key in self._refused:
-            return Grant(key=request.key, state="refused", reason=self._refused[request.key])
+        if told is not None and told.state == "refused":
+            return told  # to a leader before us
         if allocation.state == "released" or (told is not None and not _nobodys(told)):
             # Its nodes stay named: what was on them was lost with it.
             before = told or Grant(key=request.key, state="gone")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from supervisor.core import invariants
 from supervisor.core.decide import decide
@@ -15,7 +16,6 @@ from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell import projection, standing, views
 from supervisor.shell.audit import audit
-from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
@@ -32,6 +32,12 @@ SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is asked for every second."""
 
 
+class Allocator(Protocol):
+    """Whoever carries out what is wanted of the engines."""
+
+    def offer(self, mirror: Mirror, term: Term) -> None: ...
+
+
 class Loop:
     """One leadership term over all runs under the prefix."""
 
@@ -39,7 +45,7 @@ class Loop:
         self,
         store: Store,
         term: Term,
-        engine: EngineDriver,
+        engine: Allocator,
         telemetry: Telemetry,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

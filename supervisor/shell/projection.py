@@ -95,8 +95,15 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         resume=group.resume,
         writer=writer,
         lost=tuple(g for g in memory.silent if g != group.group),
-        stop_at_step=memory.stop_at_step if memory.phase == "stopping" else None,
+        stop_at_step=_last_step(memory),
     )
+
+
+def _last_step(memory: Memory) -> int | None:
+    """After which all groups end: for good, or to start again elsewhere."""
+    if memory.phase == "stopping":
+        return memory.stop_at_step
+    return memory.handover_at_step if memory.phase == "running" else None
 
 
 def _writer(memory: Memory) -> int | None:

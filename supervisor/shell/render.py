@@ -46,7 +46,13 @@ def run(status: RunStatus) -> RenderableType:
         table,
         Text(f"spares {spares}; checkpoint {checkpoint}; budgets left: {left}", "dim"),
     ]
-    lines += [Text(f"cordoned {node}: {why}", "yellow") for node, why in status.cordons.items()]
+    lines += [Text(f"cordoned {host}: {why}", "yellow") for host, why in status.cordons.items()]
+    lines += [Text(f"leaving {node}: {why}", "yellow") for node, why in status.leaving.items()]
+    if status.handover_at_step is not None:
+        lines.append(
+            Text(f"handing over: all groups end after step {status.handover_at_step}, and go on elsewhere", "yellow")
+        )
+    lines += [Text(sentence, "yellow") for sentence in status.waiting]
     if status.halt_reason:
         lines.append(Text(f"halted: {status.halt_reason}", "bold red"))
     lines += [Text(f"warning: {warning}", "bold yellow") for warning in status.warnings]
@@ -61,12 +67,12 @@ def nodes(found: Sequence[NodeStatus]) -> RenderableType:
         table.add_column(name)
     for n in found:
         table.add_row(
-            n.node,
+            n.node if n.host == n.node else f"{n.node} on {n.host}",
             Text("alive", "green") if n.alive else Text("silent", "red"),
             n.role,
             n.address,
             n.allocation or "-",
-            "\n".join((*n.runs, *n.problems)) or "-",
+            "\n".join((*n.runs, *([f"leaving: {n.leaving}"] if n.leaving else []), *n.problems)) or "-",
             n.warm,
             _gib(n.disk_free_bytes),
             _gib(n.memory_available_bytes),

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from supervisor.core.spec import RunSpec
+from supervisor.shell import runfile_slurm
 
 
 class RunFileError(ValueError):
@@ -104,7 +105,7 @@ def contradictions(spec: RunSpec) -> list[str]:
         )
     if spec.titan.data.source == "folder" and not spec.titan.data.path:
         found.append('titan.data.path = "": source = "folder" needs the path of a folder of text, jsonl or parquet')
-    return found
+    return found + runfile_slurm.problems(allocation)
 
 
 _AT_LEAST: dict[str, float] = {
@@ -117,6 +118,7 @@ _AT_LEAST: dict[str, float] = {
     "groups.min_groups": 1,
     "allocation.nodes": 1,
     "allocation.spares": 0,
+    "allocation.slurm.warn_s": 60,
     "torchft.heartbeat_timeout_ms": 300,
     "torchft.join_timeout_ms": 1,
     "torchft.process_group_timeout_ms": 1,
@@ -136,8 +138,8 @@ _AT_LEAST: dict[str, float] = {
     "policy.cut_off_stop_s": 0,
     "policy.term_grace_s": 0,
 }
-"""torchft.heartbeat_timeout_ms: its managers beat every 100 ms, and three must be missed. policy.node_lease_s: etcd makes
-a lease of 1 s into 2."""
+"""allocation.slurm.warn_s: Slurm may warn a minute early. torchft.heartbeat_timeout_ms: its managers beat every 100 ms, and
+three must be missed. policy.node_lease_s: etcd makes a lease of 1 s into 2."""
 
 
 def _ranges(spec: RunSpec) -> list[str]:

@@ -7,14 +7,17 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from supervisor.ports.engine import Engine
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.ports.store import Term
 from supervisor.shell import failpoints, standing
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.engines.local import LocalEngine
+from supervisor.shell.engines.slurm import SlurmEngine
+from supervisor.shell.identity import system_id
 from supervisor.shell.loop import Loop
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import Election, EtcdStore, connect
@@ -44,7 +47,7 @@ def serve(
     security = security or Security()
     store = connect(etcd, security=security)
     try:
-        engine = LocalEngine(home)
+        local = LocalEngine(home)
         telemetry = Telemetry()
         try:
             port = telemetry.serve(*metrics, security)
@@ -60,8 +63,13 @@ def serve(
         readable = Readable(store)
         election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
         log.info("a candidate for leadership, pid %d", os.getpid())
+
+        def engines() -> Sequence[Engine]:
+            # the name anew in every term: a restore brings back another
+            return local, SlurmEngine(etcd, security.path, system_id(store))
+
         while not stop.is_set():
-            _term(store, election, engine, telemetry, stop)
+            _term(store, election, engines, telemetry, stop)
     finally:
         store.close()
 
@@ -86,23 +94,50 @@ class Readable:
         return not why
 
 
-def _term(store: EtcdStore, election: Election, engine: Engine, telemetry: Telemetry, stop: threading.Event) -> None:
+class Drivers:
+    """A driver for each engine, as one: each serves the allocations of its own engine."""
+
+    def __init__(self, drivers: Sequence[EngineDriver]) -> None:
+        self._drivers = drivers
+
+    def start(self) -> None:
+        for driver in self._drivers:
+            driver.start()
+
+    def offer(self, mirror: Mirror, term: Term) -> None:
+        for driver in self._drivers:
+            driver.offer(mirror, term)
+
+    def stop(self) -> None:
+        """Returns once their threads have ended their calls."""
+        for driver in self._drivers:
+            driver.stop()
+
+
+def _term(
+    store: EtcdStore,
+    election: Election,
+    engines: Callable[[], Sequence[Engine]],
+    telemetry: Telemetry,
+    stop: threading.Event,
+) -> None:
     leadership = election.campaign(stop)
     if leadership is None:
         return
-    driver = EngineDriver(store, engine)
+    drivers = Drivers(())
     try:
-        loop = Loop(store, leadership, driver, telemetry)
+        drivers = Drivers([EngineDriver(store, engine) for engine in engines()])
+        loop = Loop(store, leadership, drivers, telemetry)
         log.info("leading, epoch %d", loop.epoch)
         telemetry.leading(loop.epoch)
-        driver.start()
+        drivers.start()
         loop.run(stop)
     except Retryable as error:
         log.warning("the store is away: %s; standing by", error)
         stop.wait(error.after_s)
     finally:
         telemetry.leading(None)
-        driver.stop()
+        drivers.stop()
         leadership.resign()
 
 

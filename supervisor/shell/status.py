@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
@@ -10,7 +10,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import budget as budgets
 from supervisor.core.model import Memory, Rung
 from supervisor.ports.errors import PortError
-from supervisor.shell import client, views
+from supervisor.shell import client, views, waiting
 from supervisor.shell.audit import audit
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore
@@ -73,11 +73,18 @@ class RunStatus:
     checkpoint_step: int | None
     spares: tuple[str, ...]
     cordons: dict[str, str]
+    """Hosts that are given no group any more, and why."""
     budgets_left: dict[str, int]
     incidents_open: tuple[str, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     """What is allowed but dangerous."""
+    waiting: tuple[str, ...] = ()
+    """Groups that have no node, and allocations that are refused or late: in the engine's own words."""
+    leaving: dict[str, str] = field(default_factory=dict)
+    """Nodes that the engine is about to take away, and why."""
+    handover_at_step: int | None = None
+    """After which all groups end, to start again on other nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +96,9 @@ class NodeStatus:
     role: str
     address: str
     allocation: str
+    host: str
+    leaving: str
+    """Why its scheduler is about to end it; empty: it is not."""
     runs: tuple[str, ...]
     warm: str
     disk_free_bytes: int | None
@@ -107,10 +117,14 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     leader = mirror.items.get(keys.LEADER)
     leader_record = mirror.record(keys.LEADER, LeaderRecord)
     held = {g.node for g in memory.groups.values()}
+    leaving = waiting.leaving(observed)
     spares = sorted(
         n.name
         for n in observed.nodes.values()
-        if n.registered and n.role == "trainer" and n.name not in held and n.name not in memory.cordons
+        if n.registered
+        and n.role == "trainer"
+        and n.name not in held | set(leaving)
+        and n.machine not in memory.cordons
     )
     left = {
         rung.name.lower(): budgets.left(memory.spent, spec.policy.budget, rung, 0, memory.clock)
@@ -135,6 +149,9 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
         incidents_open=tuple(memory.incidents),
         problems=tuple(f"{key}: {why}" for key, why in sorted(audit(mirror, mirror.fresh()).items())),
         warnings=insecure(mirror),
+        waiting=waiting.sentences(memory, observed),
+        leaving=leaving,
+        handover_at_step=memory.handover_at_step,
     )
 
 
@@ -189,6 +206,8 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 role=registration.role if registration is not None else "",
                 address=registration.address if registration is not None else "",
                 allocation=registration.allocation if registration is not None else "",
+                host=(registration.host if registration is not None else "") or name,
+                leaving=seen.leaving if seen is not None and registration is not None else "",
                 runs=tuple(
                     f"{t.run} group {t.group} rank {t.rank} generation {t.generation} ({t.state})" for t in trainers
                 )

@@ -101,7 +101,7 @@ class Telemetry:
         m.gauge("supervisor_nodes", run=run, state="lost").set(sum(1 for n in trainers if not n.registered))
         m.gauge("supervisor_nodes", run=run, state="cordoned").set(len(memory.cordons))
         m.gauge("supervisor_spare_nodes", run=run).set(
-            sum(1 for n in alive if n not in held and n not in memory.cordons)
+            sum(1 for n in alive if n not in held and observed.nodes[n].machine not in memory.cordons)
         )
 
     def _account(self, run: str, memory: Memory, now: float) -> None:

@@ -1,4 +1,7 @@
-"""`supervisor up`: etcd if none is given, a supervisor, the service host and the local pool of nodes, on this machine."""
+"""`supervisor up`: etcd if none is given, a supervisor, the service host and the local pool of nodes, on this machine.
+
+Without a pool it is what a control-plane job runs (docs/SLURM.md): there may be one on each host, in a home that they share.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
@@ -29,12 +34,25 @@ MENDS, MENDS_WITHIN_S = 5, 60.0
 """A part that ends more often than this will not be cured by one more start."""
 
 
+LOOK_S = 0.5
+"""How often `up` looks whether what it started still runs."""
+
+WAIT_FOR_PREDECESSOR_S = 0.5
+"""How often a control-plane job looks whether the one before it, on the same host, has ended."""
+
+
 @dataclass
 class Up:
     """What `up` started. `stop` ends all of it, also the nodes that the engine started meanwhile."""
 
     home: Path
     address: str
+    name: str = SERVICE_HOST
+    """Node name of the service host."""
+    pool: bool = True
+    """Whether there are local nodes: they are this `up`'s alone."""
+    node_folder: Path | None = None
+    """Where the service host keeps its records, when not in the home."""
     security: Security = Security()
     endpoint: str = ""
     etcd: EtcdServer | None = None
@@ -43,41 +61,52 @@ class Up:
     host: subprocess.Popen[bytes] | None = None
     mended: list[float] = field(default_factory=list)
 
+    @property
+    def supervisor_log(self) -> Path:
+        return self.home / ("supervisor.log" if self.pool else f"supervisor-{self.name}.log")
+
+    @property
+    def host_log(self) -> Path:
+        return (self.node_folder or self.home) / "nodes" / self.name / "shim.log"
+
     def start_supervisor(self) -> None:
         runs = str(self.home.parent)
         arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", runs]
         arguments += self.security.arguments()
-        self.supervisor = _spawn(arguments, self.home / "supervisor.log")
+        self.supervisor = _spawn(arguments, self.supervisor_log)
 
     def start_host(self) -> None:
-        file = file_of_node(self.security, SERVICE_HOST)
+        file = file_of_node(self.security, self.name)
+        folder = str(self.node_folder or self.home)
         self.host = _spawn(
             [
-                *f"-m agents.cli run --node {SERVICE_HOST} --etcd {self.endpoint} --role service".split(),
-                *["--address", self.address, "--slots", "0", "--report-s", "1", "--cold", "--home", str(self.home)],
+                *f"-m agents.cli run --node {self.name} --etcd {self.endpoint} --role service".split(),
+                *["--address", self.address, "--slots", "0", "--report-s", "1", "--cold", "--home", folder],
                 *([f"--security={file}"] if file else []),
             ],
-            self.home / "nodes" / SERVICE_HOST / "shim.log",
+            self.host_log,
         )
 
     def stop(self) -> list[str]:
         """Returns the names of what would not end."""
         left = _end("supervisor", self.supervisor, 10.0)
-        with contextlib.suppress(Retryable, Fatal):
-            left += LocalEngine(self.home).stop_all(20.0)
+        if self.pool:
+            with contextlib.suppress(Retryable, Fatal):
+                left += LocalEngine(self.home).stop_all(20.0)
         left += _end("the service host", self.host, 15.0)
         if self.etcd is not None:
             self.etcd.stop()
-        (self.home / "up.json").unlink(missing_ok=True)
+        if self.pool:
+            (self.home / "up.json").unlink(missing_ok=True)
         return left
 
     def dead(self) -> list[str]:
         """Sentences about parts that have ended."""
         found = []
         if self.supervisor is not None and self.supervisor.poll() is not None:
-            found.append(f"the supervisor ended with code {self.supervisor.returncode}: {self.home}/supervisor.log")
+            found.append(f"the supervisor ended with code {self.supervisor.returncode}: {self.supervisor_log}")
         if self.host is not None and self.host.poll() is not None:
-            found.append(f"the service host ended with code {self.host.returncode}: {self.home}/nodes/host/shim.log")
+            found.append(f"the service host ended with code {self.host.returncode}: {self.host_log}")
         if self.etcd is not None and not self.etcd.alive:
             found.append(f"etcd ended: {self.etcd.log}")
         return found
@@ -113,30 +142,42 @@ def up(
     *,
     etcd: str = "",
     address: str = "127.0.0.1",
+    name: str = SERVICE_HOST,
+    node_folder: Path | None = None,
     cold: bool = False,
     security: Security | None = None,
     say: Callable[[str], None] = print,
 ) -> Iterator[Up]:
-    """Start it all, and end it all on the way out. Raises Fatal, Retryable or SecurityError with a sentence when something
-    is in the way."""
+    """Start it all, and end it all on the way out; no nodes: nothing but a supervisor and a service host, for an etcd that is
+    there. Raises Fatal, Retryable or SecurityError with a sentence when something is in the way."""
     security = security or Security()
-    for node in (SERVICE_HOST, *(node.name for node in nodes)):
+    for node in (name, *(node.name for node in nodes)):
         file_of_node(security, node)
     home = system_folder(home)
-    with _alone(home), _ended_by_signals():
-        started = Up(home=home, address=address, security=security, endpoint=etcd)
+    started = Up(
+        home=home,
+        address=address,
+        name=name,
+        pool=bool(nodes),
+        node_folder=node_folder,
+        security=security,
+        endpoint=etcd,
+    )
+    with _ended_by_signals(), _alone(started, say):
         try:
             if not etcd:
                 started.etcd = start_etcd(home / "etcd", host=address)
                 started.endpoint = started.etcd.endpoint
                 if started.etcd.warning:
                     say(f"warning: {started.etcd.warning}")
-            Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold, security=security.path).save(home)
+            if nodes:
+                Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold, security=security.path).save(home)
             started.start_supervisor()
             started.start_host()
-            (home / "up.json").write_text(
-                json.dumps({"etcd": started.endpoint, "pid": os.getpid(), "security": security.path})
-            )
+            if nodes:
+                (home / "up.json").write_text(
+                    json.dumps({"etcd": started.endpoint, "pid": os.getpid(), "security": security.path})
+                )
             _wait_ready(started)
             yield started
         finally:
@@ -192,7 +233,8 @@ def _wait_ready(started: Up, within_s: float = 30.0) -> None:
             dead = started.dead()
             if dead:
                 raise Fatal("; ".join(dead) + _last_lines(started))
-            if store.get(keys.LEADER) is not None and store.get(keys.registration(SERVICE_HOST)) is not None:
+            # whoever leads: one that stands by is as ready
+            if store.get(keys.LEADER) is not None and store.get(keys.registration(started.name)) is not None:
                 return
             if time.monotonic() > until:
                 raise Fatal(
@@ -207,7 +249,7 @@ def _wait_ready(started: Up, within_s: float = 30.0) -> None:
 
 def _last_lines(started: Up) -> str:
     text = ""
-    for path in (started.home / "supervisor.log", started.home / "nodes" / SERVICE_HOST / "shim.log"):
+    for path in (started.supervisor_log, started.host_log):
         with contextlib.suppress(OSError):
             lines = path.read_text(errors="replace").splitlines()[-3:]
             text += "".join(f"\n  {path.name}: {line}" for line in lines)
@@ -229,25 +271,60 @@ def _end(name: str, process: subprocess.Popen[bytes] | None, patience_s: float) 
 
 
 @contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Only one `up` in a home."""
+def _alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
+    """Only one `up` with a pool in a home: another is refused. Of those without one, only one of a name on a host: the
+    next waits for its end, as a control-plane job does that was given the host of the one that it is to succeed."""
+    folder = started.home if started.pool else started.node_folder or started.home
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        lock = (home / "up.lock").open("a")
+        folder.mkdir(parents=True, exist_ok=True)
+        started.home.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ("up.lock" if started.pool else f"up-{started.name}.lock")).open("a")
     except OSError as error:
-        raise Fatal(f"cannot use {home}: {error.strerror}; give another --home") from error
+        raise Fatal(f"cannot use {folder}: {error.strerror}; give another --home") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Fatal(f"another `supervisor up` or `demo` runs in {home}; stop it, or give another --home") from None
+        if started.pool and not _locked(lock):
+            raise Fatal(f"another `supervisor up` or `demo` runs in {folder}; stop it, or give another --home")
+        if not started.pool and not _locked(lock):
+            say(f"another `supervisor up` carries {started.name} here: waiting for its end")
+            while not _locked(lock):
+                time.sleep(WAIT_FOR_PREDECESSOR_S)
         yield
 
 
-def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
-    """Until Ctrl-C or TERM, starting again what ends; raises Fatal when that does not help."""
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            for sentence in started.mend():
-                say(sentence)
-            time.sleep(0.5)
+def _locked(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def watch_over(started: Up, say: Callable[[str], None] = print, on_notice: Callable[[], str] | None = None) -> None:
+    """Until Ctrl-C or TERM, starting again what ends; raises Fatal when that does not help.
+
+    `on_notice` is called at a SIGUSR1, by which Slurm tells of a time limit; again while it raises Retryable, and never after
+    it returned what it has done.
+    """
+    noticed = threading.Event()
+    before = signal.getsignal(signal.SIGUSR1)
+    if on_notice is not None:
+        signal.signal(signal.SIGUSR1, lambda *_: noticed.set())
+    not_before, waiting = 0.0, on_notice
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                for sentence in started.mend():
+                    say(sentence)
+                if waiting is not None and noticed.is_set() and time.monotonic() >= not_before:
+                    try:
+                        say(waiting())
+                        waiting = None
+                    except Retryable as error:
+                        say(str(error))
+                        not_before = time.monotonic() + error.after_s
+                    except Fatal as error:
+                        say(str(error))
+                        waiting = None
+                time.sleep(LOOK_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

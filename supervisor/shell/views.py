@@ -117,12 +117,15 @@ def runs_on(mirror: Mirror, run: str) -> list[str]:
 
 
 def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]]:
+    grants = [grant for _, grant in mirror.records(keys.grant(run, ""), Grant)]
     given = {
         node: grant.key
-        for _, grant in mirror.records(keys.grant(run, ""), Grant)
+        # A host may be given again under the same name: then the one that is gone is not meant.
+        for grant in sorted(grants, key=lambda g: g.state != "gone")
         if grant.key in known.allocations and known.allocations[grant.key].state == "wanted"
         for node in grant.nodes
     }
+    hosts = {g.node: g.host for g in known.groups.values() if g.node}
     held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
     held.add(known.lighthouse.node)
     found = []
@@ -138,6 +141,8 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                 NodeView(
                     name=name,
                     registered=registration is not None,
+                    host=(registration.host if registration is not None else hosts.get(name, "")) or name,
+                    leaving=seen.leaving if seen is not None and registration is not None else "",
                     allocation=registration.allocation if registration is not None else given.get(name, ""),
                     role=registration.role if registration is not None else "trainer",
                     slots=registration.slots if registration is not None else 0,

@@ -458,3 +458,10 @@ class Restoring:
     file: str
     host: str
     pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """The name by which this system's jobs are known at a scheduler."""
+
+    name: str

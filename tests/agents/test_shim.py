@@ -58,6 +58,19 @@ def test_a_recycled_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> 
     assert sleeper.wait() == -signal.SIGKILL
 
 
+def test_processes_that_may_not_be_seen_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' processes where /proc is mounted with hidepid=1, as on many clusters."""
+
+    def guarded(path: str, *how: str) -> object:
+        if path == "/proc/1/stat":
+            raise PermissionError(1, "Operation not permitted")
+        return open(path, *how)
+
+    monkeypatch.setattr(process, "open", guarded, raising=False)
+    assert process.stat_of(1) is None
+    assert os.getpid() in {stat.pid for stat in process.all_processes()}
+
+
 def test_leftovers_are_ended_and_others_who_have_their_numbers_are_not(
     nodes: Nodes, store: Store, sleeper: subprocess.Popen[bytes]
 ) -> None:

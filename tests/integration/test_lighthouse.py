@@ -19,7 +19,7 @@ from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
 from supervisor.wire.records import RunRecord
 from tests.helpers.measure import measured
 from tests.helpers.waiting import eventually
-from tests.integration.world import World, toy_spec, world
+from tests.integration.world import World, equal_digests, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 
@@ -227,20 +227,7 @@ def test_real_trainers_ride_through_the_loss_of_their_lighthouse(tmp_path: Path)
         before, fault = pids(w, record), time.time()
         os.kill(lighthouse_pid(w, record), signal.SIGKILL)
         moved_on(w, record, before, fault, "host", "lighthouse killed, real trainers")
-        eventually(lambda: len(_equal_digests(w, record, fault)) >= 2, 60, "their digests are equal afterwards")
-
-
-def _equal_digests(w: World, record: RunRecord, since: float) -> list[int]:
-    """Steps since then at which both replicas wrote the same digest. Raises AssertionError when two differ."""
-    found: dict[int, set[str]] = {}
-    told: dict[int, int] = {}
-    for steps in w.history(record).steps:
-        for line in steps.lines:
-            if line.get("event") == "digest" and line["t"] > since:
-                found.setdefault(line["step"], set()).add(line["value"])
-                told[line["step"]] = told.get(line["step"], 0) + 1
-    assert all(len(values) == 1 for values in found.values()), found
-    return [step for step, count in told.items() if count == 2]
+        eventually(lambda: len(equal_digests(w, record, fault)) >= 2, 60, "their digests are equal afterwards")
 
 
 def _agent_pid(w: World, node: str) -> int:

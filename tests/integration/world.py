@@ -253,6 +253,19 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def equal_digests(w: World, record: RunRecord, since: float) -> list[int]:
+    """Steps since then at which every replica wrote the same digest. Raises AssertionError when two differ."""
+    found: dict[int, set[str]] = {}
+    told: dict[int, set[int]] = {}
+    for steps in w.history(record).steps:
+        for line in steps.lines:
+            if line.get("event") == "digest" and line["t"] > since:
+                found.setdefault(line["step"], set()).add(line["value"])
+                told.setdefault(line["step"], set()).add(steps.group)
+    assert all(len(values) == 1 for values in found.values()), found
+    return [step for step, groups in told.items() if len(groups) == record.spec.groups.count]
+
+
 @contextmanager
 def world(folder: Path, nodes: int = 4, toys: bool = True) -> Iterator[World]:
     """The system without a supervisor: the test starts those."""

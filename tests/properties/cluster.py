@@ -31,7 +31,7 @@ from supervisor.core.model import (
     RankView,
     Rung,
 )
-from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell import projection, views
 from supervisor.shell.mirror import Mirror
@@ -43,6 +43,9 @@ OTHER = "other"
 """A second service host."""
 GATE_LEASE_S = 5.0
 ENDED = ("finished", "stopped", "halted")
+WARN_S = 80
+LIMIT_TICKS = int(WARN_S / TICK_S)
+"""From the warning of a time limit to the end of the allocation."""
 FACTS = ("checkpoint", "fence")
 """Actions that only note what was seen; a paused run may take them."""
 
@@ -52,7 +55,7 @@ def spec(groups: int = 3, spares: int = 1, **budget: Any) -> RunSpec:
     return RunSpec(
         name="run",
         groups=GroupsSpec(count=groups),
-        allocation=AllocationSpec(nodes=groups, spares=spares),
+        allocation=AllocationSpec(nodes=groups, spares=spares, slurm=SlurmSpec(warn_s=WARN_S)),
         policy=PolicySpec(
             budget=BudgetSpec(**{"restart": 500, "replace": 500, "reallocate": 500, "window_s": 60.0, **budget}),
             backoff_first_s=0.5,
@@ -75,6 +78,8 @@ class Process:
     machine: str
     resume: str
     stop_at: int | None = None
+    writer: bool = False
+    saved: Checkpoint | None = None
     age: int = 0
     boot: int = 2
     frozen: bool = False
@@ -101,8 +106,16 @@ class Process:
         if not self.exited:
             self.exit_code, self.signal, self.error = code, signal, error
 
+    def stepped(self, step: int) -> None:
+        self.commits += 1
+        self.step = step
+        last = self.stop_at is not None and step >= self.stop_at
+        if self.writer and (last or step % 5 == 4):
+            self.saved = Checkpoint(step, f"s{step}", self.group, self.generation)
+        if last:
+            self.end(code=0)
+
     def view(self, gate: str | None, reaches: bool) -> RankView:
-        mark = Checkpoint(self.step, f"s{self.step}", self.group, self.generation) if self.step % 5 == 4 else None
         return RankView(
             group=self.group,
             generation=self.generation,
@@ -115,7 +128,7 @@ class Process:
             commits=self.commits,
             phase="finished" if self.exit_code == 0 else "step",
             step_s=TICK_S,
-            checkpoint=mark,
+            checkpoint=self.saved,
             gate=gate,
             reaches_gate=reaches,
         )
@@ -132,11 +145,17 @@ class Machine:
     agent: bool = True
     lease_until: float = -1.0
     said_something: bool = False
+    leaving: str = ""
+    """What its shim was told."""
     wanted: tuple[TrainerDesired, ...] = ()
     processes: dict[tuple[int, int], Process] = field(default_factory=dict)
     begun: set[tuple[int, int]] = field(default_factory=set)
     ways: dict[tuple[int, int], str] = field(default_factory=dict)
     """(group, generation) -> the gate that its forwarder passes on to."""
+
+    @property
+    def host(self) -> str:
+        return f"h{self.name}"
 
     def live(self) -> list[Process]:
         return [p for p in self.processes.values() if not p.exited] if self.power else []
@@ -190,6 +209,10 @@ class Allocation:
     node: str = ""
     reason: str = ""
     kill_in: int | None = None
+    limit_in: int | None = None
+    """Ticks until its time is over."""
+    leaving: str = ""
+    """Its host was drained."""
 
 
 class Cluster:
@@ -210,6 +233,14 @@ class Cluster:
         self.ghosts: list[Machine] = []
         """Machines that the engine has written off, whose processes may live on."""
         self.reported: dict[str, tuple[RankView, ...]] = {}
+        self.reported_leaving: dict[str, str] = {}
+        self.drained: set[str] = set()
+        self.refusing = 0
+        """Ticks for which the engine refuses what is asked."""
+        self.stalled = 0
+        """Ticks for which it grants nothing."""
+        self.helpful = False
+        """A person reads what is waited for, and asks once more."""
         self.free = [f"n{i:02}" for i in range(pool)]
         self.engine: dict[str, Allocation] = {}
         self.grants: dict[str, Grant] = {}
@@ -221,9 +252,16 @@ class Cluster:
         self.calm = False
         """Nothing is late any more, and nobody dies."""
         self.steps = 0
+        """How often a quorum stepped."""
+        self.newest = 0
+        """The newest step that was ever committed."""
+        self.lost = 0
+        """Steps that were committed a second time, because the first was lost."""
         self.broken: list[str] = []
         self.decided: list[tuple[Observed, Memory, Decision]] = []
         self.committed_keys: set[str] = set()
+        self.successors: set[str] = set()
+        """Leaving allocations for which another was asked."""
         self.draws: dict[str, list[float]] = {}
         self.fired: set[str] = set()
         """Faults that found somebody to hit."""
@@ -238,6 +276,8 @@ class Cluster:
     def tick(self) -> None:
         self.now += TICK_S
         self._engine()
+        if self.helpful:
+            self._help()
         for machine in [*self.machines.values(), *self.ghosts]:
             self._agent(machine)
             self._processes(machine)
@@ -260,6 +300,7 @@ class Cluster:
     # --- the world ---
 
     def _engine(self) -> None:
+        self.stalled = max(0, self.stalled - 1)
         if not self.store_up:
             return
         for key, wanted in self.memory.allocations.items():
@@ -267,7 +308,9 @@ class Cluster:
             if wanted.state == "wanted":
                 if known is None:
                     known = self.engine[key] = Allocation(key)
-                if known.state == "pending" and self.luck(0.5):
+                if known.state == "pending" and self.refusing:
+                    known.state, known.reason = "refused", "no quota"
+                elif known.state == "pending" and not self.stalled and self.luck(0.5):
                     self._grant(known, wanted.exclude)
             elif known is not None and known.state != "gone":
                 known.state, known.reason, known.kill_in = "gone", "given back", self.dice.randrange(4)
@@ -277,6 +320,10 @@ class Cluster:
                 machine = None
             if known.state == "granted" and machine is not None and not machine.power and self.engine_notices:
                 known.state, known.reason, known.kill_in = "gone", "node failed", 0
+            if known.state == "granted" and known.limit_in is not None:
+                known.limit_in -= 1
+                if known.limit_in <= 0:
+                    known.state, known.reason, known.kill_in = "gone", "TIMEOUT", 0
             if known.kill_in is not None and machine is not None:
                 known.kill_in -= 1
                 if known.kill_in <= 0:
@@ -288,12 +335,13 @@ class Cluster:
                 nodes=(known.node,) if known.node else (),
                 engine_id=f"e-{known.key}",
                 reason=known.reason,
+                leaving=known.leaving,
             )
             if self.luck(0.7):
                 self.grants[known.key] = fact
 
     def _grant(self, known: Allocation, exclude: tuple[str, ...]) -> None:
-        names = [n for n in self.free if n not in exclude]
+        names = [n for n in self.free if f"h{n}" not in exclude and n not in self.drained]
         if names:
             known.state, known.node = "granted", names[0]
             self.free.remove(names[0])
@@ -326,6 +374,7 @@ class Cluster:
                     p.view(machine.ways.get(key, ""), any(self._connected(g, p, machine) for g in self.gates))
                     for key, p in machine.processes.items()
                 )
+                self.reported_leaving[machine.name] = machine.leaving
                 machine.said_something = True
                 for process in machine.processes.values():
                     process.reported = process.reported or process.exited
@@ -343,7 +392,7 @@ class Cluster:
             if process.ending is None and (wanted is None or wanted.generation > process.generation):
                 process.ending = 1 + (0 if self.calm else self.dice.randrange(4))
             elif wanted is not None and wanted.generation == process.generation:
-                process.stop_at = wanted.stop_at_step
+                process.stop_at, process.writer = wanted.stop_at_step, wanted.writer
         for key, process in list(machine.processes.items()):
             wanted = newest.get(process.group)
             if process.exited and process.reported and (wanted is None or wanted.generation > process.generation):
@@ -358,7 +407,7 @@ class Cluster:
             ):
                 machine.begun.add(key)
                 machine.processes[key] = Process(
-                    group, wanted.generation, machine.name, wanted.resume, wanted.stop_at_step,
+                    group, wanted.generation, machine.name, wanted.resume, wanted.stop_at_step, wanted.writer,
                     boot=1 if self.calm else 1 + self.dice.randrange(5),
                     step=wanted.checkpoint.step if wanted.checkpoint is not None else 0,
                 )  # fmt: skip
@@ -477,18 +526,20 @@ class Cluster:
 
     def _quorum(self) -> None:
         members = [p for _, p in self.able()]
-        if members:
-            self.steps = max(self.steps, *(p.step for p in members)) + 1
+        if not members:
+            return
+        alone = members[0] if len(members) == 1 else None
+        if alone is not None and alone.resume == "peers" and not alone.commits:
+            alone.alone += 1
+            if alone.alone > 3:
+                alone.end(code=75)
+            return
+        self.steps += 1
+        step = max(p.step for p in members) + 1
+        self.lost += step <= self.newest
+        self.newest = max(self.newest, step)
         for process in members:
-            if process.resume == "peers" and not process.commits and len(members) == 1:
-                process.alone += 1
-                if process.alone > 3:
-                    process.end(code=75)
-                continue
-            process.commits += 1
-            process.step = self.steps
-            if process.stop_at is not None and process.step >= process.stop_at:
-                process.end(code=0)
+            process.stepped(step)
 
     # --- faults ---
 
@@ -511,6 +562,8 @@ class Cluster:
                 self.control,
                 self.store_up,
                 self.leaderless,
+                self.refusing,
+                self.stalled,
             )
         )
 
@@ -563,6 +616,44 @@ class Cluster:
         if granted:
             allocation = self.engine[granted[target % len(granted)]]
             allocation.state, allocation.reason, allocation.kill_in = "gone", "preempted", target % 12
+
+    def _granted(self, target: int) -> Allocation | None:
+        granted = sorted(k for k, a in self.engine.items() if a.state == "granted")
+        return self.engine[granted[target % len(granted)]] if granted else None
+
+    def _warn(self, allocation: Allocation) -> None:
+        if allocation.limit_in is None and allocation.node in self.machines:
+            allocation.limit_in = LIMIT_TICKS
+            self.machines[allocation.node].leaving = "its time limit is near"
+
+    def _limit(self, target: int) -> None:
+        if (allocation := self._granted(target)) is not None:
+            self._warn(allocation)
+
+    def _limit_all(self, target: int) -> None:
+        for allocation in self.engine.values():
+            if allocation.state == "granted":
+                self._warn(allocation)
+
+    def _drain(self, target: int) -> None:
+        if (allocation := self._granted(target)) is not None:
+            allocation.leaving = "drained by an administrator"
+            self.drained.add(allocation.node)
+
+    def _undrain(self, target: int) -> None:
+        self.drained.clear()
+        for allocation in self.engine.values():
+            allocation.leaving = ""
+
+    def _refuse(self, target: int) -> None:
+        self.refusing = 1
+
+    def _accept(self, target: int) -> None:
+        self.refusing = 0
+
+    def _stall_engine(self, target: int) -> None:
+        """For less than an allocation may be waited for, else the run begins with fewer or halts."""
+        self.stalled = 1 + target % 20
 
     def _seated(self) -> list[Gate]:
         return [g for g in self.gates if g.up]
@@ -628,6 +719,19 @@ class Cluster:
         self._unsplit(0)
         self._revive_agents(0)
         self._resume(0)
+        self._undrain(0)
+        self._accept(0)
+        self.stalled = 0
+
+    def _help(self) -> None:
+        waits = self.decided[-1][2].waits if self.decided else ()
+        for group, memory in self.memory.groups.items():
+            if memory.node or self.control.restarts.get(group, 0) > self.memory.restarts_done.get(group, 0):
+                continue
+            if any(f"supervisor restart {group} asks once more" in wait for wait in waits):
+                self._restart(group)
+        if self.memory.phase == "halted" and "refused" in self.memory.halt_reason:
+            self.control = replace(self.control, resumes=self.memory.resumes_done + 1, because="a person looked")
 
     # --- the supervisor ---
 
@@ -654,6 +758,8 @@ class Cluster:
             nodes[name] = NodeView(
                 name=name,
                 registered=here,
+                host=machine.host if machine is not None and here else "",
+                leaving=self.reported_leaving.get(name, "") if here else "",
                 allocation=machine.allocation if machine is not None and here else given.get(name, ""),
                 slots=1 if here else 0,
                 ranks=self.reported.get(name, ()),
@@ -725,7 +831,10 @@ class Cluster:
                 current = decision.memory.groups[action.group].generation
                 if action.generation != current:
                     self.broken.append(f"stale: {action} while the generation is {current}")
-            if action.verb in ("start", "place", "fence", "acquire", "release"):
+            node = observed.nodes.get(action.node)
+            if action.verb == "place" and node is not None and node.machine in before.cordons:
+                self.broken.append(f"cordon: {action.key} on {action.node} of the cordoned host {node.machine}")
+            if action.verb in ("start", "place", "fence", "move", "acquire", "release"):
                 if action.key in self.committed_keys:
                     self.broken.append(f"stale: {action.key} is done twice")
                 self.committed_keys.add(action.key)
@@ -739,14 +848,25 @@ class Cluster:
         drawn = [
             budgets.scope(i.rung, i.group)
             for i in decision.incidents
-            if i.decided == self.now and i.rung in (Rung.RESTART, Rung.REPLACE) and i.kind != Kind.REQUESTED
+            if i.decided == self.now
+            and i.rung in (Rung.RESTART, Rung.REPLACE)
+            and i.kind not in (Kind.REQUESTED, Kind.LEAVING)
         ]
-        drawn += [
-            "reallocate"
-            for a in decision.actions
+        acquired = [a for a in decision.actions if a.verb == "acquire"]
+        drawn += ["reallocate" for a in acquired if a.rung == Rung.REALLOCATE]
+        replaced = sum(scope == "replace" for scope in drawn)
+        if sum(a.rung == Rung.REPLACE for a in acquired) > replaced:
+            self.broken.append(f"acquired: more refills than the {replaced} replacements that pay for them")
+        for action in acquired:
             # A run of which nothing is left is begun again, which is no failure to budget.
-            if a.verb == "acquire" and a.reason != "the run starts" and EVERYTHING_GONE not in a.reason
-        ]
+            leaving = action.reason.startswith("allocation ")
+            free = ("the run starts" in action.reason, EVERYTHING_GONE in action.reason, "a person" in action.reason)
+            if action.rung is None and not (leaving or any(free)):
+                self.broken.append(f"acquired: {action} is paid by no budget, and nothing left")
+            if leaving and action.reason.split()[1] in self.successors:
+                self.broken.append(f"acquired: {action.reason}: a second time")
+            if leaving:
+                self.successors.add(action.reason.split()[1])
         for scope in drawn:
             instants = self.draws.setdefault(scope, [])
             instants.append(self.now)

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.decide import decide
+from supervisor.core.model import Kind
 from supervisor.core.spec import RunSpec
 from tests.properties import cluster
 from tests.properties.cluster import Cluster
@@ -28,6 +30,11 @@ FAULTS = [
     "kill_agent",
     "revive_agents",
     "take_away",
+    "limit",
+    "limit_all",
+    "drain",
+    "undrain",
+    "stall_engine",
     "gate_down",
     "gate_frozen",
     "host_down",
@@ -41,6 +48,10 @@ FAULTS = [
     "restart",
     "kill_supervisor",
 ]
+
+REFUSALS = ["refuse", "accept"]
+
+LEAVES = ["limit", "limit", "limit_all", "drain", "undrain"]
 
 Plan = list[tuple[int, str, int]]
 
@@ -77,6 +88,51 @@ def test_whatever_happens(seed: int, plan: Plan, warm_up: bool, engine_notices: 
     runs again and nothing stays open."""
     c = live(seed, plan, cluster.spec(), warm_up, engine_notices=engine_notices)
     c.heal()
+    again = c.until(c.healthy, 400)
+    assert not c.broken, c.broken[:3]
+    assert again, c.state()
+
+
+@given(
+    SEEDS,
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([0, 1, 4]),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(LEAVES), st.integers(0, 63)), min_size=1, max_size=5),
+)
+def test_what_only_leaves_costs_no_committed_step_and_no_budget(
+    seed: int, groups: int, others: int, plan: Plan
+) -> None:
+    """Whoever leaves, and whether or not there are other machines: no step is committed twice, no host suspected, one
+    successor for each, and afterwards every group runs. Machines are few enough that some must be handed over."""
+    c = live(seed, plan, cluster.spec(groups=groups), pool=groups + 1 + others)
+    c.run(2 * cluster.LIMIT_TICKS)
+    c.heal()
+    again = c.until(c.healthy, 400)
+    assert not c.broken, c.broken[:3]
+    assert again, c.state()
+    assert c.lost == 0, f"{c.lost} steps were lost: {c.state()}"
+    assert (c.memory.spent, c.memory.cordons) == ({}, {})
+    assert len(c.memory.allocations) == groups + 1 + len(c.successors)
+    assert {i.kind for _, _, d in c.decided for i in d.incidents} <= {
+        Kind.LEAVING,
+        Kind.ALLOCATION_LOST,
+        Kind.NODE_LOST,
+    }
+
+
+@given(SEEDS, st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["power_off", "take_away", "kill", "limit"]),
+                                 st.integers(0, 63)), min_size=2, max_size=8))  # fmt: skip
+def test_an_engine_that_refuses_is_not_asked_again_and_again(seed: int, plan: Plan) -> None:
+    """A submission a loss; a person's word asks once more, and then every group runs again."""
+    c = live(seed, [(0, "refuse", 0), *plan], cluster.spec())
+    c.run(100)
+    asked = len(c.memory.allocations)
+    c.run(100)
+    assert len(c.memory.allocations) == asked, "nothing happened any more, and still it is asked"
+    if c.memory.phase == "halted":
+        assert "no quota" in c.memory.halt_reason
+    c.heal()
+    c.helpful = True
     again = c.until(c.healthy, 400)
     assert not c.broken, c.broken[:3]
     assert again, c.state()
@@ -138,7 +194,7 @@ def test_a_paused_run_does_nothing(seed: int, plan: Plan) -> None:
 def test_a_run_that_is_told_to_stop_ends_and_gives_everything_back(seed: int, plan: Plan) -> None:
     c = live(seed, plan, cluster.spec())
     c.heal()
-    c.control = cluster.replace(c.control, stop=True)
+    c.control = replace(c.control, stop=True)
     assert c.until(lambda: c.memory.phase == "stopped", 300), c.state()
     assert not c.broken, c.broken[:3]
     assert {a.state for a in c.memory.allocations.values()} == {"released"}
@@ -210,12 +266,13 @@ def test_string_hashes_do_not_reach_the_output(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *REFUSALS])
 def test_every_fault_of_the_model_can_happen(fault: str) -> None:
     """A fault that hits nobody would make the properties hold for nothing."""
     c = live(0, [], cluster.spec())
     undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "unsplit": "split",
-            "hosts_up": "host_down", "store_back": "store_down", "resume": "pause"}  # fmt: skip
+            "hosts_up": "host_down", "store_back": "store_down", "resume": "pause", "undrain": "drain",
+            "accept": "refuse"}  # fmt: skip
     if fault in undo:
         c.fault(undo[fault], 1)
     c.fault(fault, 1)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from supervisor.ports.errors import PortError
 from supervisor.shell import status
-from supervisor.shell.doctor import machine, ports, store, system, trust
+from supervisor.shell.doctor import addresses, machine, ports, slurm, store, system, trust
 from supervisor.shell.doctor.finding import Finding, bad, note
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import connect
@@ -23,12 +23,13 @@ __all__ = ["Finding", "examine", "render"]
 def examine(endpoints: str, home: Path, security: str = "") -> list[Finding]:
     """All findings, the machine's first. `endpoints` empty: no live system is looked for. `security` is the security
     file."""
-    found = [*machine.examine(home), *ports.examine(home)]
+    found = [*machine.examine(home), *ports.examine(home), *slurm.examine(home)]
     if not endpoints:
         found += machine.server()
         found.append(note("no `supervisor up` runs in this folder", "start one, or give --etcd"))
         return found
     where = endpoints.split(",")
+    found += addresses.examine(where[0])
     try:
         believed = checked(security, where)
     except SecurityError as error:

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -29,6 +29,9 @@ from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire.security import SecurityError, file_of_node, load
 
 log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""A list is a few small files of this machine; a lost allocation is seen within this."""
 
 KILL_AFTER_S = 10.0
 """From TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
@@ -97,6 +100,7 @@ class LocalEngine:
     name = "local"
 
     def __init__(self, home: Path) -> None:
+        self.poll_s = POLL_S
         self._home = home
         self._id = f"local:{socket.gethostname()}:{hashlib.sha256(bytes(home.resolve())).hexdigest()[:12]}:"
         self._pool: Pool | None = None
@@ -121,6 +125,14 @@ class LocalEngine:
             return
         self._save(_Allocation(key=request.key, slots=request.slots, lease_s=request.lease_s, exclude=request.exclude))
         self._serve_pending()
+
+    def replace(self, key: str, request: Request, because: str) -> None:
+        """There is nobody to keep off the old node but us: `request.exclude` does."""
+        self.acquire(request)
+        self.release(key)
+
+    def events(self, changed: Callable[[], None]) -> None:
+        """Files do not call."""
 
     def release(self, key: str) -> None:
         allocation = self._load(key)

@@ -17,6 +17,11 @@ def lose_node(w: World) -> None:
     w.hear(0, "silent")
 
 
+def lose_node_of(w: World, group: int) -> None:
+    w.lapse(w.group(group).node)
+    w.hear(group, "silent")
+
+
 def lose_allocation(w: World) -> None:
     w.grant(1, "gone", reason="preempted")
 
@@ -63,14 +68,14 @@ TABLE: dict[str, tuple[Callable[[World], None], Kind, Rung, list[str], str]] = {
         lose_node,
         Kind.NODE_LOST,
         Rung.REPLACE,
-        ["cordon", "release"],
+        ["cordon", "release", "acquire"],
         "the lease of node n1 (5 s) lapsed and the gate hears group 0 as silent",
     ),
     "a lost allocation": (
         lose_allocation,
         Kind.ALLOCATION_LOST,
         Rung.REALLOCATE,
-        ["cordon", "release", "acquire"],
+        ["release", "acquire"],
         "the engine says that allocation run-a1 (job-1) is gone: preempted",
     ),
 }
@@ -178,7 +183,7 @@ def test_a_lapsed_lease_waits_for_the_engines_word() -> None:
     w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
     w.hear(0, "gone")
     assert w.verbs() == []
-    assert w.verbs(ENGINE_WORD_S + 0.01) == ["cordon", "release"]
+    assert w.verbs(ENGINE_WORD_S + 0.01) == ["cordon", "release", "acquire"]
     assert w.incident.kind == Kind.NODE_LOST
 
 
@@ -223,7 +228,7 @@ def test_the_whole_ladder_in_one_incident() -> None:
     assert w.incident.id == "i1"
     assert (w.incident.rung, w.incident.state) == (Rung.STOP, "halted")
     assert "restart: budget spent (1 within 3600 s)" in w.incident.considered
-    assert "replace: no healthy spare node" in w.incident.considered
+    assert "replace: budget spent (1 within 3600 s)" in w.incident.considered
     assert "reallocate: budget spent (1 within 3600 s)" in w.incident.considered
     assert "nothing cheaper is left" in w.memory.halt_reason
     assert "rank 0 ended by signal 11" in w.memory.halt_reason
@@ -244,12 +249,55 @@ def test_no_spare_climbs_to_a_new_allocation() -> None:
     assert w.group().node == "n3"
 
 
+def test_a_lost_node_is_asked_for_again_in_its_place_at_the_replacements_own_budget() -> None:
+    """So that the run keeps its spares; the engine keeps others off the suspect host."""
+    w = World(groups=2, spares=1).bring_up()
+    lose_node(w)
+    w.round()
+    asked = w.memory.allocations["run-a4"]
+    assert (asked.instead_of, asked.exclude, asked.state) == ("run-a1", ("n1",), "wanted")
+    assert set(w.memory.spent) == {"replace"}
+    w.recover(0)
+    w.bring(4)
+    assert w.verbs() == []
+    assert sorted(a.key for a in w.memory.allocations.values() if a.state == "wanted") == ["run-a2", "run-a3", "run-a4"]
+
+
+def test_what_the_engine_took_away_is_asked_for_without_suspecting_its_host() -> None:
+    w = World(groups=2, spares=0).bring_up()
+    lose_allocation(w)
+    w.round()
+    assert w.memory.allocations["run-a3"].instead_of == ""
+    lose_node_of(w, 1)
+    w.round()
+    assert w.memory.allocations["run-a4"].instead_of == "run-a2"
+
+
+def test_a_cordon_is_of_a_host_and_outlives_the_node_that_was_on_it() -> None:
+    w = World(groups=2, spares=2)
+    w.host()
+    w.round()
+    for number, host in ((1, "h1"), (2, "h2"), (3, "h1"), (4, "h3")):
+        w.grant(number)
+        w.node(number, host=host)
+    w.bring_up()
+    assert (w.group(0).node, w.group(0).host) == ("n1", "h1")
+    w.nodes["n1"] = replace(w.nodes["n1"], host="")
+    lose_node(w)
+    w.round()
+    assert list(w.memory.cordons) == ["h1"]
+    assert w.memory.allocations["run-a5"].exclude == ("h1",)
+    w.recover(0)
+    assert w.group(0).node == "n4", "n3 is on the same host"
+
+
 def test_a_spare_that_vanished_after_the_decision_is_replaced_by_an_allocation() -> None:
     w = World(groups=2, spares=1).bring_up()
     lose_node(w)
     w.round()
     w.grant(3, "gone", reason="preempted")
     w.lapse("n3")
+    w.grant(4, "gone", reason="preempted")
     w.admit(0)
     assert w.verbs() == ["fence", "acquire"]
     assert (w.incident.rung, w.incident.considered) == (Rung.REALLOCATE, ("replace: the spare is gone",))
@@ -265,8 +313,13 @@ def test_a_spare_that_lapsed_after_the_decision_does_not_hold_the_group_for_ever
     assert w.incident.rung == Rung.REPLACE
     w.lapse("n3")
     w.admit(0)
-    verbs = [verb for _ in range(10) for verb in w.verbs(after=30.0)]
-    assert "acquire" in verbs, w.waits()
+    w.round(30.0)
+    assert "group 0: allocation run-a4 is pending" in w.waits()
+    w.round(61.0)
+    assert "group 0: allocation run-a4 is late; the run goes on with fewer groups" in w.waits()
+    assert w.memory.allocations["run-a4"].late
+    w.bring(4)
+    assert w.verbs() == ["place"]
 
 
 # --- two owners never ---
@@ -376,7 +429,7 @@ def test_a_silent_node_whose_group_steps_is_unknown() -> None:
         assert "the lease of node n1 lapsed, but the gate still hears group 0: hold" in w.waits()
         assert w.last.look_again_at == pytest.approx(w.now + 1.0)
     w.hear(0, "silent")
-    assert w.verbs() == ["cordon", "release"]
+    assert w.verbs() == ["cordon", "release", "acquire"]
 
 
 def test_the_word_of_a_gate_whose_host_is_gone_is_old() -> None:
@@ -402,7 +455,7 @@ def test_a_lapsed_lease_right_after_a_store_outage_holds() -> None:
     w.stable = 4.9
     assert w.verbs() == []
     w.stable = 5.0
-    assert w.verbs() == ["cordon", "release"]
+    assert w.verbs() == ["cordon", "release", "acquire"]
 
 
 def test_a_stall_is_not_seen_right_after_a_store_outage() -> None:
@@ -498,7 +551,7 @@ def test_silence_then_a_lost_node_climbs_within_the_same_incident() -> None:
     w.round()
     opened = w.incident.opened
     w.lapse("n1")
-    assert w.verbs(after=5.0) == ["cordon", "release"]
+    assert w.verbs(after=5.0) == ["cordon", "release", "acquire"]
     assert (w.incident.id, w.incident.kind, w.incident.rung) == ("i1", Kind.NODE_LOST, Rung.REPLACE)
     assert w.incident.opened == opened
     assert len(w.incident.evidence) == 2
@@ -585,7 +638,7 @@ def test_a_lost_node_during_the_backoff_moves_the_group() -> None:
     w.round()
     assert w.group().phase == "placing"
     w.lapse("n1")
-    assert w.verbs(after=1.0) == ["cordon", "release"]
+    assert w.verbs(after=1.0) == ["cordon", "release", "acquire"]
     assert w.group().phase == "fencing"
 
 
@@ -596,6 +649,7 @@ def test_a_spent_budget_for_allocations_lets_fewer_groups_go_on() -> None:
     w.round()
     w.grant(3, "gone")
     w.lapse("n3")
+    w.grant(4, "gone")
     w.admit(0)
     assert w.verbs() == ["fence"]
     assert "the budget for new allocations is spent: fewer groups go on" in w.waits()

@@ -70,6 +70,22 @@ def all_recovered_long_ago(w: World) -> None:
     w.now += 1000.0
 
 
+def all_leaving(w: World) -> None:
+    for group in range(GROUPS):
+        w.node(group + 1, leaving="its time limit is near")
+
+
+def all_handed_over(w: World) -> None:
+    all_leaving(w)
+    for _ in range(12):
+        w.round()
+    w.now += w.spec.allocation.slurm.warn_s
+    w.round()
+    assert w.memory.handover_at_step is not None
+    for group in range(GROUPS):
+        w.fail(group, code=0)
+
+
 HAPPENS: list[Callable[[World], None]] = [
     all_finish,
     all_crash,
@@ -80,6 +96,8 @@ HAPPENS: list[Callable[[World], None]] = [
     same_error,
     crash_while_draining,
     all_recovered_long_ago,
+    all_leaving,
+    all_handed_over,
 ]
 
 

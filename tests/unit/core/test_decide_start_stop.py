@@ -342,7 +342,7 @@ def test_paused_does_nothing_but_open_incidents_and_resume_acts() -> None:
     assert w.memory.spent == before.spent
     assert [g.generation for g in w.memory.groups.values()] == [1, 1, 1]
     w.control = replace(w.control, paused=False)
-    assert sorted(w.verbs()) == ["cordon", "release", "ride_through", "start"]
+    assert sorted(w.verbs()) == ["acquire", "cordon", "release", "ride_through", "start"]
     assert {i.state for i in w.memory.incidents.values()} == {"acting"}
 
 
@@ -385,6 +385,36 @@ def test_what_heals_while_paused_leaves_no_open_incident() -> None:
     w.round(1.0)
     assert w.memory.incidents == {}
     assert w.group().incident == ""
+
+
+def test_a_node_that_was_lost_while_paused_and_comes_back_silent_is_judged_as_stalled() -> None:
+    w = World(silent_timeout_s=5.0).bring_up()
+    w.hear(0, "silent")
+    w.round()
+    w.control = replace(w.control, paused=True)
+    w.lapse("n1")
+    w.round()
+    assert w.incident.kind == Kind.NODE_LOST
+    w.node(1)
+    w.control = replace(w.control, paused=False)
+    assert w.verbs(after=6.0) == ["start"]
+    assert w.incident.kind == Kind.STALLED
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_hiccup_that_looks_like_more_while_paused_and_heals_leaves_no_open_incident(lost: bool) -> None:
+    w = World(silent_timeout_s=5.0).bring_up()
+    w.hear(0, "silent")
+    assert w.verbs() == ["ride_through"]
+    w.control = replace(w.control, paused=True)
+    if lost:
+        w.lapse("n1")
+    assert w.verbs(after=6.0) == []
+    assert w.incident.kind == (Kind.NODE_LOST if lost else Kind.STALLED)
+    w.node(1)
+    w.hear(0, "beating")
+    w.round()
+    assert (w.incident.state, w.memory.incidents) == ("recovered", {})
 
 
 def test_a_stall_that_was_seen_while_paused_is_acted_on_after() -> None:

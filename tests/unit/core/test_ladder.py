@@ -31,6 +31,7 @@ def test_every_kind_has_a_first_rung_and_a_reason() -> None:
         (Kind.REQUESTED, Rung.RESTART),
         (Kind.NODE_LOST, Rung.REPLACE),
         (Kind.ALLOCATION_LOST, Rung.REALLOCATE),
+        (Kind.LEAVING, Rung.REPLACE),
         (Kind.SAME_ERROR, Rung.STOP),
     ],
 )

@@ -222,6 +222,21 @@ def test_a_host_that_dies_before_its_gate_ever_listened_is_given_up() -> None:
     assert w.verbs(after=GATE_ETCD_SILENCE_S + 2) == ["lighthouse"]
 
 
+def test_a_host_that_comes_back_after_its_gate_was_given_up_before_it_listened_does_not_hold_the_seat() -> None:
+    """Nobody starts that lighthouse any more, so no shim will ever say that it ended."""
+    w = world()
+    w.nodes[HOST] = replace(w.nodes[HOST], lighthouses_ended=(1,))
+    assert w.verbs() == ["lighthouse"]
+    w.gate = None
+    w.nodes[HOST] = replace(w.nodes[HOST], registered=False)
+    cut_off(w, 0, 1)
+    assert w.verbs() == ["close_lighthouse"]
+    w.nodes[HOST] = replace(w.nodes[HOST], registered=True)
+    verbs = [verb for _ in range(5) for verb in w.verbs(after=5.0)]
+    assert verbs == ["lighthouse"]
+    assert w.memory.lighthouse.generation == 3
+
+
 def test_a_seat_that_is_given_away_before_it_is_closed_breaks_an_invariant() -> None:
     w = world()
     observed = w.observed()

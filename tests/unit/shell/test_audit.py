@@ -48,6 +48,7 @@ KEYS = [
     *((key, KINDS.get(name, "?")) for name, key in of_functions().items()),
     (keys.LEADER, "LeaderRecord"),
     (keys.EPOCHS_BEFORE, "EpochsBefore"),
+    (keys.SYSTEM, "System"),
     (keys.memory("run", "group-12"), "GroupMemory"),
 ]
 

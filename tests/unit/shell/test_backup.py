@@ -325,3 +325,23 @@ def test_chunks_are_transactions_by_number_and_by_size() -> None:
     large = backup._chunks({f"k{n}": b"x" * 400_000 for n in range(5)})
     assert [len(part) for part in large] == [2, 2, 1]
     assert backup._chunks({}) == [{}]
+
+
+def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> None:
+    """Its jobs are known by it at a scheduler; and a supervisor that was started once in the new etcd has made another."""
+    old = _filled()
+    old.put(keys.SYSTEM, b"abc")
+    made = backup.take(old)
+    fresh = MemoryStore()
+    fresh.put(keys.SYSTEM, b"other")
+    backup.restore(fresh, made, tmp_path / "file")
+    item = fresh.get(keys.SYSTEM)
+    assert item is not None
+    assert item.value == b"abc"
+    # one of before there were names changes none
+    bare = MemoryStore()
+    bare.put(keys.SYSTEM, b"other")
+    backup.restore(bare, backup.take(_filled()), tmp_path / "file")
+    item = bare.get(keys.SYSTEM)
+    assert item is not None
+    assert item.value == b"other"

@@ -14,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from supervisor import cli
+from supervisor.cli import common
+from supervisor.shell import client
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, run_values
 
@@ -68,6 +70,20 @@ def test_an_endpoint_in_the_environment(tmp_path: Path) -> None:
     assert "'zz' is not an etcd endpoint" in refused(tmp_path, *SUPERVISOR, "nodes", SUPERVISOR_ETCD="zz")
 
 
+@pytest.mark.parametrize("option", [("--nodes", "0"), ("--address", "auto")])
+def test_a_part_of_a_system_needs_its_etcd(tmp_path: Path, option: Sequence[str]) -> None:
+    text = refused(tmp_path, *SUPERVISOR, "up", *option, SUPERVISOR_ETCD="")
+    assert f"{' '.join(option)} needs the --etcd of the system" in text
+
+
+def test_submit_is_for_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.toml").write_text('name = "run"\n')
+    monkeypatch.setattr(client, "check_titan", lambda spec: [])
+    result = CliRunner().invoke(cli.app, ["submit", str(tmp_path / "run.toml"), "--etcd", "127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert 'allocation.engine = "local": submit is for "slurm"' in result.output
+
+
 @pytest.mark.parametrize("etcd", ["127.0.0.1:1", "https://127.0.0.1:1"])
 def test_init_auth_with_an_insecure_file(tmp_path: Path, etcd: str) -> None:
     (tmp_path / "insecure.toml").write_text("insecure = true\n")
@@ -82,7 +98,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], MemoryStore]:
     def made(phase: Any) -> MemoryStore:
         store = MemoryStore()
         store.commit(run_values(replace(MEMORY, phase=phase)))
-        monkeypatch.setattr(cli, "connect", lambda *_, **__: store)
+        monkeypatch.setattr(common, "connect", lambda *_, **__: store)
         return store
 
     return made

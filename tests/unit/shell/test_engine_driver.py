@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -11,13 +11,14 @@ import pytest
 
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Request
-from supervisor.ports.errors import Fenced
+from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import Expect
-from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.engine_driver import BACKOFF_MAX_S, EngineDriver
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.helpers.waiting import eventually
 from tests.unit.shell.records import SPEC
 
 KEY = "run-a1"
@@ -36,24 +37,43 @@ class Term:
 
 
 class Engine:
-    name = "fake"
+    poll_s = 0.01
 
-    def __init__(self, has: Iterable[Grant] = (), gives: bool = True) -> None:
+    def __init__(self, has: Iterable[Grant] = (), gives: bool = True, name: str = "local") -> None:
+        self.name = name
         self.has = {g.key: g for g in has}
         self.gives = gives
         self.acquired: list[str] = []
         self.released: list[str] = []
+        self.replaced: list[tuple[str, str, str]] = []
+        self.requests: list[Request] = []
+        self.lists = 0
+        self.fails: list[Exception] = []
+        self.holds: set[str] = set()
 
     def acquire(self, request: Request) -> None:
         self.acquired.append(request.key)
+        self.requests.append(request)
+        if self.fails:
+            raise self.fails.pop(0)
         if self.gives:
             self.has[request.key] = replace(OURS, key=request.key)
 
     def release(self, key: str) -> None:
         self.released.append(key)
+        if key in self.holds:
+            raise Fatal("it is not yours")
         self.has.pop(key, None)
 
+    def replace(self, key: str, request: Request, because: str) -> None:
+        self.replaced.append((key, request.key, because))
+        self.has[request.key] = replace(OURS, key=request.key)
+
+    def events(self, changed: Callable[[], None]) -> None:
+        self.changed = changed
+
     def list(self) -> list[Grant]:
+        self.lists += 1
         return list(self.has.values())
 
     def knows(self, grant: Grant) -> bool:
@@ -140,3 +160,124 @@ def test_a_leader_of_before_writes_nothing() -> None:
     with pytest.raises(Fenced):
         driver.turn(driver._wanted)
     assert store.get(keys.grant("run", KEY)) is None
+
+
+def driver_of(store: MemoryStore, engine: Engine) -> EngineDriver:
+    """With the leader's newest view."""
+    driver = EngineDriver(store, engine)
+    driver.offer(Mirror(store.list(keys.PREFIX)), Term(store))  # type: ignore[arg-type]
+    return driver
+
+
+def turn(driver: EngineDriver) -> float:
+    assert driver._wanted is not None
+    return driver.attempt(driver._wanted)
+
+
+def test_the_engine_gets_what_the_run_file_says() -> None:
+    engine = Engine()
+    drive(store_with(None), engine)
+    (request,) = engine.requests
+    assert request.spec == SPEC.allocation
+
+
+@pytest.mark.parametrize("told", [None, OURS])
+def test_another_engines_runs_are_not_touched_and_the_engine_is_not_asked(told: Grant | None) -> None:
+    engine, store = Engine(name="slurm"), store_with(told)
+    assert drive(store, engine) == told
+    assert (engine.lists, engine.acquired, engine.released) == (0, [], [])
+
+
+def test_an_engine_of_which_all_was_given_back_is_asked_no_more() -> None:
+    engine, store = Engine(has=[OURS]), store_with(OURS, "released")
+    driver = driver_of(store, engine)
+    turn(driver)
+    asked = engine.lists
+    for _ in range(3):
+        turn(driver)
+    assert (engine.lists, engine.released) == (asked, [KEY])
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    store.put(keys.allocation("run", "run-a2"), encode(wanted))
+    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+    turn(driver)
+    assert engine.acquired == ["run-a2"]
+
+
+def test_one_that_is_still_there_after_its_release_is_released_again() -> None:
+    engine, store = Engine(has=[OURS]), store_with(OURS, "released")
+    driver = driver_of(store, engine)
+    engine.release = lambda key: engine.released.append(key)  # type: ignore[method-assign]
+    for _ in range(3):
+        turn(driver)
+    assert engine.released == [KEY] * 3
+
+
+def test_a_refusal_is_written_and_not_asked_again_whoever_leads() -> None:
+    first, store = Engine(), store_with(None)
+    first.fails = [Fatal("there is no partition nope")]
+    refused = Grant(key=KEY, state="refused", reason="there is no partition nope")
+    assert drive(store, first) == refused
+    assert first.acquired == [KEY]
+    second = Engine()
+    assert drive(store, second) == refused
+    assert second.acquired == []
+
+
+def test_in_the_place_of_a_suspect_one_is_a_replace() -> None:
+    engine, store = Engine(), store_with(None)
+    suspect = AllocationMemory(key=KEY, state="wanted", since=1.0, reason="n1 lost its disk", instead_of="run-a0")
+    store.put(keys.allocation("run", KEY), encode(suspect))
+    assert drive(store, engine) == OURS
+    assert (engine.replaced, engine.acquired) == ([("run-a0", KEY, "n1 lost its disk")], [])
+
+
+def test_one_that_is_not_taken_back_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    engine, store = Engine(has=[OURS]), store_with(OURS, "released")
+    engine.holds = {KEY}
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    store.put(keys.allocation("run", "run-a2"), encode(wanted))
+    assert drive(store, engine) == OURS
+    assert engine.acquired == ["run-a2"]
+    assert any("it is not yours" in r.message for r in caplog.records)
+
+
+def test_an_engine_that_is_away_is_left_alone_ever_longer_and_served_when_it_is_back() -> None:
+    engine, store = Engine(), store_with(None)
+    engine.fails = [Retryable("nobody answers", after_s=1.0) for _ in range(8)]
+    driver = driver_of(store, engine)
+    pauses = [turn(driver) for _ in range(8)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (1.0, BACKOFF_MAX_S)
+    assert turn(driver) == 0.0
+    assert engine.has == {KEY: OURS}
+
+
+def test_the_pause_starts_anew_after_a_success() -> None:
+    engine, store = Engine(), store_with(None)
+    engine.fails = [Retryable("nobody answers", after_s=1.0) for _ in range(4)]
+    driver = driver_of(store, engine)
+    while turn(driver):
+        pass
+    engine.list = raising(Retryable("away again", after_s=1.0))  # type: ignore[method-assign]
+    assert turn(driver) == 1.0
+
+
+def raising(error: Exception) -> Callable[[], list[Grant]]:
+    def fail() -> list[Grant]:
+        raise error
+
+    return fail
+
+
+def test_an_engine_that_calls_is_looked_at_at_once() -> None:
+    engine = Engine()
+    engine.poll_s = 3600.0
+    driver = driver_of(store_with(None), engine)
+    driver.start()
+    try:
+        eventually(lambda: engine.acquired == [KEY], 10, "what is wanted is asked for at once")
+        asked = engine.lists
+        engine.changed()
+        eventually(lambda: engine.lists > asked, 10, "it calls")
+    finally:
+        driver.stop()

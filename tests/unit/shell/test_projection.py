@@ -119,6 +119,12 @@ def test_the_drain_step_is_told_only_while_stopping() -> None:
     assert trainers(replace(RUNNING, stop_at_step=9, phase="stopping"))["n1"].stop_at_step == 9
 
 
+def test_the_step_of_a_hand_over_is_told_only_while_the_run_goes_on() -> None:
+    assert {t.stop_at_step for t in trainers(replace(RUNNING, handover_at_step=7)).values()} == {7}
+    ending = replace(RUNNING, handover_at_step=7, stop_at_step=9, phase="stopping")
+    assert {t.stop_at_step for t in trainers(ending).values()} == {9}
+
+
 def test_the_same_memory_gives_the_same_bytes() -> None:
     assert projection.intent_records(SPEC, "/r", MEMORY) == projection.intent_records(SPEC, "/r", replace(MEMORY))
     assert projection.memory_records(SPEC, MEMORY, (INCIDENT,)) == projection.memory_records(

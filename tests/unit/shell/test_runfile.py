@@ -83,7 +83,7 @@ def test_an_unknown_key_names_the_nearest(body: dict[str, Any], expected: str) -
             {"titan": {"data": {"source": "foldr"}}},
             ("titan.data.source = 'foldr'", "'python-stdlib' or 'folder'", "nearest: 'folder'"),
         ),
-        ({"allocation": {"engine": "slurm"}}, ("allocation.engine = 'slurm'", "'local'")),
+        ({"allocation": {"engine": "slurn"}}, ("allocation.engine = 'slurn'", "'local'")),
     ],
 )
 def test_a_wrong_type_names_key_value_and_type(body: dict[str, Any], parts: tuple[str, ...]) -> None:

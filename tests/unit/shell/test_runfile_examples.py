@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.spec import RunSpec
 from supervisor.shell import runfile
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").rglob("*.toml"))
 
 
 def test_there_are_examples() -> None:

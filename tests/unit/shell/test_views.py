@@ -166,6 +166,30 @@ def test_a_node_whose_lease_lapsed_is_seen_as_such() -> None:
     assert (node.registered, node.allocation, len(node.ranks)) == (False, "run-a1", 1)
 
 
+def test_a_node_is_seen_with_its_host_and_with_why_it_is_leaving() -> None:
+    told = {keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, leaving="time limit"))}
+    values = {**run_values(), **grant(1, node="n1"), **told}
+    node = views.observed(mirror_of({**values, **registration("n1", host="h1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    assert (node.host, node.leaving) == ("h1", "time limit")
+    node = views.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    assert node.host == "n1", "an engine without host names: the node's own"
+
+
+def test_the_host_of_a_node_that_is_gone_is_remembered_and_its_last_words_are_not() -> None:
+    memory = replace(MEMORY, groups={**MEMORY.groups, 0: replace(MEMORY.groups[0], host="h1")})
+    told = {keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, leaving="time limit"))}
+    node = views.observed(mirror_of({**run_values(memory), **told}), "run", memory, 0.0, 0.0).nodes["n1"]
+    assert (node.registered, node.host, node.leaving) == (False, "h1", "")
+
+
+def test_a_host_that_was_given_again_is_of_the_allocation_that_is_not_gone() -> None:
+    allocations = {**MEMORY.allocations, "run-a3": replace(MEMORY.allocations["run-a1"], key="run-a3")}
+    memory = replace(MEMORY, allocations=allocations)
+    for gone, there in ((1, 3), (3, 1)):
+        values = {**run_values(memory), **grant(gone, "gone", "n1"), **grant(there, node="n1"), **observed_record("n1")}
+        assert views.observed(mirror_of(values), "run", memory, 0.0, 0.0).nodes["n1"].allocation == f"run-a{there}"
+
+
 def test_an_unreadable_observed_record_is_a_node_of_which_nothing_is_known() -> None:
     mirror = mirror_of({**run_values(), **registration("n1"), keys.observed("n1"): b"{torn"})
     node = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"]

@@ -1,0 +1,100 @@
+"""What the commands share: their options, errors as sentences, the store and the printing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from supervisor.ports.errors import PortError
+from supervisor.shell import failpoints, status, views
+from supervisor.shell import up as up_module
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.store import EtcdStore, connect
+from supervisor.wire import keys
+from supervisor.wire.records import RecordError
+from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+console = Console(soft_wrap=True)
+
+
+def endpoints_option(context: typer.Context, given: str) -> str:
+    """Refuses what is no list of endpoints; also an empty one that was written out, as by a script without its variable."""
+    source = context.get_parameter_source("etcd")
+    if given or (source is not None and source.name == "COMMANDLINE"):
+        for endpoint in given.split(","):
+            try:
+                host_and_port(endpoint)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from None
+    return given
+
+
+Etcd = Annotated[
+    str,
+    typer.Option(
+        envvar="SUPERVISOR_ETCD",
+        callback=endpoints_option,
+        help="HOST:PORT of etcd, several with commas. Default: that of the `supervisor up` in --home.",
+    ),
+]
+Home = Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs.")]
+Run = Annotated[str, typer.Option("--run", "-r", help="Name of the run. Default: the newest.")]
+SecurityFile = Annotated[
+    str,
+    typer.Option("--security", envvar=VARIABLE, help="The security file (docs/SECURITY.md). Default: that of `up`."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+HOME = Path("runs")
+
+
+@contextlib.contextmanager
+def sentences() -> Iterator[None]:
+    """A user's mistake or a missing part is a sentence and exit code 1 (2: what was given), never a traceback."""
+    try:
+        yield
+    except (SecurityError, failpoints.FailpointError) as error:
+        typer.echo(f"supervisor: {error}", err=True)
+        raise typer.Exit(2) from None
+    except (PortError, RecordError, views.Unreadable) as error:
+        typer.echo(f"supervisor: {error}", err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        typer.echo(f"supervisor: {error.strerror or error}{where}", err=True)
+        raise typer.Exit(1) from None
+
+
+def endpoints_in(etcd: str, home: Path) -> list[str]:
+    """Those given, or those of the `up` in a home, or etcd's own default."""
+    return (etcd or up_module.endpoints_of(home) or "127.0.0.1:2379").split(",")
+
+
+@contextlib.contextmanager
+def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStore]:
+    with sentences():
+        endpoints = endpoints_in(etcd, home)
+        store = connect(endpoints, security=checked(security or up_module.security_of(home), endpoints))
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+@contextlib.contextmanager
+def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]:
+    with opened_store(etcd, home, security) as store:
+        yield Mirror(store.list(keys.PREFIX))
+
+
+def show(value: Any, as_json: bool, table: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps(status.as_json(value), indent=2))
+    else:
+        console.print(table)

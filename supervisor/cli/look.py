@@ -1,0 +1,113 @@
+"""Commands that only look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.common import HOME, Etcd, Home, Json, Run, SecurityFile, app, opened_mirror, opened_store, show
+from supervisor.core.explain import explain as explain_lines
+from supervisor.shell import bundle, client, doctor, logs, render, status
+from supervisor.shell import up as up_module
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+
+
+@app.command("status", epilog="Example: supervisor status --run demo --json")
+def status_command(
+    run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
+) -> None:
+    """How the run does: groups, steps, loss, quorum, spares, budgets."""
+    with opened_store(etcd, home, security) as store:
+        found = status.overview(Mirror(store.list(keys.PREFIX)), run)
+        found = replace(found, warnings=(*status.alarms(store), *found.warnings))
+        show(found, as_json, render.run(found))
+
+
+@app.command(epilog="Example: supervisor nodes --json")
+def nodes(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False) -> None:
+    """The nodes, what runs on them and how they are."""
+    with opened_mirror(etcd, home, security) as mirror:
+        found = status.node_status(mirror)
+        show(found, as_json, render.nodes(found))
+
+
+@app.command(epilog="Example: supervisor incidents --run demo")
+def incidents(
+    run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
+) -> None:
+    """Every failure so far, what was done and why."""
+    with opened_mirror(etcd, home, security) as mirror:
+        found = client.incidents(mirror, client.choose_run(mirror, run).spec.name)
+        show(found, as_json, render.incidents(found))
+
+
+@app.command(epilog="Example: supervisor explain i2 --run demo")
+def explain(
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `supervisor incidents` prints it.")],
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
+) -> None:
+    """One incident in plain words: what was seen, what was done, why, and what else was considered."""
+    with opened_mirror(etcd, home, security) as mirror:
+        record = client.choose_run(mirror, run)
+        found = {i.id: i for i in client.incidents(mirror, record.spec.name)}
+        if incident not in found:
+            typer.echo(
+                f"supervisor: run {record.spec.name} has no incident {incident!r}; known: {', '.join(found) or 'none'}",
+                err=True,
+            )
+            raise typer.Exit(1)
+        show(found[incident], as_json, "\n".join(explain_lines(found[incident])))
+
+
+@app.command("logs", epilog="Example: supervisor logs --group 1 --lines 50")
+def logs_command(
+    run: Run = "",
+    group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
+    rank: Annotated[int, typer.Option(help="Rank within the group.")] = 0,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines of each log.")] = 20,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
+) -> None:
+    """The newest lines that the trainers of this machine printed, newest generation of each group last."""
+    with opened_mirror(etcd, home, security) as mirror:
+        name = client.choose_run(mirror, run).spec.name
+    found = logs.tails(up_module.system_folder(home), name, group, rank, lines)
+    if not found:
+        typer.echo(f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it", err=True)
+        raise typer.Exit(1)
+    show(found, as_json, logs.render(found))
+
+
+@app.command("doctor", epilog="Example: supervisor doctor")
+def doctor_command(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False) -> None:
+    """Check this machine and the live system, and say what to do about each finding."""
+    endpoints = etcd or up_module.endpoints_of(home)
+    findings = doctor.examine(endpoints, home, security or up_module.security_of(home))
+    show(findings, as_json, doctor.render(findings))
+    if any(f.level == "bad" for f in findings):
+        raise typer.Exit(1)
+
+
+@app.command("support-bundle", epilog="Example: supervisor support-bundle --run demo --out demo.tar.gz")
+def support_bundle(
+    run: Run = "",
+    out: Annotated[Path, typer.Option(help="The archive to write.")] = Path("support-bundle.tar.gz"),
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """One archive with state, journal and logs, without secrets, to send to somebody."""
+    with opened_mirror(etcd, home, security) as mirror:
+        record = client.choose_run(mirror, run)
+        members = bundle.write(out, mirror, record, up_module.system_folder(home))
+    typer.echo(f"wrote {out} ({out.stat().st_size // 1024} KiB, {members} files)")

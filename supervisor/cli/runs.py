@@ -1,0 +1,199 @@
+"""Commands that start a run and steer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.common import (
+    HOME,
+    Etcd,
+    Home,
+    Run,
+    SecurityFile,
+    app,
+    endpoints_in,
+    endpoints_option,
+    opened_store,
+    sentences,
+)
+from supervisor.core.spec import RunSpec
+from supervisor.ports.errors import Fatal
+from supervisor.shell import client, runfile, status
+from supervisor.shell import submit as submitting
+from supervisor.shell import up as up_module
+from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.shell.identity import system_id
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import Control
+
+
+@app.command(epilog="Example: supervisor launch examples/debug.toml")
+def launch(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    check: Annotated[bool, typer.Option("--check", help="Only check the run file.")] = False,
+) -> None:
+    """Check a run file and start the run."""
+    spec = _checked_spec(file)
+    with sentences():
+        endpoints = endpoints_in(etcd, home)
+        note = client.check_engine(spec, endpoints, security or up_module.security_of(home))
+    if note:
+        typer.echo(f"supervisor: {note}", err=True)
+    if check:
+        typer.echo(f"{file}: run {spec.name!r} is right")
+        return
+    with opened_store(etcd, home, security) as store:
+        record = client.launch(store, spec, home)
+    typer.echo(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
+
+
+@app.command(
+    epilog="Example: supervisor submit run.toml --etcd etcd-0:2379,etcd-1:2379,etcd-2:2379 --home /shared/runs"
+)
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],
+    etcd: Annotated[
+        str,
+        typer.Option(
+            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of etcd, as the nodes reach it."
+        ),
+    ],
+    home: Annotated[
+        Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, on a disk that all hosts share.")
+    ] = HOME,
+    supervisors: Annotated[int, typer.Option(min=1, help="Jobs of the control plane, each on another host.")] = 2,
+    partition: Annotated[
+        str, typer.Option(help="Partition of those jobs, as one without GPUs. Default: the run file's.")
+    ] = "",
+    wait_s: Annotated[
+        float, typer.Option(min=0, help="How long Slurm may take to start them; they stay in the queue after it.")
+    ] = 600.0,
+    security: SecurityFile = "",
+) -> None:
+    """Start the control plane as jobs of Slurm, and the run. Again: goes on with what is there (docs/SLURM.md)."""
+    spec = _checked_spec(file)
+    if spec.allocation.engine != "slurm":
+        typer.echo(
+            f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit is for "slurm"', err=True
+        )
+        raise typer.Exit(2)
+
+    def say(sentence: str) -> None:
+        typer.echo(sentence, err=True)
+
+    with opened_store(etcd, home, security) as store:
+        before = client.launched_before(store, spec)
+        note = client.check_engine(spec, etcd.split(","), security)
+        if note:
+            raise Fatal(note)
+        file_given = str(Path(security).resolve()) if security else ""
+        plane = submitting.plane_of(
+            spec.allocation.slurm,
+            system=system_id(store),
+            etcd=etcd,
+            home=home,
+            security=file_given,
+            partition=partition,
+        )
+        slurm = Commands()
+        submitting.check(slurm, plane)
+        submitting.ensure(slurm, plane, supervisors, say, wait_s)
+        submitting.wait_for_leader(store, slurm, plane, say, wait_s)
+        record = before or client.launch(store, spec, home)
+        jobs = submitting.living(slurm, plane)
+    typer.echo(f"control plane: {submitting.told(jobs)}; to end it: scancel --name {plane.job_name}")
+    done = "was launched before" if before else "launched"
+    typer.echo(f"{spec.name} {done}; folder {record.run_dir}. Look: supervisor status --run {spec.name} --etcd {etcd}")
+
+
+def _checked_spec(file: Path) -> RunSpec:
+    """Exits 2 with all that is wrong with a run file."""
+    try:
+        spec = runfile.load(file)
+        problems = client.check_titan(spec)
+        if problems:
+            raise runfile.RunFileError(problems)
+    except runfile.RunFileError as error:
+        for problem in error.problems:
+            typer.echo(f"supervisor: {file}: {problem}", err=True)
+        raise typer.Exit(2) from None
+    return spec
+
+
+@app.command(epilog="Example: supervisor pause --run demo")
+def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
+    """Observe everything and do nothing: no restart, no move. Training goes on."""
+    _control(run, etcd, home, security, "pause", "paused", lambda c: replace(c, paused=True))
+
+
+@app.command(epilog='Example: supervisor resume demo --because "the data set is mended"')
+def resume(
+    name: Annotated[str, typer.Argument(metavar="[RUN]", help="Name of the run, as with --run.")] = "",
+    run: Run = "",
+    because: Annotated[str, typer.Option(help="Why a halted run may go on: it is kept in the journal.")] = "",
+    they_are_down: Annotated[
+        bool,
+        typer.Option(
+            "--they-are-down",
+            help="Nothing runs any more on the nodes of the halted run that nobody hears: you have looked.",
+        ),
+    ] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Act again after `pause`; or let a run out of a halt (rung 4): it starts again from its newest checkpoint."""
+    with opened_store(etcd, home, security) as store:
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, name or run)
+        if status.run_status(mirror, record).phase == "halted" and not because.strip():
+            typer.echo(
+                f"supervisor: run {record.spec.name} is halted; say why it may go on: "
+                f'supervisor resume {record.spec.name} --because "..." (what happened: supervisor incidents)',
+                err=True,
+            )
+            raise typer.Exit(2)
+        typer.echo(client.resume(store, mirror, record, because.strip(), they_are_down))
+
+
+@app.command(epilog="Example: supervisor stop --run demo")
+def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
+    """End the run cleanly: all groups stop after the same step, and its nodes are given back."""
+    _control(run, etcd, home, security, "stop", "stopping", lambda c: replace(c, stop=True))
+
+
+def _control(
+    run: str, etcd: str, home: Path, security: str, wish: str, said: str, change: Callable[[Control], Control]
+) -> None:
+    with opened_store(etcd, home, security) as store:
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, run)
+        client.refuse_ended(mirror, record, wish)
+        client.change_control(store, record.spec.name, change)
+        typer.echo(f"{record.spec.name}: {said}")
+
+
+@app.command(epilog="Example: supervisor restart 1 --run demo")
+def restart(
+    group: Annotated[int, typer.Argument(metavar="GROUP", help="Number of the replica group.")],
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Start a group's processes again where they are; the others go on. Draws on no budget."""
+    with opened_store(etcd, home, security) as store:
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, run)
+        client.refuse_ended(mirror, record, "restart")
+        client.restart(store, record, group)
+        typer.echo(f"{record.spec.name}: group {group} will be restarted")

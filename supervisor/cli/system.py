@@ -1,0 +1,153 @@
+"""Commands that run the system and keep its state."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisor.cli.common import HOME, Etcd, Home, SecurityFile, app, endpoints_option, opened_store, sentences
+from supervisor.shell import auth, failpoints, service, submit
+from supervisor.shell import backup as backups
+from supervisor.shell import up as up_module
+from supervisor.shell.engines.local import PoolNode
+from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.wire.address import AUTO
+from supervisor.wire.security import VARIABLE, checked
+
+
+@app.command(epilog="Example: supervisor up --nodes 4")
+def up(
+    nodes: Annotated[
+        int, typer.Option(min=0, help="Local nodes that the engine may give; 0: only a supervisor and a service host.")
+    ] = 4,
+    etcd: Annotated[
+        str,
+        typer.Option(
+            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of an etcd; without it one is started."
+        ),
+    ] = "",
+    home: Home = HOME,
+    name: Annotated[str, typer.Option(help="Node name of the service host, unique in the etcd.")] = "host",
+    address: Annotated[
+        str, typer.Option(help="Where the others reach the service host; auto: as it reaches the first etcd.")
+    ] = "127.0.0.1",
+    node_folder: Annotated[
+        Path | None, typer.Option(help="Folder of this machine for the service host's records. Default: in --home.")
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower starts, less memory.")] = False,
+    security: Annotated[
+        str,
+        typer.Option(envvar=VARIABLE, help="The security file; those of the nodes, node-NAME.toml, are beside it."),
+    ] = "",
+) -> None:
+    """Start etcd (if none is given), a supervisor and a pool of local nodes; stay until Ctrl-C, then end them all."""
+    if not etcd and (nodes == 0 or address == AUTO):
+        what = "--nodes 0" if nodes == 0 else f"--address {AUTO}"
+        raise typer.BadParameter(f"{what} needs the --etcd of the system that it is a part of", param_hint="--etcd")
+    pool = [PoolNode(name=f"n{i + 1}") for i in range(nodes)]
+
+    def say(sentence: str) -> None:
+        typer.echo(sentence, err=True)
+
+    on_notice = (lambda: submit.succeed(Commands(), os.environ)) if submit.VARIABLE in os.environ else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sentences())
+        failpoints.armed()
+        checked_file = checked(security, [e for e in etcd.split(",") if e])
+        started = stack.enter_context(
+            up_module.up(
+                home,
+                pool,
+                etcd=etcd,
+                address=address,
+                name=name,
+                node_folder=node_folder,
+                cold=cold,
+                security=checked_file,
+                say=say,
+            )
+        )
+        what = f"{nodes} local nodes" if nodes else f"service host {name}"
+        typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}. Now: supervisor launch RUN.toml")
+        up_module.watch_over(started, say, on_notice)
+
+
+@app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")
+def run(
+    etcd: Annotated[
+        str,
+        typer.Option(
+            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of etcd, several with commas."
+        ),
+    ],
+    home: Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, as for `up`.")] = HOME,
+    lease_s: Annotated[
+        int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
+    ] = service.LEASE_S,
+    metrics_address: Annotated[str, typer.Option(help="Where /metrics listens.")] = "127.0.0.1",
+    metrics_port: Annotated[int, typer.Option(help="Its port; 0 takes a free one.")] = 0,
+    security: SecurityFile = "",
+) -> None:
+    """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you."""
+    with sentences():
+        endpoints, metrics = etcd.split(","), (metrics_address, metrics_port)
+        read = checked(security, endpoints, [("the metrics port", metrics_address)])
+        service.main(endpoints, up_module.system_folder(home), lease_s, metrics, read)
+
+
+@app.command(
+    "init-auth", epilog="Example: supervisor init-auth --security certs/root.toml --node n1 --node n2 --node host"
+)
+def init_auth_command(
+    node: Annotated[list[str] | None, typer.Option(help="A node to make a user for; give it once for each.")] = None,
+    etcd: Etcd = "",
+    security: Annotated[
+        str, typer.Option("--security", envvar=VARIABLE, help="The security file with the certificate of `root`.")
+    ] = "",
+) -> None:
+    """Make etcd's users and roles, and have it check them. Run it again for more nodes."""
+    with sentences():
+        endpoints = (etcd or "https://127.0.0.1:2379").split(",")
+        for sentence in auth.init_auth(endpoints, checked(security, endpoints), node or []):
+            typer.echo(sentence)
+
+
+@app.command(epilog="Example: supervisor backup --out /backups/supervisor-monday.json.gz")
+def backup(
+    out: Annotated[Path, typer.Option(help="The file to write; with .gz at its end it is compressed.")] = Path(
+        "supervisor-backup.json.gz"
+    ),
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """All that the supervisors know, in one file: for the day on which etcd's data is lost."""
+    with opened_store(etcd, home, security) as store:
+        made = backups.take(store)
+        backups.write(made, out)
+    runs = f"runs {', '.join(made.runs)}" if made.runs else "no run"
+    typer.echo(f"wrote {out}: {len(made.records)} records at revision {made.revision}, {runs}")
+
+
+@app.command(epilog="Example: supervisor restore /backups/supervisor-monday.json.gz")
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `supervisor backup` wrote.")],
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Bring a backup's state into an etcd that has none. Stop every supervisor first; unfinished runs start again from
+    their newest checkpoints once one leads."""
+    with sentences():
+        backup = backups.read(file)
+    with opened_store(etcd, home, security) as store:
+        plan = backups.restore(store, backup, file)
+    for sentence in plan.sentences:
+        typer.echo(sentence)
+    typer.echo(
+        f"restored {len(plan.records)} records of {backup.made} (revision {backup.revision}). Now: supervisor run"
+    )

@@ -1,0 +1,122 @@
+"""All groups at once from nodes that are leaving to the next ones: they end after one step with a checkpoint, and start again
+from it. For when nobody stays to heal from (ADR 8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from supervisor.core import detect
+from supervisor.core.ladder import WHY_FIRST, Choice
+from supervisor.core.model import GroupMemory, Kind, Rung
+from supervisor.core.round import Round
+
+AHEAD_S = 10.0
+"""How far ahead the common last step is: progress may be 5 s old, and an agent hears of it within a second or two."""
+
+
+def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
+    """A step that no group has passed yet, so that all end at the same one: `margin_s` away at the measured pace."""
+    ranks = [rank for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)]
+    newest = max((rank.step for rank in ranks), default=0)
+    pace = max((rank.step_s for rank in ranks), default=0.0)
+    return newest + int(min(at_most, 2 + math.ceil(margin_s / pace) if pace > 0 else 2))
+
+
+def consider(r: Round, words: Mapping[str, str]) -> None:
+    """Begin, if everybody's time runs out, or if a group alone can go at once."""
+    there = [g for g in r.groups.values() if g.node and g.phase in ("starting", "running", "placing")]
+    running = [g for g in there if g.phase == "running"]
+    if not running or any(r.allocation_of(g.node) not in words for g in there):
+        return
+    why = words[r.allocation_of(running[0].node)]
+    spares = r.spares()
+    if r.spec.groups.count == 1 and spares and not running[0].incident:
+        _begin(r, f"node {running[0].node} is leaving ({why}), and the group has nobody to heal from")
+        return
+    told = [r.observed.nodes.get(g.node) for g in there]
+    if not all(node is not None and node.leaving for node in told):
+        return  # whoever was only drained has no deadline
+    since = min(r.allocations[r.allocation_of(g.node)].leaving_since or r.now for g in running)
+    due = since + r.spec.allocation.slurm.warn_s / 2
+    if r.now < due:
+        r.look_again(due)
+        return
+    if spares and any(g.phase in ("unplaced", "fencing", "placing", "starting") for g in r.groups.values()):
+        return  # one of those takes it, and the next can heal from it
+    _begin(r, f"every group's node is leaving ({why}), and no other came by half of the warning")
+
+
+def _begin(r: Round, reason: str) -> None:
+    # The nodes go: no more than an eighth of the warning is spent on the way to the last step.
+    step = step_ahead(r, min(AHEAD_S, r.spec.allocation.slurm.warn_s / 8))
+    r.rest.update(handover_at_step=step, handover_since=r.now)
+    r.act("hand_over", f"hand_over:{r.before.decisions}", f"{reason}: all groups end after step {step}")
+    go_on(r)
+
+
+def go_on(r: Round) -> None:
+    """Until every group has ended: only then may the first start again, so that all do from one checkpoint.
+
+    One that only starts has nothing to save and ends at once. What did not end within the time of a start is ended.
+    """
+    step = r.handover_at_step
+    late = r.now >= r.rest.get("handover_since", r.before.handover_since) + r.spec.policy.start_timeout_s
+    for group in list(r.groups.values()):
+        slow = late and group.phase == "running"
+        on_leaving = group.phase == "placing" and bool(r.leaving(group.node))
+        if not (slow or on_leaving or group.phase == "starting"):
+            continue
+        if r.full(group.group):
+            return
+        why = f"it did not end at step {step} in time" if slow else f"all groups are handed over after step {step}"
+        off(r, group, why)
+        after = r.groups[group.group]
+        r.act(
+            "move", f"move:{group.group}:{after.generation}:{r.before.decisions}", why,
+            group=group.group, generation=after.generation, node=group.node, incident=after.incident,
+        )  # fmt: skip
+    waited_for = ("starting", "running") if late else ("starting", "running", "fencing")
+    still = [str(g.group) for g in r.groups.values() if g.phase in waited_for]
+    if still:
+        until = None if late else r.rest.get("handover_since", r.before.handover_since) + r.spec.policy.start_timeout_s
+        r.wait(f"handing over: the groups end after step {step}, {', '.join(still)} not yet", until=until)
+        return
+    mark = r.rest.get("checkpoint", r.before.checkpoint)
+    newest = f"the checkpoint of step {mark.step}" if mark is not None else "the beginning: there is no checkpoint"
+    r.rest["handover_at_step"] = None
+    r.act("hand_over", f"handed_over:{r.before.decisions}", f"every group has ended; they start again from {newest}")
+
+
+def ended(r: Round, group: GroupMemory) -> bool:
+    """Whether a group that has ended cleanly did so to be handed over; then its next generation is to be started."""
+    step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
+    if r.handover_at_step is None or step >= r.spec.titan.steps:
+        return False
+    off(r, group, f"it was handed over after step {step}: node {group.node} is leaving")
+    return True
+
+
+def off(r: Round, group: GroupMemory, why: str) -> None:
+    """Take a group from its node: the next generation is started elsewhere, once this one is proved gone.
+
+    An incident that is open already goes on; else one says why it moves.
+    """
+    step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
+    after = group.generation + 1 if group.phase in ("starting", "running") else group.generation
+    known = r.incidents.get(group.incident)
+    incident = known or r.incident_for(group, detect.Failure(Kind.LEAVING, (why,)), step)
+    if known is None:
+        incident = r.decide_incident(incident, Choice(Rung.REPLACE, f"{WHY_FIRST[Kind.LEAVING]}: {why}", ()), after)
+    else:
+        note = f"restart: {why}"
+        passed = known.rung < Rung.REPLACE and note not in known.considered
+        considered = (*known.considered, note) if passed else known.considered
+        r.set_incident(replace(known, generation_after=after, considered=considered))
+    r.set_group(
+        replace(
+            group, generation=after, phase="fencing", since=r.now, node="", host="", old_node=group.node,
+            incident=incident.id,
+        )
+    )  # fmt: skip

@@ -1,0 +1,153 @@
+"""Nodes that are about to be taken away by the engine's own will (ADR 8): drained, or near their time limit.
+
+Such a node takes no group any more. A successor is asked for at once, the groups move one at a time while another
+trains that they can heal from, and where that can't be, all are handed over through a checkpoint (`handover.py`). None
+of it is a failure: no budget is drawn and no host cordoned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from supervisor.core import detect, handover
+from supervisor.core.ladder import WHY_FIRST
+from supervisor.core.model import AllocationMemory, GroupMemory, Kind
+from supervisor.core.round import Round
+
+ASKED_A_ROUND = 15
+"""Successors that one round asks for: two operations each, beside what placing costs; a transaction holds 100."""
+
+
+def leave(r: Round) -> None:
+    """What is to be done about leaving nodes in this round."""
+    if r.phase != "running":
+        if r.before.handover_at_step is not None:
+            r.rest["handover_at_step"] = None  # the run ends: nobody starts again
+        return
+    words = leaving_allocations(r)
+    stay = [a for a in r.allocations.values() if a.leaving_since is not None and a.key not in words and _there(r, a)]
+    if not words and not stay and r.handover_at_step is None:
+        return
+    if r.paused:
+        r.wait("the run is paused: nodes that are leaving are not left")
+        return
+    if r.observed.store_stable_s < r.spec.policy.node_lease_s:
+        r.wait("the store was away: nodes that are leaving are left after one lease", until=r.now + 1.0)
+        return
+    if not r.quiet:
+        r.look_again(r.now)  # a transaction holds only so much
+        return
+    for allocation in stay[:ASKED_A_ROUND]:
+        r.set_allocation(replace(allocation, leaving_since=None))
+    held = _held(r)
+    _ask_for_successors(r, words, held)
+    _give_back(r, words, held)
+    if r.handover_at_step is not None:
+        handover.go_on(r)
+    elif not _move(r, words):
+        handover.consider(r, words)
+
+
+def leaving_allocations(r: Round) -> dict[str, str]:
+    """Wanted allocations that are about to be taken away, and why."""
+    found = {g.key: g.leaving for g in r.observed.grants.values() if g.leaving and g.state == "granted"}
+    found |= {n.allocation: n.leaving for n in r.observed.nodes.values() if n.leaving and n.registered}
+    return {key: why for key, why in found.items() if key in r.allocations and r.allocations[key].state == "wanted"}
+
+
+def _there(r: Round, allocation: AllocationMemory) -> bool:
+    """Whether its node is there: then that nobody says that it leaves is a word (an administrator changed his mind)."""
+    grant = r.observed.grants.get(allocation.key)
+    if allocation.state != "wanted" or grant is None or grant.state != "granted":
+        return False
+    views = [r.observed.nodes.get(node) for node in grant.nodes]
+    return any(view is not None and view.registered for view in views)
+
+
+def _held(r: Round) -> set[str]:
+    """Allocations on which a group lives, or has lived and is not proved gone."""
+    nodes = [g.node for g in r.groups.values() if g.phase != "finished"]
+    nodes += [g.old_node for g in r.groups.values() if g.phase == "fencing"]
+    return {r.allocation_of(node) for node in nodes if node}
+
+
+def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> None:
+    """One for each, once. A successor that leaves before it got a group waits for its own: else a time limit shorter than
+    its warning would ask for ever more."""
+    successors = {a.successor for a in r.allocations.values() if a.successor}
+    asked = 0
+    for key in sorted(words):
+        before = r.allocations[key]
+        after = before if before.leaving_since is not None else replace(before, leaving_since=r.now)
+        not_before = before.since + r.spec.allocation.slurm.warn_s
+        early = key in successors and key not in held and r.now < not_before
+        if early and not before.successor:
+            r.wait(f"allocation {key} took another's place and is leaving already: {words[key]}", until=not_before)
+        if asked == ASKED_A_ROUND and (after != before or not (before.successor or early)):
+            r.look_again(r.now)
+            return
+        if not (before.successor or early):
+            after = replace(after, successor=r.acquire(f"allocation {key} is leaving: {words[key]}"))
+        if after != before:
+            r.set_allocation(after)
+            asked += 1
+
+
+def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
+    """Leaving allocations that hold no group any more. What has no successor yet is kept: once it is released it is never
+    asked about again."""
+    free = [key for key in sorted(words) if key not in held and r.allocations[key].successor]
+    for key in free[:ASKED_A_ROUND]:
+        r.release(key, f"it is leaving and holds no group: {words[key]}")
+    if len(free) > ASKED_A_ROUND:
+        r.look_again(r.now)
+
+
+def _move(r: Round, words: Mapping[str, str]) -> bool:
+    """Move the next group to a node that stays, or say why not yet. Whether one moved."""
+    there = [g for g in r.groups.values() if g.phase == "running" and r.allocation_of(g.node) in words]
+    if not there:
+        return False
+    # Those that the node itself has been told of have a deadline: they go first.
+    there.sort(key=lambda g: (not r.observed.nodes[g.node].leaving if g.node in r.observed.nodes else True, g.group))
+    group = next((g for g in there if not g.incident), there[0])
+    why = words[r.allocation_of(group.node)]
+    about = f"group {group.group}: its node {group.node} is leaving ({why})"
+    spares = r.spares()
+    busy = [g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting")]
+    if not spares:
+        r.wait(f"{about}, and no other is there yet{_coming(r, group)}")
+    elif group.incident:
+        r.wait(f"{about}; first its incident {group.incident}")
+    elif busy:
+        r.wait(f"{about}: one at a time, group {busy[0].group} is not running yet")
+    elif not any(_healthy(r, g) for g in r.groups.values() if g.group != group.group):
+        r.wait(f"{about}, but no other group trains that it can heal from")
+    else:
+        handover.off(r, group, f"node {group.node} is leaving: {why}")
+        moved = r.groups[group.group]
+        r.act(
+            "move", f"move:{group.group}:{moved.generation}", f"{WHY_FIRST[Kind.LEAVING]} ({why})",
+            group=group.group, generation=moved.generation, node=group.node, incident=moved.incident,
+        )  # fmt: skip
+        return True
+    return False
+
+
+def _coming(r: Round, group: GroupMemory) -> str:
+    key = r.allocations[r.allocation_of(group.node)].successor
+    grant = r.observed.grants.get(key)
+    state = grant.state if grant is not None else "pending"
+    return f": allocation {key} is {state}{r.engines_word(key)}" if key else ""
+
+
+def _healthy(r: Round, group: GroupMemory) -> bool:
+    gate = detect.listening(r.observed)
+    return (
+        group.phase == "running"
+        and not group.incident
+        and gate is not None
+        and gate.admitted.get(group.group) == group.generation
+        and gate.hearing.get(group.group) == "beating"
+    )

@@ -1,0 +1,250 @@
+"""The Slurm engine: one 1-node job for each allocation (ADR 8).
+
+It keeps nothing: what there is stands in Slurm, by our key in the job's comment.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from supervisor.core.model import Grant
+from supervisor.ports.engine import Request
+from supervisor.ports.errors import Fatal
+from supervisor.shell.engines import slurm_script
+from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Commands, Job, Node, Refused
+from supervisor.wire.security import SecurityError, load
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""A list is one request to slurmctld, which serves a whole cluster; a lost node is told by its lease anyway."""
+SHARE = 0.1
+"""At most this part of the time is spent on lists, however many jobs everybody has (0.2 s for 1000 in Slurm 22.05)."""
+
+_PENDING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
+_RUNNING = {"RUNNING", "SIGNALING", "RESIZING"}
+_ENDED = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "COMPLETING",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "STAGE_OUT",
+    "TIMEOUT",
+}
+_LEAVING = {"DRAIN", "FAIL", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWER_DOWN", "POWERING_DOWN"}
+_AWAY = _LEAVING | {"DOWN"}
+_SHARED = " shared"
+"""After the key in the comment of a job that does not have its host for itself: its node is named otherwise."""
+
+
+class SlurmEngine:
+    """Implements ports.engine.Engine."""
+
+    name = "slurm"
+
+    def __init__(self, etcd: Sequence[str], security_file: str, system: str) -> None:
+        """Calls nothing. `system` is what keys.SYSTEM holds; `security_file` is the supervisor's own, or empty."""
+        self.poll_s = POLL_S
+        self._etcd = tuple(etcd)
+        self._security_file = security_file
+        self._system = system
+        self._prefix = f"supervisor/{system}/"
+        self._commands = Commands()
+        self._cluster = ""
+        self._released: set[str] = set()
+        self._drained: set[str] = set()
+        self._may_drain = True
+
+    def acquire(self, request: Request) -> None:
+        """Two tries at most: after one that failed there may be a job all the same."""
+        said = ""
+        while True:
+            known = self._jobs().get(request.key)
+            if said and known is not None and _state(known) == "refused":
+                raise Fatal(self._explained(request, said))
+            if known is not None:
+                return
+            options, script = self._submission(request)
+            try:
+                job = self._commands.submit(options, script)
+            except Refused as words:
+                if said:
+                    raise Fatal(self._explained(request, str(words))) from words
+                said = str(words)
+                time.sleep(ONCE_MORE_S)
+            else:
+                log.info("job %d is submitted for allocation %s", job, request.key)
+                return
+
+    def replace(self, key: str, request: Request, because: str) -> None:
+        """The host is drained first: Slurm must not give it to the new job, and whoever goes on after us does so too."""
+        job = self._jobs().get(key)
+        if job is not None and job.node and request.spec.slurm.drain_suspects:
+            self._drain(job.node, f"supervisor, run {request.run}: {because}")
+        self.acquire(request)
+        self.release(key)
+
+    def release(self, key: str) -> None:
+        job = self._jobs().get(key)
+        if job is not None and not _ended(job):
+            self._commands.cancel([job.id])
+        self._released.add(key)
+
+    def list(self) -> Sequence[Grant]:
+        """Cancels what must not be: the second job of one key, and what an administrator has queued again."""
+        began = time.monotonic()
+        jobs = self._jobs()
+        granted = [job for job in jobs.values() if _state(job) == "granted"]
+        nodes = self._commands.nodes() if granted else {}
+        self._commands.cancel([job.id for job in jobs.values() if _state(job) == "gone" and not _ended(job)])
+        self._cluster = self._cluster or self._commands.cluster()
+        self.poll_s = max(POLL_S, (time.monotonic() - began) / SHARE)
+        return [
+            _grant(key, job, nodes.get(job.node))
+            for key, job in jobs.items()
+            if not (key in self._released and _ended(job))
+        ]
+
+    def events(self, changed: Callable[[], None]) -> None:
+        """Slurm can only be asked."""
+
+    def knows(self, grant: Grant) -> bool:
+        """Whether it is of this cluster; before the first list nothing is known."""
+        if not grant.engine_id:
+            return True
+        return bool(self._cluster) and grant.engine_id.startswith(f"slurm:{self._cluster}:")
+
+    def check(self, request: Request) -> None:
+        """Raises Fatal, with Slurm's words and the key of the run file, if Slurm would refuse this. Submits nothing.
+
+        Slurm itself knows accounts and QOS only where it has a database, and does not look at a partition's limits unless
+        EnforcePartLimits is set: such a job would wait, with Slurm's reason.
+        """
+        options, script = self._submission(request)
+        words = self._commands.refusal(options, script)
+        if words:
+            raise Fatal(self._explained(request, words))
+
+    def _jobs(self) -> dict[str, Job]:
+        """Our jobs by our keys. Of two with one key the older one counts, whatever became of it, and the other is
+        cancelled: so all who look agree."""
+        ours: dict[str, Job] = {}
+        more: list[Job] = []
+        jobs = [job for job in self._commands.jobs() if job.comment.startswith(self._prefix)]
+        for job in sorted(jobs, key=lambda job: (job.submitted_unix_s, job.id)):
+            key = job.comment.removeprefix(self._prefix).removesuffix(_SHARED)
+            if key in ours:
+                more.append(job)
+            else:
+                ours[key] = job
+        twice = [job.id for job in more if not _ended(job)]
+        if twice:
+            log.warning("cancelled: a second job of the same allocation: %s", ", ".join(map(str, twice)))
+            self._commands.cancel(twice)
+        return ours
+
+    def _submission(self, request: Request) -> tuple[Sequence[str], str]:
+        try:
+            security = load(self._security_file)
+        except SecurityError as error:
+            raise Fatal(str(error)) from error
+        if security.tls and not request.spec.slurm.exclusive:
+            raise Fatal(
+                "allocation.slurm.exclusive = false: nodes are then named HOST.JOBID, and there is no certificate for a "
+                "name that is not known before; set exclusive = true"
+            )
+        comment = self._prefix + request.key + ("" if request.spec.slurm.exclusive else _SHARED)
+        return (
+            slurm_script.options(request, comment),
+            slurm_script.script(request, self._etcd, security, self._system),
+        )
+
+    def _explained(self, request: Request, words: str) -> str:
+        """With the one key of the run file without which Slurm would take it, if there is one."""
+        spec = request.spec.slurm
+        options, script = self._submission(request)
+        for name in ("partition", "account", "qos", "constraint", "gres", "time_limit", "flags"):
+            value = getattr(spec, name)
+            if not value:
+                continue
+            without = [option for option in options if option not in slurm_script.of_setting(spec, name)]
+            if not self._commands.refusal(without, script):
+                told = "[" + ", ".join(f'"{flag}"' for flag in value) + "]" if name == "flags" else f'"{value}"'
+                return f"Slurm refuses allocation.slurm.{name} = {told}: {words}"
+        return f"Slurm refuses the job: {words}"
+
+    def _drain(self, host: str, reason: str) -> None:
+        node = self._commands.nodes().get(host)
+        if node is None or host in self._drained or _AWAY.intersection(node.states):
+            return  # an administrator's own reason stays
+        words = self._commands.drain(host, reason)
+        if not words:
+            self._drained.add(host)
+            log.info("node %s is drained: %s", host, reason)
+        elif self._may_drain:
+            self._may_drain = False
+            log.warning(
+                "Slurm does not let us drain node %s: %s; suspect nodes are only left out of our own jobs "
+                "(allocation.slurm.drain_suspects = false says no more of it)",
+                host,
+                words,
+            )
+
+
+def _ended(job: Job) -> bool:
+    return bool(_ENDED.intersection(job.states))
+
+
+def _state(job: Job) -> Literal["pending", "granted", "gone", "refused"]:
+    if "FAILED" in job.states and not job.node:
+        return "refused"  # what cannot be met by any node: sbatch fails, and leaves this behind
+    if job.restarts or _ended(job):
+        return "gone"
+    if _PENDING.intersection(job.states):
+        return "pending"
+    return "granted" if _RUNNING.issuperset(job.states) else "gone"
+
+
+def _grant(key: str, job: Job, node: Node | None) -> Grant:
+    shared = job.comment.endswith(_SHARED)
+    name = slurm_script.HOST_AND_JOB.format(host=job.node, job=job.id) if shared else job.node
+    state = _state(job)
+    if state == "pending":
+        return Grant(key=key, state="pending", engine_id=_id(job), reason=job.why)
+    nodes = (name,) if job.node else ()
+    if state == "granted":
+        return Grant(key=key, state="granted", nodes=nodes, engine_id=_id(job), leaving=_leaving(node))
+    return Grant(key=key, state=state, nodes=nodes, engine_id=_id(job), reason=_end(job))
+
+
+def _id(job: Job) -> str:
+    return f"slurm:{job.cluster}:{job.id}"
+
+
+def _leaving(node: Node | None) -> str:
+    flags = sorted(_LEAVING.intersection(node.states)) if node is not None else []
+    if node is None or not flags:
+        return ""
+    why = f": {node.reason}" if node.reason else ""
+    return f"Slurm's node {node.name} is marked {', '.join(flags)}{why}"
+
+
+def _end(job: Job) -> str:
+    said = ", ".join(job.states)
+    if job.restarts:
+        said = f"queued again by somebody ({said}), which is cancelled"
+    elif not _ended(job):
+        said += ", which is cancelled"
+    why = f" ({job.why})" if job.why else ""
+    code = f", exit code {job.exit_code}" if job.exit_code else ""
+    where = f" on {job.node}" if job.node else ""
+    return f"Slurm's job {job.id}{where}: {said}{why}{code}"

@@ -1,0 +1,93 @@
+"""What is submitted to Slurm for one node: sbatch's options, and the script that becomes the node's shim."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from supervisor.core.spec import SlurmSpec
+from supervisor.ports.engine import Request
+from supervisor.wire.security import Security, node_name
+
+HOST_AND_JOB = "{host}.{job}"
+"""A node's name where several of ours may be on one host."""
+
+_OPTIONS = {
+    "partition": "--partition",
+    "account": "--account",
+    "qos": "--qos",
+    "constraint": "--constraint",
+    "gres": "--gres",
+    "time_limit": "--time",
+}
+
+
+def of_setting(spec: SlurmSpec, name: str) -> list[str]:
+    """sbatch's options that come from one key of the run file; none where it is empty."""
+    value = getattr(spec, name)
+    if name == "flags":
+        return list(value)
+    return [f"{_OPTIONS[name]}={value}"] if value else []
+
+
+def options(request: Request, comment: str) -> list[str]:
+    """The user's own flags come last: of an option that is given twice sbatch takes the second."""
+    spec = request.spec.slurm
+    made = [
+        f"--comment={comment}",
+        f"--job-name=supervisor-{request.run}",
+        "--nodes=1",
+        "--no-requeue",
+        # the main process alone: the shim
+        f"--signal=B:USR1@{spec.warn_s}",
+        # its file is opened before the script can make a folder
+        "--output=/dev/null",
+    ]
+    if spec.exclusive:
+        # --exclusive alone gives all of a host's processors, and of its memory only the default for a job
+        made += ["--exclusive", "--mem=0"]
+    if request.exclude:
+        made.append(f"--exclude={','.join(request.exclude)}")
+    for name in _OPTIONS:
+        made += of_setting(spec, name)
+    return made + of_setting(spec, "flags")
+
+
+def node_folder(spec: SlurmSpec, system: str) -> str:
+    """Where a node keeps its records and logs; below /tmp, because a unix socket and a lock need a local disk."""
+    return spec.node_folder or f"/tmp/supervisor-{os.getuid()}/{system}"
+
+
+def script(request: Request, etcd: Sequence[str], security: Security, system: str) -> str:
+    """A batch script; its process becomes the shim, and with the shim's end the job ends."""
+    spec = request.spec.slurm
+    node = '"$SLURMD_NODENAME"' if spec.exclusive else '"$SLURMD_NODENAME.$SLURM_JOB_ID"'
+    folder = shlex.quote(node_folder(spec, system))
+    command = spec.agent_command or shlex.join([sys.executable, "-m", "agents.cli"])
+    command += f' run --node {node} --host "$SLURMD_NODENAME" --home {folder} --etcd {shlex.quote(",".join(etcd))}'
+    command += f" --address auto --allocation {shlex.quote(request.key)}"
+    command += f" --slots {request.slots} --lease-s {request.lease_s}"
+    if security.path:
+        command += f" --security {_security(security)}"
+    lines = [
+        "#!/bin/bash",
+        # Slurm's warning may come before the shim listens to it, and must not end the job
+        "trap '' USR1",
+        f"(umask 077 && mkdir -p {folder}/nodes/{node}) || exit 1",
+    ]
+    if not spec.node_folder:
+        # anybody may make a folder of this name in /tmp
+        lines.append(f"[ -O {folder} ] && [ -O {shlex.quote(str(Path(node_folder(spec, system)).parent))} ] || exit 1")
+    lines += [f"exec >>{folder}/nodes/{node}/shim.log 2>&1", spec.setup, f"exec {command}", ""]
+    return "\n".join(lines)
+
+
+def _security(security: Security) -> str:
+    """The node's own file beside the supervisor's, at the same path on every node; ours where all is insecure."""
+    if not security.tls:
+        return shlex.quote(security.path)
+    folder = shlex.quote(str(Path(security.path).parent))
+    return f'{folder}/{node_name("")}"$SLURMD_NODENAME".toml'

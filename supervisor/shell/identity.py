@@ -1,0 +1,40 @@
+"""The name by which this system's jobs are known at a scheduler: one user may have several systems there."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from supervisor.ports.errors import Fatal, Fenced
+from supervisor.ports.store import Expect, Store
+from supervisor.wire import keys
+from supervisor.wire.records import RecordError, System, decode, encode
+
+_FIRST, _OTHERS = "abcdefghijkmnpqrstuvwxyz", "abcdefghijkmnpqrstuvwxyz23456789"
+"""No l, o, 0, 1: people read it out to each other."""
+
+LENGTH = 8
+
+
+def system_id(store: Store) -> str:
+    """The name, made now if there is none: 8 small letters and digits. Raises Retryable; Fatal when it is no name."""
+    while True:
+        item = store.get(keys.SYSTEM)
+        if item is not None:
+            return _read(item.value)
+        made = secrets.choice(_FIRST) + "".join(secrets.choice(_OTHERS) for _ in range(LENGTH - 1))
+        try:
+            store.commit({keys.SYSTEM: encode(System(name=made))}, expect=[Expect(keys.SYSTEM, create_revision=0)])
+        except Fenced:
+            continue  # somebody else was faster: theirs counts
+        return made
+
+
+def _read(value: bytes) -> str:
+    try:
+        name = decode(value, System).name
+    except RecordError as error:
+        raise Fatal(f"{keys.SYSTEM} cannot be read ({error}): jobs carry this name; write back what it was") from error
+    if not re.fullmatch(r"[a-z][a-z0-9]{0,31}", name):
+        raise Fatal(f"{keys.SYSTEM} is {name!r}, which is no name: jobs carry it; write back what it was")
+    return name

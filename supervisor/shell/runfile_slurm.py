@@ -1,0 +1,174 @@
+"""What of [allocation.slurm] cannot work: found before anything is asked of Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from supervisor.core.spec import AllocationSpec, SlurmSpec
+
+EARLY_S = 60
+"""Slurm may send the signal of `sbatch --signal` up to a minute early (its manual says so)."""
+
+WARN_AT_MOST_S = 65535
+"""The longest that `sbatch --signal` takes."""
+
+_OURS = "the supervisor sets it: "
+_KNOWN = _OURS + "it is how a job is known again"
+_FILES = _OURS + "set allocation.slurm.node_folder for where logs are"
+_ONE_NODE = _OURS + "a job is one node; set allocation.nodes for how many"
+
+FLAGS = {
+    "--account": "set allocation.slurm.account",
+    "--array": _ONE_NODE,
+    "--chdir": _OURS + "set allocation.slurm.setup to change the folder",
+    "--comment": _KNOWN,
+    "--constraint": "set allocation.slurm.constraint",
+    "--error": _FILES,
+    "--exclude": _OURS + "hosts that failed are left out by themselves",
+    "--exclusive": "set allocation.slurm.exclusive",
+    "--gres": "set allocation.slurm.gres",
+    "--hold": "a held job never starts, and the run would wait for it",
+    "--job-name": _KNOWN,
+    "--kill-on-invalid-dep": _OURS + "jobs do not depend on each other",
+    "--no-requeue": _OURS + "a job that ends is asked for anew",
+    "--nodelist": "a job is one node, of any name; set allocation.slurm.constraint, or a --reservation",
+    "--nodes": _ONE_NODE,
+    "--ntasks": _OURS + "set groups.ranks_per_group",
+    "--ntasks-per-node": _OURS + "set groups.ranks_per_group",
+    "--open-mode": _FILES,
+    "--output": _FILES,
+    "--parsable": _OURS + "it reads the answer",
+    "--partition": "set allocation.slurm.partition",
+    "--qos": "set allocation.slurm.qos",
+    "--quiet": _OURS + "it reads the answer",
+    "--requeue": _OURS + "a job that ends is asked for anew",
+    "--signal": "set allocation.slurm.warn_s",
+    "--test-only": "supervisor launch --check asks Slurm without starting anything",
+    "--time": "set allocation.slurm.time_limit",
+    "--wait": _OURS + "nobody waits for the end of a job",
+    "--wrap": "set allocation.slurm.setup, or allocation.slurm.agent_command",
+}
+"""Flags of sbatch that are not the user's, with what to do instead."""
+
+_SHORT = {
+    "-A": "--account", "-a": "--array", "-C": "--constraint", "-D": "--chdir", "-e": "--error", "-H": "--hold",
+    "-J": "--job-name", "-N": "--nodes", "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos",
+    "-Q": "--quiet", "-t": "--time", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
+}  # fmt: skip
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def problems(allocation: AllocationSpec) -> list[str]:
+    """Sentences, empty when all is right."""
+    if allocation.engine != "slurm":
+        return [
+            f"allocation.slurm.{name} = {value!r} is for Slurm, and allocation.engine = {allocation.engine!r}: "
+            'set allocation.engine = "slurm", or leave it out'
+            for name, value in _given(allocation.slurm)
+        ]
+    return [*_times(allocation.slurm), *_flags(allocation.slurm.flags), *_lines(allocation.slurm)]
+
+
+def time_limit_s(text: str) -> int | None:
+    """Seconds of a time limit as sbatch reads it; None when it is none of its formats."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if found is None:
+        return None
+    days, *rest = found.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    if days is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:  # minutes[:seconds]
+        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _given(slurm: SlurmSpec) -> list[tuple[str, object]]:
+    default = SlurmSpec()
+    pairs = [(field.name, getattr(slurm, field.name)) for field in dataclasses.fields(slurm)]
+    return [(name, value) for name, value in pairs if value != getattr(default, name)]
+
+
+def _times(slurm: SlurmSpec) -> list[str]:
+    found = []
+    if slurm.warn_s > WARN_AT_MOST_S:
+        found.append(
+            f"allocation.slurm.warn_s = {slurm.warn_s}: must be at most {WARN_AT_MOST_S}: sbatch takes no more"
+        )
+    if not slurm.time_limit:
+        return found
+    limit = time_limit_s(slurm.time_limit)
+    if limit is None or limit == 0:
+        found.append(
+            f"allocation.slurm.time_limit = {slurm.time_limit!r}: must be minutes, minutes:seconds, hours:minutes:seconds, "
+            f"days-hours, days-hours:minutes or days-hours:minutes:seconds; nearest: {_nearest(slurm.time_limit)!r}"
+        )
+    elif limit < slurm.warn_s + EARLY_S:
+        least = _written(slurm.warn_s + EARLY_S)
+        found.append(
+            f"allocation.slurm.time_limit = {slurm.time_limit!r} ({limit} s) is below allocation.slurm.warn_s = {slurm.warn_s} "
+            f"and the {EARLY_S} s by which Slurm may be early: a job would be leaving from its start; at least {least!r}, or "
+            "a smaller warn_s"
+        )
+    return found
+
+
+def _nearest(text: str) -> str:
+    """2h -> 2:00:00, 1h30m -> 1:30:00, 90 s -> 1:30, none of these -> a day; unlimited is an empty one."""
+    if text.lower() in ("0", "unlimited", "infinite", "infinity", "none"):
+        return ""
+    parts = re.findall(r"(\d+)\s*([dhms])[a-z]*", text.lower())
+    seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
+    return _written(seconds) if seconds else "1-00:00:00"
+
+
+def _written(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _flags(flags: tuple[str, ...]) -> list[str]:
+    found = []
+    for flag in flags:
+        if not re.match(r"--?[A-Za-z]", flag):
+            found.append(
+                f'allocation.slurm.flags: {flag!r} is no flag: give each with its value as one, as "--reservation=llm"'
+            )
+            continue
+        reserved = _reserved(flag)
+        if reserved is not None:
+            found.append(f"allocation.slurm.flags: {flag!r} is not for flags: {FLAGS[reserved]}")
+    return found
+
+
+def _reserved(flag: str) -> str | None:
+    """The flag of ours that it is; sbatch takes --part for --partition, and -n4 for -n 4."""
+    if not flag.startswith("--"):
+        return _SHORT.get(flag[:2])
+    name = flag.partition("=")[0].split()[0]
+    if name in FLAGS:
+        return name
+    return next((known for known in FLAGS if len(name) > 4 and known.startswith(name)), None)
+
+
+def _lines(slurm: SlurmSpec) -> list[str]:
+    """A line break would end the option, and begin a command of the script."""
+    names = ("partition", "account", "qos", "constraint", "gres", "agent_command", "node_folder")
+    found = [
+        f"allocation.slurm.{name} = {getattr(slurm, name)!r}: must be one line"
+        for name in names
+        if re.search(r"[\r\n\0]", getattr(slurm, name))
+    ]
+    if slurm.node_folder and not slurm.node_folder.startswith("/"):
+        found.append(
+            f"allocation.slurm.node_folder = {slurm.node_folder!r}: must be a full path, the same on every node"
+        )
+    return found

@@ -1,0 +1,269 @@
+"""The control plane as jobs of Slurm: each is `supervisor up --nodes 0`, a supervisor and a service host, on a host of its own.
+
+What there is stands in Slurm, by the jobs' comments, so that whoever asks again goes on from there. The comments are not the
+engine's: that one cancels what was queued again, and these jobs are queued again when their host is lost.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from supervisor.core.spec import SlurmSpec
+from supervisor.ports.errors import Fatal
+from supervisor.ports.store import Store
+from supervisor.shell.engines import slurm_script
+from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Job, Refused
+from supervisor.shell.up import system_folder
+from supervisor.wire import keys
+
+VARIABLE = "SUPERVISOR_CONTROL_PLANE"
+"""Environment variable in which a control-plane job finds how to submit its successor (JSON)."""
+
+MEMORY = "2G"
+"""A supervisor, an agent, a gate and TorchFT's lighthouse, several times over."""
+
+POLL_S = 1.0
+
+KEYS = ("partition", "account", "qos", "time_limit")
+"""What of [allocation.slurm] is the control plane's too: it needs no GPU, and no host for itself."""
+
+_LIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED", "RESV_DEL_HOLD"}
+_LIVE |= {"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+
+Say = Callable[[str], None]
+
+
+class Commands(Protocol):
+    """What is needed of Slurm's (engines/slurm_commands.py)."""
+
+    def jobs(self) -> Sequence[Job]: ...
+
+    def submit(self, options: Sequence[str], script: str) -> int: ...
+
+    def refusal(self, options: Sequence[str], script: str) -> str: ...
+
+    def cancel(self, jobs: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPlane:
+    """What all control-plane jobs of a system have in common."""
+
+    system: str
+    etcd: str
+    home: str
+    """Folder of the runs, on a disk that all hosts share."""
+    slurm: SlurmSpec
+    security: str = ""
+    partition_from: str = "allocation.slurm.partition"
+    """Where the partition was given, for what Slurm says of it."""
+
+    @property
+    def job_name(self) -> str:
+        return f"supervisor-control-{self.system}"
+
+    @property
+    def logs(self) -> Path:
+        return system_folder(Path(self.home)) / "control"
+
+    def comment(self, key: str) -> str:
+        return f"supervisor-control/{self.system}/{key}"
+
+
+def plane_of(
+    spec: SlurmSpec, *, system: str, etcd: str, home: Path, security: str = "", partition: str = ""
+) -> ControlPlane:
+    """The control plane for a run that asks Slurm for its nodes so; `partition`: another than the run's."""
+    where = {"partition_from": "--partition"} if partition else {}
+    ours = SlurmSpec(
+        **{name: getattr(spec, name) for name in KEYS},
+        warn_s=spec.warn_s,
+        setup=spec.setup,
+        node_folder=spec.node_folder,
+    )
+    ours = replace(ours, partition=partition or ours.partition)
+    return ControlPlane(system=system, etcd=etcd, home=str(home.resolve()), slurm=ours, security=security, **where)
+
+
+def check(commands: Commands, plane: ControlPlane) -> None:
+    """Raises Fatal, with Slurm's words, if it would refuse such a job. Submits nothing."""
+    options = _options(plane, plane.comment("check"))
+    words = commands.refusal(options, _script(plane))
+    if words:
+        raise Fatal(_explained(commands, plane, options, words))
+
+
+def living(commands: Commands, plane: ControlPlane) -> list[Job]:
+    """The system's control-plane jobs, oldest first. Of two with one comment, as two who ask at once make them, the younger
+    one is cancelled."""
+    ours: dict[str, Job] = {}
+    twice: list[int] = []
+    for job in sorted(commands.jobs(), key=lambda job: (job.submitted_unix_s, job.id)):
+        if not job.comment.startswith(plane.comment("")) or not _lives(job):
+            continue
+        if job.comment in ours:
+            twice.append(job.id)
+        else:
+            ours[job.comment] = job
+    if twice:
+        commands.cancel(twice)
+    return list(ours.values())
+
+
+def ensure(commands: Commands, plane: ControlPlane, wanted: int, say: Say, within_s: float) -> None:
+    """Have so many of them, each on another host: the next is submitted when the one before has its host, which it is not
+    given. Again: goes on with what is there. Raises Fatal when Slurm refuses, or gives no host `within_s`."""
+    plane.logs.mkdir(parents=True, exist_ok=True)
+    until, said = time.monotonic() + within_s, ""
+    while True:
+        jobs = living(commands, plane)
+        if len(jobs) >= wanted:
+            return
+        waiting = [job for job in jobs if not job.node]
+        if not waiting:
+            free = next(n for n in range(1, wanted + 1) if plane.comment(str(n)) not in {j.comment for j in jobs})
+            number = _submit(commands, plane, plane.comment(str(free)), [job.node for job in jobs])
+            say(f"submitted job {number}: a supervisor and a service host")
+            continue
+        if time.monotonic() > until:
+            raise Fatal(f"{_pending(waiting)} after {within_s:g} s, and stays in the queue: say it again later")
+        said = _say_once(say, said, waiting)
+        time.sleep(POLL_S)
+
+
+def wait_for_leader(store: Store, commands: Commands, plane: ControlPlane, say: Say, within_s: float) -> None:
+    """Raises Fatal when nobody leads `within_s`, with what Slurm says of the jobs."""
+    until, said = time.monotonic() + within_s, ""
+    while store.get(keys.LEADER) is None:
+        jobs = living(commands, plane)
+        if not jobs:
+            raise Fatal(f"the control plane's jobs have ended and nobody leads: their logs are in {plane.logs}")
+        waiting = [job for job in jobs if not job.node]
+        if time.monotonic() > until:
+            why = _pending(waiting) if len(waiting) == len(jobs) else f"the logs of the jobs are in {plane.logs}"
+            raise Fatal(f"nobody leads after {within_s:g} s: {why}; the jobs stay, say it again later")
+        said = _say_once(say, said, waiting)
+        time.sleep(POLL_S)
+
+
+def told(jobs: Sequence[Job]) -> str:
+    """The jobs in words."""
+    return ", ".join(f"job {job.id} {f'on {job.node}' if job.node else 'waits for a host'}" for job in jobs)
+
+
+def succeed(commands: Commands, environment: Mapping[str, str]) -> str:
+    """What a control-plane job does near its time limit: submit the next, once. Returns what was done. Raises Retryable; Fatal
+    when Slurm refuses.
+
+    The next one may get the host of this one: then it waits there for its end.
+    """
+    try:
+        plane = TypeAdapter(ControlPlane).validate_json(environment[VARIABLE])
+    except (KeyError, ValidationError) as error:
+        raise Fatal(f"{VARIABLE} cannot be read: no successor is submitted ({type(error).__name__})") from error
+    own = int(environment["SLURM_JOB_ID"])
+    jobs = living(commands, plane)
+    comment = plane.comment(f"after-{own}")
+    known = [job.id for job in jobs if job.comment == comment]
+    if known:
+        return f"near the time limit: job {known[0]} follows this one already"
+    others = [job.node for job in jobs if job.node and job.id != own]
+    try:
+        number = _submit(commands, plane, comment, others)
+    except Fatal:
+        # on the host of another it waits for that one's end, which is better than nobody
+        number = _submit(commands, plane, comment, ())
+    return f"near the time limit: job {number} follows this one"
+
+
+def _submit(commands: Commands, plane: ControlPlane, comment: str, exclude: Sequence[str]) -> int:
+    """Two tries at most; one whose answer was lost is found by its comment."""
+    options, script = _options(plane, comment, exclude), _script(plane)
+    try:
+        return commands.submit(options, script)
+    except Refused:
+        time.sleep(ONCE_MORE_S)
+    for job in living(commands, plane):
+        if job.comment == comment:
+            return job.id
+    try:
+        return commands.submit(options, script)
+    except Refused as words:
+        raise Fatal(_explained(commands, plane, options, str(words))) from words
+
+
+def _options(plane: ControlPlane, comment: str, exclude: Sequence[str] = ()) -> list[str]:
+    made = [
+        f"--comment={comment}",
+        f"--job-name={plane.job_name}",
+        *("--nodes=1", "--ntasks=1", f"--mem={MEMORY}"),
+        # its place is a standby's: Slurm's two minutes are soon enough
+        *("--requeue", "--open-mode=append"),
+        f"--signal=B:USR1@{plane.slurm.warn_s}",
+        f"--output={plane.logs}/%j.log",
+    ]
+    made += [f"--exclude={','.join(exclude)}"] if exclude else []
+    return made + [option for name in KEYS for option in slurm_script.of_setting(plane.slurm, name)]
+
+
+def _script(plane: ControlPlane) -> str:
+    """Its process becomes `up`, which Slurm's warning goes to."""
+    folder = shlex.quote(slurm_script.node_folder(plane.slurm, plane.system))
+    command = [sys.executable, "-m", "supervisor.cli", "up", "--nodes", "0", "--address", "auto"]
+    command += ["--etcd", plane.etcd, "--home", plane.home]
+    command += ["--security", plane.security] if plane.security else []
+    lines = [
+        "#!/bin/bash",
+        # it may come before `up` listens, and must not end the job
+        "trap '' USR1",
+        "umask 077",
+        f"mkdir -p {folder} || exit 1",
+        # anybody may make a folder of this name in /tmp
+        f"[ -O {folder} ] || exit 1",
+        f"export {VARIABLE}={shlex.quote(TypeAdapter(ControlPlane).dump_json(plane).decode())}",
+        plane.slurm.setup,
+        f'exec {shlex.join(command)} --name "service-$SLURMD_NODENAME" --node-folder {folder}',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _explained(commands: Commands, plane: ControlPlane, options: Sequence[str], words: str) -> str:
+    """With the one key without which Slurm would take it, if there is one."""
+    script, said = _script(plane), "Slurm refuses the control plane's job"
+    excluded = [option for option in options if option.startswith("--exclude=")]
+    if excluded and not commands.refusal([option for option in options if option not in excluded], script):
+        hosts = excluded[0].removeprefix("--exclude=")
+        return f"{said}: {words} (on another host than {hosts}: give fewer --supervisors, or a --partition with more hosts)"
+    for name in KEYS:
+        own = slurm_script.of_setting(plane.slurm, name)
+        if own and not commands.refusal([option for option in options if option not in own], script):
+            key = plane.partition_from if name == "partition" else f"allocation.slurm.{name}"
+            return f'{said}: {key} = "{getattr(plane.slurm, name)}": {words}'
+    return f"{said}: {words}"
+
+
+def _lives(job: Job) -> bool:
+    return bool(_LIVE.intersection(job.states)) and "COMPLETING" not in job.states
+
+
+def _pending(jobs: Sequence[Job]) -> str:
+    said = ", ".join(f"{job.id} ({job.why or 'no reason given'})" for job in jobs)
+    return f"Slurm has not started job {said}"
+
+
+def _say_once(say: Say, said: str, waiting: Sequence[Job]) -> str:
+    """What is said is said again only when it is another. Right after a submission Slurm has no reason to give yet."""
+    sentence = _pending(waiting)
+    if sentence == said or not any(job.why for job in waiting):
+        return said
+    say(sentence)
+    return sentence

@@ -1,0 +1,43 @@
+"""Who waits for a node, and what the engine says of it: part of a run's status."""
+
+from __future__ import annotations
+
+from supervisor.core.model import AllocationMemory, Memory, Observed
+
+
+def leaving(observed: Observed) -> dict[str, str]:
+    """Nodes that the engine is about to take away, and why."""
+    found = {
+        node: g.leaving for g in observed.grants.values() if g.leaving and g.state == "granted" for node in g.nodes
+    }
+    return found | {n.name: n.leaving for n in observed.nodes.values() if n.leaving and n.registered}
+
+
+def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
+    """One for each allocation that a group waits for, or that the engine refused or is late with; and one for the groups
+    that have no node."""
+    if memory.phase not in ("new", "running"):
+        return ()
+    groups = [str(g.group) for g in memory.groups.values() if g.phase in ("unplaced", "placing") and not g.node]
+    open_ = [(a, _state(a, observed)) for a in memory.allocations.values() if a.state == "wanted"]
+    asked = [_sentence(a, state, memory, observed) for a, state in open_ if state in ("pending", "refused")]
+    if not groups:
+        return tuple(asked)
+    who = f"{'group' if len(groups) == 1 else 'groups'} {', '.join(groups)} without a node"
+    return (f"{who}: " + ("waiting for the engine" if asked else "nothing more is asked of the engine"), *asked)
+
+
+def _state(allocation: AllocationMemory, observed: Observed) -> str:
+    grant = observed.grants.get(allocation.key)
+    return grant.state if grant is not None else "pending"
+
+
+def _sentence(allocation: AllocationMemory, state: str, memory: Memory, observed: Observed) -> str:
+    grant = observed.grants.get(allocation.key)
+    word = f": {grant.reason}" if grant is not None and grant.reason else ""
+    # The run clock of a memory stands still between two decisions: it is so long at least.
+    ago = f"asked for at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({allocation.reason})"
+    if state == "refused":
+        return f"allocation {allocation.key} refused{word}; {ago}"
+    late = "late, the run goes on without it" if allocation.late else "pending"
+    return f"allocation {allocation.key} {late}{word}; {ago}"

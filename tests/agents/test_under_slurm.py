@@ -1,0 +1,84 @@
+"""A node as a job of a real Slurm: notice, an agent's upgrade, and a cancelled job."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents import process
+from agents.shim import LEAVING
+from supervisor.ports.store import Store
+from supervisor.shell.etcd_server import EtcdServer
+from supervisor.wire import keys
+from supervisor.wire.records import Registration, decode
+from tests.agents.nodes import TOYS, Node, desire, kill, observed, rank, running, trainer
+from tests.helpers.slurm import Slurm, available, slurm
+from tests.helpers.waiting import eventually
+
+pytestmark = [pytest.mark.slurm, pytest.mark.skipif(available() != "", reason=available())]
+
+FIRST = "toy.0.1.0"
+REPOSITORY = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Slurm]:
+    with slurm(tmp_path, 1) as made:
+        yield made
+
+
+def job(cell: Slurm, home: Path, etcd: str, *options: str) -> tuple[int, Node]:
+    """A job that becomes a node, with the environment that Slurm gives to one with `--export=NONE`."""
+    node = Node.__new__(Node)
+    node.name, node.folder, node.output = "n1", home / "nodes" / "n1", home / "n1.out"
+    programs = json.dumps({**TOYS, "agent": "agents.agent"}).replace('"', '\\"')
+    command = f"{sys.executable} -m agents.cli run --node=n1 --host=$SLURMD_NODENAME --home={home} --etcd={etcd}"
+    script = home / "job.sh"
+    script.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH={REPOSITORY} SUPERVISOR_PROGRAMS="{programs}"\n'
+        f"exec env --block-signal=USR1 {command} --address=auto --cold --lease-s=2 {' '.join(options)}\n"
+    )
+    flags = ["--export=NONE", "--chdir=/", f"--output={node.output}"]
+    done = cell.command("sbatch", "--parsable", *flags, str(script))
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.strip()), node
+
+
+def registration(store: Store) -> Registration | None:
+    item = store.get(keys.registration("n1"))
+    return decode(item.value, Registration) if item is not None else None
+
+
+def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp_path: Path) -> None:
+    number, node = job(cell, tmp_path, etcd_server.endpoint, "--report-s=600", "--grace-s=0.5")
+    try:
+        desire(store, "n1", trainer())
+        pid = running(store, node, 1, deadline_s=30)
+        assert (registration(store).host, registration(store).address) == ("n1", "127.0.0.1")
+        # the job's main process is the shim itself: so a signal to it alone is a notice
+        cell.command("scancel", "--batch", "--signal=USR1", str(number))
+        eventually(lambda: observed(store, "n1").leaving == LEAVING, 10)
+        # an agent that is upgraded: Slurm has nothing to say to that
+        agent = node.pid("agent")
+        kill(agent)
+        eventually(lambda: (r := registration(store)) and r.agent_pid not in (0, agent), 20)
+        assert observed(store, "n1").leaving == LEAVING
+        assert node.pid(FIRST) == pid
+        assert [x["step"] for x in node.steps(FIRST)] == list(range(1, len(node.steps(FIRST)) + 1))
+        (running_job,) = cell.jobs()
+        assert running_job["job_state"] == "RUNNING"
+        cell.cancel(number)
+        eventually(lambda: node.left() == [], 10, "nothing of the job is left")
+        eventually(lambda: [j["job_state"] for j in cell.jobs()] == ["CANCELLED"], 10)
+        assert node.history()[-1]["event"] == "shim_stopped", "it ended by itself, within KillWait"
+        # the agent got Slurm's TERM as well, and has stayed to tell
+        assert rank(store, "n1", 1).exit.signal == signal.SIGTERM
+        assert registration(store) is None
+    finally:
+        cell.cancel(number)
+        assert process.kill_and_wait(node.left(), 5.0)

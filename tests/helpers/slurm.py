@@ -1,0 +1,403 @@
+"""A real Slurm for tests: munged, slurmctld and a slurmd a node, as root, all of them on this machine.
+
+Nothing of it is the machine's own: it has its configuration, its ports and its munge socket for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.etcd import free_ports, states
+from tests.helpers.waiting import eventually
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
+UP_WITHIN_S = 30.0
+ATTEMPTS = 3
+"""A port that was free a moment ago may be taken now."""
+
+CONF = """\
+ClusterName={cluster}
+SlurmctldHost={host}({address})
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
+ReturnToService={return_to_service}
+SlurmdTimeout={slurmd_timeout}
+SlurmctldTimeout=10
+TCPTimeout=2
+MessageTimeout=10
+InactiveLimit=0
+KillWait=2
+CompleteWait=0
+MinJobAge=3600
+{communication}JobRequeue=1
+MailProg=/bin/true
+SlurmctldDebug=verbose
+SlurmdDebug=verbose
+SlurmdParameters=config_overrides
+"""
+NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} CPUs={cpus} Sockets=1"
+    " CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=4000 Feature={name} State=UNKNOWN\n"
+)
+
+
+def available() -> str:
+    """An empty string when a Slurm can be brought up here, else why not."""
+    if os.geteuid() != 0:
+        return "no Slurm here: not root"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        packages = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge"
+        return f"no Slurm here: no {' '.join(missing)} (Debian: apt-get install {packages})"
+    return ""
+
+
+class Slurm:
+    """A running Slurm. Its partitions are `train` (the default: all nodes) and `tiny` (the last node, one minute), and with
+    `preempt` also `low` and `high`: a job in `high` takes the nodes of one in `low`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        *,
+        cluster: str,
+        cpus: int,
+        slurmd_timeout: int,
+        return_to_service: int,
+        preempt: bool,
+        places: Mapping[str, tuple[str, str]],
+        hub: tuple[str, str] | None,
+        options: Mapping[str, str],
+    ) -> None:
+        self.folder = folder
+        self.nodes = tuple(f"n{i + 1}" for i in range(nodes))
+        self.cluster = cluster
+        self.conf = folder / "slurm.conf"
+        self.environment = {"SLURM_CONF": str(self.conf)}
+        self._places = dict(places)
+        self._hub = hub
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        port, *ports = free_ports(nodes + 1)
+        text = CONF.format(
+            cluster=cluster,
+            host=socket.gethostname(),
+            address=hub[1] if hub else "127.0.0.1",
+            port=port,
+            folder=folder,
+            return_to_service=return_to_service,
+            slurmd_timeout=slurmd_timeout,
+            # on loopback everything listens there alone; in a network of its own, at every address
+            communication="" if hub else "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n",
+        )
+        every = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"} if preempt else {}
+        text = _with(text, {**every, **options})
+        for name, node_port in zip(self.nodes, ports, strict=True):
+            address = self._places[name][1] if name in self._places else "127.0.0.1"
+            text += NODE.format(name=name, host=socket.gethostname(), address=address, port=node_port, cpus=cpus)
+        text += "PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO\n"
+        text += f"PartitionName=tiny Nodes={self.nodes[-1]} MaxTime=1 State=UP OverSubscribe=NO\n"
+        if preempt:
+            text += "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL\n"
+            text += "PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF\n"
+        self.conf.write_text(text)
+
+    # its parts
+
+    def start(self) -> None:
+        """Everything up, and every node idle."""
+        for name in ("log", "state", *(f"spool-{node}" for node in self.nodes)):
+            (self.folder / name).mkdir()
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o400)
+        self._spawn(
+            "munged",
+            [
+                "munged",
+                "--force",
+                "--foreground",
+                f"--key-file={key}",
+                f"--socket={self.folder}/munge.sock",
+                f"--pid-file={self.folder}/munged.pid",
+                f"--log-file={self.folder}/log/munged.log",
+                f"--seed-file={self.folder}/munge.seed",
+            ],
+        )
+        eventually(lambda: self._lives("munged") and (self.folder / "munge.sock").exists(), UP_WITHIN_S, "munged")
+        self.start_controller()
+        for node in self.nodes:
+            self.start_slurmd(node)
+        idle = {node: ["idle"] for node in self.nodes}
+        eventually(lambda: self._all_live() and self.node_states() == idle, UP_WITHIN_S, "every node is idle")
+
+    def start_controller(self) -> None:
+        """slurmctld, with the state that it had; returns when it answers."""
+        command = ["slurmctld", "-D", "-f", str(self.conf)]
+        self._spawn("slurmctld", self._inside(self._hub[0] if self._hub else "", command))
+        eventually(
+            lambda: self._lives("slurmctld") and self.command("scontrol", "ping").returncode == 0,
+            UP_WITHIN_S,
+            "slurmctld answers",
+        )
+
+    def stop_controller(self) -> None:
+        """slurmctld ends as an administrator ends it: it saves what it knows."""
+        self._processes["slurmctld"].terminate()
+        eventually(lambda: not self._lives("slurmctld"), UP_WITHIN_S, "slurmctld ends")
+
+    def kill_controller(self) -> None:
+        """slurmctld is killed: what happened in the last seconds is not saved, a job that runs may be pending again."""
+        self._kill("slurmctld")
+
+    def start_slurmd(self, node: str) -> None:
+        command = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
+        self._spawn(node, self._inside(self._places[node][0] if node in self._places else "", command))
+
+    def kill_slurmd(self, node: str) -> None:
+        """The node's slurmd is killed; what its jobs run lives on, as in Slurm."""
+        self._kill(node)
+
+    def freeze_slurmd(self, node: str) -> None:
+        """All of its threads have stopped when this returns."""
+        pid = self._processes[node].pid
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: states(pid) <= {"T"}, 10, f"slurmd of {node} has stopped")
+
+    def thaw(self, node: str) -> None:
+        os.kill(self._processes[node].pid, signal.SIGCONT)
+
+    # its users
+
+    def command(self, *argv: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """A Slurm command with this Slurm's configuration, in the hub where there is one."""
+        return subprocess.run(
+            self._inside(self._hub[0] if self._hub else "", argv),
+            env={**os.environ, **self.environment, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs that Slurm knows, ended ones too, as in `squeue --json`."""
+        result = self.command("squeue", "--json", "--states=all")
+        assert result.returncode == 0, result.stderr
+        found: list[dict[str, Any]] = json.loads(result.stdout)["jobs"]
+        return found
+
+    def node_states(self) -> dict[str, list[str]]:
+        """State and flags of every node in small letters, as ["idle", "drain"]; nothing while Slurm does not answer."""
+        result = self.command("scontrol", "show", "nodes", "--oneliner")
+        found = {}
+        for line in result.stdout.splitlines():
+            about = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            if "State" in about:
+                found[about["NodeName"]] = about["State"].lower().split("+")
+        return found
+
+    def submit(self, script: str, *flags: str) -> int:
+        """sbatch of a job that is not of the engine under test; its number."""
+        result = self.command("sbatch", "--parsable", "--output=/dev/null", *flags, f"--wrap={script}")
+        assert result.returncode == 0, result.stderr
+        return int(result.stdout.strip().split(";")[0])
+
+    def cancel(self, job: int) -> None:
+        self._must("scancel", str(job))
+
+    def drain(self, node: str, reason: str = "drained by the test") -> None:
+        self._must("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
+
+    def down(self, node: str, reason: str = "taken down by the test") -> None:
+        self._must("scontrol", "update", f"nodename={node}", "state=down", f"reason={reason}")
+
+    def resume(self, node: str) -> None:
+        """The node takes jobs again."""
+        self._must("scontrol", "update", f"nodename={node}", "state=resume")
+
+    def clear(self) -> None:
+        """No job, and every node idle: for tests that follow each other on one Slurm."""
+        jobs = [str(job["job_id"]) for job in self.jobs() if job["job_state"] in ("PENDING", "RUNNING", "SUSPENDED")]
+        if jobs:
+            self._must("scancel", *jobs)
+        for node in self.nodes:
+            if not self._lives(node):
+                self.start_slurmd(node)
+
+        def idle() -> bool:
+            now = self.node_states()
+            for node, words in now.items():
+                if "drain" in words or words[0].startswith("down"):
+                    self.command("scontrol", "update", f"nodename={node}", "state=resume")
+            return now == {node: ["idle"] for node in self.nodes}
+
+        eventually(idle, 2 * UP_WITHIN_S, "every node is idle again")
+
+    def log(self, part: str = "slurmctld") -> str:
+        """What a part wrote: `slurmctld`, or `slurmd-NODE`."""
+        path = self.folder / "log" / f"{part}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # its end
+
+    def stop(self) -> None:
+        """Ends everything that was started, and all that jobs have left behind."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        eventually(self._sweep, 20, "nothing of this Slurm runs any more")
+
+    def leftovers(self) -> list[int]:
+        """Processes with our configuration in their environment, and all that descends from them."""
+        mark = f"SLURM_CONF={self.conf}".encode()
+        children: dict[int, list[int]] = {}
+        ours: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+                continue
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state == "Z":
+                    continue
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    ours.append(int(entry.name))
+            except (OSError, ValueError):
+                continue  # it ended meanwhile
+            children.setdefault(int(parent), []).append(int(entry.name))
+        found: set[int] = set()
+        while ours:
+            pid = ours.pop()
+            if pid not in found:
+                found.add(pid)
+                ours += children.get(pid, [])
+        return sorted(found)
+
+    def _sweep(self) -> bool:
+        left = self.leftovers()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    # helpers
+
+    def _spawn(self, name: str, command: Sequence[str]) -> None:
+        assert not self._lives(name), f"{name} runs already"
+        with (self.folder / "log" / f"{name}.out").open("ab") as out:
+            self._processes[name] = subprocess.Popen(
+                command,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def _kill(self, name: str) -> None:
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def _lives(self, name: str) -> bool:
+        return name in self._processes and self._processes[name].poll() is None
+
+    def _all_live(self) -> bool:
+        for name in self._processes:
+            if not self._lives(name):
+                raise RuntimeError(f"{name} ended: {(self.folder / 'log' / f'{name}.out').read_text()[-2000:]}")
+        return True
+
+    def _must(self, *argv: str) -> None:
+        result = self.command(*argv)
+        assert result.returncode == 0, f"{' '.join(argv)}: {result.stderr}"
+
+    @staticmethod
+    def _inside(namespace: str, command: Sequence[str]) -> list[str]:
+        # not `ip netns exec`: it mounts a /sys of its own, without the cgroups that slurmd looks for
+        return ["nsenter", f"--net=/run/netns/{namespace}", *command] if namespace else list(command)
+
+
+@contextlib.contextmanager
+def slurm(
+    folder: Path,
+    nodes: int = 4,
+    *,
+    cluster: str = "lab",
+    cpus: int = 2,
+    slurmd_timeout: int = 10,
+    return_to_service: int = 2,
+    preempt: bool = False,
+    places: Mapping[str, tuple[str, str]] | None = None,
+    hub: tuple[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Iterator[Slurm]:
+    """A Slurm with nodes n1, n2, ..., ended with the block; its logs are kept in `folder`.
+
+    `places`: node -> (network namespace, address) where its slurmd runs. `hub`: (namespace, address) of slurmctld; the
+    namespace is empty where this process is inside already. `options`: further or other lines of slurm.conf.
+    """
+    for attempt in range(ATTEMPTS):
+        # a unix socket's path may have 107 characters, and pytest's folders are long
+        short = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))
+        short.chmod(0o755)
+        cell = Slurm(
+            short,
+            nodes,
+            cluster=cluster,
+            cpus=cpus,
+            slurmd_timeout=slurmd_timeout,
+            return_to_service=return_to_service,
+            preempt=preempt,
+            places=places or {},
+            hub=hub,
+            options=options or {},
+        )
+        try:
+            try:
+                cell.start()
+            except (RuntimeError, AssertionError):
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            yield cell
+            return
+        finally:
+            cell.stop()
+            shutil.copytree(short / "log", folder / f"{short.name}-log", dirs_exist_ok=True)
+            shutil.rmtree(short, ignore_errors=True)
+
+
+def _with(conf: str, options: Mapping[str, str]) -> str:
+    """The configuration with these lines instead of those of the same name."""
+    lines = [line for line in conf.splitlines() if line.partition("=")[0] not in options]
+    return "\n".join([*lines, *(f"{name}={value}" for name, value in options.items())]) + "\n"

@@ -1,0 +1,263 @@
+"""`supervisor submit` on a real Slurm: the control plane as jobs, from a login node that runs nothing itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.ports.errors import Retryable
+from supervisor.shell import client, status
+from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.identity import system_id
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.status import RunStatus
+from supervisor.shell.store import EtcdStore, connect
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord
+from tests.helpers.etcd import free_ports
+from tests.helpers.slurm import Slurm, available, slurm
+from tests.helpers.waiting import eventually
+from tests.integration.world import LEASE_S, TOYS
+
+pytestmark = [
+    pytest.mark.etcd,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
+    pytest.mark.timeout(300),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+SOON_S = 60.0
+SUBMIT_S = 120.0
+"""It imports torch to check the run file, waits for two jobs and for a leader, beside other tests on 2 cores."""
+
+RUN = f"""
+name = "toy"
+[titan]
+steps = 1000000
+[allocation]
+engine = "slurm"
+nodes = 2
+spares = 0
+[allocation.slurm]
+partition = "PARTITION"
+node_folder = "FOLDER"
+drain_suspects = false
+[policy]
+node_lease_s = {LEASE_S}
+term_grace_s = 1.0
+"""
+
+
+class Login:
+    """A login node: what a user runs there, and how to look at the rest."""
+
+    def __init__(self, folder: Path, lab: Slurm, etcd: EtcdServer) -> None:
+        self.lab, self.etcd, self.home = lab, etcd, folder / "runs"
+        self.file = folder / "run.toml"
+        self.local = lab.folder / "local"
+        self.environment = {
+            **os.environ,
+            **lab.environment,
+            "SUPERVISOR_PROGRAMS": json.dumps(TOYS),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        self.store: EtcdStore = connect([etcd.endpoint])
+        self.write()
+
+    def write(self, partition: str = "train", more: str = "") -> None:
+        text = RUN.replace("PARTITION", partition).replace("FOLDER", str(self.local))
+        self.file.write_text(text + more)
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        # pytest itself may run where Ctrl-C is ignored, which is inherited
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "supervisor.cli", "submit", str(self.file)]
+        return subprocess.Popen(
+            [*command, "--etcd", self.etcd.endpoint, "--home", str(self.home), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+        )
+
+    def submit(self, *arguments: str, code: int = 0) -> str:
+        process = self.begin(*arguments)
+        try:
+            output, _ = process.communicate(timeout=SUBMIT_S)
+        finally:
+            process.kill()
+        assert process.returncode == code, output
+        assert "Traceback" not in output
+        return output
+
+    def control(self) -> list[dict[str, Any]]:
+        """The control plane's jobs that have not ended, oldest first."""
+        comment = f"supervisor-control/{system_id(self.store)}/"
+        live = ("PENDING", "RUNNING", "CONFIGURING")
+        ours = [j for j in self.lab.jobs() if j["comment"].startswith(comment) and j["job_state"] in live]
+        return sorted(ours, key=lambda job: int(job["job_id"]))
+
+    def mirror(self) -> Mirror:
+        return Mirror(self.store.list(keys.PREFIX))
+
+    def leading_job(self) -> int:
+        """The job in which the leader runs; 0 while nobody leads."""
+        leader = self.mirror().record(keys.LEADER, LeaderRecord)
+        if leader is None:
+            return 0
+        try:
+            words = Path(f"/proc/{leader.pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return 0
+        return next((int(w.partition(b"=")[2]) for w in words if w.startswith(b"SLURM_JOB_ID=")), 0)
+
+    def status(self) -> RunStatus:
+        mirror = self.mirror()
+        return status.run_status(mirror, client.choose_run(mirror, "toy"))
+
+    def steps(self) -> int:
+        return min(g.step for g in self.status().groups)
+
+    def trains(self, beyond: int) -> None:
+        def look() -> bool:
+            return all(g.phase == "running" for g in self.status().groups) and self.steps() > beyond
+
+        eventually(look, SOON_S, f"both groups train beyond step {beyond}")
+
+
+def _running(lab: Slurm) -> list[str]:
+    live = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
+    return [str(j["job_id"]) for j in lab.jobs() if j["job_state"] in live]
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Iterator[Login]:
+    server = start_etcd(tmp_path / "etcd")
+    try:
+        with slurm(tmp_path, 4) as lab:
+            made = Login(tmp_path, lab, server)
+            try:
+                yield made
+            finally:
+                made.store.close()
+                lab.command("scancel", *_running(lab))
+                eventually(lambda: not _running(lab), SOON_S, "all jobs have ended")
+    finally:
+        server.stop()
+
+
+def test_a_run_whose_leader_is_cancelled(login: Login) -> None:
+    said = login.submit()
+    assert "toy launched; folder" in said
+    jobs = login.control()
+    assert len(jobs) == 2
+    assert f"job {jobs[0]['job_id']} on {jobs[0]['nodes']}, job {jobs[1]['job_id']} " in said
+    jobs = eventually(lambda: [j for j in login.control() if j["nodes"]][1:] and login.control(), SOON_S, "both run")
+    assert len({j["nodes"] for j in jobs}) == 2, "they are on hosts of their own"
+    assert all(j["requeue"] for j in jobs)
+    login.trains(beyond=3)
+    first = login.leading_job()
+    assert first in {j["job_id"] for j in jobs}
+
+    login.lab.cancel(first)
+    eventually(lambda: login.leading_job() not in (0, first), SOON_S, "the one that stood by leads")
+    assert login.leading_job() in {j["job_id"] for j in jobs}
+    login.trains(beyond=login.steps() + 3)
+    assert [g.generation for g in login.status().groups] == [1, 1], "no group was touched"
+
+    # said again, it brings back what is missing, and starts no second run
+    said = login.submit()
+    assert "toy was launched before" in said
+    now = login.control()
+    assert len(now) == 2
+    assert len({j["nodes"] for j in now}) == 2
+    assert {j["job_id"] for j in now} & {j["job_id"] for j in jobs} == {login.leading_job()}
+    login.write(more="backoff_max_s = 50.0\n")
+    assert "there is another run named 'toy' already" in login.submit(code=1)
+    assert [j["job_id"] for j in login.control()] == [j["job_id"] for j in now]
+
+    # near its time limit a job submits the next one, once
+    own = login.leading_job()
+    for _ in range(2):
+        login.lab.command("scancel", "--batch", "--signal=USR1", str(own))
+        eventually(lambda: len(login.control()) == 3, SOON_S, "a successor")
+    log = login.home / ".supervisor" / "control" / f"{own}.log"
+    eventually(lambda: log.read_text().count("follows this one") == 1, SOON_S, "it says so")
+    after = next(j for j in login.control() if j["comment"].endswith(f"/after-{own}"))
+    login.lab.cancel(own)
+    eventually(lambda: login.leading_job() not in (0, own), SOON_S, "another leads")
+    eventually(lambda: after["job_id"] in [j["job_id"] for j in login.control() if j["nodes"]], SOON_S, "it runs")
+    login.trains(beyond=login.steps() + 3)
+    assert [g.generation for g in login.status().groups] == [1, 1]
+
+
+def test_what_slurm_refuses_has_its_words_and_our_key(login: Login) -> None:
+    login.write(partition="nowhere")
+    said = login.submit(code=1)
+    assert 'Slurm refuses allocation.slurm.partition = "nowhere"' in said
+    assert "invalid partition specified: nowhere" in said
+    login.write()
+    said = login.submit("--partition", "elsewhere", code=1)
+    assert 'Slurm refuses the control plane\'s job: --partition = "elsewhere"' in said
+    assert login.control() == []
+    assert login.lab.jobs() == []
+    assert login.store.get(keys.spec("toy")) is None
+
+
+def test_what_was_interrupted_is_gone_on_with(login: Login) -> None:
+    others = [login.lab.submit("sleep 600", "--exclusive") for _ in login.lab.nodes]
+    process = login.begin()
+    try:
+        pending = eventually(login.control, SOON_S, "the first job is in the queue")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=SOON_S)
+        assert process.returncode != 0, output
+        assert "Traceback" not in output
+    finally:
+        process.kill()
+    assert "has not started job" in login.submit("--wait-s", "0", code=1)
+    assert login.store.get(keys.spec("toy")) is None
+    for job in others:
+        login.lab.cancel(job)
+    login.submit()
+    jobs = login.control()
+    assert len(jobs) == 2
+    assert jobs[0]["job_id"] == pending[0]["job_id"]
+    login.trains(beyond=0)
+
+
+def test_the_etcd_job_finds_its_data_again(tmp_path: Path) -> None:
+    """examples/slurm/etcd.sbatch, for users who have no host outside of Slurm."""
+    (port,) = free_ports(1)
+    about = {"ETCD_DATA": str(tmp_path / "etcd"), "ETCD_PORT": str(port), "ETCD_ADDRESS": "127.0.0.1"}
+    script = str(REPOSITORY / "examples" / "slurm" / "etcd.sbatch")
+
+    def serves() -> EtcdStore | None:
+        try:
+            return connect([f"127.0.0.1:{port}"])
+        except Retryable:
+            return None
+
+    with slurm(tmp_path, 2) as lab:
+        for attempt in range(2):
+            result = lab.command(
+                "sbatch", "--parsable", f"--chdir={tmp_path}", "--nodelist=n2", script, environment=about
+            )
+            assert result.returncode == 0, result.stderr
+            with eventually(serves, SOON_S, "etcd serves") as store:
+                if attempt:
+                    assert store.get(keys.SYSTEM) is not None
+                else:
+                    system_id(store)
+            lab.cancel(int(result.stdout))
+            eventually(lambda: not _running(lab), SOON_S, "its job has ended")
+        assert (tmp_path / "etcd" / "endpoint").read_text() == f"127.0.0.1:{port}\n"

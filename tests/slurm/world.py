@@ -1,0 +1,140 @@
+"""A whole system on a real Slurm: etcd, supervisors and a service host here, nodes as Slurm jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents import process
+from supervisor.core.model import Grant, Incident, Rung
+from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
+from supervisor.shell import status
+from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.processes import is_running
+from supervisor.wire import keys
+from supervisor.wire.records import Registration, RunRecord
+from tests.helpers.slurm import Slurm, slurm
+from tests.helpers.waiting import eventually
+from tests.integration.test_lighthouse import TORCHFT
+from tests.integration.world import TOYS, World, equal_digests, toy_spec
+
+BEGIN_S = 240.0
+"""Real trainers import and build for a minute beside other tests on 2 cores."""
+DIGESTS_EVERY = 5
+
+
+class SlurmWorld(World):
+    """The local engine's pool is empty: every node is a job."""
+
+    def __init__(self, folder: Path, lab: Slurm, etcd: EtcdServer, environment: dict[str, str], **about: Any) -> None:
+        self.lab = lab
+        self.launched: list[RunRecord] = []
+        super().__init__(folder, etcd, 0, {**lab.environment, **environment}, **about)
+        self.toys = "SUPERVISOR_PROGRAMS" in environment
+
+    def spec(
+        self, name: str, groups: int = 2, spares: int = 1, slurm: dict[str, Any] | None = None, **policy: Any
+    ) -> RunSpec:
+        """Toys, or real trainers of a small model that hash their replicas."""
+        how = SlurmSpec(**{"node_folder": str(self.system), "drain_suspects": False, **(slurm or {})})
+        allocation = AllocationSpec(engine="slurm", nodes=groups, spares=spares, slurm=how)
+        spec = replace(toy_spec(name, groups, spares, **policy), allocation=allocation, torchft=TORCHFT)
+        if self.toys:
+            return spec
+        titan = TitanSpec(
+            recipe="llama3-debug-small",
+            steps=100_000,
+            checkpoint_interval_steps=20,
+            digest_interval_steps=DIGESTS_EVERY,
+        )
+        return replace(spec, titan=titan)
+
+    def launch(self, spec: RunSpec) -> RunRecord:
+        record = super().launch(spec)
+        self.launched.append(record)
+        return record
+
+    def agent_pid(self, node: str) -> int:
+        """0 while none is registered."""
+        registration = self.mirror().record(keys.registration(node), Registration)
+        return registration.agent_pid if registration is not None else 0
+
+    def says(self, record: RunRecord, *words: str) -> str:
+        """The sentence of `supervisor status` that has all these words, or an empty string."""
+        return next((x for x in self.status(record).waiting if all(word in x for word in words)), "")
+
+    def job_of(self, record: RunRecord, group: int) -> int:
+        """Number of the Slurm job on which the group runs."""
+        grant = self.mirror().record(keys.grant(record.spec.name, self.allocation_of(record, group)), Grant)
+        assert grant is not None
+        return int(grant.engine_id.rpartition(":")[2])
+
+    def live_jobs(self, *states: str) -> list[dict[str, Any]]:
+        """Of all jobs those in these states; by default those that have not ended."""
+        wanted = states or ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING")
+        return [job for job in self.lab.jobs() if job["job_state"] in wanted]
+
+    def lose_machine(self, node: str) -> None:
+        """Its slurmd, the step's daemon and its shim are killed, and all that hangs on them: nobody is left to say so."""
+        shim = self.shim_pid(node)
+        stat = process.stat_of(shim)
+        assert stat is not None
+        self.lab.kill_slurmd(node)
+        for pid in (stat.parent, shim):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_running(shim, stat.start_ticks), 5, "the shim ends")
+
+    def recovered(self, record: RunRecord, known: int) -> Incident | None:
+        """The newest incident, once there is one more than `known` and it is over."""
+        incidents = self.incidents(record)
+        over = len(incidents) > known and all(i.state == "recovered" for i in incidents)
+        return incidents[-1] if over else None
+
+    def all_run(self, record: RunRecord) -> bool:
+        """Every group trains, no incident is open and the run holds its spares."""
+        state = self.status(record)
+        still = all(i.state == "recovered" for i in self.incidents(record))
+        return still and all(g.phase == "running" for g in state.groups) and len(state.spares) >= state_spares(record)
+
+    def warm(self, record: RunRecord) -> bool:
+        """Whether every spare has its warm process."""
+        spares = self.status(record).spares
+        return all(node.warm == "ready" for node in status.node_status(self.mirror()) if node.node in spares)
+
+    def digests_equal(self, record: RunRecord, since: float, within_s: float = 90) -> None:
+        """Both replicas have hashed the same twice since then, and never otherwise."""
+        eventually(lambda: len(equal_digests(self, record, since)) >= 2, within_s, "the replicas' digests are equal")
+
+
+def state_spares(record: RunRecord) -> int:
+    return record.spec.allocation.spares
+
+
+@contextmanager
+def slurm_world(folder: Path, toys: bool = True, nodes: int = 4, **about: Any) -> Iterator[SlurmWorld]:
+    """With a supervisor that leads. `about`: how Slurm is configured, for tests.helpers.slurm."""
+    # a job does not begin in this folder
+    here = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**here, "SUPERVISOR_PROGRAMS": json.dumps(TOYS)} if toys else here
+    server = start_etcd(folder / "etcd")
+    try:
+        with slurm(folder, nodes, **about) as lab:
+            made = SlurmWorld(folder, lab, server, environment)
+            try:
+                made.supervisor()
+                eventually(made.led, 30, "somebody leads")
+                yield made
+            finally:
+                made.close()
+    finally:
+        server.stop()
+
+
+def rung(incident: Incident) -> tuple[str, Rung]:
+    return incident.kind.value, incident.rung

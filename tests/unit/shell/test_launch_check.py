@@ -1,0 +1,96 @@
+"""What `launch` asks of Slurm before it writes anything, and where it only says that it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from supervisor import cli
+from supervisor.cli import common
+from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec
+from supervisor.ports.engine import Request
+from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell import client
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, encode
+from tests.helpers.memory_store import MemoryStore
+
+SPEC = RunSpec(name="run", allocation=AllocationSpec(engine="slurm", slurm=SlurmSpec(partition="gpu")))
+
+
+class Engine:
+    """Answers as it is told."""
+
+    answer: Exception | None = None
+    asked: Sequence[Request] = ()
+
+    def __init__(self, etcd: Sequence[str], security: str, system: str) -> None:
+        pass
+
+    def check(self, request: Request) -> None:
+        Engine.asked = [*Engine.asked, request]
+        if Engine.answer is not None:
+            raise Engine.answer
+
+
+@pytest.fixture(autouse=True)
+def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SlurmEngine", Engine)
+    monkeypatch.setattr(client.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(Engine, "answer", None)
+    monkeypatch.setattr(Engine, "asked", ())
+
+
+def test_slurm_is_asked_for_the_runs_own_job() -> None:
+    assert client.check_engine(SPEC, ["e:1"], "") == ""
+    assert [(r.run, r.slots, r.spec) for r in Engine.asked] == [("run", 1, SPEC.allocation)]
+
+
+def test_a_local_run_asks_nothing() -> None:
+    assert client.check_engine(RunSpec(name="run"), ["e:1"], "") == ""
+    assert Engine.asked == ()
+
+
+def test_where_slurm_is_not_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.shutil, "which", lambda name: None)
+    assert client.check_engine(SPEC, ["e:1"], "").endswith("is not checked here: there is no sbatch")
+    assert Engine.asked == ()
+
+
+def test_where_slurm_is_away_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "answer", Retryable("no controller answers"))
+    assert client.check_engine(SPEC, ["e:1"], "").endswith("is not checked here: no controller answers")
+
+
+def test_a_refused_run_is_not_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, store = tmp_path / "run.toml", MemoryStore()
+    file.write_text('name = "run"\n[allocation]\nengine = "slurm"\n[allocation.slurm]\npartition = "gpu"\n')
+    store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
+    monkeypatch.setattr(common, "connect", lambda *_, **__: store)
+    monkeypatch.setattr(client, "check_titan", lambda spec: [])
+    command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs")]
+    monkeypatch.setattr(Engine, "answer", Fatal('Slurm refuses allocation.slurm.partition = "gpu": its words'))
+    for arguments in (command, [*command, "--check"]):
+        result = CliRunner().invoke(cli.app, arguments)
+        assert result.exit_code == 1
+        assert 'supervisor: Slurm refuses allocation.slurm.partition = "gpu": its words' in result.output
+        assert store.get(keys.spec("run")) is None
+        assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(Engine, "answer", None)
+    store = MemoryStore()
+    store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
+    assert CliRunner().invoke(cli.app, command).exit_code == 0
+
+
+def test_a_run_that_was_launched_before() -> None:
+    store = MemoryStore()
+    assert client.launched_before(store, SPEC) is None
+    store.put(keys.spec("run"), encode(client.RunRecord(spec=SPEC, run_dir="/r", launched_unix_s=1.0)))
+    known = client.launched_before(store, SPEC)
+    assert known is not None
+    assert known.run_dir == "/r"
+    with pytest.raises(Fatal, match="there is another run named 'run' already"):
+        client.launched_before(store, RunSpec(name="run"))

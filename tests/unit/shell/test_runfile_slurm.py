@@ -1,0 +1,114 @@
+"""What a run file may ask of Slurm: refused before Slurm is asked, with the key to use instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.shell.runfile import RunFileError, parse
+from supervisor.shell.runfile_slurm import time_limit_s
+
+
+def wrong(engine: str = "slurm", **slurm: Any) -> list[str]:
+    try:
+        parse({"name": "run", "allocation": {"engine": engine, "slurm": slurm}})
+    except RunFileError as error:
+        return error.problems
+    return []
+
+
+def only(**slurm: Any) -> str:
+    found = wrong(**slurm)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_all_that_is_right() -> None:
+    assert wrong() == []
+    assert wrong(
+        partition="gpu", account="llm", qos="high", constraint="h100&ib", gres="gpu:8", exclusive=False, warn_s=60,
+        time_limit="2-00:00:00", flags=["--reservation=llm", "--mem=0", "--time-min=60", "--gres-flags=enforce-binding"],
+        setup="module load python\nulimit -l unlimited", node_folder="/local/me", drain_suspects=False,
+    ) == []  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400), ("90:30", 5430), ("2:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("1-12:30:15", 131415),
+        ("0", 0), ("", None), ("2h", None), ("1:2:3:4", None), ("-5", None), ("1-", None), ("UNLIMITED", None), ("1-1-1", None),
+    ],
+)  # fmt: skip
+def test_time_limits_as_sbatch_reads_them(text: str, seconds: int | None) -> None:
+    assert time_limit_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("2h", "2:00:00"), ("1h30m", "1:30:00"), ("90 minutes", "1:30:00"), ("2 days", "2-00:00:00"), ("45s", "0:45"),
+        ("unlimited", ""), ("0", ""), ("soon", "1-00:00:00"),
+    ],
+)  # fmt: skip
+def test_a_time_limit_that_is_none_names_the_nearest(text: str, nearest: str) -> None:
+    said = only(time_limit=text)
+    assert said.startswith(f"allocation.slurm.time_limit = {text!r}: must be minutes, ")
+    assert said.endswith(f"nearest: {nearest!r}")
+
+
+def test_a_limit_has_room_for_the_warning_and_for_an_early_one() -> None:
+    assert wrong(time_limit="6:00") == []
+    assert "(359 s) is below allocation.slurm.warn_s = 300" in only(time_limit="5:59")
+    assert "at least '6:00'" in only(time_limit="5:59")
+    assert wrong(time_limit="3:00", warn_s=120) == []
+
+
+def test_a_warning_is_no_shorter_than_slurm_is_early() -> None:
+    assert wrong(warn_s=60) == []
+    assert only(warn_s=59) == "allocation.slurm.warn_s = 59: must be at least 60"
+    assert "must be at most 65535" in only(warn_s=65536)
+
+
+def test_keys_of_slurm_need_slurm() -> None:
+    found = wrong(engine="local", partition="gpu", exclusive=False)
+    assert [f.split(" is for Slurm")[0] for f in found] == [
+        "allocation.slurm.partition = 'gpu'",
+        "allocation.slurm.exclusive = False",
+    ]
+    assert all('set allocation.engine = "slurm"' in f for f in found)
+    assert wrong(engine="local", partition="") == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "instead"),
+    [
+        ("--partition=gpu", "allocation.slurm.partition"), ("-p gpu", "allocation.slurm.partition"),
+        ("-pgpu", "allocation.slurm.partition"), ("--part=gpu", "allocation.slurm.partition"),
+        ("--comment=x", "it is how a job is known again"), ("--parsable", "it reads the answer"),
+        ("--signal=USR1@60", "allocation.slurm.warn_s"), ("--requeue", "a job that ends is asked for anew"),
+        ("-N2", "allocation.nodes"), ("--nodes=2", "allocation.nodes"), ("--array=1-4", "allocation.nodes"),
+        ("--output=x", "allocation.slurm.node_folder"), ("--job-name=x", "it is how a job is known again"),
+        ("-J x", "it is how a job is known again"), ("--exclude=n1", "left out by themselves"),
+        ("--exclusive", "allocation.slurm.exclusive"), ("--time 5", "allocation.slurm.time_limit"),
+        ("--ntasks=8", "groups.ranks_per_group"),
+    ],
+)  # fmt: skip
+def test_a_flag_of_ours_names_the_key(flag: str, instead: str) -> None:
+    said = only(flags=[flag])
+    assert said.startswith(f"allocation.slurm.flags: {flag!r} is not for flags: ")
+    assert instead in said
+
+
+@pytest.mark.parametrize("flag", ["2", "", "reservation=llm", "--", "; rm"])
+def test_what_is_no_flag(flag: str) -> None:
+    assert "is no flag" in only(flags=[flag])
+
+
+@pytest.mark.parametrize("key", ["partition", "gres", "agent_command"])
+def test_a_value_is_one_line(key: str) -> None:
+    assert only(**{key: "a\nrm -rf x"}).endswith("must be one line")
+
+
+def test_a_node_folder_is_a_full_path() -> None:
+    assert "must be a full path" in only(node_folder="logs")

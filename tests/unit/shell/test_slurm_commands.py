@@ -1,0 +1,125 @@
+"""What Slurm prints, as recorded from 22.05, and as documented of later versions, which this has not been run with."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.core.model import Grant
+from supervisor.shell.engines.slurm import _grant
+from supervisor.shell.engines.slurm_commands import Job, Node, environment, parse_jobs, parse_nodes
+
+JOB_22 = {
+    "cluster": "lab",
+    "comment": "supervisor/5a5a/run-a1",
+    "exit_code": 768,
+    "job_id": 7,
+    "job_state": "FAILED",
+    "nodes": "n1",
+    "restart_cnt": 0,
+    "state_description": "",
+    "state_reason": "NonZeroExitCode",
+    "submit_time": 1795201393,
+}
+JOB_LATER = {
+    **JOB_22,
+    "exit_code": {"status": ["ERROR"], "return_code": {"set": True, "infinite": False, "number": 3}},
+    "job_state": ["FAILED"],
+    "submit_time": {"set": True, "infinite": False, "number": 1795201393},
+}
+NODE_22 = {"name": "n1", "state": "allocated", "state_flags": ["DRAIN"], "reason": "fan 3 is loud"}
+NODE_LATER = {
+    "nodes": {"nodes": ["n1", "n2"]},
+    "node": {"state": ["ALLOCATED", "DRAIN"]},
+    "reason": {"description": "fan 3 is loud"},
+}
+
+
+@pytest.mark.parametrize("job", [JOB_22, JOB_LATER])
+def test_a_job_is_read(job: dict[str, object]) -> None:
+    assert parse_jobs({"jobs": [job]}) == [
+        Job(
+            id=7,
+            cluster="lab",
+            states=("FAILED",),
+            why="NonZeroExitCode",
+            comment="supervisor/5a5a/run-a1",
+            node="n1",
+            restarts=0,
+            exit_code=3,
+            submitted_unix_s=1795201393,
+        )
+    ]
+
+
+def test_a_signals_end_is_told_as_a_shell_does() -> None:
+    (job,) = parse_jobs({"jobs": [{**JOB_22, "exit_code": 9}]})
+    assert job.exit_code == 137
+
+
+def test_nodes_are_read_with_their_flags() -> None:
+    marked = Node(name="n1", states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")
+    assert parse_nodes({"nodes": [NODE_22]}) == {"n1": marked}
+    assert parse_nodes({"sinfo": [NODE_LATER]})["n1"] == marked
+    assert set(parse_nodes({"sinfo": [NODE_LATER]})) == {"n1", "n2"}
+
+
+def grant_of(*states: str, **about: object) -> Grant:
+    (job,) = parse_jobs(
+        {"jobs": [{**JOB_22, "exit_code": 0, "state_reason": "None", **about, "job_state": list(states)}]}
+    )
+    return _grant("run-a1", job, None)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (("PENDING",), "pending"),
+        (("CONFIGURING",), "pending"),
+        (("RUNNING", "CONFIGURING"), "pending"),
+        (("RUNNING",), "granted"),
+        (("SIGNALING",), "granted"),
+        (("RUNNING", "COMPLETING"), "gone"),
+        (("COMPLETING",), "gone"),
+        (("NODE_FAIL",), "gone"),
+        (("PREEMPTED",), "gone"),
+        (("SUSPENDED",), "gone"),
+        (("REQUEUE_HOLD",), "gone"),
+        (("A_STATE_OF_LATER",), "gone"),
+    ],
+)
+def test_a_state_is_a_grant(states: tuple[str, ...], expected: str) -> None:
+    grant = grant_of(*states)
+    assert (grant.state, grant.engine_id) == (expected, "slurm:lab:7")
+    if expected == "gone":
+        assert (grant.nodes, all(state in grant.reason for state in states)) == (("n1",), True)
+
+
+def test_a_job_that_waits_says_why() -> None:
+    grant = grant_of("PENDING", state_reason="Resources", state_description="", nodes="")
+    assert (grant.state, grant.nodes, grant.reason) == ("pending", (), "Resources")
+
+
+def test_a_job_that_never_had_a_node_and_failed_was_refused() -> None:
+    grant = grant_of("FAILED", state_reason="BadConstraints", nodes="")
+    assert (grant.state, "BadConstraints" in grant.reason) == ("refused", True)
+    assert grant_of("CANCELLED", nodes="").state == "gone"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_job_that_runs_a_second_time_is_gone(state: str) -> None:
+    grant = grant_of(state, restart_cnt=1)
+    assert (grant.state, "queued again" in grant.reason) == ("gone", True)
+
+
+def test_the_environment_of_a_job() -> None:
+    ours = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm/slurm.conf",
+        "SBATCH_ACCOUNT": "llm",
+        "SUPERVISOR_PROGRAMS": "{}",
+        "BASH_FUNC_module%%": "() { :; }",
+        "LMOD_KEYS": "kept",
+    }
+    not_ours = ["SLURM_JOB_ID", "SLURMD_NODENAME", "SLURM_CLUSTERS", "SQUEUE_STATES", "SINFO_FORMAT", "SCANCEL_QOS"]
+    secret = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "db_password", "GITHUB_TOKEN_FILE"]
+    assert environment({**ours, **dict.fromkeys([*not_ours, *secret], "x")}) == ours

@@ -1,0 +1,85 @@
+"""What `status` and `nodes` say of nodes that are waited for, refused, or leaving."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console, RenderableType
+
+from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
+from supervisor.shell import render, status
+from supervisor.shell.status import RunStatus
+from supervisor.wire import keys
+from supervisor.wire.records import NodeObserved, RunRecord, encode
+from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
+
+WAITING = replace(
+    MEMORY,
+    clock=100.0,
+    groups={**MEMORY.groups, 1: GroupMemory(group=1, generation=2, phase="placing")},
+    allocations={"run-a3": AllocationMemory(key="run-a3", state="wanted", since=35.0, reason="incident i1: node lost")},
+    incidents={},
+)
+
+
+def seen(memory: Memory, grant: Grant | None = None, **values: bytes) -> RunStatus:
+    told = {keys.grant("run", grant.key): encode(grant)} if grant is not None else {}
+    mirror = mirror_of({**run_values(memory), **told, **values})
+    return status.run_status(mirror, RunRecord(spec=SPEC, run_dir="/runs/run", launched_unix_s=1.0))
+
+
+def text(what: RenderableType) -> str:
+    out = StringIO()
+    Console(file=out, width=300).print(what)
+    return out.getvalue()
+
+
+def test_who_waits_is_told_in_the_engines_own_words() -> None:
+    found = seen(WAITING, Grant(key="run-a3", state="pending", reason="Resources"))
+    assert found.waiting == (
+        "group 1 without a node: waiting for the engine",
+        "allocation run-a3 pending: Resources; asked for at least 65 s ago (incident i1: node lost)",
+    )
+    assert "run-a3 pending: Resources" in text(render.run(found))
+
+
+def test_one_that_no_engine_has_answered_yet_is_pending() -> None:
+    assert "allocation run-a3 pending; asked for" in seen(WAITING).waiting[1]
+
+
+def test_a_late_one_says_that_the_run_goes_on() -> None:
+    late = replace(WAITING, allocations={"run-a3": replace(WAITING.allocations["run-a3"], late=True)})
+    found = seen(late, Grant(key="run-a3", state="pending", reason="ReqNodeNotAvail"))
+    assert "allocation run-a3 late, the run goes on without it: ReqNodeNotAvail" in found.waiting[1]
+
+
+def test_a_refusal_is_told() -> None:
+    found = seen(WAITING, Grant(key="run-a3", state="refused", reason="invalid partition"))
+    assert "allocation run-a3 refused: invalid partition; " in found.waiting[1]
+
+
+def test_nothing_is_waited_for_when_all_is_granted_or_the_run_has_ended() -> None:
+    assert seen(MEMORY, Grant(key="run-a1", state="granted", nodes=("n1",))).waiting == ()
+    assert seen(replace(WAITING, phase="halted")).waiting == ()
+
+
+def test_a_leaving_node_is_no_spare_and_a_cordon_is_of_its_host() -> None:
+    told = encode(NodeObserved(node="n2", sequence=1, leaving="time limit"))
+    nodes = {**registration("n2", allocation="run-a1"), keys.observed("n2"): told}
+    grant = Grant(key="run-a1", state="granted", nodes=("n2",))
+    found = seen(replace(MEMORY, handover_at_step=90), grant, **nodes)
+    assert (found.spares, found.leaving, found.handover_at_step) == ((), {"n2": "time limit"}, 90)
+    assert "all groups end after step 90" in text(render.run(found))
+    assert seen(MEMORY, grant, **registration("n2", allocation="run-a1")).spares == ("n2",)
+    assert seen(MEMORY, grant, **registration("n2", allocation="run-a1", host="n9")).spares == (), "n9 is cordoned"
+
+
+def test_nodes_are_told_with_their_hosts() -> None:
+    told = encode(NodeObserved(node="n2", sequence=1, leaving="time limit"))
+    mirror = mirror_of({**registration("n2", host="big7"), keys.observed("n2"): told, **registration("n1")})
+    one, two = status.node_status(mirror)
+    assert (one.host, one.leaving, two.host, two.leaving) == ("n1", "", "big7", "time limit")
+    shown = text(render.nodes([one, two]))
+    assert "n2 on big7" in shown
+    assert "leaving: time limit" in shown

@@ -1,0 +1,117 @@
+"""`up` as a control-plane job: it waits for the one before it, and speaks once near its time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell import up
+from tests.helpers.waiting import eventually
+
+
+class Looked(up.Up):
+    """Counts the looks, does something at each, and ends with Ctrl-C."""
+
+    def __init__(self, *at_look: Callable[[], None]) -> None:
+        super().__init__(home=Path(), address="")
+        self.at_look = list(at_look)
+
+    def mend(self) -> list[str]:
+        if not self.at_look:
+            raise KeyboardInterrupt
+        self.at_look.pop(0)()
+        return []
+
+
+def notice() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def idle() -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "LOOK_S", 0.01)
+    monkeypatch.setattr(up, "WAIT_FOR_PREDECESSOR_S", 0.01)
+
+
+def test_a_notice_is_answered_once_and_again_only_while_slurm_is_away() -> None:
+    said: list[str] = []
+    answers: list[str | Exception] = [Retryable("slurm is away", after_s=0.0), "job 7 follows"]
+
+    def answer() -> str:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    up.watch_over(Looked(idle, notice, idle, idle, notice, idle, idle), said.append, answer)
+    assert said == ["slurm is away", "job 7 follows"]
+
+
+def test_a_refusal_is_said_and_left_at_that() -> None:
+    said: list[str] = []
+
+    def answer() -> str:
+        raise Fatal("slurm refuses")
+
+    up.watch_over(Looked(notice, idle, notice, idle), said.append, answer)
+    assert said == ["slurm refuses"]
+
+
+def test_nothing_is_answered_without_a_notice() -> None:
+    up.watch_over(Looked(idle, idle, idle), pytest.fail, lambda: "asked without a notice")
+
+
+def control_job(folder: Path, name: str = "service-n1") -> up.Up:
+    return up.Up(home=folder / "home", address="", name=name, pool=False, node_folder=folder / "node")
+
+
+def test_a_control_job_waits_for_the_one_before_it_on_its_host(tmp_path: Path) -> None:
+    said: list[str] = []
+    inside, leave = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with up._alone(control_job(tmp_path), said.append):
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=second)
+    with up._alone(control_job(tmp_path), said.append):
+        thread.start()
+        eventually(lambda: said, 10, "it says that it waits")
+        assert "carries service-n1 here" in said[0]
+        with up._alone(control_job(tmp_path, "service-n2"), pytest.fail):
+            assert not inside.is_set()
+    eventually(inside.is_set, 10, "it goes on when the first has ended")
+    leave.set()
+    thread.join()
+
+
+def test_two_pools_in_one_home_are_refused(tmp_path: Path) -> None:
+    pool = replace(control_job(tmp_path), pool=True)
+    with (
+        up._alone(pool, pytest.fail),
+        pytest.raises(Fatal, match="another `supervisor up`"),
+        up._alone(pool, pytest.fail),
+    ):
+        pass
+
+
+def test_a_control_job_leaves_what_is_another_ups_alone(tmp_path: Path) -> None:
+    job = control_job(tmp_path)
+    job.home.mkdir()
+    (job.home / "up.json").write_text("{}")
+    assert job.stop() == []
+    assert (job.home / "up.json").exists()
+    assert job.supervisor_log != control_job(tmp_path, "service-n2").supervisor_log
+    assert job.host_log == tmp_path / "node" / "nodes" / "service-n1" / "shim.log"
