@@ -5,6 +5,11 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest
 
+# What runs beside each other, and what starts real trainers, which take the processors for themselves.
+LIGHT := tests/store tests/agents tests/security tests/contract tests/integration tests/slurm
+HEAVY := tests/integration/test_demo.py tests/slurm/test_rungs.py tests/slurm/test_time_limit.py \
+	tests/slurm/test_hand_over.py tests/titan
+
 .PHONY: demo test check chaos bench install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
@@ -12,8 +17,8 @@ demo: install  ## train a Llama 3 debug model here, break it three ways, see it 
 	$(BIN)/supervisor demo
 
 test: check debian  ## everything that a developer without a GPU can run
-	$(PYTEST) -n 3 --dist loadfile --ignore tests/integration/test_demo.py tests/store tests/contract tests/agents tests/security tests/integration
-	$(PYTEST) tests/titan tests/integration/test_demo.py
+	$(PYTEST) -n 4 --dist loadfile $(LIGHT) $(HEAVY:%=--ignore %)
+	$(PYTEST) -n 2 --dist loadfile $(HEAVY)
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff check

@@ -20,7 +20,7 @@ from tests.slurm.world import SlurmWorld, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,
-    pytest.mark.root,
+    pytest.mark.slurm,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
     pytest.mark.timeout(240),
 ]
@@ -91,12 +91,11 @@ def test_an_agent_is_upgraded_without_a_missed_step(w: SlurmWorld) -> None:
         pid = w.agent_pid(node)
         os.kill(pid, signal.SIGKILL)
         eventually(lambda pid=pid: w.agent_pid(node) not in (0, pid), SOON_S, "the next agent is there")
-    eventually(lambda: time.time() > begun + 2 * LEASE_S, 30)
+    eventually(lambda: time.time() > begun + 6.0, 30)
     assert w.trainer(record, 1).pid == before
     assert w.job_of(record, 1) == job
     assert w.incidents(record) == []
-    gap = longest_gap_s(w, record, begun, time.time())
-    assert gap < LEASE_S, "it stepped on"
+    assert longest_gap_s(w, record, begun, time.time()) < LEASE_S, "it stepped on"
     w.check(record)
 
 
@@ -128,7 +127,7 @@ def test_the_task_of_a_stopped_slurmd_is_fenced(w: SlurmWorld) -> None:
 
 def test_a_replacement_that_stays_pending(w: SlurmWorld) -> None:
     """After its deadline the run goes on with fewer groups and says so; the group is back when there is a host."""
-    record = trains(w, w.launch(w.spec("waits", spares=0, allocation_timeout_s=5.0)))
+    record = trains(w, w.launch(w.spec("waits", spares=0, allocation_timeout_s=15.0)))
     used = {g.node for g in w.status(record).groups}
     other = [w.lab.submit("sleep 600", "--exclusive", f"--nodelist={n}") for n in w.lab.nodes if n not in used]
     eventually(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.slurm.world import BEGIN_S, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,
-    pytest.mark.root,
+    pytest.mark.slurm,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
 ]
 
@@ -25,7 +26,7 @@ def test_everybody_leaves_and_no_host_is_free(tmp_path: Path) -> None:
     with slurm_world(tmp_path, toys=False, nodes=2) as w:
         record = w.launch(
             w.spec(
-                "full", spares=0, slurm={"time_limit": "3", "warn_s": WARN_S}, start_timeout_s=BEGIN_S, node_lease_s=5
+                "full", spares=0, slurm={"time_limit": "3", "warn_s": WARN_S}, start_timeout_s=BEGIN_S
             )
         )
         eventually(w.running(record, 1, 1), BEGIN_S, "both groups train")

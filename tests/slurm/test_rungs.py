@@ -19,7 +19,7 @@ from tests.slurm.world import BEGIN_S, SlurmWorld, slurm_world
 pytestmark = [
     pytest.mark.etcd,
     pytest.mark.trainers,
-    pytest.mark.root,
+    pytest.mark.slurm,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
     pytest.mark.timeout(3 * BEGIN_S),
 ]
@@ -37,7 +37,7 @@ def w(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
 @pytest.fixture(scope="module")
 def record(w: SlurmWorld) -> RunRecord:
     """Two groups and a spare of four hosts."""
-    return w.launch(w.spec("rungs", start_timeout_s=BEGIN_S, node_lease_s=5))
+    return w.launch(w.spec("rungs", start_timeout_s=BEGIN_S))
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def test_a_job_is_cancelled_from_outside(w: SlurmWorld, record: RunRecord, known
 
 
 def test_a_node_is_drained(w: SlurmWorld, record: RunRecord, known: int) -> None:
-    node, spent, fault = w.status(record).groups[1].node, w.status(record).budgets, time.time()
+    node, spent, fault = w.status(record).groups[1].node, w.status(record).budgets_left, time.time()
     w.lab.drain(node, "kernel update")
     assert after(w, record, known, fault) == ("leaving", Rung.REPLACE)
     assert "kernel update" in " ".join(w.incidents(record)[-1].evidence)
     assert w.status(record).groups[1].node != node
-    assert w.status(record).budgets == spent, "a planned move draws on no budget"
+    assert w.status(record).budgets_left == spent, "a planned move draws on no budget"
     eventually(lambda: w.lab.node_states()[node] == ["idle", "drain"], 60, "its job has been given back")
     w.lab.resume(node)
 
@@ -110,7 +110,7 @@ def test_a_node_is_drained(w: SlurmWorld, record: RunRecord, known: int) -> None
 def test_slurmctld_is_away_in_the_middle_of_a_reallocation(w: SlurmWorld, record: RunRecord) -> None:
     w.control(record, stop=True)
     eventually(lambda: w.status(record).phase == "stopped" and not w.live_jobs(), 120, "the first run ends")
-    second = w.launch(w.spec("waits", spares=0, start_timeout_s=BEGIN_S, node_lease_s=5))
+    second = w.launch(w.spec("waits", spares=0, start_timeout_s=BEGIN_S))
     eventually(w.running(second, 1, 1), BEGIN_S, "both groups train")
     submitted, fault = len(w.lab.jobs()), time.time()
     w.lab.cancel(w.job_of(second, 1))

@@ -15,7 +15,7 @@ from tests.slurm.world import BEGIN_S, SlurmWorld, slurm_world
 
 pytestmark = [
     pytest.mark.etcd,
-    pytest.mark.root,
+    pytest.mark.slurm,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
 ]
 
@@ -49,8 +49,7 @@ def test_groups_move_before_their_jobs_end(tmp_path: Path) -> None:
                 spares=0,
                 slurm={"time_limit": "3", "warn_s": WARN_S},
                 start_timeout_s=BEGIN_S,
-                node_lease_s=5,
-            )
+                )
         )
         eventually(w.running(record, 1, 1), BEGIN_S, "both groups train")
         begun = time.time()

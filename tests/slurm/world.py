@@ -44,9 +44,11 @@ class SlurmWorld(World):
         """Toys, or real trainers of a small model that hash their replicas."""
         how = SlurmSpec(**{"node_folder": str(self.system), "drain_suspects": False, **(slurm or {})})
         allocation = AllocationSpec(engine="slurm", nodes=groups, spares=spares, slurm=how)
+        # jobs, agents and leases on a busy machine: nothing here is about how short a lease may be
+        policy = {"node_lease_s": 5, **policy}
         spec = replace(toy_spec(name, groups, spares, **policy), allocation=allocation, torchft=TORCHFT)
         if self.toys:
-            return spec
+            return replace(spec, titan=TitanSpec(steps=10**6, overrides={"toy.mode": "quorum"}))
         titan = TitanSpec(
             recipe="llama3-debug-small",
             steps=100_000,
