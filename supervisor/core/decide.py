@@ -27,6 +27,7 @@ from supervisor.core.placement import place
 from supervisor.core.resume import resume
 from supervisor.core.round import MAX_GIVEN_BACK, Round, is_rider
 from supervisor.core.seat import seat_lighthouse
+from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
 
 ENDED = ("finished", "stopped", "halted")
@@ -60,6 +61,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         _judge(r, r.groups[g])
     _wind_down(r)
     leave(r)
+    renew(r)
     if r.phase == "running":
         place(r)
     return r.done()

@@ -124,7 +124,15 @@ def engine_word_s(spec: RunSpec) -> float:
 def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> bool:
     """Whether the engine had time to say that it took the allocation away."""
     sign = suspect(group, observed)
-    return not sign or observed.now - memory.suspects.get(sign, observed.now) >= engine_word_s(spec)
+    return not sign or observed.now - memory.suspects.get(sign, observed.now) >= still_to_wait_s(group, observed, spec)
+
+
+def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> float:
+    """How long the engine still has for its word, from the first sign on. An agent gives its lease back only when nothing
+    runs any more: one that vanished before its ranks had ended was silent for a whole lease, and so long the engine had."""
+    node = observed.nodes.get(group.node)
+    lapsed = node is not None and not node.registered and any(r.state != "exited" for r in ranks_of(group, observed))
+    return max(0.0, engine_word_s(spec) - (spec.policy.node_lease_s if lapsed else 0.0))
 
 
 def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:

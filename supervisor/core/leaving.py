@@ -40,7 +40,7 @@ def leave(r: Round) -> None:
         return
     for allocation in stay[:ASKED_A_ROUND]:
         r.set_allocation(replace(allocation, leaving_since=None))
-    held = _held(r)
+    held = r.held()
     _ask_for_successors(r, words, held)
     _give_back(r, words, held)
     if r.handover_at_step is not None:
@@ -63,13 +63,6 @@ def _there(r: Round, allocation: AllocationMemory) -> bool:
         return False
     views = [r.observed.nodes.get(node) for node in grant.nodes]
     return any(view is not None and view.registered for view in views)
-
-
-def _held(r: Round) -> set[str]:
-    """Allocations on which a group lives, or has lived and is not proved gone."""
-    nodes = [g.node for g in r.groups.values() if g.phase != "finished"]
-    nodes += [g.old_node for g in r.groups.values() if g.phase == "fencing"]
-    return {r.allocation_of(node) for node in nodes if node}
 
 
 def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> None:

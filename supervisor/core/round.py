@@ -117,6 +117,12 @@ class Round:
             return view.machine
         return next((g.host for g in self.groups.values() if node and g.node == node and g.host), node)
 
+    def held(self) -> set[str]:
+        """Allocations on which a group lives, or has lived and is not proved gone."""
+        nodes = [g.node for g in self.groups.values() if g.phase != "finished"]
+        nodes += [g.old_node for g in self.groups.values() if g.phase == "fencing"]
+        return {self.allocation_of(node) for node in nodes if node}
+
     def leaving(self, node: str) -> str:
         """Why the engine is about to take a node away; empty when it is not."""
         view = self.observed.nodes.get(node)

@@ -235,11 +235,14 @@ def test_a_leader_with_another_home_leaves_the_firsts_allocations_alone(w: World
     elsewhere.terminate()
     eventually(lambda: leader(w) == again.pid, 30, "the first home's supervisor leads again")
     eventually(w.running(record, 2, 3), 60, "it gives the node that was asked for")
-    used = w.allocation_of(record, 1)
-    eventually(lambda: {g.key for g in grants(w, record).values() if g.state == "granted"} == {refill, used}, 30)
+    used = {w.allocation_of(record, g) for g in (0, 1)}
     # the pool has four nodes, two of which are lost
-    assert {g.reason for k, g in grants(w, record).items() if k not in {*new, used}} == {"given back"}
-    assert grants(w, record)[used] == before[used]
+    eventually(
+        lambda: {g.key for g in grants(w, record).values() if g.state == "granted"} == used, 30, "no spare is left"
+    )
+    (moved,) = used & before.keys()
+    assert {grants(w, record)[key].reason for key in before.keys() - used} == {"given back"}
+    assert grants(w, record)[moved] == before[moved]
     w.check(record)
 
 

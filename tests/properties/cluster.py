@@ -261,6 +261,7 @@ class Cluster:
         self.decided: list[tuple[Observed, Memory, Decision]] = []
         self.committed_keys: set[str] = set()
         self.successors: set[str] = set()
+        self.renewed: set[str] = set()
         """Leaving allocations for which another was asked."""
         self.draws: dict[str, list[float]] = {}
         self.fired: set[str] = set()
@@ -841,10 +842,24 @@ class Cluster:
             drains = before.phase not in ("new", "running")
             if observed.control.paused and action.verb not in FACTS and not drains:
                 self.broken.append(f"paused: {action.key} ({action.reason})")
-        self._check_budgets(decision)
+        self._check_budgets(decision, observed, before)
         self._check_rungs(decision)
 
-    def _check_budgets(self, decision: Decision) -> None:
+    def _check_renewed(self, key: str, observed: Observed, before: Memory) -> None:
+        """A spare is renewed once, and not in a loop."""
+        if key in self.renewed:
+            self.broken.append(f"acquired: spare {key} is renewed twice")
+        self.renewed.add(key)
+        grant = observed.grants[key]
+        if grant.state == "gone":
+            if observed.now < before.allocations[key].since + self.spec.policy.allocation_timeout_s:
+                self.broken.append(f"acquired: spare {key} went and is asked for again too soon")
+        elif not all(observed.nodes[node].machine in before.cordons for node in grant.nodes if node in observed.nodes):
+            self.broken.append(f"acquired: spare {key} is of use and is renewed")
+        if any(g.node in grant.nodes and g.phase != "finished" for g in before.groups.values()):
+            self.broken.append(f"acquired: {key} is renewed as a spare, and a group lives on it")
+
+    def _check_budgets(self, decision: Decision, observed: Observed, before: Memory) -> None:
         drawn = [
             budgets.scope(i.rung, i.group)
             for i in decision.incidents
@@ -861,7 +876,10 @@ class Cluster:
             # A run of which nothing is left is begun again, which is no failure to budget.
             leaving = action.reason.startswith("allocation ")
             free = ("the run starts" in action.reason, EVERYTHING_GONE in action.reason, "a person" in action.reason)
-            if action.rung is None and not (leaving or any(free)):
+            spare = action.reason.startswith("in the place of spare ")
+            if spare:
+                self._check_renewed(action.reason.split()[5].rstrip(":"), observed, before)
+            if action.rung is None and not (leaving or spare or any(free)):
                 self.broken.append(f"acquired: {action} is paid by no budget, and nothing left")
             if leaving and action.reason.split()[1] in self.successors:
                 self.broken.append(f"acquired: {action.reason}: a second time")

@@ -25,9 +25,7 @@ def test_everybody_leaves_and_no_host_is_free(tmp_path: Path) -> None:
     """Two hosts for two groups: they hand over to a checkpoint, and their successors start once the jobs have ended."""
     with slurm_world(tmp_path, toys=False, nodes=2) as w:
         record = w.launch(
-            w.spec(
-                "full", spares=0, slurm={"time_limit": "3", "warn_s": WARN_S}, start_timeout_s=BEGIN_S
-            )
+            w.spec("full", spares=0, slurm={"time_limit": "3", "warn_s": WARN_S}, start_timeout_s=BEGIN_S)
         )
         eventually(w.running(record, 1, 1), BEGIN_S, "both groups train")
         before = eventually(lambda: w.status(record).step, 60, "they step")

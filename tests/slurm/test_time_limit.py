@@ -49,7 +49,7 @@ def test_groups_move_before_their_jobs_end(tmp_path: Path) -> None:
                 spares=0,
                 slurm={"time_limit": "3", "warn_s": WARN_S},
                 start_timeout_s=BEGIN_S,
-                )
+            )
         )
         eventually(w.running(record, 1, 1), BEGIN_S, "both groups train")
         begun = time.time()

@@ -178,12 +178,23 @@ def test_a_term_without_the_engines_word_is_a_crash() -> None:
     assert w.memory.suspects == {}
 
 
-def test_a_lapsed_lease_waits_for_the_engines_word() -> None:
+def test_a_lease_that_is_given_back_waits_for_the_engines_word() -> None:
+    """Its agent has reported how its ranks ended: the node was ended in order, perhaps by its engine."""
     w = World().bring_up()
+    w.report(0, state="exited", exit_code=143)
     w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
     w.hear(0, "gone")
     assert w.verbs() == []
     assert w.verbs(ENGINE_WORD_S + 0.01) == ["cordon", "release", "acquire"]
+    assert w.incident.kind == Kind.NODE_LOST
+
+
+def test_a_lease_that_lapses_in_silence_is_judged_at_once() -> None:
+    """The engine was asked for a whole lease, and did not say that it took the node."""
+    w = World().bring_up()
+    w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
+    w.hear(0, "gone")
+    assert w.verbs() == ["cordon", "release", "acquire"]
     assert w.incident.kind == Kind.NODE_LOST
 
 
@@ -551,7 +562,7 @@ def test_silence_then_a_lost_node_climbs_within_the_same_incident() -> None:
     w.round()
     opened = w.incident.opened
     w.lapse("n1")
-    assert w.verbs(after=5.0) == ["cordon", "release", "acquire"]
+    assert w.memory.cordons == {"n1": "incident i1: node_lost"}
     assert (w.incident.id, w.incident.kind, w.incident.rung) == ("i1", Kind.NODE_LOST, Rung.REPLACE)
     assert w.incident.opened == opened
     assert len(w.incident.evidence) == 2
