@@ -39,7 +39,9 @@ class Commands:
 
     def __init__(self, launch: TrainerLaunch, report: Report, control: Control) -> None:
         self._launch, self._report, self._control = launch, report, control
-        self._stacks = Stacks(Path(launch.rank_dir) / "stacks.txt")
+        self.on_term: Callable[[], None] | None = None
+        """Called in a thread of ours when SIGTERM came: the main thread may be inside a native call, and not hear of it."""
+        self._stacks = Stacks(Path(launch.rank_dir) / "stacks.txt", self._term)
         self._path = Path(launch.rank_dir) / "command.sock"
         self._path.unlink(missing_ok=True)
         self._socket = _listen(self._path)
@@ -47,6 +49,10 @@ class Commands:
         """Set when there is a process group to abort."""
         self.purge: Callable[[], None] | None = None
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
+
+    def _term(self) -> None:
+        if self.on_term is not None:
+            self.on_term()
 
     def close(self) -> None:
         """Stop answering."""
@@ -114,8 +120,9 @@ class Commands:
 class Stacks:
     """All threads' stacks into a file, on command or on SIGUSR1, whatever the main thread waits for (but not while it holds the GIL)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_term: Callable[[], None]) -> None:
         self._path = path
+        self._on_term = on_term
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (kept open: a full disk must not hide where it hangs)
         # Not faulthandler.register: its handler walks the threads without the GIL, and crashes the process when one of them
         # ends at that moment (seen: a segmentation fault, once in some hundred).
@@ -131,6 +138,8 @@ class Stacks:
         while numbers := self._woken.recv(64):
             if signal.SIGUSR1 in numbers:
                 self.dump()
+            if signal.SIGTERM in numbers:
+                self._on_term()
 
     def dump(self) -> str:
         """Write them now; returns the path."""

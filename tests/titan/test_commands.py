@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -77,6 +79,44 @@ def test_sigterm_ends_a_rank_that_waits_for_a_quorum(groups: Groups) -> None:
     eventually(lambda: waiting.progress and waiting.progress.phase in ("built", "starting"), 30)
     waiting.signal(signal.SIGTERM)
     assert waiting.exit_code() == TERMINATED
+
+
+STUCK = """
+import ctypes, sys
+from pathlib import Path
+from supervisor.wire.records import TrainerLaunch
+from titan_actor import trainer
+from titan_actor.commands import Commands
+from titan_actor.control import Control
+from titan_actor.ledger import Ledger
+from titan_actor.report import Report
+
+folder = sys.argv[1]
+launch = TrainerLaunch(
+    run="r", group=0, generation=1, rank=0, world_size=1, groups=1, min_groups=1, node="n", node_address="127.0.0.1",
+    master_port=1, lighthouse="", run_dir=folder, rank_dir=folder,
+)
+report, control = Report(launch), Control(False)
+report.update()
+ledger = Ledger(Path(folder) / "steps.jsonl", 0.0, generation=1, group=0, rank=0)
+trainer._end_on_term(control, report, ledger, Commands(launch, report, control))
+print("ready", flush=True)
+mutex = ctypes.create_string_buffer(64)
+for _ in range(2):  # a lock that is taken twice: no signal ends that wait
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+def test_sigterm_ends_a_rank_whose_main_thread_is_inside_a_native_call(tmp_path: Path) -> None:
+    stuck = subprocess.Popen([sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert stuck.stdout is not None
+        assert stuck.stdout.readline() == "ready\n"
+        stuck.terminate()
+        assert stuck.wait(30) == TERMINATED
+    finally:
+        stuck.kill()
+        stuck.communicate()
 
 
 def test_failure_of_a_step_is_told(groups: Groups) -> None:
