@@ -82,7 +82,7 @@ def test_sigterm_ends_a_rank_that_waits_for_a_quorum(groups: Groups) -> None:
 
 
 STUCK = """
-import ctypes, sys
+import ctypes, sys, threading
 from pathlib import Path
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import trainer
@@ -100,7 +100,7 @@ report, control = Report(launch), Control(False)
 report.update()
 ledger = Ledger(Path(folder) / "steps.jsonl", 0.0, generation=1, group=0, rank=0)
 trainer._end_on_term(control, report, ledger, Commands(launch, report, control))
-print("ready", flush=True)
+threading.Timer(1.0, print, ["ready"], {"flush": True}).start()  # by then the main thread is where it stays
 mutex = ctypes.create_string_buffer(64)
 for _ in range(2):  # a lock that is taken twice: no signal ends that wait
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
