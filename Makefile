@@ -17,7 +17,7 @@ demo: install  ## train a Llama 3 debug model here, break it three ways, see it 
 	$(BIN)/supervisor demo
 
 test: check debian  ## everything that a developer without a GPU can run
-	$(PYTEST) -n 4 --dist loadfile $(LIGHT) $(HEAVY:%=--ignore %)
+	$(PYTEST) -n 3 --dist loadfile $(LIGHT) $(HEAVY:%=--ignore %)
 	$(PYTEST) -n 2 --dist loadfile $(HEAVY)
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties

@@ -178,7 +178,8 @@ class PlantedShim:
                 threading.Thread(target=self._serve, args=(self._listener.accept()[0],), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, client.makefile("rwb") as file:
+        # the agent may be killed in the middle of a request
+        with contextlib.suppress(OSError), client, client.makefile("rwb") as file:
             for line in file:
                 request = json.loads(line)
                 self.asked.append(request)
