@@ -144,7 +144,7 @@ def resume(
         bool,
         typer.Option(
             "--they-are-down",
-            help="Nothing runs any more on the nodes of the halted run that nobody hears: you have looked.",
+            help="Nothing runs any more on the run's nodes that nobody hears: you have looked.",
         ),
     ] = False,
     etcd: Etcd = "",

@@ -29,6 +29,12 @@ def left(spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Rung,
     return max(0, allowed(budget, rung) - used)
 
 
+def next_at(spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Rung, group: int, now: float) -> float:
+    """When the oldest draw is forgotten, and one more is left; `now` if nothing was drawn."""
+    used = within(spent.get(scope(rung, group), ()), now, budget.window_s)
+    return min(used) + budget.window_s if used else now
+
+
 def draw(
     spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Rung, group: int, now: float
 ) -> dict[str, tuple[float, ...]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import detect, handover, ladder
+from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
 from supervisor.core.leaving import leave
 from supervisor.core.model import (
     AllocationMemory,
@@ -37,9 +38,6 @@ TAKEN = (Kind.ALLOCATION_LOST, Kind.NODE_LOST)
 
 NEW_A_ROUND = 40
 """Allocations, and groups, that one round of a run's start makes: one operation each; a transaction holds 100."""
-
-
-EVERYTHING_GONE = "every allocation of the run is gone: it starts again from its newest checkpoint, at no one's budget"
 
 
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
@@ -211,9 +209,9 @@ def _judge(r: Round, group: GroupMemory) -> None:
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     if incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
-    elif incident.kind == Kind.ALLOCATION_LOST and _nobody_left(r):
-        choice = ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, (), free=True)
-    elif incident.kind in TAKEN and (successor := r.successor(r.allocation_of(group.node))):
+    elif incident.kind == Kind.ALLOCATION_LOST and nobody_left(r):
+        choice = all_lost(r, group)
+    elif incident.kind in TAKEN and (successor := r.successor(r.placed_by(group))):
         choice = _succeeded(incident, successor)
     else:
         choice = ladder.choose(
@@ -249,16 +247,6 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
     verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
     if verdict == Verdict.UNKNOWN:
         r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
-
-
-def _nobody_left(r: Round) -> bool:
-    """Whether no group has an allocation any more: the whole run is down, and nobody's failure is judged."""
-    for group in r.before.groups.values():
-        if group.node and group.phase in ("starting", "running", "placing"):
-            grant = r.observed.grants.get(r.allocation_of(group.node))
-            if grant is None or grant.state != "gone":
-                return False
-    return True
 
 
 def _close_untouched(r: Round, group: GroupMemory) -> None:
@@ -321,7 +309,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
 
 def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
     old = group.node
-    allocation = r.allocation_of(old)
+    allocation = r.placed_by(group) if old else ""
     known = r.allocations.get(allocation)
     # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
     leaves = known is not None and known.leaving_since is not None
@@ -338,7 +326,7 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
     if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
         suspect = bool(old) and not expected
         _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
-    if choice.reason == EVERYTHING_GONE:
+    if choice.reason.startswith((EVERYTHING_GONE, GONE_AGAIN)):
         _replace_spares(r)
 
 
@@ -357,7 +345,7 @@ def _was_refused(r: Round, key: str) -> bool:
 
 def _replace_spares(r: Round) -> None:
     """The spares went with the rest: ask for as many again."""
-    held = {r.allocation_of(g.node) for g in r.groups.values() if g.node}
+    held = {r.placed_by(g) for g in r.groups.values() if g.node}
     for allocation in list(r.allocations.values()):
         grant = r.observed.grants.get(allocation.key)
         gone = allocation.state == "wanted" and grant is not None and grant.state == "gone"

@@ -113,7 +113,19 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
         return f"lease:{group.node}"
     if any(r.state == "exited" and _terminated(r) for r in ranks_of(group, observed)):
         return f"term:{group.group}:{group.generation}"
+    if under_another(group, observed):
+        return f"other:{group.node}:{node.allocation}"
     return ""
+
+
+def under_another(group: GroupMemory, observed: Observed) -> str:
+    """That the group's node is registered under another allocation than the one by which it was placed; else empty."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered or not (group.allocation and node.allocation):
+        return ""
+    if node.allocation == group.allocation:
+        return ""
+    return f"node {group.node} is registered under allocation {node.allocation}, not under {group.allocation}"
 
 
 def engine_word_s(spec: RunSpec) -> float:
@@ -140,12 +152,15 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
         return None
     node = observed.nodes.get(group.node)
-    grant = observed.grants.get(node.allocation) if node else None
+    grant = observed.grants.get(group.allocation or (node.allocation if node else ""))
     if grant is not None and grant.state == "gone":
         why = f"the engine says that allocation {grant.key} ({grant.engine_id}) is gone"
         return Failure(Kind.ALLOCATION_LOST, (f"{why}: {grant.reason}" if grant.reason else why,))
     if not settled(group, observed, spec, memory):
         return None
+    other = under_another(group, observed)
+    if other:
+        return Failure(Kind.ALLOCATION_LOST, (other,))
     verdict, sentence = node_verdict(group.node, group, observed, spec)
     if verdict == Verdict.DEAD:
         return Failure(Kind.NODE_LOST, (sentence,))

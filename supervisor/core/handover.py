@@ -16,6 +16,13 @@ AHEAD_S = 10.0
 """How far ahead the common last step is: progress may be 5 s old, and an agent hears of it within a second or two."""
 
 
+EARLY_S = 60.0
+"""Slurm looks for time limits once a minute: of a warning this much is not counted on, or a fifth of a short one."""
+
+SAVING_S = 30.0
+"""For the checkpoint of the last step, or an eighth of a short warning."""
+
+
 def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
     """A step that no group has passed yet, so that all end at the same one: `margin_s` away at the measured pace."""
     ranks = [rank for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)]
@@ -28,9 +35,12 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
     """Begin, if everybody's time runs out, or if a group alone can go at once."""
     there = [g for g in r.groups.values() if g.node and g.phase in ("starting", "running", "placing")]
     running = [g for g in there if g.phase == "running"]
-    if not running or any(r.allocation_of(g.node) not in words for g in there):
+    if not running or any(r.placed_by(g) not in words for g in running):
         return
-    why = words[r.allocation_of(running[0].node)]
+    why = words[r.placed_by(running[0])]
+    if any(r.placed_by(g) not in words for g in there):
+        _not_without_an_heir(r, running, why)
+        return
     spares = r.spares()
     if r.spec.groups.count == 1 and spares and not running[0].incident:
         _begin(r, f"node {running[0].node} is leaving ({why}), and the group has nobody to heal from")
@@ -38,19 +48,63 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
     told = [r.observed.nodes.get(g.node) for g in there]
     if not all(node is not None and node.leaving for node in told):
         return  # whoever was only drained has no deadline
-    since = min(r.allocations[r.allocation_of(g.node)].leaving_since or r.now for g in running)
-    due = since + r.spec.allocation.slurm.warn_s / 2
-    if r.now < due:
-        r.look_again(due)
+    if not _due(r, running, 1 / 2):
         return
     if spares and any(g.phase in ("unplaced", "fencing", "placing", "starting") for g in r.groups.values()):
-        return  # one of those takes it, and the next can heal from it
-    _begin(r, f"every group's node is leaving ({why}), and no other came by half of the warning")
+        # One of those takes it, and the next can heal from it.
+        _not_without_an_heir(r, running, why)
+        return
+    _begin(r, f"every group's node is leaving ({why}), and no other came in time{_too_short(r)}")
+
+
+def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None:
+    """Whoever starts on a node that stays may not have healed when the last of those that train is ended."""
+    told = [r.observed.nodes.get(g.node) for g in running]
+    if not all(node is not None and node.leaving for node in told) or not _due(r, running, 3 / 4):
+        return
+    about = f"every group that trains is on a node that is leaving ({why}), and no other could heal in time"
+    _begin(r, f"{about}{_too_short(r)}")
+
+
+def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
+    """Whether so large a part of the warning is over, or what is left of it is only enough for the last steps."""
+    warn_s = r.spec.allocation.slurm.warn_s
+    since = min(r.allocations[r.placed_by(g)].leaving_since or r.now for g in running)
+    due = since + max(0.0, min(part * warn_s, _usable_s(r) - _steps(r) * _pace(r)))
+    if r.now < due:
+        r.look_again(due)
+    return r.now >= due
+
+
+def _usable_s(r: Round) -> float:
+    """What of the warning can be spent on the way to the last step."""
+    warn_s = r.spec.allocation.slurm.warn_s
+    return warn_s - min(EARLY_S, warn_s / 5) - min(SAVING_S, warn_s / 8)
+
+
+def _too_short(r: Round) -> str:
+    pace = _pace(r)
+    if pace <= _usable_s(r):
+        return ""
+    return (
+        f"; a step takes {pace:.0f} s, too long for the warning of {r.spec.allocation.slurm.warn_s} s: it may be lost"
+    )
+
+
+def _pace(r: Round) -> float:
+    """Seconds for a step, of the slowest group."""
+    return max((rank.step_s for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)), default=0.0)
+
+
+def _steps(r: Round) -> int:
+    """How many steps the last one is ahead of the newest that is known. No more than an eighth of the warning is spent on
+    the way, but for long steps: one is under way, and may be over before every agent has heard of it."""
+    pace, margin_s = _pace(r), min(AHEAD_S, r.spec.allocation.slurm.warn_s / 8)
+    return 2 if pace >= margin_s or pace <= 0 else 2 + math.ceil(margin_s / pace)
 
 
 def _begin(r: Round, reason: str) -> None:
-    # The nodes go: no more than an eighth of the warning is spent on the way to the last step.
-    step = step_ahead(r, min(AHEAD_S, r.spec.allocation.slurm.warn_s / 8))
+    step = step_ahead(r, 0.0) - 2 + _steps(r)
     r.rest.update(handover_at_step=step, handover_since=r.now)
     r.act("hand_over", f"hand_over:{r.before.decisions}", f"{reason}: all groups end after step {step}")
     go_on(r)

@@ -99,13 +99,13 @@ def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
 
 def _move(r: Round, words: Mapping[str, str]) -> bool:
     """Move the next group to a node that stays, or say why not yet. Whether one moved."""
-    there = [g for g in r.groups.values() if g.phase == "running" and r.allocation_of(g.node) in words]
+    there = [g for g in r.groups.values() if g.phase == "running" and r.placed_by(g) in words]
     if not there:
         return False
     # Those that the node itself has been told of have a deadline: they go first.
     there.sort(key=lambda g: (not r.observed.nodes[g.node].leaving if g.node in r.observed.nodes else True, g.group))
     group = next((g for g in there if not g.incident), there[0])
-    why = words[r.allocation_of(group.node)]
+    why = words[r.placed_by(group)]
     about = f"group {group.group}: its node {group.node} is leaving ({why})"
     spares = r.spares()
     busy = [g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting")]
@@ -129,7 +129,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
 
 
 def _coming(r: Round, group: GroupMemory) -> str:
-    key = r.allocations[r.allocation_of(group.node)].successor
+    key = r.allocations[r.placed_by(group)].successor
     grant = r.observed.grants.get(key)
     state = grant.state if grant is not None else "pending"
     return f": allocation {key} is {state}{r.engines_word(key)}" if key else ""

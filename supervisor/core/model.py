@@ -134,6 +134,8 @@ class Grant:
     """Why it is in this state, in the engine's own words."""
     leaving: str = ""
     """Granted, but the engine is about to take it away: why. Empty: it is not."""
+    ended: bool = False
+    """Gone, and the engine says that its processes have ended: not so when its host failed, or while it is being ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,8 @@ class ControlView:
     restarts: Mapping[int, int] = field(default_factory=dict)
     resumes: int = 0
     because: str = ""
+    down: int = 0
+    """How often a person said that a lost lighthouse's host, and the trainers on its side, are down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +184,8 @@ class GroupMemory:
     node: str = ""
     host: str = ""
     """The node's machine: it outlives the node's registration. Empty: the node's name."""
+    allocation: str = ""
+    """Key of the allocation by which it was placed, kept until it is placed anew: the node may be another's by then."""
     phase: GroupPhase = "unplaced"
     since: float = 0.0
     incident: str = ""
@@ -213,6 +219,10 @@ class AllocationMemory:
     """Key of the one allocation that was asked for because this one is leaving."""
     late: bool = False
     """It was pending for longer than `policy.allocation_timeout_s` while a group waited: the run goes on without."""
+    unheard_since: float | None = None
+    """Since when it is granted and its node is not there, on the run clock. None: it is there, or nothing was granted."""
+    unheard: tuple[str, ...] = ()
+    """Released, because these hosts' nodes did not register: others are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,8 +294,13 @@ class Memory:
     """Host -> why it is given no group any more."""
     spent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Budget scope -> instants at which it was drawn on."""
+    all_lost_at: float | None = None
+    """When the engine had last taken every allocation of the run, on the run clock."""
+    allocations_above: int = 0
+    """Numbers that no allocation is given: a backup does not know them."""
     restarts_done: Mapping[int, int] = field(default_factory=dict)
     resumes_done: int = 0
+    downs_done: int = 0
     lighthouse: Lighthouse = field(default_factory=Lighthouse)
     checkpoint: Checkpoint | None = None
     suspects: Mapping[str, float] = field(default_factory=dict)

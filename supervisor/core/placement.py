@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import budget as budgets
-from supervisor.core import detect, handover
+from supervisor.core import detect, handover, spares
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
 from supervisor.core.round import MAX_GIVEN_BACK, Round
@@ -23,48 +23,51 @@ def place(r: Round) -> None:
         return
     if r.handover_at_step is not None:
         return  # all start again together
-    spares = r.spares()
-    if not _enough_to_begin(r, waiting, spares):
+    free = r.spares()
+    if not _enough_to_begin(r, waiting, free):
         return
     for group in sorted(waiting, key=lambda g: g.group):
         if group.not_before > r.now:
             r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
-        elif group.node and spares and r.leaving(group.node):
+        elif group.node and free and r.leaving(group.node):
             if not r.full(group.group):
                 _start_elsewhere(r, group)
         elif group.node:
             _start_in_place(r, group)
-        elif spares and not r.full(group.group):
-            _start(r, group, spares.pop(0))
-        elif not spares:
+        elif free and not r.full(group.group):
+            _start(r, group, free.pop(0))
+        elif not free:
             _no_node(r, group)
 
 
-def _enough_to_begin(r: Round, waiting: list[GroupMemory], spares: list[str]) -> bool:
+def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> bool:
     """The first groups start together, so that none trains alone for want of a few seconds."""
     unplaced = [g for g in waiting if g.phase == "unplaced"]
-    if len(unplaced) < len(r.groups) or len(spares) >= len(unplaced):
+    if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
         return True
     since = min((a.since for a in r.allocations.values()), default=r.now)
     deadline = since + r.spec.policy.allocation_timeout_s
     pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
-    hope = not refused or len(spares) + len(pending) >= least
+    hope = not refused or len(free) + len(pending) >= least
     if r.now < deadline and pending and hope:
-        r.wait(f"{len(spares)} of {len(unplaced)} nodes are there", until=deadline)
+        r.wait(f"{len(free)} of {len(unplaced)} nodes are there", until=deadline)
         return False
-    if len(spares) >= least:
+    if len(free) >= least:
         return True
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
         r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
         return False
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
-    r.halt(f"{len(spares)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
+    r.halt(f"{len(free)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
     return False
 
 
 def _start_in_place(r: Round, group: GroupMemory) -> None:
     verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
-    if verdict == Verdict.HEALTHY:
+    other = detect.under_another(group, r.observed)
+    if other:
+        r.wait(f"group {group.group}: {other}: nothing is started there", until=r.now + 1.0)
+    elif verdict == Verdict.HEALTHY:
         if not r.full(group.group):
             _start(r, group, group.node)
     else:
@@ -93,6 +96,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             generation=generation,
             node=node,
             host=r.host_of(node),
+            allocation=r.allocation_of(node),
             phase="starting",
             since=r.now,
             old_node="",
@@ -118,7 +122,7 @@ def _no_node(r: Round, group: GroupMemory) -> None:
         return
     pending = r.pending()
     if pending:
-        _wait_for(r, group, min(pending, key=lambda a: a.since))
+        _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
         return
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
         r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
@@ -152,6 +156,7 @@ def _no_node(r: Round, group: GroupMemory) -> None:
         )
         r.set_incident(incident)
     r.draw(Rung.REALLOCATE, group.group)
+    spares.give_up_one(r)
     because = f"group {group.group} has no node" + (f" (incident {incident.id})" if incident else "")
     r.acquire(because, rung=Rung.REALLOCATE)
 
@@ -162,8 +167,12 @@ def _to_start(group: GroupMemory) -> bool:
 
 
 def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> None:
-    deadline = allocation.since + r.spec.policy.allocation_timeout_s
     word = r.engines_word(allocation.key)
+    if allocation.unheard_since is not None:
+        about = f"group {group.group}: allocation {allocation.key} is granted, and its node is not there{word}"
+        r.wait(about, until=allocation.unheard_since + r.spec.policy.allocation_timeout_s)
+        return
+    deadline = allocation.since + r.spec.policy.allocation_timeout_s
     if r.now < deadline:
         r.wait(f"group {group.group}: allocation {allocation.key} is pending{word}", until=deadline)
         return

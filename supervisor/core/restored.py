@@ -36,6 +36,7 @@ def restored(memory: Memory, groups: int, checkpoint: Checkpoint | None, on_disk
         after,
         checkpoint=checkpoint,
         decisions=memory.decisions + DECISIONS,
+        allocations_above=memory.allocations_above + GENERATIONS,
         incidents_seen=memory.incidents_seen + GENERATIONS,
         groups={
             g: replace(group, generation=max(known.groups[g].generation, on_disk.get(g, 0)) + GENERATIONS)

@@ -119,9 +119,8 @@ class Round:
 
     def held(self) -> set[str]:
         """Allocations on which a group lives, or has lived and is not proved gone."""
-        nodes = [g.node for g in self.groups.values() if g.phase != "finished"]
-        nodes += [g.old_node for g in self.groups.values() if g.phase == "fencing"]
-        return {self.allocation_of(node) for node in nodes if node}
+        there = [g for g in self.groups.values() if g.phase == "fencing" or (g.node and g.phase != "finished")]
+        return {self.placed_by(g) for g in there}
 
     def leaving(self, node: str) -> str:
         """Why the engine is about to take a node away; empty when it is not."""
@@ -140,7 +139,7 @@ class Round:
         grant = self.observed.grants.get(after.key)
         if grant is not None and grant.state in ("gone", "refused"):
             return ""
-        held = {self.allocation_of(g.node) for g in self.groups.values() if g.node and g.phase != "finished"}
+        held = {self.placed_by(g) for g in self.groups.values() if g.node and g.phase != "finished"}
         return "" if after.key in held else after.key
 
     def refused(self) -> list[AllocationMemory]:
@@ -155,6 +154,10 @@ class Round:
         """What the engine says of an allocation, after a colon; empty when it says nothing."""
         grant = self.observed.grants.get(key)
         return f": {grant.reason}" if grant is not None and grant.reason else ""
+
+    def placed_by(self, group: GroupMemory) -> str:
+        """Key of the allocation by which a group is where it is, or was until it is proved gone."""
+        return group.allocation or self.allocation_of(group.node or group.old_node)
 
     def allocation_of(self, node: str) -> str:
         """Key of the allocation that gave a node, or an empty string."""
@@ -177,15 +180,16 @@ class Round:
             return False
         if grant.state in ("gone", "refused"):
             return True
-        if allocation.key in self._here() or any(self.host_of(node) in self.cordons for node in grant.nodes):
+        if allocation.key in self.here() or any(self.host_of(node) in self.cordons for node in grant.nodes):
             return True
         # Granted, but its node does not come, or came and went: after a while nobody waits for it any more.
-        deadline = allocation.since + self.spec.policy.allocation_timeout_s
+        since = allocation.unheard_since if allocation.unheard_since is not None else self.now
+        deadline = since + self.spec.policy.allocation_timeout_s
         if self.now < deadline:
             self.look_again(deadline)
         return self.now >= deadline
 
-    def _here(self) -> set[str]:
+    def here(self) -> set[str]:
         """Allocations of which a node is registered."""
         if self._arrived is None:
             self._arrived = {n.allocation for n in self.observed.nodes.values() if n.registered}
@@ -270,13 +274,15 @@ class Round:
 
     def acquire(self, reason: str, *, rung: Rung | None = None, instead_of: str = "") -> str:
         """Want one more allocation of one node. `rung` is the one whose budget pays for it, if any does."""
-        key = f"{self.spec.name}-a{len(self.allocations) + 1}"
+        key = f"{self.spec.name}-a{self.before.allocations_above + len(self.allocations) + 1}"
+        window_s = self.spec.policy.budget.window_s
+        unheard = {h for a in self.allocations.values() if self.now - a.since < window_s for h in a.unheard}
         self.allocations[key] = AllocationMemory(
             key=key,
             state="wanted",
             since=self.now,
             reason=reason,
-            exclude=tuple(sorted(self.cordons)),
+            exclude=tuple(sorted(unheard | self.cordons.keys())),
             instead_of=instead_of,
         )
         self.act("acquire", f"acquire:{key}", reason, rung=rung)

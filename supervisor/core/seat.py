@@ -15,7 +15,10 @@ MARGIN_S = 1.0
 """For what a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
 
 
-MAY_BE_THERE = "but all groups that it admits may still be on its side: hold"
+MAY_BE_THERE = (
+    "but all groups that it admits may still be on its side: hold (if they and its host are surely down: "
+    "supervisor resume --because WHY --they-are-down)"
+)
 
 
 def seat_lighthouse(r: Round) -> None:
@@ -34,6 +37,8 @@ def seat_lighthouse(r: Round) -> None:
             seat = _closing(r, seat) if seat.closing else _serving(r, seat)
     if seat.node and not seat.address and not seat.closing:
         r.wait("the lighthouse is not up yet: no trainer is started before it")
+    if seat.mute_since is None and r.observed.control.down > r.before.downs_done:
+        r.rest["downs_done"] = r.observed.control.down  # said of a lighthouse that has gone or come back meanwhile
     if seat != r.before.lighthouse:
         r.rest["lighthouse"] = seat
 
@@ -128,11 +133,13 @@ def _ours(r: Round) -> list[RankView]:
 
 def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
     """Groups that the old gate admits and that are surely not at it: their node lives, and its forwarder has cut or the
-    group does not run there."""
+    group does not run there; or the engine says that the processes of their allocation have ended, or a person does."""
     gate = _gate(r, seat)
     if gate is None or all(group.phase == "unplaced" for group in r.groups.values()):
         # It never said that it listens, so nobody was told where it is; or nobody was started since.
         return sorted(r.groups) or [0]
+    if r.observed.control.down > r.before.downs_done:
+        return sorted(r.groups) or [0]  # a person says that they are down
     lost = []
     for g, generation in sorted(gate.admitted.items()):
         group = r.groups.get(g)
@@ -141,7 +148,8 @@ def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
         # What it admits may be older than what we want by now; where an older one lives is known until it is fenced.
         at = group.node if generation == group.generation else group.old_node
         node = r.observed.nodes.get(at)
-        if node is not None and node.registered:
+        by = r.observed.grants.get(r.placed_by(group)) if at and at == (group.node or group.old_node) else None
+        if (node is not None and node.registered) or (by is not None and by.state == "gone" and by.ended):
             lost.append(g)
     return lost
 

@@ -1,8 +1,11 @@
-"""Spares that are of no use any more: asked for again, so that the run keeps as many as it was launched with."""
+"""Allocations that are of no use any more: asked for again, so that the run keeps as many as it was launched with."""
 
 from __future__ import annotations
 
-from supervisor.core.model import AllocationMemory
+from dataclasses import replace
+
+from supervisor.core import budget as budgets
+from supervisor.core.model import AllocationMemory, Rung
 from supervisor.core.round import Round
 
 RENEWED_A_ROUND = 10
@@ -10,19 +13,19 @@ RENEWED_A_ROUND = 10
 
 
 def renew(r: Round) -> None:
-    """Give up spares whose host is cordoned by now, or that the engine has taken, and ask for others.
+    """Give up what holds no group and is of no use: its host is cordoned by now, the engine has taken it, or its node
+    does not come. Ask for others, as long as there are fewer than the run was launched with.
 
-    What was taken is asked for again only so long after it had been asked for as an allocation may take to come: a job
-    that ends at once must not be submitted in a loop. A cordoned host is not given again.
+    What was taken is asked for again only so long after it had been asked for as an allocation may take to come, and on
+    the budget for allocations, of which the last is left to the groups: a job that ends at once must not be submitted
+    for ever. A cordoned host is not given again.
     """
     if r.phase != "running" or r.paused or r.observed.store_stable_s < r.spec.policy.node_lease_s:
         return
-    held = r.held()
+    _note_unheard(r)
     renewed = 0
-    for allocation in sorted(r.allocations.values(), key=lambda a: a.key):
-        if allocation.state != "wanted" or allocation.key in held or allocation.successor:
-            continue
-        why, not_before = _of_no_use(r, allocation)
+    for allocation in _idle(r):
+        why, not_before, free = _of_no_use(r, allocation)
         if not why:
             continue
         if r.now < not_before:
@@ -30,21 +33,93 @@ def renew(r: Round) -> None:
         elif renewed == RENEWED_A_ROUND or not r.quiet:
             r.look_again(r.now)
             return
+        elif _enough_without(r, allocation):
+            _give_up(r, allocation, why)
+            renewed += 1
+        elif not free and budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, 0, r.now) <= 1:
+            until = budgets.next_at(r.spent, r.spec.policy.budget, Rung.REALLOCATE, 0, r.now)
+            about = f"spare {allocation.key}: {why}; not asked for again, what is left of the budget is for the groups"
+            r.wait(about, until=until if until > r.now else None)
         else:
-            r.release(allocation.key, why)
-            r.acquire(f"in the place of spare {allocation.key}: {why}")
+            _give_up(r, allocation, why)
+            if not free:
+                r.draw(Rung.REALLOCATE, 0)
+            r.acquire(f"in the place of spare {allocation.key}: {why}", rung=None if free else Rung.REALLOCATE)
             renewed += 1
 
 
-def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float]:
-    """Why, and the instant before which nothing is done about it; an empty string when it is of use."""
+def give_up_one(r: Round) -> None:
+    """Release one allocation that is of no use, if there is any: another is asked for, for a group that has no node."""
+    for allocation in _idle(r):
+        why, not_before, _ = _of_no_use(r, allocation)
+        if why and (r.now >= not_before or _gone(r, allocation)):
+            _give_up(r, allocation, why)
+            return
+
+
+def _idle(r: Round) -> list[AllocationMemory]:
+    """Wanted, with no group on it and no successor."""
+    held = r.held()
+    found = [a for a in r.allocations.values() if a.state == "wanted" and a.key not in held and not a.successor]
+    return sorted(found, key=lambda a: a.key)
+
+
+def _gone(r: Round, allocation: AllocationMemory) -> bool:
     grant = r.observed.grants.get(allocation.key)
+    return grant is not None and grant.state == "gone"
+
+
+def _enough_without(r: Round, allocation: AllocationMemory) -> bool:
+    """Whether the run has as many as it was launched with if this one is released."""
+    others = [
+        a
+        for a in r.allocations.values()
+        if a.state == "wanted" and a.key != allocation.key and not a.successor and not _gone(r, a)
+    ]
+    ended = sum(g.phase == "finished" for g in r.groups.values())
+    return len(others) >= r.spec.allocation.nodes + r.spec.allocation.spares - ended
+
+
+def _give_up(r: Round, allocation: AllocationMemory, why: str) -> None:
+    grant = r.observed.grants.get(allocation.key)
+    if allocation.unheard_since is not None and grant is not None and grant.state == "granted":
+        r.set_allocation(replace(allocation, unheard=tuple(sorted({r.host_of(node) for node in grant.nodes}))))
+    r.release(allocation.key, why)
+
+
+def _note_unheard(r: Round) -> None:
+    """Since when an allocation is granted and its node is not there."""
+    noted = 0
+    for allocation in _idle(r):
+        grant = r.observed.grants.get(allocation.key)
+        missing = grant is not None and grant.state == "granted" and allocation.key not in r.here()
+        if missing == (allocation.unheard_since is not None):
+            continue
+        if noted == RENEWED_A_ROUND or not r.quiet:
+            r.look_again(r.now)
+            return
+        r.set_allocation(replace(allocation, unheard_since=r.now if missing else None))
+        noted += 1
+
+
+def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool]:
+    """Why, the instant before which nothing is done about it, and whether its successor is free of budget; an empty string
+    when it is of use."""
+    grant = r.observed.grants.get(allocation.key)
+    timeout_s = r.spec.policy.allocation_timeout_s
     if grant is None:
-        return "", 0.0
+        return "", 0.0, True
     if grant.state == "gone":
         word = f": {grant.reason}" if grant.reason else ""
-        return f"the engine took it{word}", allocation.since + r.spec.policy.allocation_timeout_s
+        return f"the engine took it{word}", allocation.since + timeout_s, False
+    if grant.state != "granted":
+        return "", 0.0, True
     hosts = {r.host_of(node) for node in grant.nodes}
-    if grant.state == "granted" and hosts and hosts <= r.cordons.keys():
-        return f"its host {sorted(hosts)[0]} was cordoned meanwhile", 0.0
-    return "", 0.0
+    if hosts and hosts <= r.cordons.keys():
+        # One that it was told not to give it may give for ever.
+        told = any(host in allocation.exclude for host in hosts)
+        return f"its host {sorted(hosts)[0]} was cordoned meanwhile", 0.0, not told
+    if allocation.unheard_since is not None:
+        about = f"its node did not register within {timeout_s:g} s"
+        return about, allocation.unheard_since + timeout_s, False
+    return "", 0.0, True

@@ -8,6 +8,11 @@ from typing import Protocol
 
 from supervisor.core.model import Grant
 from supervisor.core.spec import AllocationSpec
+from supervisor.ports.errors import Fatal
+
+
+class RequestRefused(Fatal):
+    """The scheduler itself does not take this one request. Any other Fatal says nothing of the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +31,8 @@ class Request:
 
 
 class Engine(Protocol):
-    """Raises Retryable when it is away or does not answer in time, and Fatal when it will never do what is asked, with its own
-    words."""
+    """Raises Retryable when it is away or does not answer in time, RequestRefused when it does not take a request, and Fatal
+    when it will never do what is asked, with its own words."""
 
     name: str
     poll_s: float

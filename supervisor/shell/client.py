@@ -161,6 +161,9 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
         raise Fatal(f"run {name} is {phase}: there is nothing to resume; launch it under another name")
     if phase == "stopping" and memory.halt_reason and because:
         raise Fatal(f"run {name} is still draining towards its halt; say it again when it is halted")
+    if phase == "running" and because and they_are_down and memory.lighthouse.mute_since is not None:
+        change_control(store, name, lambda c: replace(c, paused=False, down=c.down + 1, because=because))
+        return f"{name}: its lighthouse on {host} and what was on its side count as down, because: {because}"
     if phase != "halted":
         control = mirror.record(keys.control(name), Control)
         if because and (control is None or not control.paused):

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass, replace
 
 from supervisor.core.model import AllocationMemory, Grant
-from supervisor.ports.engine import Engine, Request
+from supervisor.ports.engine import Engine, Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Store, Term
 from supervisor.shell import views
@@ -24,6 +25,30 @@ FATAL_PAUSE_S = 10.0
 BACKOFF_MAX_S = 15.0
 """An engine that is away is asked again after a pause that doubles up to this: a slurmctld that comes back has a cluster's
 clients to answer, and a run waits for nodes by minutes."""
+
+REFUSED_PAUSES_S = (7.0, 14.0)
+"""A refusal is final when it is said once more after each of these: an engine under load refuses what it takes a little later,
+and a final one is never asked again."""
+
+FORGET_AFTER_S = 120.0
+"""What was given back and is not known may appear still: a submission whose answer was lost is done when the engine comes to
+it."""
+FORGET_LOOK_S = 15.0
+"""How often is looked for it when nothing else is wanted."""
+
+
+@dataclass
+class _Refusal:
+    """What the engine says to one request."""
+
+    words: str
+    times: int
+    again_at: float
+    """time.monotonic()"""
+
+    @property
+    def final(self) -> bool:
+        return self.times > len(REFUSED_PAUSES_S)
 
 
 @dataclass(frozen=True)
@@ -48,9 +73,14 @@ class EngineDriver:
         self._wanted: _Wanted | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._refused: dict[str, str] = {}
+        self._refused: dict[str, _Refusal] = {}
         self._left: set[str] = set()
+        self._again: dict[str, str] = {}
+        """What the engine would give a second time, with what is said of it."""
+        self._missing: dict[str, float] = {}
+        """What was given back and is not known, since when."""
         self._over: set[str] = set()
+        self._looked = 0.0
         self._away = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -115,6 +145,11 @@ class EngineDriver:
             # Nothing is asked of the engine until a person has mended it; the runs go on as they are.
             log.error("engine %s: %s", self._engine.name, error)
             return FATAL_PAUSE_S
+        except Fenced:
+            raise
+        except Exception:
+            log.exception("engine %s: a mistake of the supervisor, which goes on", self._engine.name)
+            return FATAL_PAUSE_S
         self._away = 0
         return 0.0
 
@@ -122,19 +157,34 @@ class EngineDriver:
         """One comparison."""
         if all(request.key in self._over for request, _ in wanted.allocations):
             return
+        nothing_else = all(request.key in self._missing for request, _ in wanted.allocations)
+        if nothing_else and time.monotonic() < self._looked + min(FORGET_LOOK_S, FORGET_AFTER_S):
+            return
         known = {g.key: g for g in self._engine.list()}
         for request, allocation in wanted.allocations:
-            if allocation.state == "wanted" and request.key not in known and request.key not in self._refused:
-                told = _told(request, wanted)
-                if told is None or _nobodys(told):
-                    self._acquire(request, allocation, wanted.term)
-                # else it was asked for before: the engine has forgotten it, or another engine has it (see `_write`)
-            elif allocation.state == "released" and request.key in known:
+            told, listed = _told(request, wanted), known.get(request.key)
+            if told is not None and listed is not None and _is_queued_again(told, listed):
+                self._again[request.key] = f"it was granted and waits again ({listed.reason}): given back"
+            if listed is not None and (allocation.state == "released" or request.key in self._again):
                 self._release(request.key, wanted.term)
+            elif allocation.state == "wanted" and listed is None and self._may_ask(request.key, told):
+                self._acquire(request, allocation, wanted.term)
         known = {g.key: g for g in self._engine.list()}
         self._write(wanted, known)
-        # what was given back and is known no more can only be forgotten
-        self._over = {r.key for r, a in wanted.allocations if a.state == "released" and r.key not in known}
+        self._forget(wanted, known)
+
+    def _forget(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
+        """What was given back and has not been known for a while can only be forgotten."""
+        now = self._looked = time.monotonic()
+        missing = [r.key for r, a in wanted.allocations if a.state == "released" and r.key not in known]
+        self._missing = {key: self._missing.get(key, now) for key in missing}
+        self._over = {key for key, since in self._missing.items() if now >= since + FORGET_AFTER_S}
+
+    def _may_ask(self, key: str, told: Grant | None) -> bool:
+        if told is not None and not _nobodys(told):
+            return False  # asked for before: the engine has forgotten it, or another engine has it (see `_write`)
+        said = self._refused.get(key)
+        return said is None or (not said.final and time.monotonic() >= said.again_at)
 
     def _acquire(self, request: Request, allocation: AllocationMemory, term: Term) -> None:
         reach("engine.before_acquire")
@@ -144,9 +194,13 @@ class EngineDriver:
                 self._engine.replace(allocation.instead_of, request, allocation.reason)
             else:
                 self._engine.acquire(request)
-        except Fatal as error:
-            self._refused[request.key] = str(error)
-            log.error("engine %s refuses allocation %s: %s", self._engine.name, request.key, error)
+        except RequestRefused as error:
+            before = self._refused.get(request.key)
+            times = 1 + (before.times if before else 0)
+            pause_s = (*REFUSED_PAUSES_S, 0.0)[times - 1]
+            said = self._refused[request.key] = _Refusal(str(error), times, time.monotonic() + pause_s)
+            then = "" if said.final else f" (it is asked again in {pause_s:g} s)"
+            log.error("engine %s refuses allocation %s: %s%s", self._engine.name, request.key, error, then)
         reach("engine.after_acquire")
 
     def _release(self, key: str, term: Term) -> None:
@@ -164,8 +218,8 @@ class EngineDriver:
         puts = {}
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)
-            told = _told(request, wanted) if request.key not in known else None
-            if told is not None and not self._engine.knows(told):
+            told = _told(request, wanted)
+            if told is not None and request.key not in known and not self._engine.knows(told):
                 self._leave(allocation, told)
                 continue
             value = encode(self._fact(request, allocation, known, told))
@@ -192,10 +246,13 @@ class EngineDriver:
     def _fact(
         self, request: Request, allocation: AllocationMemory, known: dict[str, Grant], told: Grant | None
     ) -> Grant:
-        if request.key in self._refused:
-            return Grant(key=request.key, state="refused", reason=self._refused[request.key])
-        grant = known.get(request.key)
+        grant, said = known.get(request.key), self._refused.get(request.key)
+        if said is not None and (said.final if grant is None else grant.state == "refused"):
+            return Grant(key=request.key, state="refused", reason=said.words)
+        if told is not None and request.key in self._again:
+            return told if told.state == "gone" else replace(told, state="gone", reason=self._again[request.key])
         if grant is not None:
+            self._refused.pop(request.key, None)  # taken on after all
             return grant
         if told is not None and told.state == "refused":
             return told  # to a leader before us
@@ -205,7 +262,7 @@ class EngineDriver:
             given_back = allocation.state == "released"
             reason = "given back" if given_back else before.reason or "the engine knows it no more"
             return replace(before, state="gone", reason=reason)
-        return Grant(key=request.key, state="pending")
+        return Grant(key=request.key, state="pending", reason=f"refused, and asked again: {said.words}" if said else "")
 
 
 def _told(request: Request, wanted: _Wanted) -> Grant | None:
@@ -217,6 +274,12 @@ def _told(request: Request, wanted: _Wanted) -> Grant | None:
 def _nobodys(told: Grant) -> bool:
     """Whether no engine has taken it on: asking again, perhaps another engine, is what helps."""
     return told.state == "pending" and not told.engine_id
+
+
+def _is_queued_again(told: Grant, listed: Grant) -> bool:
+    """Whether the engine would give a second time what it has given before, as a controller does that has lost its memory: a
+    node that was lost is not to come back under the same key."""
+    return told.engine_id == listed.engine_id and listed.state == "pending" and told.state in ("granted", "gone")
 
 
 def _still_leading(term: Term) -> None:

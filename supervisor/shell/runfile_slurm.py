@@ -15,19 +15,26 @@ WARN_AT_MOST_S = 65535
 
 _OURS = "the supervisor sets it: "
 _KNOWN = _OURS + "it is how a job is known again"
+_NOTHING = "sbatch would submit nothing"
+_USER = "the supervisor looks for its jobs at its own user"
 _FILES = _OURS + "set allocation.slurm.node_folder for where logs are"
+_CLUSTER = "the supervisor looks for its jobs at one cluster: that of the supervisor's own SLURM_CONF"
 _ONE_NODE = _OURS + "a job is one node; set allocation.nodes for how many"
 
 FLAGS = {
     "--account": "set allocation.slurm.account",
     "--array": _ONE_NODE,
     "--chdir": _OURS + "set allocation.slurm.setup to change the folder",
+    "--cluster-constraint": _CLUSTER,
+    "--clusters": _CLUSTER,
     "--comment": _KNOWN,
     "--constraint": "set allocation.slurm.constraint",
     "--error": _FILES,
     "--exclude": _OURS + "hosts that failed are left out by themselves",
     "--exclusive": "set allocation.slurm.exclusive",
     "--gres": "set allocation.slurm.gres",
+    "--gid": _USER,
+    "--help": _NOTHING,
     "--hold": "a held job never starts, and the run would wait for it",
     "--job-name": _KNOWN,
     "--kill-on-invalid-dep": _OURS + "jobs do not depend on each other",
@@ -46,6 +53,9 @@ FLAGS = {
     "--signal": "set allocation.slurm.warn_s",
     "--test-only": "supervisor launch --check asks Slurm without starting anything",
     "--time": "set allocation.slurm.time_limit",
+    "--uid": _USER,
+    "--usage": _NOTHING,
+    "--version": _NOTHING,
     "--wait": _OURS + "nobody waits for the end of a job",
     "--wrap": "set allocation.slurm.setup, or allocation.slurm.agent_command",
 }
@@ -53,8 +63,8 @@ FLAGS = {
 
 _SHORT = {
     "-A": "--account", "-a": "--array", "-C": "--constraint", "-D": "--chdir", "-e": "--error", "-H": "--hold",
-    "-J": "--job-name", "-N": "--nodes", "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos",
-    "-Q": "--quiet", "-t": "--time", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
+    "-h": "--help", "-J": "--job-name", "-M": "--clusters", "-N": "--nodes", "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos",
+    "-Q": "--quiet", "-t": "--time", "-V": "--version", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -150,13 +160,14 @@ def _flags(flags: tuple[str, ...]) -> list[str]:
 
 
 def _reserved(flag: str) -> str | None:
-    """The flag of ours that it is; sbatch takes --part for --partition, and -n4 for -n 4."""
+    """The flag of ours that it is; sbatch takes --ar for --array, and -n4 for -n 4."""
     if not flag.startswith("--"):
         return _SHORT.get(flag[:2])
     name = flag.partition("=")[0].split()[0]
     if name in FLAGS:
         return name
-    return next((known for known in FLAGS if len(name) > 4 and known.startswith(name)), None)
+    # of several that it may stand for sbatch takes none, and says so
+    return next((known for known in FLAGS if known.startswith(name)), None)
 
 
 def _lines(slurm: SlurmSpec) -> list[str]:

@@ -17,10 +17,12 @@ from typing import Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from supervisor.core.spec import SlurmSpec
+from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Store
 from supervisor.shell.engines import slurm_script
-from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Job, Refused
+from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Job, NumberUnknown, Refused
+from supervisor.shell.engines.slurm_submission import cancelled, undone
 from supervisor.shell.up import system_folder
 from supervisor.wire import keys
 
@@ -107,14 +109,14 @@ def living(commands: Commands, plane: ControlPlane) -> list[Job]:
     ours: dict[str, Job] = {}
     twice: list[int] = []
     for job in sorted(commands.jobs(), key=lambda job: (job.submitted_unix_s, job.id)):
-        if not job.comment.startswith(plane.comment("")) or not _lives(job):
+        if not job.ours or not job.comment.startswith(plane.comment("")) or not _lives(job):
             continue
         if job.comment in ours:
             twice.append(job.id)
         else:
             ours[job.comment] = job
     if twice:
-        commands.cancel(twice)
+        cancelled(commands, twice)
     return list(ours.values())
 
 
@@ -178,26 +180,36 @@ def succeed(commands: Commands, environment: Mapping[str, str]) -> str:
     others = [job.node for job in jobs if job.node and job.id != own]
     try:
         number = _submit(commands, plane, comment, others)
-    except Fatal:
+    except RequestRefused:
         # on the host of another it waits for that one's end, which is better than nobody
         number = _submit(commands, plane, comment, ())
     return f"near the time limit: job {number} follows this one"
 
 
 def _submit(commands: Commands, plane: ControlPlane, comment: str, exclude: Sequence[str]) -> int:
-    """Two tries at most; one whose answer was lost is found by its comment."""
+    """Two tries at most; one whose answer was lost is found by its comment, and one that succeeded is looked up."""
     options, script = _options(plane, comment, exclude), _script(plane)
-    try:
-        return commands.submit(options, script)
-    except Refused:
-        time.sleep(ONCE_MORE_S)
-    for job in living(commands, plane):
-        if job.comment == comment:
-            return job.id
-    try:
-        return commands.submit(options, script)
-    except Refused as words:
-        raise Fatal(_explained(commands, plane, options, str(words))) from words
+    before = frozenset(job.id for job in commands.jobs())
+    said = ""
+    for attempt in range(3):
+        known = [job.id for job in living(commands, plane) if job.comment == comment] if attempt else []
+        if known:
+            return known[0]
+        if attempt == 2:
+            break
+        try:
+            number = commands.submit(options, script)
+        except Refused as words:
+            said = str(words)
+            time.sleep(ONCE_MORE_S)
+            continue
+        except NumberUnknown:
+            number = 0
+        useless = undone(commands, number, comment, before)
+        if useless:
+            raise Fatal(useless)
+        return number or next(job.id for job in living(commands, plane) if job.comment == comment)
+    raise RequestRefused(_explained(commands, plane, options, said))
 
 
 def _options(plane: ControlPlane, comment: str, exclude: Sequence[str] = ()) -> list[str]:

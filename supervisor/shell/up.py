@@ -34,6 +34,9 @@ MENDS, MENDS_WITHIN_S = 5, 60.0
 """A part that ends more often than this will not be cured by one more start."""
 
 
+REFUSED_PAUSE_S = 20.0
+"""How long what was refused at a notice is left alone."""
+
 LOOK_S = 0.5
 """How often `up` looks whether what it started still runs."""
 
@@ -60,6 +63,8 @@ class Up:
     supervisor: subprocess.Popen[bytes] | None = None
     host: subprocess.Popen[bytes] | None = None
     mended: list[float] = field(default_factory=list)
+    noticed: threading.Event = field(default_factory=threading.Event)
+    """A SIGUSR1 came."""
 
     @property
     def supervisor_log(self) -> Path:
@@ -163,7 +168,9 @@ def up(
         security=security,
         endpoint=etcd,
     )
-    with _ended_by_signals(), _alone(started, say):
+    # before it waits for the one before it: of a signal that comes meanwhile nothing else is kept
+    noticing = contextlib.nullcontext() if nodes else _noticing(started)
+    with _ended_by_signals(), noticing, _alone(started, say):
         try:
             if not etcd:
                 started.etcd = start_etcd(home / "etcd", host=address)
@@ -197,6 +204,16 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _noticing(started: Up) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *_: started.noticed.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def endpoints_of(home: Path) -> str:
@@ -302,29 +319,24 @@ def _locked(lock: TextIO) -> bool:
 def watch_over(started: Up, say: Callable[[str], None] = print, on_notice: Callable[[], str] | None = None) -> None:
     """Until Ctrl-C or TERM, starting again what ends; raises Fatal when that does not help.
 
-    `on_notice` is called at a SIGUSR1, by which Slurm tells of a time limit; again while it raises Retryable, and never after
-    it returned what it has done.
+    `on_notice` is called at a SIGUSR1, by which Slurm tells of a time limit; again until it returns what it has done, also
+    when it is refused: there is nothing else left to do.
     """
-    noticed = threading.Event()
-    before = signal.getsignal(signal.SIGUSR1)
-    if on_notice is not None:
-        signal.signal(signal.SIGUSR1, lambda *_: noticed.set())
-    not_before, waiting = 0.0, on_notice
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                for sentence in started.mend():
+    not_before, waiting, said = 0.0, on_notice, ""
+    noticing = contextlib.nullcontext() if on_notice is None else _noticing(started)
+    with noticing, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            for sentence in started.mend():
+                say(sentence)
+            if waiting is not None and started.noticed.is_set() and time.monotonic() >= not_before:
+                try:
+                    sentence, pause_s, waiting = waiting(), 0.0, None
+                except Retryable as error:
+                    sentence, pause_s = str(error), error.after_s
+                except Fatal as error:
+                    sentence, pause_s = str(error), REFUSED_PAUSE_S
+                not_before = time.monotonic() + pause_s
+                if sentence != said:
                     say(sentence)
-                if waiting is not None and noticed.is_set() and time.monotonic() >= not_before:
-                    try:
-                        say(waiting())
-                        waiting = None
-                    except Retryable as error:
-                        say(str(error))
-                        not_before = time.monotonic() + error.after_s
-                    except Fatal as error:
-                        say(str(error))
-                        waiting = None
-                time.sleep(LOOK_S)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+                said = sentence
+            time.sleep(LOOK_S)

@@ -88,6 +88,7 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
             restarts=control.restarts,
             resumes=control.resumes,
             because=control.because,
+            down=control.down,
         ),
     )
 

@@ -430,6 +430,8 @@ class Control:
     """How often a person let the run out of a halt so far."""
     because: str = ""
     """Why, the last time."""
+    down: int = 0
+    """How often a person said that a lost lighthouse's host, and the trainers on its side, are down."""
 
 
 @dataclass(frozen=True, kw_only=True)

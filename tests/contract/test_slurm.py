@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.slurm_commands import Commands
 from tests.contract.places import WITHIN_S, SlurmPlace, become, executable, forgotten, grants, with_slurm
@@ -197,6 +198,24 @@ def test_a_submission_whose_command_fails_after_it_was_done_is_found(at_slurm: S
         at_slurm.engine().acquire(at_slurm.request("a1"))
     assert len(calls.read_text().splitlines()) == 1
     assert len(at_slurm.jobs("a1")) == 1
+
+
+def test_where_a_plugin_changes_the_comment_one_job_is_made_and_cancelled(at_slurm: SlurmPlace) -> None:
+    engine, other = at_slurm.engine(), f"project={at_slurm.system}"
+    with at_slurm.instead("sbatch", f'exec REAL "${{@/--comment=*/--comment={other}}}"') as calls:
+        for _ in range(2):
+            with pytest.raises(RequestRefused, match=f"and its comment is '{other}'"):
+                engine.acquire(at_slurm.request("a1"))
+    assert len(calls.read_text().splitlines()) == 1
+    (job,) = [j for j in at_slurm.lab.jobs() if j["comment"] == other]
+    assert job["job_state"] in ("CANCELLED", "COMPLETING")
+
+
+def test_a_name_that_is_no_utf_8_hides_nothing(at_slurm: SlurmPlace) -> None:
+    at_slurm.lab.submit("sleep 600", "--job-name=caf\udce9", "--hold")
+    engine = at_slurm.engine()
+    engine.acquire(at_slurm.request("a1"))
+    become(engine, "a1", "granted")
 
 
 def test_a_command_that_hangs_is_retryable(at_slurm: SlurmPlace) -> None:

@@ -205,6 +205,7 @@ class Slurm:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=60,
         )

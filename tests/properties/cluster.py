@@ -15,7 +15,8 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import invariants
-from supervisor.core.decide import EVERYTHING_GONE, decide
+from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
+from supervisor.core.decide import decide
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.core.ladder import FIRST_RUNG
 from supervisor.core.model import (
@@ -337,9 +338,14 @@ class Cluster:
                 engine_id=f"e-{known.key}",
                 reason=known.reason,
                 leaving=known.leaving,
+                ended=known.state == "gone" and known.reason != "node failed" and not self._lives(known.key),
             )
             if self.luck(0.7):
                 self.grants[known.key] = fact
+
+    def _lives(self, key: str) -> bool:
+        machines = [*self.machines.values(), *self.ghosts]
+        return any(m.allocation == key and m.power for m in machines)
 
     def _grant(self, known: Allocation, exclude: tuple[str, ...]) -> None:
         names = [n for n in self.free if f"h{n}" not in exclude and n not in self.drained]
@@ -854,6 +860,9 @@ class Cluster:
         if grant.state == "gone":
             if observed.now < before.allocations[key].since + self.spec.policy.allocation_timeout_s:
                 self.broken.append(f"acquired: spare {key} went and is asked for again too soon")
+        elif (since := before.allocations[key].unheard_since) is not None:
+            if observed.now < since + self.spec.policy.allocation_timeout_s:
+                self.broken.append(f"acquired: spare {key} may still come and is renewed")
         elif not all(observed.nodes[node].machine in before.cordons for node in grant.nodes if node in observed.nodes):
             self.broken.append(f"acquired: spare {key} is of use and is renewed")
         if any(g.node in grant.nodes and g.phase != "finished" for g in before.groups.values()):
@@ -875,7 +884,8 @@ class Cluster:
         for action in acquired:
             # A run of which nothing is left is begun again, which is no failure to budget.
             leaving = action.reason.startswith("allocation ")
-            free = ("the run starts" in action.reason, EVERYTHING_GONE in action.reason, "a person" in action.reason)
+            again = any(said in action.reason for said in (EVERYTHING_GONE, GONE_AGAIN))
+            free = ("the run starts" in action.reason, again, "a person" in action.reason)
             spare = action.reason.startswith("in the place of spare ")
             if spare:
                 self._check_renewed(action.reason.split()[5].rstrip(":"), observed, before)

@@ -138,7 +138,19 @@ def test_an_engine_that_refuses_is_not_asked_again_and_again(seed: int, plan: Pl
     assert again, c.state()
 
 
-CUTS = ["split", "split", "unsplit", "unlink", "link", "gate_frozen", "gate_down", "host_down", "hosts_up", "kill"]
+CUTS = [
+    "split",
+    "split",
+    "unsplit",
+    "unlink",
+    "link",
+    "gate_frozen",
+    "gate_down",
+    "host_down",
+    "hosts_up",
+    "kill",
+    "take_away",
+]
 
 
 @times(4)

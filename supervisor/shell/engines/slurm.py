@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from supervisor.core.model import Grant
-from supervisor.ports.engine import Request
-from supervisor.ports.errors import Fatal
+from supervisor.ports.engine import Request, RequestRefused
 from supervisor.shell.engines import slurm_script
-from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Commands, Job, Node, Refused
+from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Commands, Job, Node, NumberUnknown, Refused
+from supervisor.shell.engines.slurm_submission import cancelled, undone
 from supervisor.wire.security import SecurityError, load
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,8 @@ SHARE = 0.1
 """At most this part of the time is spent on lists, however many jobs everybody has (0.2 s for 1000 in Slurm 22.05)."""
 
 _PENDING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
-_RUNNING = {"RUNNING", "SIGNALING", "RESIZING"}
+_TAKEN = {"SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+"""It may go on later, when another has its place: it is cancelled. What is in none of these sets says nothing."""
 _ENDED = {
     "BOOT_FAIL",
     "CANCELLED",
@@ -61,35 +62,52 @@ class SlurmEngine:
         self._commands = Commands()
         self._cluster = ""
         self._released: set[str] = set()
-        self._drained: set[str] = set()
+        self._submitted: dict[str, tuple[int, frozenset[int]]] = {}
+        """By key, what sbatch said, and the numbers of the jobs before it: no key is submitted again after a success."""
+        self._replaced: set[str] = set()
+        """Keys whose host was drained: not again, when an administrator has resumed it."""
         self._may_drain = True
 
     def acquire(self, request: Request) -> None:
-        """Two tries at most: after one that failed there may be a job all the same."""
+        """Two tries at most: after one that failed there may be a job all the same. One that succeeded is looked up."""
         said = ""
-        while True:
-            known = self._jobs().get(request.key)
+        for attempt in range(3):
+            everybodys = self._commands.jobs()
+            known = self._ours(everybodys).get(request.key)
             if said and known is not None and _state(known) == "refused":
-                raise Fatal(self._explained(request, said))
+                raise RequestRefused(self._explained(request, said))
             if known is not None:
                 return
+            if request.key in self._submitted:
+                break
+            if attempt == 2:
+                raise RequestRefused(self._explained(request, said))
             options, script = self._submission(request)
+            before = frozenset(job.id for job in everybodys)
             try:
-                job = self._commands.submit(options, script)
+                number = self._commands.submit(options, script)
             except Refused as words:
-                if said:
-                    raise Fatal(self._explained(request, str(words))) from words
                 said = str(words)
                 time.sleep(ONCE_MORE_S)
+            except NumberUnknown as error:
+                log.warning("%s", error)
+                self._submitted[request.key] = 0, before
+                break
             else:
-                log.info("job %d is submitted for allocation %s", job, request.key)
-                return
+                log.info("job %d is submitted for allocation %s", number, request.key)
+                self._submitted[request.key] = number, before
+                break
+        number, before = self._submitted[request.key]
+        words_of_it = undone(self._commands, number, self._comment(request), before)
+        if words_of_it:
+            raise RequestRefused(words_of_it)
 
     def replace(self, key: str, request: Request, because: str) -> None:
         """The host is drained first: Slurm must not give it to the new job, and whoever goes on after us does so too."""
         job = self._jobs().get(key)
-        if job is not None and job.node and request.spec.slurm.drain_suspects:
+        if job is not None and job.node and request.spec.slurm.drain_suspects and key not in self._replaced:
             self._drain(job.node, f"supervisor, run {request.run}: {because}")
+            self._replaced.add(key)
         self.acquire(request)
         self.release(key)
 
@@ -105,7 +123,9 @@ class SlurmEngine:
         jobs = self._jobs()
         granted = [job for job in jobs.values() if _state(job) == "granted"]
         nodes = self._commands.nodes() if granted else {}
-        self._commands.cancel([job.id for job in jobs.values() if _state(job) == "gone" and not _ended(job)])
+        gone = [job.id for job in jobs.values() if _state(job) == "gone" and not _ended(job)]
+        if gone:
+            cancelled(self._commands, gone)
         self._cluster = self._cluster or self._commands.cluster()
         self.poll_s = max(POLL_S, (time.monotonic() - began) / SHARE)
         return [
@@ -132,14 +152,17 @@ class SlurmEngine:
         options, script = self._submission(request)
         words = self._commands.refusal(options, script)
         if words:
-            raise Fatal(self._explained(request, words))
+            raise RequestRefused(self._explained(request, words))
 
     def _jobs(self) -> dict[str, Job]:
+        return self._ours(self._commands.jobs())
+
+    def _ours(self, everybodys: Sequence[Job]) -> dict[str, Job]:
         """Our jobs by our keys. Of two with one key the older one counts, whatever became of it, and the other is
         cancelled: so all who look agree."""
         ours: dict[str, Job] = {}
         more: list[Job] = []
-        jobs = [job for job in self._commands.jobs() if job.comment.startswith(self._prefix)]
+        jobs = [job for job in everybodys if job.ours and job.comment.startswith(self._prefix)]
         for job in sorted(jobs, key=lambda job: (job.submitted_unix_s, job.id)):
             key = job.comment.removeprefix(self._prefix).removesuffix(_SHARED)
             if key in ours:
@@ -147,24 +170,25 @@ class SlurmEngine:
             else:
                 ours[key] = job
         twice = [job.id for job in more if not _ended(job)]
-        if twice:
+        if twice and cancelled(self._commands, twice):
             log.warning("cancelled: a second job of the same allocation: %s", ", ".join(map(str, twice)))
-            self._commands.cancel(twice)
         return ours
+
+    def _comment(self, request: Request) -> str:
+        return self._prefix + request.key + ("" if request.spec.slurm.exclusive else _SHARED)
 
     def _submission(self, request: Request) -> tuple[Sequence[str], str]:
         try:
             security = load(self._security_file)
         except SecurityError as error:
-            raise Fatal(str(error)) from error
+            raise RequestRefused(str(error)) from error
         if security.tls and not request.spec.slurm.exclusive:
-            raise Fatal(
+            raise RequestRefused(
                 "allocation.slurm.exclusive = false: nodes are then named HOST.JOBID, and there is no certificate for a "
                 "name that is not known before; set exclusive = true"
             )
-        comment = self._prefix + request.key + ("" if request.spec.slurm.exclusive else _SHARED)
         return (
-            slurm_script.options(request, comment),
+            slurm_script.options(request, self._comment(request)),
             slurm_script.script(request, self._etcd, security, self._system),
         )
 
@@ -172,6 +196,8 @@ class SlurmEngine:
         """With the one key of the run file without which Slurm would take it, if there is one."""
         spec = request.spec.slurm
         options, script = self._submission(request)
+        if not self._commands.refusal(options, script):
+            return f"Slurm refuses the job: {words}"  # not for what was asked
         for name in ("partition", "account", "qos", "constraint", "gres", "time_limit", "flags"):
             value = getattr(spec, name)
             if not value:
@@ -184,11 +210,10 @@ class SlurmEngine:
 
     def _drain(self, host: str, reason: str) -> None:
         node = self._commands.nodes().get(host)
-        if node is None or host in self._drained or _AWAY.intersection(node.states):
+        if node is None or _AWAY.intersection(node.states):
             return  # an administrator's own reason stays
         words = self._commands.drain(host, reason)
         if not words:
-            self._drained.add(host)
             log.info("node %s is drained: %s", host, reason)
         elif self._may_drain:
             self._may_drain = False
@@ -207,11 +232,11 @@ def _ended(job: Job) -> bool:
 def _state(job: Job) -> Literal["pending", "granted", "gone", "refused"]:
     if "FAILED" in job.states and not job.node:
         return "refused"  # what cannot be met by any node: sbatch fails, and leaves this behind
-    if job.restarts or _ended(job):
+    if job.restarts or _ended(job) or _TAKEN.intersection(job.states):
         return "gone"
     if _PENDING.intersection(job.states):
         return "pending"
-    return "granted" if _RUNNING.issuperset(job.states) else "gone"
+    return "granted" if job.node else "pending"
 
 
 def _grant(key: str, job: Job, node: Node | None) -> Grant:

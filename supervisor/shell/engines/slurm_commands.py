@@ -23,14 +23,23 @@ PING_S = 10.0
 ONCE_MORE_S = 0.5
 """Before the second try: a controller that has just come back turns the first one away."""
 
-_OURS = re.compile(r"SLURM_CONF$|(?!SLURM|SQUEUE_|SINFO_|SCANCEL_|SCONTROL_)")
+_OURS = re.compile(
+    r"SLURM_CONF$|(?!SLURM|SQUEUE_|SINFO_|SCANCEL_|SCONTROL_|SBATCH_(?:CLUSTERS|CLUSTER_CONSTRAINT|ARRAY_INX|WAIT)$)"
+)
 """What the commands and the job see: not what other options these commands take from the environment (SQUEUE_PARTITION would
-hide our jobs), and not what the job says in which the supervisor itself may run."""
+hide our jobs, SBATCH_CLUSTERS put them where we do not look), and not what the job says in which the supervisor itself may
+run."""
+_NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
+"""What sbatch --parsable answers with, among what a site's plugins print."""
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 
 
 class Refused(Exception):
     """A command failed although the controller answers. The text is Slurm's."""
+
+
+class NumberUnknown(Retryable):
+    """sbatch succeeded, and has not said the job's number."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,12 @@ class Job:
     restarts: int
     exit_code: int
     submitted_unix_s: int
+    uid: int
+
+    @property
+    def ours(self) -> bool:
+        """Whether our user's: anybody may write anything into a comment."""
+        return self.uid == os.getuid()
 
 
 @dataclass(frozen=True)
@@ -91,9 +106,12 @@ class Commands:
 
     def submit(self, options: Sequence[str], script: str) -> int:
         """One sbatch; the job's number. Raises Refused: whether to try again is the caller's, who knows how to look
-        whether it was done all the same."""
-        output = self._once("sbatch", "--parsable", *options, script=script)
-        return int(output.strip().splitlines()[-1].partition(";")[0])
+        whether it was done all the same; and NumberUnknown."""
+        output = self._once("sbatch", "--parsable", *options, script=script).strip()
+        numbers: list[str] = _NUMBER.findall(output)
+        if not numbers:
+            raise NumberUnknown(f"sbatch has not said the number of the job that it submitted: {output!r}")
+        return int(numbers[-1])
 
     def refusal(self, options: Sequence[str], script: str) -> str:
         """Slurm's words if it would not take this submission, else an empty string. Submits nothing."""
@@ -181,6 +199,7 @@ def parse_jobs(body: Mapping[str, Any]) -> list[Job]:
             restarts=_number(job.get("restart_cnt")),
             exit_code=_exit_code(job.get("exit_code")),
             submitted_unix_s=_number(job.get("submit_time")),
+            uid=_number(job["user_id"]),
         )
         for job in body.get("jobs") or ()
     ]
@@ -205,13 +224,12 @@ def parse_nodes(body: Mapping[str, Any]) -> dict[str, Node]:
 
 def _run(argv: Sequence[str], deadline_s: float, script: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
+        result = subprocess.run(
             argv,
-            input=script or "",
+            input=(script or "").encode(errors="surrogateescape"),
             env=environment(),
             cwd="/",  # sbatch makes ours the job's: it may not be there on the node
             capture_output=True,
-            text=True,
             check=False,
             timeout=deadline_s,
             start_new_session=True,  # Ctrl-C is for the supervisor: a submission cut short is one of unknown outcome
@@ -222,6 +240,9 @@ def _run(argv: Sequence[str], deadline_s: float, script: str | None = None) -> s
         raise Retryable(f"{argv[0]} has not answered within {deadline_s:g} s", after_s=5.0) from error
     except OSError as error:
         raise Retryable(f"cannot run {argv[0]}: {error.strerror}", after_s=5.0) from error
+    # in the names of everybody's jobs there may be anything
+    output, errors = (found.decode(errors="replace") for found in (result.stdout, result.stderr))
+    return subprocess.CompletedProcess(argv, result.returncode, output, errors)
 
 
 def _said(errors: Sequence[Any]) -> str:

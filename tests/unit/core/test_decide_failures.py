@@ -310,7 +310,7 @@ def test_a_spare_that_vanished_after_the_decision_is_replaced_by_an_allocation()
     w.lapse("n3")
     w.grant(4, "gone", reason="preempted")
     w.admit(0)
-    assert w.verbs() == ["fence", "acquire"]
+    assert w.verbs() == ["fence", "release", "acquire"]
     assert (w.incident.rung, w.incident.considered) == (Rung.REALLOCATE, ("replace: the spare is gone",))
     assert len(w.memory.spent["reallocate"]) == 1
 

@@ -187,6 +187,7 @@ def test_a_leaving_node_that_goes_first_is_no_suspect_and_its_successor_counts()
 
 def test_everybodys_limit_at_once_asks_for_nothing_twice() -> None:
     w = world(groups=2, spares=1)
+    w.now += w.spec.policy.healthy_after_s
     for number in (1, 2, 3):
         limit(w, number)
     w.round()

@@ -82,3 +82,16 @@ def test_an_open_incident_is_closed_and_says_why() -> None:
     assert after.state == "halted"
     assert "restored from a backup" in after.considered[-1]
     assert after.considered[:-1] == INCIDENT.considered
+
+
+def test_allocations_go_on_above_those_that_may_have_been_asked_for_since() -> None:
+    """An engine may still know a job by a number that the backup does not."""
+    w, memory = _running()
+    w.memory = restored(memory, len(memory.groups), AT, {})
+    before = set(w.memory.allocations)
+    w.round()
+    numbers = [int(key.removeprefix("run-a")) for key in w.memory.allocations.keys() - before]
+    assert min(numbers) == len(memory.allocations) + GENERATIONS + 1
+    assert len(numbers) == w.spec.allocation.nodes + w.spec.allocation.spares
+    again = restored(w.memory, len(memory.groups), AT, {})
+    assert again.allocations_above == 2 * GENERATIONS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core.model import Grant
 from tests.unit.core.world import World
 
 
@@ -25,7 +26,7 @@ def test_a_spare_that_the_engine_took_is_asked_for_again_once_it_had_time_to_com
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
     assert "preempted" in decision.actions[1].reason
-    assert w.memory.spent == {}, "it costs no budget"
+    assert len(w.memory.spent["reallocate"]) == 1
     assert w.verbs() == [], "once"
 
 
@@ -48,3 +49,112 @@ def test_nothing_is_renewed_while_the_run_is_paused() -> None:
     w.memory = replace(w.memory, cordons={node: "incident i1: node_lost"})
     w.control = replace(w.control, paused=True)
     assert w.verbs() == []
+
+
+def test_a_spare_that_is_taken_again_and_again_leaves_the_last_of_the_budget_to_the_groups() -> None:
+    w = World(groups=2, spares=1, budget={"reallocate": 3}).bring_up()
+    for _ in range(4):
+        key = _spare(w)
+        w.grants[key] = Grant(key=key, state="gone", reason="preempted")
+        w.round(w.spec.policy.allocation_timeout_s + 0.01)
+        w.round()
+    assert len(w.memory.allocations) == 3 + 2
+    assert len(w.memory.spent["reallocate"]) == 2
+    assert "preempted; not asked for again" in w.waits()
+    assert w.last.look_again_at is not None
+    w.now = w.last.look_again_at
+    assert w.verbs() == ["release", "acquire"], "the oldest draw is forgotten by then"
+
+
+def test_what_is_gone_is_released_and_not_renewed_beside_what_came_in_its_place() -> None:
+    """The group asked for another at once; when the spare's time is over the run has as many nodes as it should."""
+    w = World(groups=2, spares=0).bring_up()
+    w.grant(1, "gone", reason="preempted")
+    w.node(1, registered=False)
+    w.round()
+    w.admit(0)
+    w.grant(3, "gone", reason="CANCELLED while pending")
+    w.round()
+    assert [(a.key, a.state) for a in w.memory.allocations.values()][2:] == [
+        ("run-a3", "released"), ("run-a4", "wanted"),
+    ]  # fmt: skip
+    w.bring(4)
+    w.recover(0)
+    w.round(w.spec.policy.allocation_timeout_s + 1.0)
+    assert len(w.memory.allocations) == 4
+
+
+def test_a_cordoned_host_that_the_engine_gives_although_it_was_told_not_to_is_paid_for() -> None:
+    """Else an engine that gives nothing but that host would be asked for it for ever."""
+    w = World(groups=2, spares=1, budget={"reallocate": 3}).bring_up()
+    w.memory = replace(w.memory, cordons={"n3": "incident i1: node_lost"})
+    for _ in range(6):
+        key = _spare(w)
+        w.grants[key] = replace(w.grants["run-a3"], key=key)
+        w.nodes["n3"] = replace(w.nodes["n3"], allocation=key)
+        w.round()
+    assert len(w.memory.allocations) == 3 + 1 + 2, "one free, two paid"
+    assert "not asked for again" in w.waits()
+
+
+# --- granted, and its node does not come ---
+
+
+def test_a_node_that_does_not_register_in_time_is_given_back_and_its_host_not_asked_for() -> None:
+    w = World(groups=2, spares=0).bring_up()
+    w.grant(1, "gone", reason="preempted")
+    w.node(1, registered=False)
+    w.round()
+    w.admit(0)
+    w.round()
+    w.grant(3)
+    w.round(500.0)
+    assert "group 0: allocation run-a3 is granted, and its node is not there" in w.waits()
+    assert w.verbs(w.spec.policy.allocation_timeout_s - 1.0) == [], "its time counts from the grant"
+    decision = w.round(1.1)
+    assert [(a.verb, a.key) for a in decision.actions] == [
+        ("release", "release:run-a3"), ("acquire", "acquire:run-a4"),
+    ]  # fmt: skip
+    assert "did not register within 600 s" in decision.actions[0].reason
+    assert w.memory.allocations["run-a4"].exclude == ("n3",)
+    assert w.memory.cordons == {}
+    assert len(w.memory.spent["reallocate"]) == 2
+    w.bring(4)
+    w.recover(0)
+
+
+def test_a_node_that_registers_late_but_in_time_is_kept() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    key = _spare(w)
+    (node,) = w.grants[key].nodes
+    w.lapse(node)
+    w.round(500.0)
+    w.nodes[node] = replace(w.nodes[node], registered=True)
+    w.round()
+    assert w.memory.allocations[key].unheard_since is None
+    w.nodes[node] = replace(w.nodes[node], registered=False)
+    assert w.verbs(200.0) == [], "its time begins anew"
+
+
+def test_nodes_that_never_register_end_in_a_halt_when_nobody_trains() -> None:
+    w = World(groups=1, spares=0, budget={"reallocate": 3}).bring_up()
+    w.grant(1, "gone", reason="preempted")
+    w.node(1, registered=False)
+    w.round()
+    w.admit(0)
+    for _ in range(50):
+        for key, allocation in w.memory.allocations.items():
+            if allocation.state == "wanted" and key not in w.grants:
+                w.grant(int(key.removeprefix("run-a")))
+        w.round(100.0)
+    assert w.memory.phase == "halted"
+    assert "the budget for new allocations is spent" in w.memory.halt_reason
+    assert len(w.memory.allocations) == 1 + 3
+
+
+def test_one_too_many_is_given_back_and_none_asked_for_in_its_place() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    w.spec = replace(w.spec, allocation=replace(w.spec.allocation, spares=0))
+    key = _spare(w)
+    w.grants[key] = replace(w.grants[key], state="gone", reason="preempted")
+    assert w.verbs(w.spec.policy.allocation_timeout_s + 1.0) == ["release"]

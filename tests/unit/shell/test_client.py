@@ -68,6 +68,17 @@ def test_a_reason_for_a_run_that_needs_none_is_refused_and_not_dropped() -> None
     assert client.resume(store, paused, record_of(paused), "mended") == "run: acting again"
 
 
+def test_a_run_that_waits_for_a_lost_lighthouse_takes_a_persons_word() -> None:
+    lost = Lighthouse(node="host", generation=1, mute_since=5.0)
+    mirror = mirror_of(run_values(replace(MEMORY, phase="running", lighthouse=lost)))
+    store = MemoryStore()
+    with pytest.raises(Fatal, match="nothing to resume"):
+        client.resume(store, mirror, record_of(mirror), "the rack is off")
+    said = client.resume(store, mirror, record_of(mirror), "the rack is off", they_are_down=True)
+    assert "lighthouse on host" in said
+    assert control(store) == Control(down=1, because="the rack is off")
+
+
 def test_a_halted_run_whose_lighthouse_may_still_serve_is_not_resumed() -> None:
     mirror, store = mirror_at("halted", "budgets are spent"), MemoryStore()
     with pytest.raises(

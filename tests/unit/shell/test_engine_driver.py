@@ -10,10 +10,11 @@ from typing import Literal
 import pytest
 
 from supervisor.core.model import AllocationMemory, Grant
-from supervisor.ports.engine import Request
+from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import Expect
-from supervisor.shell.engine_driver import BACKOFF_MAX_S, EngineDriver
+from supervisor.shell import engine_driver
+from supervisor.shell.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, decode, encode
@@ -24,6 +25,12 @@ from tests.unit.shell.records import SPEC
 KEY = "run-a1"
 OURS = Grant(key=KEY, state="granted", nodes=("n1",), engine_id="ours:1")
 THEIRS = replace(OURS, engine_id="theirs:1")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_driver, "REFUSED_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(engine_driver, "FORGET_AFTER_S", 0.0)
 
 
 class Term:
@@ -169,6 +176,12 @@ def driver_of(store: MemoryStore, engine: Engine) -> EngineDriver:
     return driver
 
 
+def written(store: MemoryStore, key: str = KEY) -> Grant:
+    item = store.get(keys.grant("run", key))
+    assert item is not None
+    return decode(item.value, Grant)
+
+
 def turn(driver: EngineDriver) -> float:
     assert driver._wanted is not None
     return driver.attempt(driver._wanted)
@@ -214,13 +227,116 @@ def test_one_that_is_still_there_after_its_release_is_released_again() -> None:
 
 def test_a_refusal_is_written_and_not_asked_again_whoever_leads() -> None:
     first, store = Engine(), store_with(None)
-    first.fails = [Fatal("there is no partition nope")]
+    first.fails = [RequestRefused("there is no partition nope") for _ in range(5)]
     refused = Grant(key=KEY, state="refused", reason="there is no partition nope")
-    assert drive(store, first) == refused
-    assert first.acquired == [KEY]
+    assert drive(store, first, turns=6) == refused
+    assert first.acquired == [KEY] * 3
     second = Engine()
     assert drive(store, second) == refused
     assert second.acquired == []
+
+
+def test_a_refusal_is_final_only_after_its_pauses_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_driver, "REFUSED_PAUSES_S", (3600.0, 3600.0))
+    engine, store = Engine(), store_with(None)
+    engine.fails = [RequestRefused("too busy")]
+    driver = driver_of(store, engine)
+    assert [turn(driver) for _ in range(3)] == [0.0] * 3
+    assert engine.acquired == [KEY]
+    assert written(store) == Grant(key=KEY, state="pending", reason="refused, and asked again: too busy")
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    store.put(keys.allocation("run", "run-a2"), encode(wanted))
+    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+    turn(driver)
+    assert engine.acquired == [KEY, "run-a2"]
+    assert written(store, "run-a2").state == "granted"
+
+
+def test_an_engine_that_was_busy_for_a_while_is_asked_again() -> None:
+    engine = Engine()
+    engine.fails = [RequestRefused("too busy"), RequestRefused("too busy")]
+    assert drive(store_with(None), engine) == OURS
+    assert engine.acquired == [KEY] * 3
+
+
+def test_what_was_taken_on_all_the_same_is_no_refusal() -> None:
+    """Refused for good, it is seen in the list: somebody pays for it."""
+    engine, store = Engine(), store_with(None)
+    engine.fails = [RequestRefused("too busy") for _ in range(3)]
+    driver = driver_of(store, engine)
+    for _ in range(3):
+        turn(driver)
+    assert written(store).state == "refused"
+    engine.has[KEY] = OURS
+    turn(driver)
+    assert written(store) == OURS
+    engine.has = {}
+    turn(driver)
+    assert written(store).state == "gone"
+
+
+def test_what_the_engine_took_and_cannot_fulfil_is_refused_at_once_with_the_words_that_explain_it() -> None:
+    engine, store = Engine(), store_with(None)
+
+    def acquire(request: Request) -> None:
+        engine.has[KEY] = Grant(key=KEY, state="refused", engine_id="ours:1", reason="BadConstraints")
+        raise RequestRefused("constraint = gold: no node has it")
+
+    engine.acquire = acquire  # type: ignore[method-assign]
+    assert drive(store, engine, turns=1) == Grant(key=KEY, state="refused", reason="constraint = gold: no node has it")
+
+
+def test_an_engine_that_cannot_be_asked_refuses_nothing() -> None:
+    engine, store = Engine(), store_with(None)
+    engine.fails = [Fatal("squeue: Socket timed out")]
+    driver = driver_of(store, engine)
+    assert turn(driver) == FATAL_PAUSE_S
+    assert store.get(keys.grant("run", KEY)) is None
+    assert turn(driver) == 0.0
+    assert written(store) == OURS
+
+
+def test_a_mistake_of_ours_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    engine, store = Engine(), store_with(None)
+    engine.fails = [ValueError("invalid literal for int()")]
+    driver = driver_of(store, engine)
+    with caplog.at_level(logging.ERROR):
+        assert turn(driver) == FATAL_PAUSE_S
+    assert "engine local" in caplog.records[0].getMessage()
+    assert turn(driver) == 0.0
+    assert written(store) == OURS
+
+
+def test_one_that_appears_after_it_was_given_back_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_driver, "FORGET_AFTER_S", 3600.0)
+    monkeypatch.setattr(engine_driver, "FORGET_LOOK_S", 0.0)
+    engine, store = Engine(), store_with(Grant(key=KEY, state="pending"), "released")
+    driver = driver_of(store, engine)
+    for _ in range(3):
+        turn(driver)
+    assert written(store).state == "gone"
+    engine.has = {KEY: OURS}  # the answer was lost, and the engine comes to it now
+    turn(driver)
+    assert (engine.has, engine.released) == ({}, [KEY])
+    looked = engine.lists
+    monkeypatch.setattr(engine_driver, "FORGET_LOOK_S", 1800.0)
+    for _ in range(3):
+        turn(driver)
+    assert engine.lists == looked, "it is looked for slowly"
+
+
+def test_one_that_was_granted_and_waits_again_is_gone_and_given_back() -> None:
+    engine, store = (
+        Engine(has=[Grant(key=KEY, state="pending", engine_id="ours:1", reason="Priority")]),
+        store_with(OURS),
+    )
+    found = drive(store, engine)
+    assert engine.released == [KEY]
+    assert found == replace(OURS, state="gone", reason="it was granted and waits again (Priority): given back")
+    assert engine.acquired == []
+    engine.has = {KEY: Grant(key=KEY, state="pending", engine_id="ours:1")}
+    assert drive(store, engine) == found
+    assert engine.released == [KEY, KEY]
 
 
 def test_in_the_place_of_a_suspect_one_is_a_replace() -> None:

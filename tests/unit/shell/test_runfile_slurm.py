@@ -28,7 +28,7 @@ def test_all_that_is_right() -> None:
     assert wrong() == []
     assert wrong(
         partition="gpu", account="llm", qos="high", constraint="h100&ib", gres="gpu:8", exclusive=False, warn_s=60,
-        time_limit="2-00:00:00", flags=["--reservation=llm", "--mem=0", "--time-min=60", "--gres-flags=enforce-binding"],
+        time_limit="2-00:00:00", flags=["--reservation=llm", "--mem=0", "--time-min=60", "--wait-all-nodes=1", "-c 8", "--gres-flags=enforce-binding"],
         setup="module load python\nulimit -l unlimited", node_folder="/local/me", drain_suspects=False,
     ) == []  # fmt: skip
 
@@ -91,7 +91,9 @@ def test_keys_of_slurm_need_slurm() -> None:
         ("--output=x", "allocation.slurm.node_folder"), ("--job-name=x", "it is how a job is known again"),
         ("-J x", "it is how a job is known again"), ("--exclude=n1", "left out by themselves"),
         ("--exclusive", "allocation.slurm.exclusive"), ("--time 5", "allocation.slurm.time_limit"),
-        ("--ntasks=8", "groups.ranks_per_group"),
+        ("--ar=0-3", "allocation.nodes"), ("--clusters=b", "at one cluster"), ("-Mb", "at one cluster"),
+        ("--cluster=b", "at one cluster"), ("--cluster-constraint=x", "at one cluster"), ("--uid=x", "at its own user"),
+        ("--version", "submit nothing"), ("--ntasks=8", "groups.ranks_per_group"),
     ],
 )  # fmt: skip
 def test_a_flag_of_ours_names_the_key(flag: str, instead: str) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from supervisor.core.model import Grant
+from supervisor.ports.errors import Retryable
 from supervisor.shell.engines.slurm import _grant
-from supervisor.shell.engines.slurm_commands import Job, Node, environment, parse_jobs, parse_nodes
+from supervisor.shell.engines.slurm_commands import (
+    Commands,
+    Job,
+    Node,
+    NumberUnknown,
+    environment,
+    parse_jobs,
+    parse_nodes,
+)
 
 JOB_22 = {
     "cluster": "lab",
@@ -19,6 +31,7 @@ JOB_22 = {
     "state_description": "",
     "state_reason": "NonZeroExitCode",
     "submit_time": 1795201393,
+    "user_id": 1007,
 }
 JOB_LATER = {
     **JOB_22,
@@ -47,6 +60,7 @@ def test_a_job_is_read(job: dict[str, object]) -> None:
             restarts=0,
             exit_code=3,
             submitted_unix_s=1795201393,
+            uid=1007,
         )
     ]
 
@@ -84,7 +98,10 @@ def grant_of(*states: str, **about: object) -> Grant:
         (("PREEMPTED",), "gone"),
         (("SUSPENDED",), "gone"),
         (("REQUEUE_HOLD",), "gone"),
-        (("A_STATE_OF_LATER",), "gone"),
+        (("STOPPED", "RUNNING"), "gone"),
+        (("RUNNING", "REQUEUED"), "gone"),
+        (("RUNNING", "A_FLAG_OF_LATER"), "granted"),
+        (("A_STATE_OF_LATER",), "granted"),
     ],
 )
 def test_a_state_is_a_grant(states: tuple[str, ...], expected: str) -> None:
@@ -119,7 +136,44 @@ def test_the_environment_of_a_job() -> None:
         "SUPERVISOR_PROGRAMS": "{}",
         "BASH_FUNC_module%%": "() { :; }",
         "LMOD_KEYS": "kept",
+        "SBATCH_WAIT_ALL_NODES": "1",
     }
     not_ours = ["SLURM_JOB_ID", "SLURMD_NODENAME", "SLURM_CLUSTERS", "SQUEUE_STATES", "SINFO_FORMAT", "SCANCEL_QOS"]
+    not_ours += ["SBATCH_CLUSTERS", "SBATCH_CLUSTER_CONSTRAINT", "SBATCH_ARRAY_INX", "SBATCH_WAIT"]
     secret = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "db_password", "GITHUB_TOKEN_FILE"]
     assert environment({**ours, **dict.fromkeys([*not_ours, *secret], "x")}) == ours
+
+
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> Commands:
+    """Slurm's commands, of which these are such shell scripts."""
+    for name, script in scripts.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Commands()
+
+
+def test_what_is_no_utf_8_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = '{"job_id": 7, "user_id": 1, "job_state": "RUNNING", "comment": "caf\\xe9"}'
+    (job,) = says(tmp_path, monkeypatch, squeue=f"printf '{{\"jobs\": [{job}]}}'").jobs()
+    assert (job.id, job.comment) == (7, "caf\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("output", "number"),
+    [("7", 7), ("7;lab", 7), ("Estimated cost: 3 EUR\\n7\\nhave fun", 7), ("1\\n7;lab", 7)],
+)
+def test_the_number_is_found_among_what_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, number: int
+) -> None:
+    assert says(tmp_path, monkeypatch, sbatch=f"printf '{output}\\n'").submit([], "") == number
+
+
+@pytest.mark.parametrize("output", ["", "Estimated cost: 3 EUR", "Submitted batch job 7"])
+def test_without_a_number_it_is_not_known_what_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    with pytest.raises(NumberUnknown, match="has not said the number") as error:
+        says(tmp_path, monkeypatch, sbatch=f"printf '{output}\\n'").submit([], "")
+    assert isinstance(error.value, Retryable)

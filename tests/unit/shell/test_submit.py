@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import pytest
 from supervisor.core.spec import SlurmSpec
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import submit
+from supervisor.shell.engines import slurm_submission
 from supervisor.shell.engines.slurm_commands import Job, Refused
 from supervisor.wire import keys
 from tests.helpers.memory_store import MemoryStore
@@ -21,7 +23,7 @@ from tests.helpers.memory_store import MemoryStore
 def job(number: int, comment: str, node: str = "", state: str = "", why: str = "") -> Job:
     return Job(
         id=number, cluster="c", states=(state or ("RUNNING" if node else "PENDING"),), why=why, comment=comment, node=node,
-        restarts=0, exit_code=0, submitted_unix_s=number,
+        restarts=0, exit_code=0, submitted_unix_s=number, uid=os.getuid(),
     )  # fmt: skip
 
 
@@ -71,6 +73,7 @@ class Slurm:
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> submit.ControlPlane:
     for name in ("POLL_S", "ONCE_MORE_S"):
         monkeypatch.setattr(submit, name, 0.0)
+    monkeypatch.setattr(slurm_submission, "ONCE_MORE_S", 0.0)
     spec = SlurmSpec(
         partition="cpu", account="llm", gres="gpu:8", constraint="h100", flags=("--reservation=x",), time_limit="1-0",
         warn_s=120, setup="module load python",
@@ -126,6 +129,34 @@ def test_of_two_of_one_name_the_younger_is_cancelled(plane: submit.ControlPlane)
     slurm = Slurm([job(1, plane.comment("1"), "n1"), job(2, plane.comment("1"), "n2")])
     assert [j.id for j in submit.living(slurm, plane)] == [1]
     assert slurm.queue[1].states == ("CANCELLED",)
+
+
+def test_strangers_jobs_and_a_cancel_that_fails_hold_up_nothing(plane: submit.ControlPlane) -> None:
+    class Holds(Slurm):
+        def cancel(self, jobs: Sequence[int]) -> None:
+            assert list(jobs) == [3], "a stranger's is not ours to cancel"
+            raise Fatal("scancel: access denied")
+
+    stranger = replace(job(1, plane.comment("1"), "n1"), uid=os.getuid() + 1)
+    slurm = Holds([stranger, job(2, plane.comment("1"), "n1"), job(3, plane.comment("1"), "n2")])
+    assert [j.id for j in submit.living(slurm, plane)] == [2]
+
+
+def test_where_a_plugin_changes_the_comment_one_job_is_made_and_cancelled(plane: submit.ControlPlane) -> None:
+    class Rewrites(Slurm):
+        def submit(self, options: Sequence[str], script: str) -> int:
+            number = super().submit(options, script)
+            self.queue[-1] = replace(self.queue[-1], comment="project=llm")
+            return number
+
+    slurm = Rewrites()
+    with pytest.raises(Fatal, match=r"took job 1, and its comment is 'project=llm'"):
+        submit.ensure(slurm, plane, 2, nothing, 60)
+    assert [j.states for j in slurm.queue] == [("CANCELLED",)]
+    environment_of = {"SLURM_JOB_ID": "1", submit.VARIABLE: environment(slurm, 1)[submit.VARIABLE]}
+    with pytest.raises(Fatal, match="took job 2"):
+        submit.succeed(slurm, environment_of)
+    assert [j.states for j in slurm.queue] == [("CANCELLED",)] * 2
 
 
 def test_a_lost_answer_is_found_by_its_comment(plane: submit.ControlPlane) -> None:

@@ -41,6 +41,7 @@ def idle() -> None:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "LOOK_S", 0.01)
+    monkeypatch.setattr(up, "REFUSED_PAUSE_S", 0.0)
     monkeypatch.setattr(up, "WAIT_FOR_PREDECESSOR_S", 0.01)
 
 
@@ -58,14 +59,35 @@ def test_a_notice_is_answered_once_and_again_only_while_slurm_is_away() -> None:
     assert said == ["slurm is away", "job 7 follows"]
 
 
-def test_a_refusal_is_said_and_left_at_that() -> None:
+def test_a_refusal_is_said_once_and_tried_again_until_it_is_taken() -> None:
     said: list[str] = []
+    answers: list[Exception] = [Fatal("slurm refuses"), Fatal("slurm refuses"), Fatal("another reason")]
 
     def answer() -> str:
-        raise Fatal("slurm refuses")
+        if answers:
+            raise answers.pop(0)
+        return "job 7 follows"
 
-    up.watch_over(Looked(notice, idle, notice, idle), said.append, answer)
-    assert said == ["slurm refuses"]
+    up.watch_over(Looked(notice, idle, idle, idle, idle, idle), said.append, answer)
+    assert said == ["slurm refuses", "another reason", "job 7 follows"]
+
+
+def test_a_notice_that_comes_while_it_waits_for_the_one_before_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(started: up.Up, say: object) -> None:
+        notice()
+        assert started.noticed.wait(10)
+        raise Fatal("it was kept")
+
+    monkeypatch.setattr(up, "_alone", waits)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with pytest.raises(Fatal, match="it was kept"), up.up(tmp_path, [], etcd="127.0.0.1:1"):
+            pass
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_nothing_is_answered_without_a_notice() -> None:

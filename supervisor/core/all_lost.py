@@ -1,0 +1,48 @@
+"""The engine has taken every allocation of a run: whether that is anybody's failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import ladder
+from supervisor.core.model import GroupMemory, Kind, Rung
+from supervisor.core.round import Round
+
+EVERYTHING_GONE = "every allocation of the run is gone: it starts again from its newest checkpoint, at no one's budget"
+
+GONE_AGAIN = "every allocation of the run is gone, and nothing was saved since it had started"
+
+
+def nobody_left(r: Round) -> bool:
+    """Whether no group has an allocation any more: the whole run is down, and nobody's failure is judged."""
+    for group in r.before.groups.values():
+        if group.node and group.phase in ("starting", "running", "placing"):
+            grant = r.observed.grants.get(r.placed_by(group))
+            if grant is None or grant.state != "gone":
+                return False
+    return True
+
+
+def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
+    """The whole run starts again. At no budget if it had got anywhere since it started: an engine that takes everything at
+    once, again and again, is not asked for ever. One loss draws once, however many groups it takes."""
+    last = r.rest.get("all_lost_at", r.before.all_lost_at)
+    if last is not None and group.since <= last:
+        return ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, (), free=True)
+    r.rest["all_lost_at"] = r.now
+    if any(_got_somewhere(r, g) for g in r.before.groups.values()):
+        return ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, (), free=True)
+    choice = ladder.choose(
+        Kind.ALLOCATION_LOST, group.group, spent=r.spent, budget=r.spec.policy.budget, now=r.now, spare=False
+    )
+    return replace(choice, reason=f"{GONE_AGAIN}; {choice.reason}")
+
+
+def _got_somewhere(r: Round, group: GroupMemory) -> bool:
+    """Whether a group ran for long enough to be healthy, or a checkpoint is newer than what it was started with."""
+    if not group.node or group.phase not in ("starting", "running"):
+        return False
+    newest = r.rest.get("checkpoint", r.before.checkpoint)
+    began_at = group.checkpoint.step if group.checkpoint is not None else 0
+    lasted = group.phase == "running" and r.now - group.since >= r.spec.policy.healthy_after_s
+    return lasted or (newest is not None and newest.step > began_at)

@@ -1,0 +1,209 @@
+"""What the Slurm engine does when a site's Slurm is not as it should be. Slurm is a list here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.spec import AllocationSpec
+from supervisor.ports.engine import Request, RequestRefused
+from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.engines import slurm, slurm_submission
+from supervisor.shell.engines.slurm import SlurmEngine
+from supervisor.shell.engines.slurm_commands import Job, Node, NumberUnknown, Refused
+from supervisor.wire.security import Security
+
+COMMENT = "supervisor/abc/a1"
+REQUEST = Request(key="a1", run="run", slots=1, lease_s=5, spec=AllocationSpec(engine="slurm"))
+
+
+def job(number: int, comment: str = COMMENT, node: str = "n1", state: str = "RUNNING", uid: int | None = None) -> Job:
+    return Job(
+        id=number, cluster="lab", states=(state,), why="", comment=comment, node=node, restarts=0, exit_code=0,
+        submitted_unix_s=number, uid=os.getuid() if uid is None else uid,
+    )  # fmt: skip
+
+
+class Commands:
+    """Takes what is submitted, and runs it at once."""
+
+    def __init__(self, *queue: Job) -> None:
+        self.queue = list(queue)
+        self.submitted = 0
+        self.cancelled: list[int] = []
+        self.drained: list[str] = []
+        self.lists: list[Exception | None] = []
+        """What the next lists raise."""
+        self.outcomes: list[Exception] = []
+        """What the next submissions raise, after they were done."""
+        self.comment = COMMENT
+        self.done = True
+        self.holds = False
+
+    def jobs(self) -> list[Job]:
+        error = self.lists.pop(0) if self.lists else None
+        if error is not None:
+            raise error
+        return list(self.queue)
+
+    def submit(self, options: Sequence[str], script: str) -> int:
+        assert f"--comment={COMMENT}" in options
+        self.submitted += 1
+        number = 100 + self.submitted
+        if self.done:
+            self.queue.append(job(number, self.comment))
+        if self.outcomes:
+            raise self.outcomes.pop(0)
+        return number
+
+    def refusal(self, options: Sequence[str], script: str) -> str:
+        return ""
+
+    def cancel(self, jobs: Sequence[int]) -> None:
+        if self.holds:
+            raise Fatal("scancel: access denied")
+        self.cancelled += jobs
+        self.queue = [replace(j, states=("CANCELLED",)) if j.id in jobs else j for j in self.queue]
+
+    def nodes(self) -> dict[str, Node]:
+        return {f"n{n}": Node(name=f"n{n}", states=("IDLE",), reason="") for n in (1, 2)}
+
+    def drain(self, host: str, reason: str) -> str:
+        self.drained.append(host)
+        return ""
+
+    def cluster(self) -> str:
+        return "lab"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (slurm, slurm_submission):
+        monkeypatch.setattr(module, "ONCE_MORE_S", 0.0)
+    monkeypatch.setattr(slurm, "load", lambda path: Security())
+
+
+def engine_at(commands: Commands) -> SlurmEngine:
+    engine = SlurmEngine(["e:1"], "", "abc")
+    engine._commands = commands  # type: ignore[assignment]
+    return engine
+
+
+def test_a_job_with_another_comment_is_cancelled_and_not_made_again() -> None:
+    commands = Commands()
+    commands.comment = f"project=llm;{COMMENT}"
+    engine = engine_at(commands)
+    for _ in range(3):
+        with pytest.raises(RequestRefused, match=r"took job 101, and its comment is 'project=llm;.*job_submit"):
+            engine.acquire(REQUEST)
+    assert commands.submitted == 1
+    assert set(commands.cancelled) == {101}
+
+
+def test_a_job_that_went_elsewhere_is_cancelled_and_not_made_again() -> None:
+    commands = Commands()
+    commands.done = False
+    engine = engine_at(commands)
+    for _ in range(3):
+        with pytest.raises(RequestRefused, match=r"took job 101, and it is not in this cluster's list"):
+            engine.acquire(REQUEST)
+    assert (commands.submitted, set(commands.cancelled)) == (1, {101})
+
+
+def test_of_another_clusters_number_nothing_is_cancelled_here() -> None:
+    commands = Commands(job(101, "somebody's work, with the number that the other cluster gave"))
+    commands.done = False
+    with pytest.raises(RequestRefused, match=r"not in this cluster.*by hand"):
+        engine_at(commands).acquire(REQUEST)
+    assert commands.cancelled == []
+
+
+def test_a_success_that_could_not_be_looked_up_is_looked_up_later() -> None:
+    commands = Commands()
+    commands.done = False
+    engine = engine_at(commands)
+    commands.lists = [None, Retryable("no controller")]
+    with pytest.raises(Retryable):
+        engine.acquire(REQUEST)
+    with pytest.raises(RequestRefused):
+        engine.acquire(REQUEST)
+    assert commands.submitted == 1
+    commands.queue = [job(101)]
+    engine.acquire(REQUEST)
+    assert commands.submitted == 1
+
+
+@pytest.mark.parametrize("comment", [COMMENT, "another"])
+def test_a_success_without_a_number_is_looked_up(comment: str) -> None:
+    commands = Commands()
+    commands.comment = comment
+    commands.outcomes = [NumberUnknown("cost: 3 EUR")]
+    engine = engine_at(commands)
+    if comment == COMMENT:
+        engine.acquire(REQUEST)
+    for _ in range(2 * (comment != COMMENT)):
+        with pytest.raises(RequestRefused, match="without saying its number"):
+            engine.acquire(REQUEST)
+    assert (commands.submitted, commands.cancelled) == (1, [])
+
+
+def test_one_that_was_taken_at_the_second_try_is_no_refusal() -> None:
+    commands = Commands()
+    commands.done = False
+    commands.outcomes = [Refused("timed out"), Refused("timed out")]
+    commands.lists = [None, None]
+    real = commands.submit
+
+    def late(options: Sequence[str], script: str) -> int:
+        commands.done = commands.submitted == 1
+        return real(options, script)
+
+    commands.submit = late  # type: ignore[method-assign]
+    engine_at(commands).acquire(REQUEST)
+    assert commands.submitted == 2
+
+
+def test_sbatchs_refusal_is_one_and_squeues_is_not() -> None:
+    commands = Commands()
+    commands.done = False
+    commands.outcomes = [Refused("too busy")] * 2
+    with pytest.raises(RequestRefused, match="Slurm refuses the job: too busy"):
+        engine_at(commands).acquire(REQUEST)
+    commands.lists = [Fatal("squeue: timed out")]
+    with pytest.raises(Fatal) as error:
+        engine_at(commands).acquire(REQUEST)
+    assert not isinstance(error.value, RequestRefused)
+
+
+def test_strangers_jobs_are_not_ours() -> None:
+    commands = Commands(job(1, uid=os.getuid() + 1))
+    engine = engine_at(commands)
+    assert engine.list() == []
+    engine.release("a1")
+    assert commands.cancelled == []
+    engine.acquire(REQUEST)
+    assert [g.engine_id for g in engine.list()] == ["slurm:lab:101"]
+
+
+def test_a_cancel_that_fails_hides_no_list(caplog: pytest.LogCaptureFixture) -> None:
+    commands = Commands(job(1), job(2), job(3, "supervisor/abc/a2", state="SUSPENDED"))
+    commands.holds = True
+    with caplog.at_level(logging.WARNING):
+        found = {g.key: g.state for g in engine_at(commands).list()}
+    assert found == {"a1": "granted", "a2": "gone"}
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["not cancelled", "not cancelled"]
+
+
+def test_a_host_that_was_resumed_is_drained_for_the_next_reason_and_not_again_for_the_same() -> None:
+    commands = Commands(job(1))
+    engine = engine_at(commands)
+    for _ in range(2):
+        engine.replace("a1", replace(REQUEST, key="a1"), "its disk is full")
+    assert commands.drained == ["n1"]
+    commands.queue = [job(2, "supervisor/abc/a0")]
+    engine.replace("a0", REQUEST, "its disk is full again")
+    assert commands.drained == ["n1", "n1"]
