@@ -174,6 +174,7 @@ class Gate:
             if still_s > FROZEN_S:
                 self._failure = f"the gate stood still for {still_s:.1f} s: another may serve by now"
                 self._state.retired = True
+                log.warning("%s", self._failure)  # now: whoever ends us next does not wait for our last words
         return bool(self._failure)
 
     def _keep(self, work: Any) -> None:
