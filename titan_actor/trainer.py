@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
@@ -23,9 +22,6 @@ from titan_actor.ledger import Ledger, born_unix_s, write_error_file
 from titan_actor.report import Report
 
 log = logging.getLogger(__name__)
-
-STUCK_S = 1.0
-"""What SIGTERM's handler has, from the signal on, before another thread does its work."""
 
 WAITING = ("starting", "built", "quorum")
 """Phases in which SIGTERM ends the process at once: there is no step to finish, and the main thread cannot be asked."""
@@ -119,25 +115,21 @@ def _end_on_term(control: Control, report: Report, ledger: Ledger, commands: Com
     """SIGTERM: end after the current step, without a last checkpoint; while waiting, at once. Either way the exit code
     is TERMINATED: whoever sent it, the run is not finished."""
 
+    def on_term(number: int, frame: object) -> None:
+        control.in_haste = True
+        control.drain(None)
+
     def end_if_waiting() -> None:
+        # In a thread: the main thread may be inside a native call, in which no handler runs, or in the middle of a write to
+        # the very file that is written here.
+        control.in_haste = True
+        control.drain(None)
         if report.progress.phase in WAITING:
             report.update(phase="failed", error="ended by SIGTERM while waiting")
             ledger.event("terminated", step=report.progress.step)
             leave(TERMINATED)
 
-    def on_term(number: int, frame: object) -> None:
-        control.in_haste = True
-        control.drain(None)
-        end_if_waiting()
-
-    def end_if_stuck() -> None:
-        # TorchFT's manager is made in one native call, which waits for its lighthouse: until it returns, no handler runs
-        time.sleep(STUCK_S)
-        control.in_haste = True
-        control.drain(None)
-        end_if_waiting()
-
-    commands.on_term = end_if_stuck
+    commands.on_term = end_if_waiting
     signal.signal(signal.SIGTERM, on_term)
 
 
