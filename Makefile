@@ -3,22 +3,24 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
-# What runs beside each other, and what starts real trainers, which take the processors for themselves.
-LIGHT := tests/store tests/agents tests/security tests/contract tests/integration tests/slurm
-HEAVY := tests/integration/test_demo.py tests/slurm/test_rungs.py tests/slurm/test_time_limit.py \
-	tests/slurm/test_hand_over.py tests/titan
+# What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
+LIGHT := tests/slurm tests/contract tests/integration tests/security tests/agents tests/store
+HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slurm/test_rungs.py \
+	tests/integration/test_demo.py tests/integration/test_hang.py tests/titan
+# The order as it is given: a file of one long test is not to be the last.
+BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check chaos bench install install-dev debian docs clean
+.PHONY: demo test check chaos bench bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
 	$(BIN)/supervisor demo
 
 test: check debian  ## everything that a developer without a GPU can run
-	$(PYTEST) -n 3 --dist loadfile $(LIGHT) $(HEAVY:%=--ignore %)
-	$(PYTEST) -n 2 --dist loadfile $(HEAVY)
+	$(PYTEST) -n 3 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
+	$(PYTEST) -n 2 $(BESIDE) $(HEAVY)
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff check
@@ -33,6 +35,9 @@ chaos: debian  ## the long lane: 200 rounds of kills at failpoints, about half a
 bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.decide
 	$(BIN)/python -m benchmarks.control_plane
+
+bench-slurm: debian  ## measure on a real Slurm how long a lost node costs: as root, about an hour
+	$(BIN)/python -m benchmarks.slurm_node_loss
 
 docs: install-dev  ## generate what is generated: the run file's reference, the dashboards
 	$(BIN)/python -m dashboards.build

@@ -22,8 +22,10 @@ from agents.commands import RankCommands
 from agents.cut_off import CutOff
 from agents.desired import DesiredWatch, Wanted
 from agents.exporter import Exporter
+from agents.facts import Facts, host
+from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.names import TrainerName, parse
-from agents.reconcile import Action, Forget, Forward, Start, StartLighthouse, Stop, reconcile
+from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from agents.reporter import Reporter
 from agents.settings import Settings
 from agents.settings import parse as parse_settings
@@ -31,10 +33,10 @@ from agents.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.shim_client import record as to_record
 from agents.starts import Starts
 from agents.view import View
-from supervisor.core.spec import PolicySpec
+from supervisor.core.spec import HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach
-from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
+from supervisor.wire.records import Fact, Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
 from supervisor.wire.security import SecurityError
 
 log = logging.getLogger("agents.agent")
@@ -77,6 +79,8 @@ class Agent:
         """When TERM was sent; KILL follows after the grace."""
         self._killed: set[str] = set()
         self._starts = Starts(self._wake.set)
+        self._not_ours: tuple[str, ...] = ()
+        """What is wanted here of another allocation, and is not started."""
         self._awake = AwakeClock(LONGEST_TURN_S)
         self._cut_off = CutOff(settings.node_folder / "cut-off.json")
         self._commands: dict[str, RankCommands] = {}
@@ -110,6 +114,11 @@ class Agent:
             settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
         )
         self._runs: frozenset[str] = frozenset()
+        self._known_facts: tuple[Fact, ...] = ()
+        self._run_folders = SharedFolders()
+        local = Probe(settings.node_folder, writes, EVERY_S)
+        sources = (host.memory, host.clock, host.Links().read, local.read, self._run_folders.read)
+        self._facts = Facts(sources, self._from_thread(self._on_facts))
 
     def _from_thread(self, callback: Callable[[T], None]) -> Callable[[T], None]:
         def call(value: T) -> None:
@@ -145,6 +154,7 @@ class Agent:
         watching = asyncio.create_task(self._shim.watch(watched))
         self._reporter.start()
         self._desired.start()
+        self._facts.start()
         try:
             while not self._ending.is_set():
                 if watching.done():
@@ -176,6 +186,7 @@ class Agent:
         for commands in self._commands.values():
             commands.close()
         self._desired.stop()
+        self._facts.stop()
         self._report(self._loop.time())
         # with processes running this is only a change of agents: the next one takes the registration over
         self._reporter.stop(give_back=not self._view.running())
@@ -189,6 +200,7 @@ class Agent:
             for trainer in node.trainers:
                 self._graces[run] = trainer.term_grace_s
         self._cut_off.wanted(trainer for node in wanted.by_run.values() for trainer in node.trainers)
+        self._run_folders.use({t.run_dir for node in wanted.by_run.values() for t in node.trainers})
         self._tell_news()
 
     def _on_exit(self, record: ProcessRecord) -> None:
@@ -236,6 +248,13 @@ class Agent:
             log.warning("this node will be ended soon: %s", why)
             self._wake.set()
 
+    def _on_facts(self, facts: tuple[Fact, ...]) -> None:
+        for fact in facts:
+            if fact not in self._known_facts:
+                log.warning("%s: %s", fact.kind, fact.evidence)
+        self._known_facts = facts
+        self._wake.set()
+
     def _on_written(self, ticket: int) -> None:
         reach("agent.reported")
         self._written = max(self._written, ticket)
@@ -260,9 +279,12 @@ class Agent:
             newest = self._view.progress[name].newest
             if newest is not None:
                 self._exporter.progress(name, newest)
+        self._view.look_for_hangs(self._hang_limits(), awake)
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
         stops = self._stops_of_our_own(awake)
-        for action in [*stops, *reconcile(wanted, list(self._view.processes.values()))]:
+        actions = reconcile(wanted, list(self._view.processes.values()), self._settings.allocation)
+        self._leave_alone(tuple(action.why for action in actions if isinstance(action, NotOurs)))
+        for action in [*stops, *actions]:
             try:
                 await self._do(action, now)
             except ShimRefused as error:
@@ -288,9 +310,20 @@ class Agent:
                 pass  # looked at again in the next turn
             case Start(desired, ranks):
                 self._starts.begin(_way(desired), self._start(desired, ranks), now)
+            case NotOurs():
+                pass  # it is in our report
             case StartLighthouse(light):
                 request = launch.lighthouse_request(self._settings, light)
                 self._starts.begin(request["name"], self._spawn(request), now)
+
+    def _leave_alone(self, not_ours: tuple[str, ...]) -> None:
+        for sentence in not_ours:
+            if sentence not in self._not_ours:
+                log.warning("%s", sentence)
+        self._not_ours = not_ours
+
+    def _hang_limits(self) -> dict[str, HangSpec]:
+        return {_way(trainer): trainer.hang for node in self._wanted.by_run.values() for trainer in node.trainers}
 
     def _stops_of_our_own(self, awake: float) -> list[Stop]:
         """What nobody has to order: a frozen gate, and trainers that nobody can reach any more."""
@@ -418,12 +451,15 @@ class Agent:
             *self._wanted.problems,
             *self._view.problems(),
             *self._starts.problems(),
+            *self._not_ours,
         )
-        telling = (self._warm, problems, standing.lease_held, standing.store_up)
+        telling = (self._warm, problems, self._known_facts, standing.lease_held, standing.store_up)
         if telling == self._last_health[0] and now - self._last_health[1] < HEALTH_S:
             return
         self._last_health = (telling, now)
-        current: Health = health.read(self._settings.node, self._settings.node_folder, self._warm, problems)
+        current: Health = health.read(
+            self._settings.node, self._settings.node_folder, self._warm, problems, self._known_facts
+        )
         self._reporter.health(current)
         self._exporter.node(self._view, current, standing)
 

@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
+from agents import kernel_log
+from supervisor.core import errors
 from supervisor.wire.records import PEERS_GONE, ExitObserved, ProcessRecord
 
 TAIL_BYTES = 2048
 MESSAGE_BYTES = 2048
+TRACE_BYTES = 2048
+
+LOG_BYTES = 65536
+"""Of the log's end, looked through: Python's handler of fatal signals writes the stacks of all threads after the error."""
+
+MODULES = b"Extension modules: "
+"""Begins the last line that this handler writes: kilobytes of names."""
+
+UNCAUGHT = 1
+"""Exit code of a Python program that an exception has ended."""
 
 
 def decode(record: ProcessRecord, log_name: str = "output.log") -> ExitObserved:
     """Read the error file and the end of the log in the process's folder; a missing or broken one is an empty text."""
     folder = Path(record.folder)
+    message, trace = _error_file(folder / "error.json")
+    log = _end_of(folder / log_name)
+    raised = ""
+    if not message and record.exit_code == UNCAUGHT:
+        raised, trace = errors.raised(log.decode(errors="replace"))
+    by_sigkill = record.signal == signal.SIGKILL and not record.told
+    kernel = kernel_log.killed_for_memory(record.pid, record.start_ticks) if by_sigkill else ""
     return ExitObserved(
         exit_code=record.exit_code,
         signal=record.signal,
-        error_file=_error_message(folder / "error.json"),
-        stderr_tail=_tail(folder / log_name),
+        error_file=_cut(message.encode(errors="replace")[:MESSAGE_BYTES]),
+        stderr_tail=_tail(log),
+        raised=_cut(raised.encode(errors="replace")[:MESSAGE_BYTES]),
+        trace=_newest_lines(trace),
+        last_words=errors.last_words(log.decode(errors="replace")) if record.exit_code != 0 else "",
+        told=record.told,
+        oom=True if kernel else record.oom,
+        ended_s=record.ended_s,
+        kernel=kernel,
     )
 
 
@@ -29,27 +57,46 @@ def how(record: ProcessRecord) -> str:
     return {0: "clean", PEERS_GONE: "peers_gone"}.get(record.exit_code if record.exit_code is not None else -1, "error")
 
 
-def _error_message(path: Path) -> str:
-    """torchelastic writes {"message": {"message": ..., "extraInfo": ...}}, or a plain string as message."""
+def _error_file(path: Path) -> tuple[str, str]:
+    """Message and traceback. torchelastic writes {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, or a
+    plain string as message."""
     try:
-        message = json.loads(path.read_bytes())["message"]
+        message: Any = json.loads(path.read_bytes())["message"]
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    text = message.get("message", "") if isinstance(message, dict) else message
-    return _cut(str(text).encode(errors="replace")[:MESSAGE_BYTES])
+        return "", ""
+    if not isinstance(message, dict):
+        return str(message), ""
+    about = message.get("extraInfo")
+    trace = about.get("py_callstack", "") if isinstance(about, dict) else ""
+    return str(message.get("message", "")), str(trace)
 
 
-def _tail(path: Path) -> str:
+def _end_of(path: Path) -> bytes:
+    """At most the last LOG_BYTES, without the list of extension modules."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            tail = file.read(TAIL_BYTES)
+            file.seek(max(0, size - LOG_BYTES))
+            end = file.read(LOG_BYTES)
     except OSError:
-        return ""
-    if size > TAIL_BYTES and b"\n" in tail[:-1]:
+        return b""
+    return b"".join(line for line in end.splitlines(keepends=True) if not line.startswith(MODULES))
+
+
+def _tail(log: bytes) -> str:
+    tail = log[-TAIL_BYTES:]
+    if len(log) > TAIL_BYTES and b"\n" in tail[:-1]:
         tail = tail[tail.index(b"\n") + 1 :]  # whole lines only
     return _cut(tail)
+
+
+def _newest_lines(trace: str) -> str:
+    """The end of a traceback: whole lines, at most TRACE_BYTES."""
+    text = trace.strip("\n").encode(errors="replace")
+    if len(text) <= TRACE_BYTES:
+        return text.decode(errors="replace")
+    tail = text[-TRACE_BYTES:]
+    return tail[tail.find(b"\n") + 1 :].decode(errors="replace")
 
 
 def _cut(text: bytes) -> str:

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Literal, cast
 
-from supervisor.wire.records import Health
+from supervisor.wire.records import Fact, Health
 
 
-def read(node: str, folder: Path, warm: str, problems: tuple[str, ...]) -> Health:
+def read(node: str, folder: Path, warm: str, problems: tuple[str, ...], facts: tuple[Fact, ...]) -> Health:
     """Free disk below `folder`, memory that can be had without swapping, load; the sequence is the writer's to fill."""
     return Health(
         node=node,
@@ -20,6 +20,7 @@ def read(node: str, folder: Path, warm: str, problems: tuple[str, ...]) -> Healt
         memory_available_bytes=_memory_available(),
         load_1m=os.getloadavg()[0],
         problems=problems,
+        facts=facts,
     )
 
 

@@ -53,6 +53,17 @@ def stat_of(pid: int) -> Stat | None:
     return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def processor_s(pid: int) -> float | None:
+    """Seconds of processor time of all threads so far; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def all_processes() -> list[Stat]:
     found = (stat_of(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
     return [stat for stat in found if stat is not None]

@@ -21,6 +21,14 @@ class Start:
 
 
 @dataclass(frozen=True)
+class NotOurs:
+    """Nothing is started of these ranks: they are meant for another allocation's agent of this node name."""
+
+    desired: TrainerDesired
+    why: str
+
+
+@dataclass(frozen=True)
 class StartLighthouse:
     """Start a gate with its lighthouse."""
 
@@ -50,21 +58,24 @@ class Forget:
     name: str
 
 
-Action = Start | StartLighthouse | Forward | Stop | Forget
+Action = Start | NotOurs | StartLighthouse | Forward | Stop | Forget
 
 
-def reconcile(desired: Mapping[str, NodeDesired], processes: Sequence[ProcessRecord]) -> list[Action]:
+def reconcile(
+    desired: Mapping[str, NodeDesired], processes: Sequence[ProcessRecord], allocation: str = ""
+) -> list[Action]:
     """What is to be done, in order.
 
     `desired` is by run. A run that is not in it is unknown (its record is corrupt, or was never read), and what runs
-    of it is left alone; a run of which nothing is to run here has a record that says so.
+    of it is left alone; a run of which nothing is to run here has a record that says so. `allocation` is the one that gave
+    this node; empty: not known.
     """
     known = [(name, record) for record in processes if (name := parse(record.name)) is not None]
     stops = {stop.name: stop for stop in [*_unwanted(desired, known), *_orphaned_ranks(known)]}
     return [
         *stops.values(),
         *_forgettable(desired, known),
-        *(action for node in desired.values() for trainer in node.trainers for action in _trainer(trainer, known)),
+        *(a for node in desired.values() for trainer in node.trainers for a in _trainer(trainer, known, allocation)),
         *(action for node in desired.values() for light in node.lighthouses for action in _lighthouse(light, known)),
     ]
 
@@ -129,7 +140,7 @@ def _successor(name: Name, other: Name) -> bool:
     return same and other.generation > name.generation
 
 
-def _trainer(trainer: TrainerDesired, known: _Known) -> Iterator[Action]:
+def _trainer(trainer: TrainerDesired, known: _Known, allocation: str) -> Iterator[Action]:
     of_group = [
         (name, record)
         for name, record in known
@@ -144,8 +155,20 @@ def _trainer(trainer: TrainerDesired, known: _Known) -> Iterator[Action]:
         yield Forward(trainer)  # of one that has ended too: a new gate is to hear that it is gone
     missing = tuple(rank for rank in range(trainer.world_size) if rank not in own)
     # a generation is started once: with one rank gone the rest of it is not begun any more
-    if missing and not any(record.exited for record in own.values()):
+    if not missing or any(record.exited for record in own.values()):
+        return
+    # a host may be given once more under the same name before the supervisor has taken back what it wanted of the last one
+    if allocation and trainer.allocation and trainer.allocation != allocation:
+        yield NotOurs(trainer, _not_ours(trainer, allocation))
+    else:
         yield Start(trainer, missing)
+
+
+def _not_ours(trainer: TrainerDesired, allocation: str) -> str:
+    return (
+        f"run {trainer.run} group {trainer.group} generation {trainer.generation} is wanted here of allocation "
+        f"{trainer.allocation}, and this node is of {allocation}: not started; the supervisor will place it anew"
+    )
 
 
 def _lighthouse(light: LighthouseDesired, known: _Known) -> Iterator[Action]:

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from agents import process, sockets
 from agents.awake import AwakeClock, Still
 from agents.forwarder import Forwarder
 from agents.kept import Agent, ForkError, Kept, Warm
+from agents.ooms import Ooms
 from agents.settings import Settings, parse
 from agents.table import Child, Table
+from supervisor.wire.programs import CONTROL_PLANE
 from supervisor.wire.security import VARIABLE, SecurityError
 
 AGENT_LAST_WORDS_S = 2.0
@@ -38,7 +41,7 @@ LEAVING = "the scheduler gave notice (SIGUSR1)"
 """What SIGUSR1 to the shim says: this node will be ended soon. When is not known, and no clock is compared."""
 
 
-OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE)
+OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE)
 """Environment variables that no trainer is to see: what we start is told by arguments."""
 
 
@@ -66,6 +69,9 @@ class Shim:
         self._pings: tuple[int, int] = (0, 0)
         """Pid of the agent that sent the newest ping, and how many it has sent."""
         self._leaving = ""
+        self._ooms = Ooms()
+        self._sent: dict[str, int] = {}
+        """Process -> the newest signal that was sent to end it."""
 
     # --- life ---
 
@@ -108,6 +114,7 @@ class Shim:
         clock, still, late = AwakeClock(2 * LOOK_S), Still(), 0
         while True:
             await asyncio.sleep(LOOK_S)
+            self._ooms.look([c.pid for c in self._workloads() if not c.exited], time.monotonic())
             agent, (pid, _) = self._agent, self._pings
             silent_s = still.look(self._pings, clock.look(asyncio.get_running_loop().time()))
             late = late + 1 if pid and pid == agent.pid and silent_s >= AGENT_FROZEN_S else 0
@@ -181,9 +188,14 @@ class Shim:
             if self._forking:
                 self._unclaimed[pid] = (start_ticks, exit_code, number)
             return
-        child.exited, child.exit_code, child.signal = True, exit_code, number
+        child.exited, child.exit_code, child.signal, child.ended_s = True, exit_code, number, time.monotonic()
+        if number is not None and number != self._sent.get(child.name):
+            child.told = ""  # it was told to end, and something else ended it
+        self._sent.pop(child.name, None)
+        child.oom = self._ooms.ended(pid, child.ended_s, number == signal.SIGKILL and not child.told)
         self._table.put(child)
-        self._table.remember("exited", child, exit_code=exit_code, signal=number)
+        about = {"told": child.told} if child.told else {}
+        self._table.remember("exited", child, exit_code=exit_code, signal=number, oom=child.oom, **about)
         for kept in self._kept:
             if kept.pid == pid:
                 if not self._stop.is_set():
@@ -208,6 +220,7 @@ class Shim:
             self._table.drop(name)
             raise
         self._table.put(child)
+        self._ooms.look([child.pid], time.monotonic())
         self._table.remember("spawned", child, warm=child.warm)
         early = self._unclaimed.pop(child.pid, None)
         if early is not None:
@@ -251,6 +264,8 @@ class Shim:
         if child is None or child.exited or not child.pid:
             return False
         self._table.remember("signalled", child, signal=int(number), why=why)
+        if number in (signal.SIGTERM, signal.SIGKILL):
+            child.told, self._sent[name] = why or "a reason was not given", int(number)
         return process.signal_session(child.pid, child.start_ticks, number)
 
     # --- requests ---

@@ -35,6 +35,10 @@ class Child:
     exit_code: int | None = None
     signal: int | None = None
     exited: bool = False
+    told: str = ""
+    """Why we sent the signal that ended it; while it runs, the newest that was to end it."""
+    oom: bool | None = None
+    ended_s: float = 0.0
 
     def record(self) -> dict[str, Any]:
         return {"$kind": "ProcessRecord", "$version": RECORD_VERSION, **asdict(self)}
@@ -103,7 +107,7 @@ class Table:
                 path.unlink(missing_ok=True)
                 continue
             if not child.exited:
-                child.exited, child.signal = True, int(signal.SIGKILL)
+                child.exited, child.signal, child.told = True, int(signal.SIGKILL), "its node's shim had ended"
             self.put(child)
         if not process.kill_and_wait(list(left.values()), LEFTOVER_DEADLINE_S):
             raise OSError(f"processes {sorted(pid for pid, _ in left)} of an earlier shim do not end, even by SIGKILL")
@@ -113,7 +117,7 @@ class Table:
 def _read(path: Path) -> Child | None:
     try:
         body = json.loads(path.read_bytes())
-        return Child(**{name: body[name] for name in Child.__slots__})
+        return Child(**{name: body[name] for name in Child.__slots__ if name in body})
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agents import exits
 from agents.awake import Still
 from agents.names import LighthouseName, TrainerName, parse
+from agents.pace import Pace
+from agents.processor import ProcessorUse
 from agents.progress import ProgressFile, milestones
 from agents.settings import Settings
-from supervisor.wire.records import ExitObserved, LighthouseObserved, NodeObserved, ProcessRecord, TrainerObserved
+from agents.stacks import Stacks
+from supervisor.core.spec import HangSpec
+from supervisor.wire import activity
+from supervisor.wire.records import (
+    ExitObserved,
+    LighthouseObserved,
+    NodeObserved,
+    ProcessRecord,
+    Stuck,
+    TrainerObserved,
+)
+
+log = logging.getLogger(__name__)
 
 
 class View:
@@ -26,6 +42,10 @@ class View:
         self._addresses: dict[str, str] = {}
         """Where the gates of this node listen."""
         self._stills: dict[str, Still] = {}
+        self._paces: dict[str, Pace] = {}
+        self._uses: dict[str, ProcessorUse] = {}
+        self._stuck: dict[str, Stuck] = {}
+        self._stacks = Stacks()
         self.gates: dict[str, tuple[str, str]] = {}
         """way -> gate and its node, as this agent has set them and the shim has answered."""
         self.reaches: dict[str, bool] = {}
@@ -50,8 +70,10 @@ class View:
         return True
 
     def drop(self, name: str) -> None:
-        for table in (self.processes, self.progress, self._exits, self._addresses, self._stills):
+        of_files = (self.processes, self.progress, self._exits, self._addresses, self._stills)
+        for table in (*of_files, self._paces, self._uses, self._stuck):
             table.pop(name, None)
+        self._stacks.drop(name)
         way = name.rpartition(".")[0]
         if not any(other.rpartition(".")[0] == way for other in self.processes):
             self.gates.pop(way, None)
@@ -85,6 +107,27 @@ class View:
                 mark = (stat.st_ino, stat.st_mtime_ns)
                 seconds[name] = self._stills.setdefault(name, Still()).look(mark, awake)
         return seconds
+
+    def look_for_hangs(self, limits: Mapping[str, HangSpec], awake: float) -> None:
+        """Whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look."""
+        for name, file in self.progress.items():
+            record, parsed = self.processes[name], parse(name)
+            if not isinstance(parsed, TrainerName):
+                continue
+            pace = self._paces.setdefault(name, Pace())
+            pace.look(awake, file.newest, activity.read(record.folder), self.reaches.get(parsed.way, True))
+            use = self._uses.setdefault(name, ProcessorUse())
+            use.look(awake, record.pid)
+            stuck = pace.stuck(awake, limits.get(parsed.way, HangSpec())) if not record.exited else None
+            if stuck is None:
+                self._stuck.pop(name, None)
+                self._stacks.drop(name)
+                continue
+            # said together: whoever acts on the first ends the process that the second is read from
+            stack = self._stacks.of(name, record.pid, record.folder)
+            if stack and name not in self._stuck:
+                self._stuck[name] = replace(stuck, process=use.state(record.pid), stack=stack)
+                log.warning("%s hangs: no step for %g s, %s", name, stuck.bound_s, stack)
 
     def running_ways(self) -> dict[str, list[str]]:
         """The generations that run here, with their running ranks."""
@@ -135,6 +178,7 @@ class View:
             tuple(sorted(self._addresses.items())),
             tuple(sorted(self.gates.items())),
             tuple(sorted(self.reaches.items())),
+            tuple(sorted(self._stuck)),
             self.announced,
             self.leaving,
         )
@@ -154,6 +198,8 @@ class View:
             progress=progress,
             gate=None if gate is None else gate[0],
             reaches_gate=self.reaches.get(name.way),
+            stuck=self._stuck.get(record.name),
+            compute_s=self._paces[record.name].compute_s if record.name in self._paces else 0.0,
         )
 
     def _lighthouse(self, name: LighthouseName, record: ProcessRecord) -> LighthouseObserved:

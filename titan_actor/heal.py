@@ -84,6 +84,10 @@ class HealState:
                 group.update(peer)
         self._trainer.ntokens_seen = state["ntokens_seen"]
 
+    def finite(self) -> bool:
+        """Whether all of this rank's parameters are finite."""
+        return all(bool(torch.isfinite(local(p).detach()).all()) for own in self._parameters for p in own)
+
     def digest(self) -> str:
         """blake2b of this rank's parameters, optimizer state and learning rates, as hexadecimal."""
         hashed = hashlib.blake2b(digest_size=16)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
+from torchft.manager import _ManagedWork
 from torchtitan.components.dataloader import DataloaderExhaustedError
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
@@ -20,6 +21,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
 from titan_actor import address, admission, gloo, mends
+from titan_actor.activity import ActivityFile
 from titan_actor.checkpoint import Checkpoints, purge
 from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.cursor import Cursor
@@ -38,12 +40,22 @@ class PeersGone(Exception):
     """Started to heal from peers, and met none that is as far as the checkpoint."""
 
 
+class NotFinite(FloatingPointError):
+    """A loss, or a parameter, that is NaN or infinite: no step is committed with it and no checkpoint holds it."""
+
+    def __init__(self, text: str, whose: str) -> None:
+        """`whose`: as Progress.numerics."""
+        super().__init__(text)
+        self.whose = whose
+
+
 class ReplicaTrainer(FaultTolerantTrainer):
     """Builds on construction; `admit` reports built, `train` runs to the end, `close` gives everything back."""
 
     def __init__(self, config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> None:
         self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
         self.seconds = Seconds()
+        self.activity = ActivityFile(launch.rank_dir)
         self._store: Any = None
         self._attempts = 0
         self._commits = 0
@@ -57,6 +69,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._gradient_norm: float | None = None
         self._lr = 0.0
         self._taken = (0, 0)
+        self._waited_s = 0.0
+        """In this attempt, for peers inside a collective."""
         super().__init__(config)
         mends.apply_to("built", self)
         self._watch()
@@ -126,12 +140,14 @@ class ReplicaTrainer(FaultTolerantTrainer):
     def _attempt(self, batches: Iterator[Any]) -> None:
         self._attempts += 1
         self.seconds.begin()
+        self._waited_s = 0.0
         self._committed, self._mean_loss, self._gradient_norm, self._loss, self._taken = False, None, None, None, (0, 0)
         self.step = self.manager.current_step() + 1
         self.heal.snapshot()
         self.gc_handler.run(self._attempts)
         try:
-            self.train_step(batches)
+            with self.activity.during("compute"):
+                self.train_step(batches)
         except DataloaderExhaustedError:
             log.warning("the data is at its end: ending the run")
             self.control.drain(None)
@@ -149,7 +165,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         return loss
 
     def _record(self) -> None:
-        manager, launch = self.manager, self.launch
+        manager = self.manager
         tokens, samples = self._taken
         participants, rank = manager.num_participants(), manager.participating_rank()
         took = self.ledger.step(
@@ -169,6 +185,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._healed = False
         now = self.report.progress
         self.report.update(
+            compute_s=max(0.0, took - sum(self.seconds.total().values()) - self._waited_s),
             phase=self._stepping,
             step=manager.current_step(),
             commits=self._commits,
@@ -179,14 +196,10 @@ class ReplicaTrainer(FaultTolerantTrainer):
             quorum_id=self._quorum_id,
             participants=participants,
         )
-        if self._committed and self._mean_loss is not None and not math.isfinite(self._mean_loss):
-            raise FloatingPointError(
-                f"loss is {self._mean_loss} at step {manager.current_step()} of group {launch.group}"
-            )
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
-            with self.seconds.part("data"):
+            with self.seconds.part("data"), self.activity.during("data"):
                 batch = next(batches)
             labels = batch[1]
             self._taken = (self._taken[0] + labels.numel(), self._taken[1] + labels.shape[0])
@@ -219,16 +232,21 @@ class ReplicaTrainer(FaultTolerantTrainer):
         if busy and not last:
             log.warning("the checkpoint of step %d is left out: the one before is still being written", step)
             return
-        self.checkpoints.wait()
+        with self.activity.during("checkpoint"):
+            self.checkpoints.wait()
         self._wanted = False
         before = self.report.progress.phase
         self.report.update(phase="checkpoint")
         self.cursor.at(step)
-        self.checkpoints.save(step)
-        self.ledger.event("checkpoint_start", step=step)
-        if last:
-            self.checkpoints.wait()
-            self.ledger.event("checkpoint_wait", step=step)
+        if not self.heal.finite():
+            # the gradient that made them so had a finite loss: the next loss would show it, after this checkpoint
+            raise NotFinite(f"parameters are not finite at step {step}", "parameters")
+        with self.activity.during("checkpoint"):
+            self.checkpoints.save(step)
+            self.ledger.event("checkpoint_start", step=step)
+            if last:
+                self.checkpoints.wait()
+                self.ledger.event("checkpoint_wait", step=step)
         self.report.update(phase=before)
 
     def _digest(self) -> None:
@@ -256,6 +274,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
         manager.start_quorum = self._starting(manager.start_quorum)
         manager.wait_quorum = self._waiting(manager.wait_quorum)
         manager.should_commit = self._committing(manager.should_commit)
+        # on the class: on each work it would be a cycle, which holds the gradient until the next collection of garbage
+        _ManagedWork.wait = self._waiting_for_peers(_ManagedWork.wait)
         transport.recv_checkpoint = self.seconds.transfer(transport.recv_checkpoint)
         transport.send_checkpoint = self.seconds.transfer(transport.send_checkpoint)
         self.lr_schedulers.step = self._on_commit_only(self.lr_schedulers.step)
@@ -265,7 +285,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         def start_quorum(*args: Any, **kwargs: Any) -> None:
             if self._commits == 0:
                 self.report.phase("quorum")
-            with self.seconds.waiting():
+            with self.seconds.waiting(), self.activity.during("quorum"):
                 start(*args, **kwargs)
                 if self._commits == 0:
                     self.manager.wait_quorum()
@@ -284,7 +304,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             else:
                 before = self.report.progress.phase
                 self.report.phase("quorum")
-                with self.seconds.waiting():
+                with self.seconds.waiting(), self.activity.during("quorum"):
                     wait()
                 self.report.phase(before)
             if self._quorum_id != self.manager._quorum_id:
@@ -295,7 +315,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
     def _committing(self, commit: Callable[..., bool]) -> Callable[..., bool]:
         def should_commit(*args: Any, **kwargs: Any) -> bool:
             loss = self._share_loss()
-            with self.seconds.part("commit"):
+            self._check_loss(loss)
+            with self.seconds.part("commit"), self.activity.during("commit"):
                 self._committed = commit(*args, **kwargs)
             self._lr = float(self.optimizers.optimizers[0].param_groups[0]["lr"])
             if self._committed:
@@ -304,6 +325,25 @@ class ReplicaTrainer(FaultTolerantTrainer):
             return self._committed
 
         return should_commit
+
+    def _waiting_for_peers(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_for_peers(work: Any, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                with self.activity.during("collective"):
+                    return wait(work, *args, **kwargs)
+            finally:
+                self._waited_s += time.perf_counter() - began
+
+        return wait_for_peers
+
+    def _check_loss(self, mean: float | None) -> None:
+        """Before the commit: the weights that all replicas have are still good. All see the same mean, and end alike."""
+        if mean is None or math.isfinite(mean) or self.manager.errored() is not None:
+            return  # what a failed collective leaves says nothing, and its step is not committed
+        own = float(self._loss)
+        text = f"loss is {mean} at step {self.manager.current_step() + 1}"
+        raise NotFinite(text, "peers" if math.isfinite(own) else "own")
 
     def _share_loss(self) -> float | None:
         """Mean loss of the participants; TorchTitan's own is local at one rank a group and a sum at more."""

@@ -9,12 +9,12 @@ from importlib.metadata import entry_points
 
 import typer
 
-from supervisor.cli import look, runs, system
+from supervisor.cli import hosts, look, policy, runs, system
 from supervisor.cli.common import HOME, Home, app, sentences
 
 __all__ = ["HOME", "Home", "app", "main", "sentences"]
 
-COMMANDS = (system, runs, look)
+COMMANDS = (system, runs, hosts, policy, look)
 """Modules that add their commands to `app` when they are imported."""
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -35,14 +35,24 @@ def nodes(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_js
         show(found, as_json, render.nodes(found))
 
 
-@app.command(epilog="Example: supervisor incidents --run demo")
+@app.command(epilog="Example: supervisor incidents --run demo --shadow")
 def incidents(
-    run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
+    run: Run = "",
+    shadow: Annotated[
+        bool,
+        typer.Option("--shadow", help="Only what would have been done (policy.mode = observe), and what came of it."),
+    ] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+    as_json: Json = False,
 ) -> None:
     """Every failure so far, what was done and why."""
     with opened_mirror(etcd, home, security) as mirror:
         found = client.incidents(mirror, client.choose_run(mirror, run).spec.name)
-        show(found, as_json, render.incidents(found))
+        if shadow:
+            found = [incident for incident in found if incident.shadow]
+        show(found, as_json, render.shadows(found) if shadow else render.incidents(found))
 
 
 @app.command(epilog="Example: supervisor explain i2 --run demo")

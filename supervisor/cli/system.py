@@ -69,11 +69,12 @@ def up(
                 cold=cold,
                 security=checked_file,
                 say=say,
+                on_notice=on_notice,
             )
         )
         what = f"{nodes} local nodes" if nodes else f"service host {name}"
         typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}. Now: supervisor launch RUN.toml")
-        up_module.watch_over(started, say, on_notice)
+        up_module.watch_over(started, say)
 
 
 @app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")

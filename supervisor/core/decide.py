@@ -7,14 +7,17 @@ input. The records in etcd are a projection of the memory that it returns.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from supervisor.core import detect, handover, ladder
+from supervisor.core import breaker, cordons, detect, handover, ladder, repeat, shadow
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
+from supervisor.core.blame import blame
 from supervisor.core.leaving import leave
 from supervisor.core.model import (
     AllocationMemory,
     Decision,
+    Failure,
     GroupMemory,
     GroupPhase,
     Incident,
@@ -30,6 +33,7 @@ from supervisor.core.round import MAX_GIVEN_BACK, Round, is_rider
 from supervisor.core.seat import seat_lighthouse
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
+from supervisor.core.straggler import stragglers
 
 ENDED = ("finished", "stopped", "halted")
 
@@ -49,14 +53,22 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     if memory.phase in ENDED:
         return r.done()
     seat_lighthouse(r)
+    for host in cordons.freed(observed, memory.cordons):
+        r.uncordon(host)
     _note_checkpoint(r)
     _want_allocations(r)
     for g in sorted(r.groups):
         _follow(r, r.groups[g])
     _note_silent(r)
     _note_suspects(r)
+    breaker.look(r)
+    for slow in stragglers(r.groups, r.observed, r.spec):
+        r.wait(slow)
+    hanging = blame(r.groups, r.observed, r.spec)
+    if hanging.held:
+        r.wait(hanging.held)
     for g in sorted(r.groups):
-        _judge(r, r.groups[g])
+        _judge(r, r.groups[g], hanging.groups)
     _wind_down(r)
     leave(r)
     renew(r)
@@ -99,8 +111,10 @@ def _note_suspects(r: Round) -> None:
     signs = (detect.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
     suspects = {sign: r.before.suspects.get(sign, r.now) for sign in signs if sign}
     for since in suspects.values():
-        if r.now < since + detect.engine_word_s(r.spec):
-            r.look_again(since + detect.engine_word_s(r.spec))
+        if r.now < since + detect.engine_word_s(r.observed, r.spec):
+            r.look_again(since + detect.engine_word_s(r.observed, r.spec))
+        elif r.now < since + detect.ENGINE_AWAY_S and (r.observed.engine_listed_at or r.now) < since:
+            r.look_again(r.now + 0.25)
     if suspects != r.before.suspects:
         r.rest["suspects"] = suspects
 
@@ -129,6 +143,7 @@ def _follow(r: Round, group: GroupMemory) -> None:
     if group.phase not in ("starting", "running"):
         return
     ranks = detect.ranks_of(group, r.observed)
+    group = repeat.forget(r, group, ranks)
     incident = r.incidents.get(group.incident)
     if incident is not None and incident.state == "acting" and incident.acted is None and ranks:
         incident = replace(incident, acted=r.now)
@@ -180,16 +195,18 @@ def _follow_fence(r: Round, group: GroupMemory) -> None:
     )  # fmt: skip
 
 
-def _judge(r: Round, group: GroupMemory) -> None:
+def _judge(r: Round, group: GroupMemory, hanging: Collection[int]) -> None:
     """Open or escalate the incident of a group that shows a failure."""
-    failure = detect.failure(group, r.observed, r.spec, r.before)
+    failure = detect.failure(group, r.observed, r.spec, r.before, hanging)
     if failure is None:
         _say_unknown(r, group)
         _close_untouched(r, group)
         return
     if r.full(group.group):
         return
-    step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
+    failure = shadow.or_asked_for(r, group, detect.with_facts(failure, group, r.observed))
+    ranks = detect.ranks_of(group, r.observed)
+    step = max((rank.step for rank in ranks), default=0)
     if r.phase == "stopping":
         _judge_draining(r, group, failure, step)
         return
@@ -198,27 +215,45 @@ def _judge(r: Round, group: GroupMemory) -> None:
         if is_rider(known):
             r.look_again(known.opened + r.spec.policy.silent_timeout_s + 0.001)
         return
+    group = repeat.remember(r, group, failure, ranks)
+    failure = repeat.told(group, failure)
     incident = r.incident_for(group, failure, step)
     group = r.groups[group.group]
     if r.paused:
         r.wait(f"group {group.group}: {failure.evidence[0]}; the run is paused, nothing is done")
         return
-    incident = _same_error(r, incident)
+    if breaker.holds(r, incident.kind):
+        return  # it was opened, and is over by itself if its node comes back
     # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a node.
     tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
-    if incident.kind == Kind.REQUESTED:
+    fault, passed = repeat.programs_fault(r, group, incident), repeat.elsewhere(r, group, incident)
+    at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
+    if fault:
+        incident, choice = repeat.stop(r, incident, fault)
+    elif incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
     elif incident.kind == Kind.ALLOCATION_LOST and nobody_left(r):
         choice = all_lost(r, group)
     elif incident.kind in TAKEN and (successor := r.successor(r.placed_by(group))):
         choice = _succeeded(incident, successor)
+    elif breaker.evicting(r) and incident.kind in breaker.HELD:
+        choice = replace(
+            ladder.choose(
+                incident.kind, group.group, spent={}, budget=r.spec.policy.budget, now=r.now,
+                spare=r.has_spare, at_least=at_least,
+            ), free=True,
+        )  # fmt: skip
     else:
         choice = ladder.choose(
             incident.kind, group.group, spent=r.spent, budget=r.spec.policy.budget, now=r.now,
-            spare=bool(r.spares()), at_least=at_least,
+            spare=r.has_spare, at_least=at_least, passed=passed,
         )  # fmt: skip
-    apply(r, group, incident, choice)
+    if shadow.only_observed(r, incident.kind) and choice.rung != Rung.RIDE_THROUGH:
+        shadow.observe(r, incident, choice)
+    else:
+        incident = shadow.ended(r, incident, failure, step)
+        apply(r, r.groups[group.group], incident, choice)
 
 
 def _succeeded(incident: Incident, successor: str) -> ladder.Choice:
@@ -229,7 +264,7 @@ def _succeeded(incident: Incident, successor: str) -> ladder.Choice:
     return ladder.Choice(Rung.REALLOCATE, f"{ladder.WHY_FIRST[incident.kind]}; {asked}", considered, free=True)
 
 
-def _judge_draining(r: Round, group: GroupMemory, failure: detect.Failure, step: int) -> None:
+def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:
     """A group that fails while it drains is not started again. A hiccup, or a restart that a person asks for, is no
     failure to drain."""
     if failure.kind == Kind.REQUESTED:
@@ -259,21 +294,6 @@ def _close_untouched(r: Round, group: GroupMemory) -> None:
         r.set_group(replace(group, incident=""))
 
 
-def _same_error(r: Round, incident: Incident) -> Incident:
-    """The same error at the same step in every group is the program's fault."""
-    others = [i for i in r.incidents.values() if i.group != incident.group]
-    if (
-        incident.kind == Kind.ERROR
-        and incident.error
-        and len(r.groups) > 1
-        and {i.group for i in others} == set(r.groups) - {incident.group}
-        and all((i.error, i.step_before) == (incident.error, incident.step_before) for i in others)
-    ):
-        incident = replace(incident, kind=Kind.SAME_ERROR)
-        r.set_incident(incident)
-    return incident
-
-
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
     """Do what the rung says, in memory."""
     about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
@@ -291,8 +311,10 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         return
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
-        attempts = group.attempts
+        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="")
         r.restarts_done[group.group] = r.observed.control.restarts[group.group]
+    elif incident.kind == Kind.OOM:
+        group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
     if not choice.free:
         r.draw(choice.rung, group.group)
     delay = 0.0
@@ -316,8 +338,7 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
     expected = leaves or incident.kind == Kind.ALLOCATION_LOST
     host = r.host_of(old)
     if old and not expected:
-        r.cordons[host] = f"incident {incident.id}: {incident.kind.value}"
-        r.act("cordon", f"cordon:{host}:{incident.id}", r.cordons[host], node=old, incident=incident.id)
+        r.cordon(host, old, incident)
     # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import replace
 
-from supervisor.core.model import GateView, GroupMemory, Kind, Memory, Observed, RankView, Verdict
+from supervisor.core import blame, ending, numerics
+from supervisor.core.model import Failure, GateView, GroupMemory, Kind, Memory, Observed, RankView, Verdict
 from supervisor.core.spec import RunSpec
-
-PEERS_GONE_EXIT = 75
-"""As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
-
-
-SIGTERM = 15
-
-TERMINATED_EXIT = 143
-"""As `supervisor.wire.records.TERMINATED`."""
 
 ENGINE_WORD_S = 0.6
 """The leader asks the local engine every 0.25 s: within two such periods it has said that an allocation is gone."""
 
 SLURM_WORD_S = 2.2
-"""As above: Slurm is asked every second. Without its word a job that was cancelled looks like a lost node, whose host is
-cordoned."""
+"""As above: Slurm is asked every second, or less often where its lists take long (Observed.engine_word_s). Without its word
+a job that was cancelled looks like a lost node, whose host is cordoned."""
 
+
+ENGINE_AWAY_S = 10.0
+"""An engine that has not been asked since a sign was seen, because it is away or others' requests come first, is waited for no
+longer: what failed is mended, and at worst a healthy host is cordoned."""
 
 GATE_ETCD_SILENCE_S = 5.0
 """A gate that has not heard etcd for this long goes on only while it hears every admitted group. Its watch asks for a sign
 of life every second and changes streams after 3 s, so this is no hiccup."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One sign that a group failed."""
-
-    kind: Kind
-    evidence: tuple[str, ...]
-    error: str = ""
 
 
 def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec: RunSpec) -> tuple[Verdict, str]:
@@ -95,15 +83,7 @@ def gone(group: int, below: int, node: str, observed: Observed) -> bool:
 def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
     """All ranks of the current generation said that they are finished, and ended with exit code 0."""
     ranks = ranks_of(group, observed)
-    return len(ranks) == world_size and all(_clean(r) for r in ranks)
-
-
-def _clean(rank: RankView) -> bool:
-    return rank.state == "exited" and rank.exit_code == 0 and rank.phase == "finished"
-
-
-def _terminated(rank: RankView) -> bool:
-    return rank.signal == SIGTERM or rank.exit_code == TERMINATED_EXIT
+    return len(ranks) == world_size and all(ending.clean(r) for r in ranks)
 
 
 def suspect(group: GroupMemory, observed: Observed) -> str:
@@ -111,8 +91,10 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return f"lease:{group.node}"
-    if any(r.state == "exited" and _terminated(r) for r in ranks_of(group, observed)):
+    if any(r.state == "exited" and ending.terminated(r) for r in ranks_of(group, observed)):
         return f"term:{group.group}:{group.generation}"
+    if numerics.said(group, observed):
+        return f"nan:{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was
     if under_another(group, observed):
         return f"other:{group.node}:{node.allocation}"
     return ""
@@ -128,27 +110,57 @@ def under_another(group: GroupMemory, observed: Observed) -> str:
     return f"node {group.node} is registered under allocation {node.allocation}, not under {group.allocation}"
 
 
-def engine_word_s(spec: RunSpec) -> float:
+def engine_word_s(observed: Observed, spec: RunSpec) -> float:
     """How long the engine takes to say that it took an allocation away."""
-    return SLURM_WORD_S if spec.allocation.engine == "slurm" else ENGINE_WORD_S
+    usual_s = SLURM_WORD_S if spec.allocation.engine == "slurm" else ENGINE_WORD_S
+    return max(usual_s, observed.engine_word_s)
 
 
 def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> bool:
     """Whether the engine had time to say that it took the allocation away."""
     sign = suspect(group, observed)
-    return not sign or observed.now - memory.suspects.get(sign, observed.now) >= still_to_wait_s(group, observed, spec)
+    if not sign:
+        return True
+    since = memory.suspects.get(sign, observed.now)
+    waited_s = observed.now - since
+    if waited_s < still_to_wait_s(group, observed, spec):
+        return False
+    asked = observed.engine_listed_at
+    silent_s = spec.policy.node_lease_s if _lapsed(group, observed) else 0.0
+    return asked is None or asked >= since - silent_s or waited_s >= ENGINE_AWAY_S
 
 
 def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> float:
     """How long the engine still has for its word, from the first sign on. An agent gives its lease back only when nothing
     runs any more: one that vanished before its ranks had ended was silent for a whole lease, and so long the engine had."""
+    return max(0.0, engine_word_s(observed, spec) - (spec.policy.node_lease_s if _lapsed(group, observed) else 0.0))
+
+
+def _lapsed(group: GroupMemory, observed: Observed) -> bool:
     node = observed.nodes.get(group.node)
-    lapsed = node is not None and not node.registered and any(r.state != "exited" for r in ranks_of(group, observed))
-    return max(0.0, engine_word_s(spec) - (spec.policy.node_lease_s if lapsed else 0.0))
+    return node is not None and not node.registered and any(r.state != "exited" for r in ranks_of(group, observed))
 
 
-def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:
-    """The gravest failure that a group shows now, or None."""
+ON_THE_NODE = {
+    Kind.CRASH, Kind.ERROR, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT, Kind.NODE_LOST, Kind.PEERS_GONE,
+}  # fmt: skip
+"""What the state of the machine may explain."""
+EXPLAINS_NOTHING = {"clock_unsynchronised"}
+
+
+def with_facts(failure: Failure, group: GroupMemory, observed: Observed) -> Failure:
+    """With what its node's agent says of the machine, as further evidence."""
+    node = observed.nodes.get(group.node)
+    if node is None or failure.kind not in ON_THE_NODE:
+        return failure
+    sentences = (f"on its node: {said}" for kind, said in sorted(node.facts.items()) if kind not in EXPLAINS_NOTHING)
+    return replace(failure, evidence=(*failure.evidence, *sentences))
+
+
+def failure(
+    group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, hanging: Collection[int] = ()
+) -> Failure | None:
+    """The gravest failure that a group shows now, or None. `hanging`: the groups that are to blame for a hang."""
     if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
         return None
     node = observed.nodes.get(group.node)
@@ -166,11 +178,13 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
         return Failure(Kind.NODE_LOST, (sentence,))
     if group.phase == "placing":
         return None
-    exited = _exit_failure(ranks_of(group, observed))
+    exited = ending.ended(ranks_of(group, observed))
     if exited is not None:
-        return exited
+        return numerics.judged(exited, group, memory, observed)
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
+    if group.group in hanging:
+        return Failure(Kind.HANG, blame.evidence(group, observed))
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
         return silence
@@ -180,22 +194,6 @@ def failure(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     if group.phase == "starting" and told and observed.now - since > spec.policy.start_timeout_s:
         return Failure(Kind.START_TIMEOUT, (f"no commit {spec.policy.start_timeout_s:g} s after its start",))
     return None
-
-
-def _exit_failure(ranks: tuple[RankView, ...]) -> Failure | None:
-    # The first cause, not its echo: a rank with a code or signal of its own before those that were told to end.
-    bad = [r for r in ranks if r.state == "exited" and not _clean(r)]
-    if not bad:
-        return None
-    first = min(bad, key=lambda r: (_terminated(r), r.error == "", r.rank))
-    if _terminated(first):
-        return Failure(Kind.CRASH, (f"rank {first.rank} was ended by a SIGTERM that is not ours",), first.error)
-    if first.signal is not None:
-        return Failure(Kind.CRASH, (f"rank {first.rank} ended by signal {first.signal}",), first.error)
-    if first.exit_code == PEERS_GONE_EXIT:
-        return Failure(Kind.PEERS_GONE, (f"rank {first.rank} was to heal from its peers and found none",))
-    said = f": {first.error}" if first.error else " before it was finished" if first.exit_code == 0 else ""
-    return Failure(Kind.ERROR, (f"rank {first.rank} exited with code {first.exit_code}{said}",), first.error)
 
 
 def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:

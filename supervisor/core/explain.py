@@ -12,7 +12,7 @@ DONE = {
     Rung.STOP: "The run was halted: a person has to look.",
 }
 
-LEFT = "The group left its node before the engine took it away; no host was cordoned and no budget drawn."
+LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 
 
 def explain(incident: Incident) -> list[str]:
@@ -23,10 +23,11 @@ def explain(incident: Incident) -> list[str]:
         "What was seen:",
         *(f"  - {sentence}" for sentence in incident.evidence),
         "",
-        f"What was done: rung {incident.rung.value} ({incident.rung.name.lower().replace('_', ' ')}).",
-        f"  {LEFT if (incident.kind, incident.rung) == (Kind.LEAVING, Rung.REPLACE) else DONE[incident.rung]}",
+        *_done(incident),
         f"Why: {incident.reason or 'nothing was decided yet'}.",
     ]
+    if incident.trace:
+        lines += ["The traceback:", *(f"  {line}" for line in incident.trace.splitlines())]
     if incident.considered:
         lines += ["What else was considered:", *(f"  - {sentence}" for sentence in incident.considered)]
     lines += ["", f"State: {incident.state}."]
@@ -36,3 +37,15 @@ def explain(incident: Incident) -> list[str]:
         if at is not None:
             lines.append(f"{name} {at - incident.opened:.2f} s after it was detected.")
     return lines
+
+
+def _done(incident: Incident) -> list[str]:
+    rung = f"rung {incident.rung.value} ({incident.rung.name.lower().replace('_', ' ')})"
+    if incident.shadow:
+        ends = {"recovered": "It recovered by itself.", "halted": "It did not recover by itself."}
+        return [
+            f"What would have been done: {rung}. The policy was only to observe.",
+            f"  {ends.get(incident.state, '')}",
+        ]
+    left = (incident.kind, incident.rung) == (Kind.LEAVING, Rung.REPLACE)
+    return [f"What was done: {rung}.", f"  {LEFT if left else DONE[incident.rung]}"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from supervisor.core import detect
 from supervisor.core.ladder import WHY_FIRST, Choice
-from supervisor.core.model import GroupMemory, Kind, Rung
+from supervisor.core.model import Failure, GroupMemory, Kind, Rung
 from supervisor.core.round import Round
 
 AHEAD_S = 10.0
@@ -155,19 +155,21 @@ def ended(r: Round, group: GroupMemory) -> bool:
 def off(r: Round, group: GroupMemory, why: str) -> None:
     """Take a group from its node: the next generation is started elsewhere, once this one is proved gone.
 
-    An incident that is open already goes on; else one says why it moves.
+    An incident that something was decided about goes on; else one says why it moves, be it that which was only opened while
+    the run was paused.
     """
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
     after = group.generation + 1 if group.phase in ("starting", "running") else group.generation
     known = r.incidents.get(group.incident)
-    incident = known or r.incident_for(group, detect.Failure(Kind.LEAVING, (why,)), step)
-    if known is None:
+    if known is None or known.decided is None:
+        incident = r.incident_for(group, Failure(Kind.LEAVING, (why,)), step)
         incident = r.decide_incident(incident, Choice(Rung.REPLACE, f"{WHY_FIRST[Kind.LEAVING]}: {why}", ()), after)
     else:
         note = f"restart: {why}"
         passed = known.rung < Rung.REPLACE and note not in known.considered
         considered = (*known.considered, note) if passed else known.considered
-        r.set_incident(replace(known, generation_after=after, considered=considered))
+        incident = replace(known, generation_after=after, considered=considered)
+        r.set_incident(incident)
     r.set_group(
         replace(
             group, generation=after, phase="fencing", since=r.now, node="", host="", old_node=group.node,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from supervisor.core import budget as budgets
+from supervisor.core.cordons import barred
 from supervisor.core.detect import gone
 from supervisor.core.model import GroupMemory, Memory, Observed, Rung
 from supervisor.core.spec import RunSpec
@@ -17,7 +18,7 @@ def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec)
     for g, group in after.groups.items():
         old = before.groups.get(g)
         if old is not None:
-            found += _generation(old, group) + _moved(old, group, observed)
+            found += _generation(old, group) + _moved(old, group, observed) + _cordoned(old, group, after, observed)
     return found
 
 
@@ -92,3 +93,11 @@ def _moved(old: GroupMemory, new: GroupMemory, observed: Observed) -> list[str]:
     if old.phase == "placing" or fenced or gone(new.group, new.generation, left, observed):
         return []
     return [f"I5: group {new.group} starts on {new.node} while its old generation on {left} may still run"]
+
+
+def _cordoned(old: GroupMemory, new: GroupMemory, after: Memory, observed: Observed) -> list[str]:
+    if new.phase != "starting" or not new.node or new.node == old.node:
+        return []
+    host = new.host or new.node
+    why = barred(observed, after.cordons).get(host, "")
+    return [f"I20: group {new.group} is placed on {new.node}, whose host {host} is cordoned: {why}"] if why else []

@@ -12,10 +12,13 @@ from supervisor.core.spec import BudgetSpec
 FIRST_RUNG: Mapping[Kind, Rung] = {
     Kind.SILENT: Rung.RIDE_THROUGH,
     Kind.CRASH: Rung.RESTART,
+    Kind.OOM: Rung.RESTART,
     Kind.ERROR: Rung.RESTART,
     Kind.PEERS_GONE: Rung.RESTART,
     Kind.START_TIMEOUT: Rung.RESTART,
     Kind.STALLED: Rung.RESTART,
+    Kind.HANG: Rung.RESTART,
+    Kind.NUMERICS: Rung.REPLACE,
     Kind.REQUESTED: Rung.RESTART,
     Kind.NODE_LOST: Rung.REPLACE,
     Kind.ALLOCATION_LOST: Rung.REALLOCATE,
@@ -26,15 +29,18 @@ FIRST_RUNG: Mapping[Kind, Rung] = {
 WHY_FIRST: Mapping[Kind, str] = {
     Kind.SILENT: "the quorum goes on without it, and its node still lives",
     Kind.CRASH: "a process ended and its node lives: starting it again there is the cheapest cure",
+    Kind.OOM: "its node lives; with the same memory it may end the same way, and then another node is tried",
     Kind.ERROR: "a process ended and its node lives: starting it again there is the cheapest cure",
     Kind.PEERS_GONE: "it found no peer to heal from: started again, it resumes from the newest checkpoint",
     Kind.START_TIMEOUT: "it never committed: one more start may, and is the cheapest thing to try",
     Kind.STALLED: "its node lives, and it has been silent for longer than a hiccup lasts",
+    Kind.NUMERICS: "its numbers were not finite while the others' were: its hardware is suspect",
+    Kind.HANG: "its node lives: starting its processes again is the cheapest thing that ends a hang",
     Kind.REQUESTED: "a person asked for it",
     Kind.NODE_LOST: "its node is gone, nothing can be started there",
     Kind.ALLOCATION_LOST: "the engine took its allocation away",
     Kind.LEAVING: "its node is about to be taken away: it is left before",
-    Kind.SAME_ERROR: "every group ended with the same error: starting them again would end the same way",
+    Kind.SAME_ERROR: "the same error comes back wherever it is started: starting it again would end the same way",
 }
 
 
@@ -58,15 +64,17 @@ def choose(
     now: float,
     spare: bool,
     at_least: Rung = Rung.RIDE_THROUGH,
+    passed: str = "",
 ) -> Choice:
     """The cheapest rung that this kind may take and that has budget left.
 
-    `at_least` is the rung below which this incident may not go again (it has tried). A rung is never skipped without a
-    sentence in `considered`.
+    `at_least` is the rung below which this incident may not go, and `passed` is why (it has tried). A rung is never
+    skipped without a sentence in `considered`.
     """
     first = FIRST_RUNG[kind]
     considered: list[str] = []
-    considered += [f"{Rung(passed).name.lower()}: this incident is past it" for passed in range(first, at_least)]
+    why = passed or "this incident is past it"
+    considered += [f"{Rung(skipped).name.lower()}: {why}" for skipped in range(first, at_least)]
     rung = max(first, at_least)
     while rung < Rung.STOP:
         if rung == Rung.RIDE_THROUGH:

@@ -1,4 +1,5 @@
-"""Nodes that are about to be taken away by the engine's own will (ADR 8): drained, or near their time limit.
+"""Nodes that are about to be taken away by the engine's own will (ADR 8): drained, or near their time limit; and those of
+a host that a person drains (ADR 9).
 
 Such a node takes no group any more. A successor is asked for at once, the groups move one at a time while another
 trains that they can heal from, and where that can't be, all are handed over through a checkpoint (`handover.py`). None
@@ -7,16 +8,22 @@ of it is a failure: no budget is drawn and no host cordoned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
+from supervisor.core import budget as budgets
 from supervisor.core import detect, handover
 from supervisor.core.ladder import WHY_FIRST
-from supervisor.core.model import AllocationMemory, GroupMemory, Kind
+from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung
 from supervisor.core.round import Round
 
 ASKED_A_ROUND = 15
 """Successors that one round asks for: two operations each, beside what placing costs; a transaction holds 100."""
+
+
+SUCCESSORS_A_NODE = 6
+"""Within the budgets' window (an hour), free of budget. Hosts are drained one after the other for maintenance now and then;
+a time limit that is shorter comes back at once."""
 
 
 def leave(r: Round) -> None:
@@ -50,10 +57,16 @@ def leave(r: Round) -> None:
 
 
 def leaving_allocations(r: Round) -> dict[str, str]:
-    """Wanted allocations that are about to be taken away, and why."""
-    found = {g.key: g.leaving for g in r.observed.grants.values() if g.leaving and g.state == "granted"}
+    """Wanted allocations that are to be left, and why."""
+    drained = {host: cordon.drain for host, cordon in r.observed.cordons.items() if cordon.drain}
+    found = {}
+    if drained:
+        found = {n.allocation: drained.get(n.machine, "") for n in r.observed.nodes.values() if n.registered}
+    found |= {g.key: g.leaving for g in r.observed.grants.values() if g.leaving and g.state == "granted"}
     found |= {n.allocation: n.leaving for n in r.observed.nodes.values() if n.leaving and n.registered}
-    return {key: why for key, why in found.items() if key in r.allocations and r.allocations[key].state == "wanted"}
+    return {
+        key: why for key, why in found.items() if why and key in r.allocations and r.allocations[key].state == "wanted"
+    }
 
 
 def _there(r: Round, allocation: AllocationMemory) -> bool:
@@ -66,7 +79,8 @@ def _there(r: Round, allocation: AllocationMemory) -> bool:
 
 
 def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> None:
-    """One for each, once. A successor that leaves before it got a group waits for its own: else a time limit shorter than
+    """One for each, once. A successor that leaves before it got a group waits for its own, and one that leaves soon after it
+    was asked for is, after many of its kind, replaced at the budget of allocations: else a time limit that is not well above
     its warning would ask for ever more."""
     successors = {a.successor for a in r.allocations.values() if a.successor}
     asked = 0
@@ -74,17 +88,32 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
         before = r.allocations[key]
         after = before if before.leaving_since is not None else replace(before, leaving_since=r.now)
         not_before = before.since + r.spec.allocation.slurm.warn_s
-        early = key in successors and key not in held and r.now < not_before
-        if early and not before.successor:
-            r.wait(f"allocation {key} took another's place and is leaving already: {words[key]}", until=not_before)
+        hasty = key in successors and not before.successor and r.now < not_before
+        early = hasty and key not in held
+        paid = hasty and not early and _many(r, successors)
+        if paid and budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, 0, r.now) == 0:
+            early, paid = True, False
+        if early:
+            about = f"allocation {key} took another's place and is leaving already: {words[key]}"
+            r.wait(f"{about}; is its time limit well above the warning (allocation.slurm.warn_s)?", until=not_before)
         if asked == ASKED_A_ROUND and (after != before or not (before.successor or early)):
             r.look_again(r.now)
             return
         if not (before.successor or early):
-            after = replace(after, successor=r.acquire(f"allocation {key} is leaving: {words[key]}"))
+            if paid:
+                r.draw(Rung.REALLOCATE, 0)
+            rung = Rung.REALLOCATE if paid else None
+            after = replace(after, successor=r.acquire(f"allocation {key} is leaving: {words[key]}", rung=rung))
         if after != before:
             r.set_allocation(after)
             asked += 1
+
+
+def _many(r: Round, successors: Set[str]) -> bool:
+    """Whether more successors were asked for lately than drains and long time limits need."""
+    since = r.now - r.spec.policy.budget.window_s
+    lately = sum(a.since > since for a in r.allocations.values() if a.key in successors)
+    return lately >= SUCCESSORS_A_NODE * (r.spec.allocation.nodes + r.spec.allocation.spares)
 
 
 def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:

@@ -23,10 +23,12 @@ class Kind(StrEnum):
 
     CRASH = "crash"
     """A signal ended a rank."""
+    OOM = "oom"
+    """The kernel killed a rank for memory."""
     ERROR = "error"
     """A rank exited with a code of its own."""
     SAME_ERROR = "same_error"
-    """Every group ended with the same error: the program's fault, not a machine's."""
+    """The same error in every group, or again and again in one: the program's fault, not a machine's."""
     PEERS_GONE = "peers_gone"
     """A rank that was to heal from its peers found none."""
     START_TIMEOUT = "start_timeout"
@@ -39,6 +41,10 @@ class Kind(StrEnum):
     ALLOCATION_LOST = "allocation_lost"
     LEAVING = "leaving"
     """No failure: its node is about to be taken away by the engine's own will, and is left before."""
+    NUMERICS = "numerics"
+    """A number that is not finite, in this group alone: its hardware is suspect."""
+    HANG = "hang"
+    """A rank's step takes far longer than it did, and it is not one that waits for others."""
     REQUESTED = "requested"
     """A person asked for a restart."""
 
@@ -65,6 +71,18 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StuckView:
+    """As `supervisor.wire.records.Stuck`."""
+
+    activity: str
+    activity_s: float = 0.0
+    bound_s: float = 0.0
+    usual_s: float = 0.0
+    process: str = ""
+    stack: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
     """One rank as its node's agent reports it."""
 
@@ -75,6 +93,19 @@ class RankView:
     exit_code: int | None = None
     signal: int | None = None
     error: str = ""
+    """Type and message of the exception that ended it, as far as it left them."""
+    trace: str = ""
+    """The traceback of that, its newest frames."""
+    last_words: str = ""
+    """What the end of its log says."""
+    told: str | None = None
+    """Why the node's own supervisor sent the signal that ended it; empty: it sent none. None: not known."""
+    oom: bool | None = None
+    """Whether the kernel killed for memory where it ran, shortly before its end. None: not known."""
+    kernel: str = ""
+    """What the kernel's log says of that."""
+    ended_s: float = 0.0
+    """By its node's clock: says which of the node's ranks ended first. 0: not known."""
     phase: str = "starting"
     step: int = 0
     commits: int = 0
@@ -84,6 +115,12 @@ class RankView:
     gate: str | None = None
     """Where its forwarder passes on to; empty: it has cut. None: its agent has not said."""
     reaches_gate: bool | None = None
+    numerics: str = ""
+    """It failed because of a number that is not finite; as `supervisor.wire.records.Progress.numerics`."""
+    compute_s: float = 0.0
+    """Median of what its last steps took it alone, without waits for others; 0: not known yet."""
+    stuck: StuckView | None = None
+    """Its step has taken longer than its agent has learned that it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +136,11 @@ class NodeView:
     allocation: str = ""
     role: Literal["trainer", "service"] = "trainer"
     slots: int = 1
+    warm: bool = False
+    """Its warm process is ready: a group starts there without importing anything first."""
     ranks: tuple[RankView, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What holds on the machine now, as its agent says: kind -> a sentence."""
     lighthouses_ended: tuple[int, ...] = ()
     """Generations of the run's lighthouse that ran here and have ended."""
 
@@ -149,6 +190,20 @@ class ControlView:
     because: str = ""
     down: int = 0
     """How often a person said that a lost lighthouse's host, and the trainers on its side, are down."""
+    evictions: int = 0
+    """How often a person said that lost nodes are to be given up, however many they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CordonView:
+    """What keeps groups away from a host."""
+
+    why: str = ""
+    """Why it is barred for every run; empty: it is not."""
+    drain: str = ""
+    """Why what runs there is to leave it; empty: it may stay."""
+    ours: bool = False
+    """An incident of this run is held against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +218,45 @@ class Observed:
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     gate: GateView | None = None
     grants: Mapping[str, Grant] = field(default_factory=dict)
+    engine_listed_at: float | None = None
+    """When the engine's newest list that is written began, on the run clock. None: not known."""
+    engine_word_s: float = 0.0
+    """How long the run's engine takes now to say that it took an allocation away, when it is slower than usual."""
     control: ControlView = field(default_factory=ControlView)
+    cordons: Mapping[str, CordonView] = field(default_factory=dict)
+    """By host: those that a person cordoned, and those that incidents of any run are held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One sign that a group failed."""
+
+    kind: Kind
+    evidence: tuple[str, ...]
+    error: str = ""
+    trace: str = ""
+    same: str = ""
+    """Equal for two that ended in the same way, whatever addresses or ports they name; empty: not comparable."""
 
 
 # --- memory ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """How a group ended last, and how often in a row. Forgotten when it commits a step past it."""
+
+    same: str
+    """As in Failure."""
+    step: int
+    """Newest committed step, or that of the checkpoint it began with."""
+    generation: int
+    trained: bool
+    """It had committed by itself, the last time or one before."""
+    times: int = 1
+    hosts: tuple[str, ...] = ()
+    """Where, each once, in order."""
+
 
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
 
@@ -199,6 +289,10 @@ class GroupMemory:
     checkpoint: Checkpoint | None = None
     """What the current generation was started with."""
     resume: Literal["disk", "peers"] = "disk"
+    seen: Seen | None = None
+    oom_at: float | None = None
+    """When it was last killed for memory, on the run clock. None: never since a person resumed the run."""
+    oom_host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +344,10 @@ class Incident:
     """Newest committed step of the group when it failed."""
     error: str = ""
     """The error text that the rank left, if any."""
+    shadow: bool = False
+    """Only observed: nothing was done, and `rung` is what would have been. Recovered: by itself."""
+    trace: str = ""
+    """The traceback of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +389,7 @@ class Memory:
     """Open ones only; the others live in their records."""
     incidents_seen: int = 0
     cordons: Mapping[str, str] = field(default_factory=dict)
-    """Host -> why it is given no group any more."""
+    """Host -> the incident of this run for which it is given no group of it any more, until a person frees it."""
     spent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Budget scope -> instants at which it was drawn on."""
     all_lost_at: float | None = None
@@ -301,6 +399,11 @@ class Memory:
     restarts_done: Mapping[int, int] = field(default_factory=dict)
     resumes_done: int = 0
     downs_done: int = 0
+    evictions_done: int = 0
+    evict_until: float | None = None
+    """A person has said that lost nodes are to be given up, however many they are: until then."""
+    breaker_since: float | None = None
+    """Since when lost nodes are held, because they are too many to be the nodes' fault. None: they are not."""
     lighthouse: Lighthouse = field(default_factory=Lighthouse)
     checkpoint: Checkpoint | None = None
     suspects: Mapping[str, float] = field(default_factory=dict)
@@ -321,6 +424,7 @@ class Action:
         "fence",
         "place",
         "cordon",
+        "uncordon",
         "acquire",
         "release",
         "lighthouse",
@@ -332,6 +436,9 @@ class Action:
         "checkpoint",
         "move",
         "hand_over",
+        "observe",
+        "hold",
+        "let_go",
     ]
     key: str
     reason: str
@@ -340,6 +447,18 @@ class Action:
     node: str = ""
     rung: Rung | None = None
     incident: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """An incident that is held against a host: it made a group of the run leave it. A record of its own, for all runs."""
+
+    host: str
+    run: str
+    incident: str
+    kind: Kind
+    at: float
+    """On the run clock, which is one for all runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,4 +471,6 @@ class Decision:
     """One sentence for each thing that is not done yet."""
     incidents: tuple[Incident, ...] = ()
     """Those that changed."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """New ones."""
     look_again_at: float | None = None

@@ -45,7 +45,8 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     unplaced = [g for g in waiting if g.phase == "unplaced"]
     if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
         return True
-    since = min((a.since for a in r.allocations.values()), default=r.now)
+    # of what is wanted now: a run that was resumed has released ones, as old as it is itself
+    since = min((a.since for a in r.allocations.values() if a.state == "wanted"), default=r.now)
     deadline = since + r.spec.policy.allocation_timeout_s
     pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
     hope = not refused or len(free) + len(pending) >= least
@@ -56,6 +57,13 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
         return True
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
         r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
+        return False
+    queued = r.queued()
+    if len(free) + len(queued) >= least:
+        r.wait(
+            f"{len(free)} of {len(unplaced)} nodes are there (at least {least} are needed); {len(queued)} wait in the engine's "
+            f"queue{r.engines_word(queued[0].key)}"
+        )
         return False
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
     r.halt(f"{len(free)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)

@@ -5,16 +5,18 @@ Mutable, but it lives only inside one call of `decide`: what goes in and what co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from supervisor.core import budget as budgets
-from supervisor.core.detect import Failure
+from supervisor.core import cordons
 from supervisor.core.ladder import FIRST_RUNG, Choice
 from supervisor.core.model import (
     Action,
     AllocationMemory,
     Decision,
+    Failure,
     GroupMemory,
     Incident,
     Kind,
@@ -22,6 +24,7 @@ from supervisor.core.model import (
     NodeView,
     Observed,
     Rung,
+    Suspicion,
 )
 from supervisor.core.spec import RunSpec
 
@@ -46,10 +49,12 @@ class Round:
         self.incidents: dict[str, Incident] = dict(memory.incidents)
         self.changed: dict[str, Incident] = {}
         self.cordons = dict(memory.cordons)
+        self._barred_for_all = cordons.barred(observed, {})
         self.spent = dict(memory.spent)
         self.restarts_done = dict(memory.restarts_done)
         self.rest: dict[str, Any] = {}
         self.seen = memory.incidents_seen
+        self.suspicions: list[Suspicion] = []
         self.actions: list[Action] = []
         self.waits: list[str] = []
         self._wake: list[float] = []
@@ -92,16 +97,36 @@ class Round:
         return {g.node for g in self.groups.values() if g.node and g.phase != "finished"}
 
     def spares(self) -> list[str]:
-        """Healthy nodes of our allocations that no group holds and no cordon bars, by name."""
+        """Healthy nodes of our allocations that no group holds and no cordon bars: those that are warm first, then by name."""
+        return list(self._spares())
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether there is any: one failure after the other asks, and looks at no more of them than it needs."""
+        return any(True for _ in self._spares())
+
+    def _spares(self) -> Iterator[str]:
         if self._candidates is None:
             held = self.taken()
-            self._candidates = sorted(
-                n.name
+            free = (
+                n
                 for n in self.observed.nodes.values()
                 if n.registered and n.role == "trainer" and n.name not in held and self._usable(n)
             )
-        held = self._held_now
-        return [name for name in self._candidates if name not in held and self.host_of(name) not in self.cordons]
+            self._candidates = [n.name for n in sorted(free, key=lambda n: (not n.warm, n.name))]
+        held, bars = self._held_now, bool(self.cordons or self._barred_for_all)
+        for name in self._candidates:
+            if name not in held and not (bars and self.is_barred(self.host_of(name))):
+                yield name
+
+    def is_barred(self, host: str) -> bool:
+        """Whether a cordon keeps new groups away from it: one of this run's own, or one for every run."""
+        return host in self.cordons or host in self._barred_for_all
+
+    def drained(self, host: str) -> str:
+        """Why a person has its groups leave a host; empty when they may stay."""
+        cordon = self.observed.cordons.get(host)
+        return cordon.drain if cordon is not None else ""
 
     def _usable(self, node: NodeView) -> bool:
         allocation = self.allocations.get(node.allocation)
@@ -123,12 +148,14 @@ class Round:
         return {self.placed_by(g) for g in there}
 
     def leaving(self, node: str) -> str:
-        """Why the engine is about to take a node away; empty when it is not."""
+        """Why a node is to be left: the engine is about to take it away, or a person drains its host. Empty: it may stay."""
         view = self.observed.nodes.get(node)
         if view is not None and view.leaving:
             return view.leaving
         grant = self.observed.grants.get(self.allocation_of(node))
-        return grant.leaving if grant is not None and grant.state == "granted" else ""
+        if grant is not None and grant.state == "granted" and grant.leaving:
+            return grant.leaving
+        return self.drained(self.host_of(node)) if self.observed.cordons else ""
 
     def successor(self, key: str) -> str:
         """The allocation that was asked for in a leaving one's place, if it still may serve for it."""
@@ -174,13 +201,19 @@ class Round:
         """Wanted allocations that have not brought a usable node yet."""
         return [a for a in self.allocations.values() if a.state == "wanted" and not self._delivered(a)]
 
+    def queued(self) -> list[AllocationMemory]:
+        """Wanted allocations that the engine has taken on and not granted yet: to ask anew would only lose their place."""
+        grants = self.observed.grants
+        wanted = [a for a in self.allocations.values() if a.state == "wanted" and a.key in grants]
+        return [a for a in wanted if grants[a.key].state == "pending" and grants[a.key].engine_id]
+
     def _delivered(self, allocation: AllocationMemory) -> bool:
         grant = self.observed.grants.get(allocation.key)
         if grant is None or grant.state == "pending":
             return False
         if grant.state in ("gone", "refused"):
             return True
-        if allocation.key in self.here() or any(self.host_of(node) in self.cordons for node in grant.nodes):
+        if allocation.key in self.here() or any(self.is_barred(self.host_of(node)) for node in grant.nodes):
             return True
         # Granted, but its node does not come, or came and went: after a while nobody waits for it any more.
         since = allocation.unheard_since if allocation.unheard_since is not None else self.now
@@ -233,7 +266,11 @@ class Round:
             if known.kind == failure.kind and known.evidence == failure.evidence:
                 return known
             evidence = (*known.evidence, *(e for e in failure.evidence if e not in known.evidence))
-            incident = replace(known, kind=failure.kind, evidence=evidence[-8:], error=failure.error or known.error)
+            # An end has its own text, or none: that of an earlier one says nothing of it.
+            newest = failure if failure.kind in (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.NUMERICS) else known
+            incident = replace(known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace)
+            if incident == known:
+                return known
         else:
             self.seen += 1
             incident = Incident(
@@ -249,6 +286,7 @@ class Round:
                 opened=self.now,
                 step_before=step,
                 error=failure.error,
+                trace=failure.trace,
             )
             self.set_group(replace(group, incident=incident.id))
         self.set_incident(incident)
@@ -282,7 +320,7 @@ class Round:
             state="wanted",
             since=self.now,
             reason=reason,
-            exclude=tuple(sorted(unheard | self.cordons.keys())),
+            exclude=tuple(sorted(unheard | self.cordons.keys() | self._barred_for_all.keys())),
             instead_of=instead_of,
         )
         self.act("acquire", f"acquire:{key}", reason, rung=rung)
@@ -296,8 +334,24 @@ class Round:
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
             self.allocations[key] = replace(allocation, state="released", since=self.now)
-            self._candidates = None
+            if self._candidates is not None:
+                nodes = self.observed.nodes
+                self._candidates = [name for name in self._candidates if nodes[name].allocation != key]
             self.act("release", f"release:{key}", reason)
+
+    def cordon(self, host: str, node: str, incident: Incident) -> None:
+        """Hold an incident against a host. What befalls more groups of the run there is the same trouble: counted once."""
+        if host not in self.cordons:
+            self.suspicions.append(
+                Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
+            )
+        self.cordons[host] = f"incident {incident.id}: {incident.kind.value}"
+        self.act("cordon", f"cordon:{host}:{incident.id}", self.cordons[host], node=node, incident=incident.id)
+
+    def uncordon(self, host: str) -> None:
+        """A person has freed it."""
+        was = self.cordons.pop(host)
+        self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by a person ({was})")
 
     def halt(self, reason: str, incident: Incident | None) -> None:
         """Rung 4: drain what still runs, then stop, and say why."""
@@ -334,6 +388,7 @@ class Round:
             actions=tuple(self.actions),
             waits=tuple(self.waits),
             incidents=tuple(self.changed.values()),
+            suspicions=tuple(self.suspicions),
             look_again_at=wake,
         )
 

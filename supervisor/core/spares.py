@@ -107,15 +107,17 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
     when it is of use."""
     grant = r.observed.grants.get(allocation.key)
     timeout_s = r.spec.policy.allocation_timeout_s
-    if grant is None:
-        return "", 0.0, True
+    if grant is None or grant.state == "pending":
+        # The engine was told to leave that host out, and would for as long as it has nothing else to give.
+        host = _free_again(r, allocation)
+        return (f"it was asked for without host {host}, which is free again" if host else ""), 0.0, True
     if grant.state == "gone":
         word = f": {grant.reason}" if grant.reason else ""
         return f"the engine took it{word}", allocation.since + timeout_s, False
     if grant.state != "granted":
         return "", 0.0, True
     hosts = {r.host_of(node) for node in grant.nodes}
-    if hosts and hosts <= r.cordons.keys():
+    if hosts and all(r.is_barred(host) for host in hosts):
         # One that it was told not to give it may give for ever.
         told = any(host in allocation.exclude for host in hosts)
         return f"its host {sorted(hosts)[0]} was cordoned meanwhile", 0.0, not told
@@ -123,3 +125,9 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         about = f"its node did not register within {timeout_s:g} s"
         return about, allocation.unheard_since + timeout_s, False
     return "", 0.0, True
+
+
+def _free_again(r: Round, allocation: AllocationMemory) -> str:
+    """A host that it was asked for without, and from which nothing keeps groups away any more."""
+    unheard = {host for a in r.allocations.values() for host in a.unheard}
+    return next((h for h in allocation.exclude if h not in unheard and not r.is_barred(h)), "")

@@ -82,7 +82,10 @@ class SlurmSpec:
         300, "Slurm warns a job this long before its limit: time for a successor to start and heal, or for a checkpoint"
     )
     flags: tuple[str, ...] = setting((), 'further flags of sbatch, as ["--reservation=llm"]')
-    setup: str = setting("", 'shell lines before the agent starts, as "module load python"')
+    setup: str = setting(
+        "",
+        'shell lines before the agent starts, as "module load python"; never a secret: source a file that only you can read',
+    )
     agent_command: str = setting(
         "", "what starts the agent, as in a container; by default that of the supervisor's own environment"
     )
@@ -141,15 +144,52 @@ class BudgetSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangSpec:
+    """When a step has taken too long: `factor` times what it usually takes on that rank, within these bounds."""
+
+    factor: float = setting(10.0, "a step five times as slow is a neighbour's noise; ten times is none that was seen")
+    at_least_s: float = setting(
+        30.0, "longer than survivors of a lost peer wait: join_timeout and process_group_timeout, twice"
+    )
+    at_most_s: float = setting(
+        1800.0,
+        "for what has not been learned yet: the first steps compile, the first checkpoint of a large model is slow",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakerSpec:
+    """Many nodes lost at once: hold, and have a person look, instead of giving them all up."""
+
+    share: float = setting(0.2, "a fifth of the nodes do not fail by themselves at once: a switch or a store did")
+    at_least: int = setting(5, "below this many a share says nothing")
+    window_s: float = setting(
+        60.0, "a switch takes its nodes within seconds, and their leases lapse within seconds more"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicySpec:
     """When to do what."""
 
+    mode: Literal["act", "observe"] = setting(
+        "act", "observe: decide and write down, and do nothing; for a first week beside what you have"
+    )
+    observe: tuple[str, ...] = setting(
+        (), "kinds of failure that are only observed whatever the mode is, as `supervisor incidents` names them"
+    )
     budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
+    hang: HangSpec = setting(HangSpec, "see [policy.hang]")
+    breaker: BreakerSpec = setting(BreakerSpec, "see [policy.breaker]")
     backoff_first_s: float = setting(1.0, "pause before the second restart in a row; the first has none")
     backoff_max_s: float = setting(60.0, "a minute keeps a restart loop cheap without adding much to a real recovery")
     healthy_after_s: float = setting(120.0, "a group that ran this long since its incident starts again at no backoff")
     silent_timeout_s: float = setting(
         30.0, "a stopped process or a network hiccup often comes back; after this, waiting costs more than a restart"
+    )
+    straggler_factor: float = setting(
+        1.5,
+        "a group that computes half as long again as the others slows all of them down; it is reported, not touched",
     )
     start_timeout_s: float = setting(300.0, "from start to first commit: large models load and compile for minutes")
     node_lease_s: int = setting(

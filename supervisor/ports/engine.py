@@ -52,7 +52,8 @@ class Engine(Protocol):
         ...
 
     def list(self) -> Sequence[Grant]:
-        """All allocations of ours that the engine still knows, and those gone that were not released."""
+        """All allocations of ours that the engine still knows, and those gone that were not released. `Grant.ended` only on a
+        proof: where the engine cannot tell, it is false."""
         ...
 
     def events(self, changed: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Memory
+from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Memory, Suspicion
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys, records
 
@@ -22,9 +22,12 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"nodes/[^/]+/observed", records.NodeObserved),
         (r"nodes/[^/]+/gate/[^/]+", records.GateObserved),
         (r"nodes/[^/]+/gate-presence/[^/]+", records.GatePresence),
+        (r"cordons/[^/]+/person", records.Cordon),
+        (r"cordons/[^/]+/incident/[^/]+/[^/]+", Suspicion),
         (r"desired/[^/]+/[^/]+", records.NodeDesired),
         (r"runs/[^/]+/spec", records.RunRecord),
         (r"runs/[^/]+/control", records.Control),
+        (r"runs/[^/]+/policy", records.PolicySet),
         (r"runs/[^/]+/memory/run", Memory),
         (r"runs/[^/]+/memory/group-\d+", GroupMemory),
         (r"runs/[^/]+/incidents/[^/]+", Incident),

@@ -13,7 +13,10 @@ from supervisor.shell.mirror import Mirror
 from supervisor.wire.records import RunRecord
 
 SECRET = re.compile(r"(token|secret|passw|credential|api[_-]?key|private[_-]?key|access[_-]?key)", re.IGNORECASE)
-"""Names of keys whose values are left out. No record of ours holds a secret; a run file's overrides may."""
+"""Names of keys whose values are left out: a run file's overrides may hold a secret."""
+
+WHOLE = ("setup", "agent_command")
+"""Keys of [allocation.slurm] whose values are left out wholly: in lines of shell anything may stand."""
 
 LOG_BYTES = 256 * 1024
 """The end of each log that is kept."""
@@ -50,9 +53,9 @@ def _state(mirror: Mirror) -> dict[str, Any]:
 
 
 def redact(value: Any) -> Any:
-    """The value with everything under a key that names a secret left out."""
+    """The value with everything left out that is under a key that names a secret, or may hold one in lines of shell."""
     if isinstance(value, dict):
-        return {k: "(left out)" if SECRET.search(str(k)) else redact(v) for k, v in value.items()}
+        return {k: "(left out)" if SECRET.search(str(k)) or (k in WHOLE and v) else redact(v) for k, v in value.items()}
     if isinstance(value, list):
         return [redact(v) for v in value]
     return value

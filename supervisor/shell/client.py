@@ -133,7 +133,15 @@ def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:
         raise Fatal(
             f'run {name} is halted: {wish} does nothing; let it go on: supervisor resume {name} --because "..."'
         )
-    raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
+    refuse_over(mirror, record, wish)
+
+
+def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
+    """As `refuse_ended`, but a halted run may be resumed."""
+    name = record.spec.name
+    memory = mirror.record(keys.memory(name, "run"), Memory)
+    if memory is not None and memory.phase in ENDED and memory.phase != "halted":
+        raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
 
 
 def restart(store: Store, record: RunRecord, group: int) -> None:
@@ -164,6 +172,9 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
     if phase == "running" and because and they_are_down and memory.lighthouse.mute_since is not None:
         change_control(store, name, lambda c: replace(c, paused=False, down=c.down + 1, because=because))
         return f"{name}: its lighthouse on {host} and what was on its side count as down, because: {because}"
+    if phase == "running" and because and memory.breaker_since is not None:
+        change_control(store, name, lambda c: replace(c, paused=False, evictions=c.evictions + 1, because=because))
+        return f"{name}: the nodes that are lost are given up, at no budget, because: {because}"
     if phase != "halted":
         control = mirror.record(keys.control(name), Control)
         if because and (control is None or not control.paused):

@@ -30,6 +30,9 @@ REFUSED_PAUSES_S = (7.0, 14.0)
 """A refusal is final when it is said once more after each of these: an engine under load refuses what it takes a little later,
 and a final one is never asked again."""
 
+WRITE_S = 0.1
+"""From a list to what it says in etcd."""
+
 FORGET_AFTER_S = 120.0
 """What was given back and is not known may appear still: a submission whose answer was lost is done when the engine comes to
 it."""
@@ -82,7 +85,18 @@ class EngineDriver:
         self._over: set[str] = set()
         self._looked = 0.0
         self._away = 0
+        self._listed_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def word_s(self, engine: str) -> float:
+        """Within so long, in seconds, it is written what this engine took away: two of its periods, and a little for the
+        writing. 0 when the engine is another."""
+        return 2 * self._engine.poll_s + WRITE_S if engine == self._engine.name else 0.0
+
+    def listed_at(self, engine: str) -> float | None:
+        """When this engine's newest list began that is written in etcd, by time.monotonic(); None when there is none, or the
+        engine is another."""
+        return self._listed_at if engine == self._engine.name else None
 
     def start(self) -> None:
         self._engine.events(self._wake.set)
@@ -169,8 +183,10 @@ class EngineDriver:
                 self._release(request.key, wanted.term)
             elif allocation.state == "wanted" and listed is None and self._may_ask(request.key, told):
                 self._acquire(request, allocation, wanted.term)
+        began = time.monotonic()
         known = {g.key: g for g in self._engine.list()}
         self._write(wanted, known)
+        self._listed_at = began
         self._forget(wanted, known)
 
     def _forget(self, wanted: _Wanted, known: dict[str, Grant]) -> None:

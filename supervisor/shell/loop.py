@@ -6,8 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+
+from pydantic_core import to_jsonable_python
 
 from supervisor.core import invariants
 from supervisor.core.decide import decide
@@ -21,7 +24,7 @@ from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
-from supervisor.wire.records import NodeDesired, RunRecord, encode
+from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,14 @@ class Allocator(Protocol):
     """Whoever carries out what is wanted of the engines."""
 
     def offer(self, mirror: Mirror, term: Term) -> None: ...
+
+    def word_s(self, engine: str) -> float:
+        """How long this engine takes now to say what it took away, in seconds."""
+        ...
+
+    def listed_at(self, engine: str) -> float | None:
+        """When its newest written list began, by time.monotonic()."""
+        ...
 
 
 class Loop:
@@ -67,6 +78,8 @@ class Loop:
         self._said: dict[str, tuple[str, ...]] = {}
         self._reported: set[str] = set()
         self._look_again: dict[str, float] = {}
+        self._policies: dict[str, int] = {}
+        """By run, the version of the policy that was journaled last."""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set or the term is lost."""
@@ -81,6 +94,9 @@ class Loop:
     def now(self) -> float:
         """The run clock: goes on from the newest memory, by this machine's monotonic clock (ADR 3)."""
         return self._base + self._monotonic() - self._began
+
+    def _on_run_clock(self, at: float | None) -> float | None:
+        return None if at is None else self._base + at - self._began
 
     def step(self) -> None:
         """One turn: take in what changed, decide for every run, commit."""
@@ -113,8 +129,13 @@ class Loop:
         except views.Unreadable as error:
             self._report(f"memory:{run}", str(error))
             return
+        self._note_policy(run, record)
         stable = self._monotonic() - self._stable_since
-        observed = views.observed(self._mirror, run, memory, self.now(), stable)
+        observed = replace(
+            views.observed(self._mirror, run, memory, self.now(), stable),
+            engine_word_s=self._engine.word_s(record.spec.allocation.engine),
+            engine_listed_at=self._on_run_clock(self._engine.listed_at(record.spec.allocation.engine)),
+        )
         reach("observed")
         began = self._monotonic()
         decision = decide(observed, record.spec, memory)
@@ -128,12 +149,22 @@ class Loop:
             return
         self._commit(run, record, memory, observed, decision)
 
+    def _note_policy(self, run: str, record: RunRecord) -> None:
+        """Journal a policy that a person has set, once in a term."""
+        found = self._mirror.record(keys.policy(run), PolicySet)
+        if found is not None and self._policies.get(run) != found.version:
+            self._policies[run] = found.version
+            about = {"epoch": self.epoch, "version": found.version, "because": found.because}
+            self._journal(run, record).event("policy", **about, policy=to_jsonable_python(found.policy))
+            log.info("%s: policy version %d holds, because: %s", run, found.version, found.because)
+
     def _commit(self, run: str, record: RunRecord, memory: Memory, observed: Observed, decision: Decision) -> None:
         journal = self._journal(run, record)
         changed = decision.memory is not memory
         wanted: dict[str, bytes] = {}
         if changed:
             wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents)
+            wanted |= projection.suspicion_records(decision.suspicions)
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory)
         puts = self._difference(run, wanted, intents)
         if changed or (decision.waits and decision.waits != self._said.get(run)):
@@ -151,6 +182,9 @@ class Loop:
             revision = self._store.commit(puts, (), expect)
         except Fenced as error:
             journal.outcome(self.epoch, decision.memory.decisions, None, refused=str(error))
+            raise
+        except Retryable as error:
+            journal.event("outcome_unknown", epoch=self.epoch, decision=decision.memory.decisions, why=str(error))
             raise
         reach("committed")
         self._mirror.wrote(puts, revision)

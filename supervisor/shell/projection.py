@@ -3,9 +3,10 @@ a write that was lost is made again in the next round."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
+from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -29,6 +30,11 @@ def memory_records(spec: RunSpec, memory: Memory, changed: tuple[Incident, ...])
     records |= {keys.allocation(run, key): encode(a) for key, a in memory.allocations.items()}
     records |= {keys.incident(run, i.id): encode(i) for i in changed}
     return records
+
+
+def suspicion_records(found: Iterable[Suspicion]) -> dict[str, bytes]:
+    """What is newly held against hosts. Written with the memory that says so and never again: a person may delete it."""
+    return {keys.suspicion(s.host, s.run, s.incident): encode(s) for s in found}
 
 
 def intent_records(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, bytes]:
@@ -90,12 +96,14 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         titan=spec.titan,
         torchft=spec.torchft,
         term_grace_s=spec.policy.term_grace_s,
+        hang=spec.policy.hang,
         # The others keep what they were started with, so that a checkpoint does not rewrite every node's record.
         checkpoint=_mark(memory.checkpoint if writer else group.checkpoint),
         resume=group.resume,
         writer=writer,
         lost=tuple(g for g in memory.silent if g != group.group),
         stop_at_step=_last_step(memory),
+        allocation=group.allocation,
     )
 
 

@@ -67,17 +67,23 @@ def nodes(found: Sequence[NodeStatus]) -> RenderableType:
         table.add_column(name)
     for n in found:
         table.add_row(
-            n.node if n.host == n.node else f"{n.node} on {n.host}",
-            Text("alive", "green") if n.alive else Text("silent", "red"),
+            n.node if n.host == n.node else f"{n.node or 'no node'} on {n.host}",
+            Text("alive", "green") if n.alive else Text("silent" if n.node else "-", "red"),
             n.role,
             n.address,
             n.allocation or "-",
-            "\n".join((*n.runs, *([f"leaving: {n.leaving}"] if n.leaving else []), *n.problems)) or "-",
+            "\n".join((*n.runs, *_kept_away(n), *n.problems, *n.facts)) or "-",
             n.warm,
             _gib(n.disk_free_bytes),
             _gib(n.memory_available_bytes),
         )
     return table
+
+
+def _kept_away(n: NodeStatus) -> list[str]:
+    """Why it is left, and why nothing is placed there: once, where a person's drain is both."""
+    found = [f"leaving: {n.leaving}"] if n.leaving else []
+    return found + ([f"cordoned: {n.cordon}"] if n.cordon and n.cordon != n.leaving else [])
 
 
 def incidents(found: Sequence[Incident]) -> RenderableType:
@@ -91,13 +97,34 @@ def incidents(found: Sequence[Incident]) -> RenderableType:
             i.kind.value,
             str(i.group),
             i.node or "-",
-            f"{i.rung.value} {i.rung.name.lower()}",
+            f"{i.rung.value} {i.rung.name.lower()}" + (" (shadow)" if i.shadow else ""),
             f"{i.generation_before} -> {i.generation_after}",
             i.state,
             "-" if i.recovered is None else f"{i.recovered - i.opened:.2f}",
             i.reason,
         )
     return table
+
+
+def shadows(found: Sequence[Incident]) -> RenderableType:
+    """What would have been done, and how much of it was not needed."""
+    if not found:
+        return "no shadow incidents: nothing was only observed (policy.mode, policy.observe)"
+    lines = [
+        f"{len(found)} would have been acted on, {_by_itself(found)} recovered by themselves, {_open(found)} still open"
+    ]
+    for kind in sorted({i.kind.value for i in found}):
+        of_kind = [i for i in found if i.kind.value == kind]
+        lines.append(f"  {kind}: {len(of_kind)}, {_by_itself(of_kind)} by themselves, {_open(of_kind)} still open")
+    return Group(incidents(found), "", *lines)
+
+
+def _by_itself(found: Sequence[Incident]) -> int:
+    return sum(i.state == "recovered" for i in found)
+
+
+def _open(found: Sequence[Incident]) -> int:
+    return sum(i.state == "open" for i in found)
 
 
 def _gib(size: int | None) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from supervisor.core import shadow
+from supervisor.core.model import Kind
 from supervisor.core.spec import RunSpec
 from supervisor.shell import runfile_slurm
 
@@ -99,6 +101,23 @@ def contradictions(spec: RunSpec) -> list[str]:
             f"policy.cut_off_stop_s = {policy.cut_off_stop_s:g} is below two leases (policy.node_lease_s = {policy.node_lease_s}): "
             f"a hiccup would stop trainers; at least {2 * policy.node_lease_s}, or 0 for never"
         )
+    freed_s = (torchft.join_timeout_ms + torchft.process_group_timeout_ms) / 1000
+    if policy.hang.at_least_s < freed_s:
+        found.append(
+            f"policy.hang.at_least_s = {policy.hang.at_least_s:g} is below {freed_s:g} s, which is how long the survivors of a "
+            "lost group may wait for it (torchft.process_group_timeout_ms and torchft.join_timeout_ms): they would be taken "
+            f"for hanging; at least {freed_s:g}"
+        )
+    if policy.hang.at_least_s > policy.hang.at_most_s:
+        found.append(
+            f"policy.hang.at_least_s = {policy.hang.at_least_s:g} is above policy.hang.at_most_s = {policy.hang.at_most_s:g}"
+        )
+    kinds = sorted(kind.value for kind in Kind if kind not in shadow.ALWAYS)
+    for name in policy.observe:
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.4)
+            hint = f"nearest: {near[0]!r}" if near else f"kinds are {', '.join(kinds)}"
+            found.append(f"policy.observe: {name!r} is no kind of failure that can be only observed; {hint}")
     if policy.backoff_first_s > policy.backoff_max_s:
         found.append(
             f"policy.backoff_first_s = {policy.backoff_first_s:g} is above policy.backoff_max_s = {policy.backoff_max_s:g}"
@@ -128,10 +147,17 @@ _AT_LEAST: dict[str, float] = {
     "policy.budget.replace": 0,
     "policy.budget.reallocate": 0,
     "policy.budget.window_s": 1,
+    "policy.hang.factor": 2,
+    "policy.hang.at_least_s": 1,
+    "policy.hang.at_most_s": 1,
+    "policy.breaker.share": 0,
+    "policy.breaker.at_least": 1,
+    "policy.breaker.window_s": 1,
     "policy.backoff_first_s": 0,
     "policy.backoff_max_s": 0,
     "policy.healthy_after_s": 0,
     "policy.silent_timeout_s": 1,
+    "policy.straggler_factor": 1,
     "policy.start_timeout_s": 1,
     "policy.node_lease_s": 2,
     "policy.allocation_timeout_s": 1,

@@ -20,31 +20,41 @@ _USER = "the supervisor looks for its jobs at its own user"
 _FILES = _OURS + "set allocation.slurm.node_folder for where logs are"
 _CLUSTER = "the supervisor looks for its jobs at one cluster: that of the supervisor's own SLURM_CONF"
 _ONE_NODE = _OURS + "a job is one node; set allocation.nodes for how many"
+_ANY_NODE = "a job is one node, of any name; set allocation.slurm.constraint, or a --reservation"
+_ENVIRONMENT = "a node needs the supervisor's environment; set allocation.slurm.setup for more variables"
 
 FLAGS = {
     "--account": "set allocation.slurm.account",
     "--array": _ONE_NODE,
+    "--begin": "a lost node's replacement would wait for it too; submit the run when it may begin",
     "--chdir": _OURS + "set allocation.slurm.setup to change the folder",
     "--cluster-constraint": _CLUSTER,
     "--clusters": _CLUSTER,
     "--comment": _KNOWN,
     "--constraint": "set allocation.slurm.constraint",
+    "--deadline": "Slurm would remove the jobs; set allocation.slurm.time_limit, and titan.steps for the run's end",
+    "--dependency": "a lost node's replacement would wait for it too, or never start; submit the run when it may begin",
     "--error": _FILES,
     "--exclude": _OURS + "hosts that failed are left out by themselves",
     "--exclusive": "set allocation.slurm.exclusive",
+    "--export": _ENVIRONMENT,
+    "--export-file": _ENVIRONMENT,
     "--gres": "set allocation.slurm.gres",
     "--gid": _USER,
     "--help": _NOTHING,
     "--hold": "a held job never starts, and the run would wait for it",
     "--job-name": _KNOWN,
     "--kill-on-invalid-dep": _OURS + "jobs do not depend on each other",
+    "--no-kill": _OURS + "a job ends with its node",
     "--no-requeue": _OURS + "a job that ends is asked for anew",
-    "--nodelist": "a job is one node, of any name; set allocation.slurm.constraint, or a --reservation",
+    "--nodefile": _ANY_NODE,
+    "--nodelist": _ANY_NODE,
     "--nodes": _ONE_NODE,
     "--ntasks": _OURS + "set groups.ranks_per_group",
     "--ntasks-per-node": _OURS + "set groups.ranks_per_group",
     "--open-mode": _FILES,
     "--output": _FILES,
+    "--oversubscribe": "set allocation.slurm.exclusive = false",
     "--parsable": _OURS + "it reads the answer",
     "--partition": "set allocation.slurm.partition",
     "--qos": "set allocation.slurm.qos",
@@ -62,9 +72,10 @@ FLAGS = {
 """Flags of sbatch that are not the user's, with what to do instead."""
 
 _SHORT = {
-    "-A": "--account", "-a": "--array", "-C": "--constraint", "-D": "--chdir", "-e": "--error", "-H": "--hold",
-    "-h": "--help", "-J": "--job-name", "-M": "--clusters", "-N": "--nodes", "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos",
-    "-Q": "--quiet", "-t": "--time", "-V": "--version", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
+    "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-D": "--chdir", "-d": "--dependency", "-e": "--error",
+    "-F": "--nodefile", "-H": "--hold", "-h": "--help", "-J": "--job-name", "-k": "--no-kill", "-M": "--clusters",
+    "-N": "--nodes", "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos", "-Q": "--quiet",
+    "-s": "--oversubscribe", "-t": "--time", "-V": "--version", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -117,12 +128,11 @@ def _times(slurm: SlurmSpec) -> list[str]:
             f"allocation.slurm.time_limit = {slurm.time_limit!r}: must be minutes, minutes:seconds, hours:minutes:seconds, "
             f"days-hours, days-hours:minutes or days-hours:minutes:seconds; nearest: {_nearest(slurm.time_limit)!r}"
         )
-    elif limit < slurm.warn_s + EARLY_S:
-        least = _written(slurm.warn_s + EARLY_S)
+    elif limit < (needed := slurm.warn_s + max(slurm.warn_s, EARLY_S)):
         found.append(
-            f"allocation.slurm.time_limit = {slurm.time_limit!r} ({limit} s) is below allocation.slurm.warn_s = {slurm.warn_s} "
-            f"and the {EARLY_S} s by which Slurm may be early: a job would be leaving from its start; at least {least!r}, or "
-            "a smaller warn_s"
+            f"allocation.slurm.time_limit = {slurm.time_limit!r} ({limit} s) is below twice allocation.slurm.warn_s = "
+            f"{slurm.warn_s}: a job would be leaving for most of its time, and Slurm may warn {EARLY_S} s early; at least "
+            f"{_written(needed)!r}, or a smaller warn_s"
         )
     return found
 

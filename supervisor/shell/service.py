@@ -108,6 +108,14 @@ class Drivers:
         for driver in self._drivers:
             driver.offer(mirror, term)
 
+    def word_s(self, engine: str) -> float:
+        """EngineDriver.word_s of this engine; 0 when it is none of ours."""
+        return max((driver.word_s(engine) for driver in self._drivers), default=0.0)
+
+    def listed_at(self, engine: str) -> float | None:
+        """EngineDriver.listed_at of this engine."""
+        return next((at for driver in self._drivers if (at := driver.listed_at(engine)) is not None), None)
+
     def stop(self) -> None:
         """Returns once their threads have ended their calls."""
         for driver in self._drivers:

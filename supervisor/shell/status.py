@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic_core import to_jsonable_python
 
 from supervisor.core import budget as budgets
+from supervisor.core.cordons import barred
 from supervisor.core.model import Memory, Rung
 from supervisor.ports.errors import PortError
-from supervisor.shell import client, views, waiting
+from supervisor.shell import client, cordons, views, waiting
 from supervisor.shell.audit import audit
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore
@@ -73,7 +74,7 @@ class RunStatus:
     checkpoint_step: int | None
     spares: tuple[str, ...]
     cordons: dict[str, str]
-    """Hosts that are given no group any more, and why."""
+    """Hosts that are given no group any more, why, and by whom."""
     budgets_left: dict[str, int]
     incidents_open: tuple[str, ...]
     problems: tuple[str, ...]
@@ -82,7 +83,7 @@ class RunStatus:
     waiting: tuple[str, ...] = ()
     """Groups that have no node, and allocations that are refused or late: in the engine's own words."""
     leaving: dict[str, str] = field(default_factory=dict)
-    """Nodes that the engine is about to take away, and why."""
+    """Nodes that are to be left, because the engine is about to take them away or a person drains them; and why."""
     handover_at_step: int | None = None
     """After which all groups end, to start again on other nodes."""
 
@@ -98,12 +99,16 @@ class NodeStatus:
     allocation: str
     host: str
     leaving: str
-    """Why its scheduler is about to end it; empty: it is not."""
+    """Why its scheduler is about to end it, or a person drains its host; empty: neither."""
     runs: tuple[str, ...]
     warm: str
     disk_free_bytes: int | None
     memory_available_bytes: int | None
     problems: tuple[str, ...]
+    facts: tuple[str, ...] = ()
+    """What holds on its machine that training may suffer from."""
+    cordon: str = ""
+    """Why no group is placed on its host any more, and by whom; empty: none is kept away."""
 
 
 def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
@@ -118,13 +123,11 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     leader_record = mirror.record(keys.LEADER, LeaderRecord)
     held = {g.node for g in memory.groups.values()}
     leaving = waiting.leaving(observed)
+    away = barred(observed, {host: f"{why} (for this run alone)" for host, why in memory.cordons.items()})
     spares = sorted(
         n.name
         for n in observed.nodes.values()
-        if n.registered
-        and n.role == "trainer"
-        and n.name not in held | set(leaving)
-        and n.machine not in memory.cordons
+        if n.registered and n.role == "trainer" and n.name not in held | set(leaving) and n.machine not in away
     )
     left = {
         rung.name.lower(): budgets.left(memory.spent, spec.policy.budget, rung, 0, memory.clock)
@@ -144,7 +147,7 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
         lighthouse=_lighthouse(memory),
         checkpoint_step=memory.checkpoint.step if memory.checkpoint is not None else None,
         spares=tuple(spares),
-        cordons=dict(memory.cordons),
+        cordons=dict(sorted(away.items())),
         budgets_left=left,
         incidents_open=tuple(memory.incidents),
         problems=tuple(f"{key}: {why}" for key, why in sorted(audit(mirror, mirror.fresh()).items())),
@@ -192,13 +195,17 @@ def _lighthouse(memory: Memory) -> LighthouseStatus:
 
 
 def node_status(mirror: Mirror) -> list[NodeStatus]:
-    """All nodes that have said something."""
+    """All nodes that have said something, and cordoned hosts on which there is none (without a node's name)."""
     found = []
+    away = cordons.sentences(mirror)
+    drained = {host: held.why for host, held in cordons.by_host(mirror).items() if held.person and held.person.drain}
     for name in views.node_names(mirror):
         registration = mirror.record(keys.registration(name), Registration)
         health = mirror.record(keys.health(name), Health)
         seen = mirror.record(keys.observed(name), NodeObserved)
         trainers = seen.trainers if seen is not None else ()
+        host = (registration.host if registration is not None else "") or name
+        leaves = seen.leaving if seen is not None and registration is not None else ""
         found.append(
             NodeStatus(
                 node=name,
@@ -206,8 +213,8 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 role=registration.role if registration is not None else "",
                 address=registration.address if registration is not None else "",
                 allocation=registration.allocation if registration is not None else "",
-                host=(registration.host if registration is not None else "") or name,
-                leaving=seen.leaving if seen is not None and registration is not None else "",
+                host=host,
+                leaving=leaves or (drained.get(host, "") if registration is not None else ""),
                 runs=tuple(
                     f"{t.run} group {t.group} rank {t.rank} generation {t.generation} ({t.state})" for t in trainers
                 )
@@ -216,9 +223,18 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 disk_free_bytes=health.disk_free_bytes if health is not None else None,
                 memory_available_bytes=health.memory_available_bytes if health is not None else None,
                 problems=health.problems if health is not None else (),
+                facts=tuple(f"{f.kind}: {f.evidence}" for f in health.facts) if health is not None else (),
+                cordon=away.get(host, ""),
             )
         )
-    return found
+    return found + [_no_node_there(host, away[host]) for host in sorted(away.keys() - {n.host for n in found})]
+
+
+def _no_node_there(host: str, cordon: str) -> NodeStatus:
+    return NodeStatus(
+        node="", alive=False, role="", address="", allocation="", host=host, leaving="", runs=(), warm="",
+        disk_free_bytes=None, memory_available_bytes=None, problems=(), cordon=cordon,
+    )  # fmt: skip
 
 
 def _group(mirror: Mirror, run: str, memory: Memory, g: int, hearing: str) -> GroupStatus:

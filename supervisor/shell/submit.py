@@ -6,6 +6,7 @@ engine's: that one cancels what was queued again, and these jobs are queued agai
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 import time
@@ -25,8 +26,9 @@ from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Job, NumberUnkn
 from supervisor.shell.engines.slurm_submission import cancelled, undone
 from supervisor.shell.up import system_folder
 from supervisor.wire import keys
+from supervisor.wire.programs import CONTROL_PLANE
 
-VARIABLE = "SUPERVISOR_CONTROL_PLANE"
+VARIABLE = CONTROL_PLANE
 """Environment variable in which a control-plane job finds how to submit its successor (JSON)."""
 
 MEMORY = "2G"
@@ -76,8 +78,20 @@ class ControlPlane:
     def logs(self) -> Path:
         return system_folder(Path(self.home)) / "control"
 
+    @property
+    def etcd_mark(self) -> str:
+        """Stands for the etcd's endpoints, in any order and spelling: a job with other ones serves another etcd, or one that
+        is lost."""
+        endpoints = sorted({_endpoint(part) for part in self.etcd.split(",")} - {""})
+        return hashlib.sha256(",".join(endpoints).encode()).hexdigest()[:8]
+
+    @property
+    def comments(self) -> str:
+        """What the comments of all this system's control-plane jobs begin with, whatever their etcd."""
+        return f"supervisor-control/{self.system}/"
+
     def comment(self, key: str) -> str:
-        return f"supervisor-control/{self.system}/{key}"
+        return f"{self.comments}{self.etcd_mark}/{key}"
 
 
 def plane_of(
@@ -120,17 +134,39 @@ def living(commands: Commands, plane: ControlPlane) -> list[Job]:
     return list(ours.values())
 
 
+def cancel_others(commands: Commands, plane: ControlPlane, say: Say) -> None:
+    """Cancel the system's control-plane jobs that were given other endpoints of etcd: they decide by what that one holds, or
+    wait for one that is lost. Before any are submitted, for those may get their hosts. Raises Fatal when Slurm refuses."""
+    for job in commands.jobs():
+        if not job.ours or not job.comment.startswith(plane.comments) or not _lives(job):
+            continue
+        if not job.comment.startswith(plane.comment("")):
+            commands.cancel([job.id])
+            say(f"cancelled job {job.id}: a control-plane job of this system with other endpoints than {plane.etcd}")
+
+
+ONCE_AGAIN = 1
+"""So many more jobs than are wanted one command submits: one may have got a host that failed just then; more of them do not
+start at all."""
+
+
 def ensure(commands: Commands, plane: ControlPlane, wanted: int, say: Say, within_s: float) -> None:
     """Have so many of them, each on another host: the next is submitted when the one before has its host, which it is not
-    given. Again: goes on with what is there. Raises Fatal when Slurm refuses, or gives no host `within_s`."""
+    given. Those with other endpoints of etcd are cancelled. Again: goes on with what is there. Raises Fatal when Slurm
+    refuses, or gives no host `within_s`."""
     plane.logs.mkdir(parents=True, exist_ok=True)
-    until, said = time.monotonic() + within_s, ""
+    until, said, submitted = time.monotonic() + within_s, "", 0
+    # once: two who ask at the same time, each with other endpoints, would cancel each other's for ever
+    cancel_others(commands, plane, say)
     while True:
         jobs = living(commands, plane)
         if len(jobs) >= wanted:
             return
         waiting = [job for job in jobs if not job.node]
         if not waiting:
+            if submitted == wanted + ONCE_AGAIN:
+                raise Fatal(f"{submitted} jobs were submitted and ended at once: their logs are in {plane.logs}")
+            submitted += 1
             free = next(n for n in range(1, wanted + 1) if plane.comment(str(n)) not in {j.comment for j in jobs})
             number = _submit(commands, plane, plane.comment(str(free)), [job.node for job in jobs])
             say(f"submitted job {number}: a supervisor and a service host")
@@ -208,7 +244,13 @@ def _submit(commands: Commands, plane: ControlPlane, comment: str, exclude: Sequ
         useless = undone(commands, number, comment, before)
         if useless:
             raise Fatal(useless)
-        return number or next(job.id for job in living(commands, plane) if job.comment == comment)
+        found = number or next((job.id for job in living(commands, plane) if job.comment == comment), 0)
+        if not found:
+            raise Fatal(
+                "Slurm took a control-plane job without saying its number, and it has ended already: its log is the newest "
+                f"in {plane.logs}"
+            )
+        return found
     raise RequestRefused(_explained(commands, plane, options, said))
 
 
@@ -238,8 +280,7 @@ def _script(plane: ControlPlane) -> str:
         "trap '' USR1",
         "umask 077",
         f"mkdir -p {folder} || exit 1",
-        # anybody may make a folder of this name in /tmp
-        f"[ -O {folder} ] || exit 1",
+        *slurm_script.own_folder(plane.slurm, plane.system),
         f"export {VARIABLE}={shlex.quote(TypeAdapter(ControlPlane).dump_json(plane).decode())}",
         plane.slurm.setup,
         f'exec {shlex.join(command)} --name "service-$SLURMD_NODENAME" --node-folder {folder}',
@@ -261,6 +302,11 @@ def _explained(commands: Commands, plane: ControlPlane, options: Sequence[str], 
             key = plane.partition_from if name == "partition" else f"allocation.slurm.{name}"
             return f'{said}: {key} = "{getattr(plane.slurm, name)}": {words}'
     return f"{said}: {words}"
+
+
+def _endpoint(text: str) -> str:
+    """As it is compared: without the scheme, which one may write or leave out."""
+    return text.strip().lower().rpartition("://")[2].rstrip("/")
 
 
 def _lives(job: Job) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from supervisor.core import budget as budgets
+from supervisor.core import cordons
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Observed, Rung
 from supervisor.core.spec import RunSpec
@@ -80,6 +81,8 @@ class Telemetry:
     def _incident(self, run: str, incident: Incident) -> None:
         if incident.state not in ("recovered", "halted"):
             return
+        if incident.shadow:
+            return  # nothing was done: `supervisor incidents --shadow` tells of it
         kind, rung = incident.kind.value, incident.rung.name.lower()
         self.metrics.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc()
         spans = (
@@ -99,9 +102,10 @@ class Telemetry:
         m = self.metrics
         m.gauge("supervisor_nodes", run=run, state="registered").set(len(alive))
         m.gauge("supervisor_nodes", run=run, state="lost").set(sum(1 for n in trainers if not n.registered))
-        m.gauge("supervisor_nodes", run=run, state="cordoned").set(len(memory.cordons))
+        barred = cordons.barred(observed, memory.cordons)
+        m.gauge("supervisor_nodes", run=run, state="cordoned").set(len(barred))
         m.gauge("supervisor_spare_nodes", run=run).set(
-            sum(1 for n in alive if n not in held and observed.nodes[n].machine not in memory.cordons)
+            sum(1 for n in alive if n not in held and observed.nodes[n].machine not in barred)
         )
 
     def _account(self, run: str, memory: Memory, now: float) -> None:

@@ -45,6 +45,35 @@ WAIT_FOR_PREDECESSOR_S = 0.5
 
 
 @dataclass
+class Notice:
+    """What is done when Slurm tells of a time limit, by a SIGUSR1: once, but again until it was done, also when it is refused,
+    for there is nothing else left to do."""
+
+    answer: Callable[[], str] | None = None
+    """Does it, and returns what it has done. None: nothing is to be done."""
+    came: threading.Event = field(default_factory=threading.Event)
+    _not_before: float = 0.0
+    """time.monotonic()"""
+    _said: str = ""
+
+    def look(self, say: Callable[[str], None]) -> None:
+        """Do it if it is time, and say so."""
+        if self.answer is None or not self.came.is_set() or time.monotonic() < self._not_before:
+            return
+        try:
+            sentence, pause_s = self.answer(), 0.0
+            self.answer = None
+        except Retryable as error:
+            sentence, pause_s = str(error), error.after_s
+        except Fatal as error:
+            sentence, pause_s = str(error), REFUSED_PAUSE_S
+        self._not_before = time.monotonic() + pause_s
+        if sentence != self._said:
+            say(sentence)
+        self._said = sentence
+
+
+@dataclass
 class Up:
     """What `up` started. `stop` ends all of it, also the nodes that the engine started meanwhile."""
 
@@ -63,8 +92,7 @@ class Up:
     supervisor: subprocess.Popen[bytes] | None = None
     host: subprocess.Popen[bytes] | None = None
     mended: list[float] = field(default_factory=list)
-    noticed: threading.Event = field(default_factory=threading.Event)
-    """A SIGUSR1 came."""
+    notice: Notice = field(default_factory=Notice)
 
     @property
     def supervisor_log(self) -> Path:
@@ -152,9 +180,11 @@ def up(
     cold: bool = False,
     security: Security | None = None,
     say: Callable[[str], None] = print,
+    on_notice: Callable[[], str] | None = None,
 ) -> Iterator[Up]:
     """Start it all, and end it all on the way out; no nodes: nothing but a supervisor and a service host, for an etcd that is
-    there. Raises Fatal, Retryable or SecurityError with a sentence when something is in the way."""
+    there. `on_notice`: what is done at a SIGUSR1, also while it waits for the one before it. Raises Fatal, Retryable or
+    SecurityError with a sentence when something is in the way."""
     security = security or Security()
     for node in (name, *(node.name for node in nodes)):
         file_of_node(security, node)
@@ -167,9 +197,9 @@ def up(
         node_folder=node_folder,
         security=security,
         endpoint=etcd,
+        notice=Notice(on_notice),
     )
-    # before it waits for the one before it: of a signal that comes meanwhile nothing else is kept
-    noticing = contextlib.nullcontext() if nodes else _noticing(started)
+    noticing = contextlib.nullcontext() if nodes and on_notice is None else _noticing(started.notice)
     with _ended_by_signals(), noticing, _alone(started, say):
         try:
             if not etcd:
@@ -207,9 +237,9 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _noticing(started: Up) -> Iterator[None]:
+def _noticing(notice: Notice) -> Iterator[None]:
     before = signal.getsignal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, lambda *_: started.noticed.set())
+    signal.signal(signal.SIGUSR1, lambda *_: notice.came.set())
     try:
         yield
     finally:
@@ -290,7 +320,8 @@ def _end(name: str, process: subprocess.Popen[bytes] | None, patience_s: float) 
 @contextmanager
 def _alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
     """Only one `up` with a pool in a home: another is refused. Of those without one, only one of a name on a host: the
-    next waits for its end, as a control-plane job does that was given the host of the one that it is to succeed."""
+    next waits for its end, as a control-plane job does that was given the host of the one that it is to succeed. Its own time
+    limit may come first: it has a successor all the same."""
     folder = started.home if started.pool else started.node_folder or started.home
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -304,6 +335,7 @@ def _alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
         if not started.pool and not _locked(lock):
             say(f"another `supervisor up` carries {started.name} here: waiting for its end")
             while not _locked(lock):
+                started.notice.look(say)
                 time.sleep(WAIT_FOR_PREDECESSOR_S)
         yield
 
@@ -316,27 +348,12 @@ def _locked(lock: TextIO) -> bool:
     return True
 
 
-def watch_over(started: Up, say: Callable[[str], None] = print, on_notice: Callable[[], str] | None = None) -> None:
-    """Until Ctrl-C or TERM, starting again what ends; raises Fatal when that does not help.
-
-    `on_notice` is called at a SIGUSR1, by which Slurm tells of a time limit; again until it returns what it has done, also
-    when it is refused: there is nothing else left to do.
-    """
-    not_before, waiting, said = 0.0, on_notice, ""
-    noticing = contextlib.nullcontext() if on_notice is None else _noticing(started)
-    with noticing, contextlib.suppress(KeyboardInterrupt):
+def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
+    """Until Ctrl-C or TERM, starting again what ends, and doing what is to be done at a notice; raises Fatal when what ends
+    ends again and again."""
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
             for sentence in started.mend():
                 say(sentence)
-            if waiting is not None and started.noticed.is_set() and time.monotonic() >= not_before:
-                try:
-                    sentence, pause_s, waiting = waiting(), 0.0, None
-                except Retryable as error:
-                    sentence, pause_s = str(error), error.after_s
-                except Fatal as error:
-                    sentence, pause_s = str(error), REFUSED_PAUSE_S
-                not_before = time.monotonic() + pause_s
-                if sentence != said:
-                    say(sentence)
-                said = sentence
+            started.notice.look(say)
             time.sleep(LOOK_S)

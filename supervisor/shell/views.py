@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from supervisor.core.model import (
     AllocationMemory,
     Checkpoint,
@@ -14,15 +16,20 @@ from supervisor.core.model import (
     NodeView,
     Observed,
     RankView,
+    StuckView,
 )
+from supervisor.shell import cordons
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Control,
     EpochsBefore,
+    ExitObserved,
     GateObserved,
     GatePresence,
+    Health,
     NodeObserved,
+    PolicySet,
     Registration,
     RunRecord,
     TrainerObserved,
@@ -34,14 +41,19 @@ class Unreadable(ValueError):
 
 
 def runs(mirror: Mirror) -> dict[str, RunRecord]:
-    """All launched runs by name."""
+    """All launched runs by name, each with the policy that holds now."""
     found = {}
     for key in mirror.keys(keys.RUNS):
         if key.endswith("/spec"):
             record = mirror.record(key, RunRecord)
             if record is not None:
-                found[record.spec.name] = record
+                found[record.spec.name] = _with_policy(mirror, record)
     return found
+
+
+def _with_policy(mirror: Mirror, record: RunRecord) -> RunRecord:
+    was_set = mirror.record(keys.policy(record.spec.name), PolicySet)
+    return record if was_set is None else replace(record, spec=replace(record.spec, policy=was_set.policy))
 
 
 def memory(mirror: Mirror, run: str) -> Memory:
@@ -53,7 +65,7 @@ def memory(mirror: Mirror, run: str) -> Memory:
     incidents = {i.id: i for _, i in mirror.records(keys.incident(run, ""), Incident)}
     # Of the incidents only those that a group is in the middle of are needed.
     needed = tuple(keys.incident(run, g.incident) for g in groups.values() if g.incident)
-    own = (prefix, keys.allocation(run, ""), *needed)
+    own = (prefix, keys.allocation(run, ""), keys.policy(run), *needed)
     bad = [f"{key}: {why}" for key, why in mirror.unreadable.items() if key.startswith(own)]
     if bad:
         raise Unreadable(f"run {run} is left alone, its memory cannot be read: {'; '.join(bad)}")
@@ -89,7 +101,9 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
             resumes=control.resumes,
             because=control.because,
             down=control.down,
+            evictions=control.evictions,
         ),
+        cordons=cordons.seen_by(mirror, run),
     )
 
 
@@ -136,6 +150,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
         if not ours and (registration is None or registration.role != "service"):
             continue
         seen = mirror.record(keys.observed(name), NodeObserved)
+        health = mirror.record(keys.health(name), Health)
         found.append(
             (
                 name,
@@ -147,6 +162,9 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     allocation=registration.allocation if registration is not None else given.get(name, ""),
                     role=registration.role if registration is not None else "trainer",
                     slots=registration.slots if registration is not None else 0,
+                    # What was said last outlives the lease.
+                    facts={f.kind: f.evidence for f in health.facts} if health is not None else {},
+                    warm=health is not None and health.warm == "ready" and registration is not None,
                     ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
                     lighthouses_ended=tuple(
                         x.generation
@@ -162,15 +180,21 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
 def _rank(trainer: TrainerObserved) -> RankView:
     progress = trainer.progress
     mark = progress.checkpoint if progress is not None else None
-    error = trainer.exit.error_file if trainer.exit is not None else ""
+    end = trainer.exit if trainer.exit is not None else ExitObserved()
     return RankView(
         group=trainer.group,
         generation=trainer.generation,
         rank=trainer.rank,
         state=trainer.state,
-        exit_code=trainer.exit.exit_code if trainer.exit is not None else None,
-        signal=trainer.exit.signal if trainer.exit is not None else None,
-        error=error,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        error=end.error_file or end.raised,
+        trace=end.trace,
+        last_words=end.last_words,
+        told=end.told,
+        oom=end.oom,
+        kernel=end.kernel,
+        ended_s=end.ended_s,
         phase=progress.phase if progress is not None else "starting",
         step=progress.step if progress is not None else 0,
         commits=progress.commits if progress is not None else 0,
@@ -179,6 +203,23 @@ def _rank(trainer: TrainerObserved) -> RankView:
         quorum_id=progress.quorum_id if progress is not None else -1,
         gate=trainer.gate,
         reaches_gate=trainer.reaches_gate,
+        stuck=_stuck(trainer),
+        compute_s=trainer.compute_s,
+        numerics=progress.numerics if progress is not None else "",
+    )
+
+
+def _stuck(trainer: TrainerObserved) -> StuckView | None:
+    stuck = trainer.stuck
+    if stuck is None or trainer.state == "exited":
+        return None
+    return StuckView(
+        activity=stuck.activity,
+        activity_s=stuck.activity_s,
+        bound_s=stuck.bound_s,
+        usual_s=stuck.usual_s,
+        process=stuck.process,
+        stack=stuck.stack,
     )
 
 

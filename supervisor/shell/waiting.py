@@ -6,8 +6,11 @@ from supervisor.core.model import AllocationMemory, Memory, Observed
 
 
 def leaving(observed: Observed) -> dict[str, str]:
-    """Nodes that the engine is about to take away, and why."""
-    found = {
+    """Nodes that are to be left, because the engine is about to take them away or a person drains their hosts; and why."""
+    drained = {host: cordon.drain for host, cordon in observed.cordons.items() if cordon.drain}
+    trainers = [n for n in observed.nodes.values() if n.registered and n.role == "trainer"]
+    found = {n.name: drained[n.machine] for n in trainers if n.machine in drained}
+    found |= {
         node: g.leaving for g in observed.grants.values() if g.leaving and g.state == "granted" for node in g.nodes
     }
     return found | {n.name: n.leaving for n in observed.nodes.values() if n.leaving and n.registered}

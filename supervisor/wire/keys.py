@@ -17,6 +17,8 @@ RESTORING = PREFIX + "restoring"
 SYSTEM = PREFIX + "system"
 """A random name of this system, by which its jobs are known at a scheduler. Written once, by the first supervisor."""
 
+CORDONS = PREFIX + "cordons/"
+
 NODES = PREFIX + "nodes/"
 RUNS = PREFIX + "runs/"
 
@@ -54,6 +56,16 @@ def desired(node: str, run: str) -> str:
     return f"{DESIRED}{node}/{run}"
 
 
+def cordon(host: str) -> str:
+    """A person keeps groups away from a host. Written by the CLI."""
+    return f"{CORDONS}{host}/person"
+
+
+def suspicion(host: str, run: str, incident: str) -> str:
+    """An incident that is held against a host. Written by the leader, with the memory that says so; deleted by the CLI."""
+    return f"{CORDONS}{host}/incident/{run}/{incident}"
+
+
 def spec(run: str) -> str:
     """The RunSpec. Created by `launch`, never changed."""
     return f"{RUNS}{run}/spec"
@@ -62,6 +74,11 @@ def spec(run: str) -> str:
 def control(run: str) -> str:
     """What a person asks of the run: pause, stop, restart. Written by the CLI."""
     return f"{RUNS}{run}/control"
+
+
+def policy(run: str) -> str:
+    """The policy that a person has set since the launch. Written by the CLI."""
+    return f"{RUNS}{run}/policy"
 
 
 def memory(run: str, part: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
-from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 
 VERSION = 1
 """Version of every kind that is not in VERSIONS."""
@@ -184,6 +184,8 @@ class Progress:
     """Mean over all participating replicas."""
     tokens_per_s: float = 0.0
     step_s: float = 0.0
+    compute_s: float = 0.0
+    """Of that, what this rank computed itself: without its data, quorum, heal, commit, and its waits for peers."""
     """Duration of the last step."""
     quorum_id: int = -1
     participants: int = 0
@@ -192,6 +194,9 @@ class Progress:
     """Newest checkpoint that this rank has completed (writer's rank 0 only)."""
     digest: DigestMark | None = None
     error: str = ""
+    numerics: Literal["", "own", "peers", "parameters"] = ""
+    """It failed because of a number that is not finite. own: this rank's own loss, before it was averaged. peers: only the
+    mean over the groups. parameters: found before a checkpoint, whoever's gradient made them so."""
 
 
 # --- on a node: what the shim keeps ---
@@ -213,6 +218,12 @@ class ProcessRecord:
     signal: int | None = None
     """Set when a signal ended it."""
     exited: bool = False
+    told: str | None = None
+    """Why the shim sent what ended it; empty: it sent nothing. None: not known."""
+    oom: bool | None = None
+    """Whether the kernel killed for memory in its memory cgroup shortly before it ended. None: not known."""
+    ended_s: float = 0.0
+    """When it ended, by the machine's monotonic clock. 0: not known."""
 
 
 # --- etcd: written by agents ---
@@ -240,6 +251,19 @@ class Registration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fact:
+    """Something that holds on a node now and that training may suffer from."""
+
+    kind: str
+    """disk_full, disk_read_only, file_system_stalled, file_system_error, memory_pressure, clock_unsynchronised, link_down; other
+    sources have other ones."""
+    subject: str
+    """Which folder, interface or device."""
+    evidence: str
+    """A sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Health:
     """The machine, as its agent sees it."""
 
@@ -250,6 +274,7 @@ class Health:
     memory_available_bytes: int
     load_1m: float
     problems: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +287,35 @@ class ExitObserved:
     """Message of the torchelastic error file, if it left one."""
     stderr_tail: str = ""
     """Last lines of its log, at most 2 KiB."""
+    raised: str = ""
+    """Where it left no error file: the error of the traceback that its log ends with."""
+    trace: str = ""
+    """The newest frames of the traceback, from the error file or the log, at most 2 KiB."""
+    last_words: str = ""
+    """Of the end of its log, what tells most."""
+    told: str | None = None
+    """As in ProcessRecord, as are the two that follow."""
+    oom: bool | None = None
+    ended_s: float = 0.0
+    kernel: str = ""
+    """What the kernel's log says of its having killed it for memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """A step of a rank that has taken longer than it may, as the node's agent saw it by its own clock."""
+
+    activity: str
+    """As supervisor.wire.activity names it; empty: the rank does not say."""
+    activity_s: float
+    """For how long it had done that when the bound was passed."""
+    bound_s: float
+    usual_s: float
+    """Median of its last steps; 0: none was learned."""
+    process: Literal["", "stopped", "uninterruptible", "busy", "sleeping"] = ""
+    """As the kernel shows it. busy: it used half of a processor or more. Empty: not known."""
+    stack: str = ""
+    """The innermost frames of its main thread; empty until they were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +334,9 @@ class TrainerObserved:
     """Where its forwarder passes on to; empty: it has cut and holds. None: not known (yet)."""
     reaches_gate: bool | None = None
     """Whether its forwarder has a connection to the gate now. None: not known (yet)."""
+    stuck: Stuck | None = None
+    compute_s: float = 0.0
+    """Median of `Progress.compute_s` over its last steps; 0: not learned yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,8 +416,12 @@ class TrainerDesired:
     lost: tuple[int, ...] = ()
     """Other groups that the gate hears no more: a rank whose step has not moved for a heartbeat timeout is told to
     abort its process group, since it may be waiting inside a collective with one of them."""
+    hang: HangSpec = field(default_factory=HangSpec)
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
+    allocation: str = ""
+    """Key of the allocation by which the group was placed: another one's agent of the same node name does not start it.
+    Empty: not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,6 +493,34 @@ class Control:
     """Why, the last time."""
     down: int = 0
     """How often a person said that a lost lighthouse's host, and the trainers on its side, are down."""
+    evictions: int = 0
+    """How often a person said that lost nodes are to be given up, however many they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySet:
+    """A run's policy as a person has set it: it takes the place of the launched one. Only the CLI writes it."""
+
+    version: int
+    """1 is the first that was set."""
+    policy: PolicySpec
+    because: str
+    at_unix_s: float
+    """Wall clock of who set it, for people only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cordon:
+    """A person keeps the groups of every run away from a host."""
+
+    host: str
+    why: str
+    by: str
+    """Who said it: user@machine."""
+    at_unix_s: float
+    """That machine's wall clock, for people only."""
+    drain: bool = False
+    """What runs there is to leave it, in an orderly way."""
 
 
 @dataclass(frozen=True, kw_only=True)

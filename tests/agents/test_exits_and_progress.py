@@ -11,6 +11,7 @@ import pytest
 from agents import exits
 from agents.progress import ProgressFile, milestones
 from supervisor.wire.records import CheckpointMark, ProcessRecord, Progress, encode
+from titan_actor.ledger import write_error_file
 
 
 def ended(folder: Path, **how: int) -> ProcessRecord:
@@ -60,6 +61,66 @@ def test_the_tail_is_whole_lines_and_at_most_2_kib(tmp_path: Path) -> None:
     assert len(tail.encode()) <= exits.TAIL_BYTES
     assert tail.splitlines()[-1] == "line 999 é?"
     assert all(line.startswith("line ") for line in tail.splitlines())
+
+
+TRACE = """Traceback (most recent call last):
+  File "/home/u/model.py", line 88, in forward
+    return self.layers[index](x)
+KeyError: 'layer 9'
+"""
+
+
+def test_the_error_files_traceback_is_kept(tmp_path: Path) -> None:
+    write_error_file(tmp_path, KeyError("layer 9"), TRACE)
+    found = exits.decode(ended(tmp_path, exit_code=1))
+    assert (found.error_file, found.trace, found.raised) == ("KeyError: 'layer 9'", TRACE.strip(), "")
+
+
+def test_of_a_long_traceback_the_newest_frames_are_kept(tmp_path: Path) -> None:
+    frames = [f'  File "/home/u/model.py", line {n}, in forward\n' for n in range(500)]
+    write_error_file(
+        tmp_path, KeyError("x"), "Traceback (most recent call last):\n" + "".join(frames) + "KeyError: 'x'\n"
+    )
+    trace = exits.decode(ended(tmp_path, exit_code=1)).trace
+    assert len(trace.encode()) <= exits.TRACE_BYTES
+    assert trace.splitlines()[-2:] == [frames[-1].rstrip(), "KeyError: 'x'"]
+    assert trace.startswith("  File ")
+
+
+def test_without_an_error_file_the_log_says_what_was_raised(tmp_path: Path) -> None:
+    (tmp_path / "output.log").write_text(f"step 1\n{TRACE}")
+    found = exits.decode(ended(tmp_path, exit_code=1))
+    assert (found.error_file, found.raised, found.trace) == ("", "KeyError: 'layer 9'", TRACE.strip())
+
+
+@pytest.mark.parametrize("how", [{"exit_code": 3}, {"signal": 11}, {"exit_code": 75}])
+def test_a_traceback_in_the_log_is_no_cause_where_python_was_not_ended_by_it(
+    tmp_path: Path, how: dict[str, int]
+) -> None:
+    """Somebody had caught it, and logged it."""
+    (tmp_path / "output.log").write_text(TRACE)
+    found = exits.decode(ended(tmp_path, **how))
+    assert (found.raised, found.trace) == ("", "")
+    assert found.last_words == "KeyError: 'layer 9'"
+
+
+def test_a_segfaults_words_are_found_before_the_stacks_and_modules_that_follow(tmp_path: Path) -> None:
+    """As Python writes them: kilobytes of both."""
+    thread = (
+        "Thread 0x1 (most recent call first):\n" + '  File "/usr/lib/python3.12/threading.py", line 359 in wait\n' * 99
+    )
+    current = 'Current thread 0x2 (most recent call first):\n  File "/home/u/kernels.py", line 12 in fused\n'
+    modules = f"Extension modules: {', '.join(f'torch._C{n}' for n in range(1000))} (total: 1000)\n"
+    text = f"step 1\nFatal Python error: Segmentation fault\n\n{thread}\n{current}\n{modules}"
+    (tmp_path / "output.log").write_text(text)
+    found = exits.decode(ended(tmp_path, signal=11))
+    assert found.last_words == "Fatal Python error: Segmentation fault (/home/u/kernels.py, line 12, in fused)"
+    assert found.stderr_tail.endswith('kernels.py", line 12 in fused')
+
+
+def test_a_clean_end_has_no_last_words(tmp_path: Path) -> None:
+    (tmp_path / "output.log").write_text("step 1: no error\n")
+    assert exits.decode(ended(tmp_path, exit_code=0)).last_words == ""
 
 
 PROGRESS = Progress(run="toy", group=0, generation=1, rank=0, pid=7, sequence=1, phase="step", step=3, commits=1)

@@ -74,6 +74,21 @@ def test_a_failed_rank_is_decoded_and_its_sibling_ended(cold: Node, store: Store
     assert sibling.exit.signal == signal.SIGTERM
 
 
+def test_a_trainer_of_the_allocation_that_had_this_node_before_is_not_started(nodes: Nodes, store: Store) -> None:
+    desire(store, "n0", trainer(generation=5, allocation="toy-a1"))
+    node = nodes.cold("n0", "--allocation=toy-a2")
+    said = eventually(lambda: problems(store, "n0"), 15, "it reports what it leaves alone")
+    assert "group 0 generation 5" in said
+    assert "allocation toy-a1, and this node is of toy-a2" in said
+    # the supervisor places the group anew, here of all nodes
+    desire(store, "n0", trainer(generation=6, allocation="toy-a2"))
+    running(store, node, 6)
+    assert rank(store, "n0", 5) is None
+    spawned = [line["name"] for line in node.history() if line["event"] == "spawned" and "toy" in line["name"]]
+    assert spawned == ["toy.0.6.0"]
+    eventually(lambda: problems(store, "n0") == "", 10, "nothing is left to say")
+
+
 def test_a_killed_agent_comes_back_and_adopts(cold: Node, store: Store) -> None:
     desire(store, "n0", trainer())
     pid = running(store, cold, 1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.names import TrainerName, parse
-from agents.reconcile import Action, Forget, Forward, Start, StartLighthouse, Stop, reconcile
+from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from supervisor.core.spec import TorchFTSpec
 from supervisor.wire.records import LighthouseDesired, NodeDesired, ProcessRecord, TrainerDesired
 from tests.agents.nodes import RUN, trainer
@@ -46,6 +46,29 @@ def test_nothing_runs_and_one_is_wanted() -> None:
 def test_what_runs_as_wanted_is_left_alone_and_kept_pointed_at_the_gate() -> None:
     wanted = trainer()
     assert reconcile(node(wanted), [process("toy.0.1.0")]) == [Forward(wanted)]
+
+
+def test_what_is_wanted_of_another_allocation_is_not_started_and_said() -> None:
+    theirs = trainer(generation=5, allocation="toy-a1")
+    (refused,) = reconcile(node(theirs), [], "toy-a2")
+    assert isinstance(refused, NotOurs)
+    assert all(word in refused.why for word in ("group 0", "generation 5", "toy-a1", "toy-a2", "anew"))
+    # what one of the two does not know is not compared
+    for wanted, allocation in ((theirs, "toy-a1"), (theirs, ""), (trainer(generation=5), "toy-a2")):
+        assert reconcile(node(wanted), [], allocation) == [Start(wanted, (0,))]
+
+
+def test_what_runs_already_is_judged_whatever_its_allocation_is() -> None:
+    theirs = trainer(generation=5, world_size=2, allocation="toy-a1")
+    both = [process("toy.0.5.0"), process("toy.0.5.1")]
+    assert reconcile(node(theirs), both, "toy-a2") == [Forward(theirs)]
+    assert stops(reconcile(node(theirs), [process("toy.0.4.0")], "toy-a2")) == ["toy.0.4.0"]
+    actions = reconcile(node(theirs), [process("toy.0.5.0")], "toy-a2")
+    assert starts(actions) == [], "nor is the missing rank begun"
+    assert [type(action) for action in actions] == [Forward, NotOurs]
+    # and another group's is none of its business
+    ours = trainer(group=1, allocation="toy-a2")
+    assert Start(ours, (0,)) in reconcile(node(theirs, ours), [], "toy-a2")
 
 
 def test_a_new_generation_waits_until_every_rank_of_the_old_one_has_ended() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from agents import process
-from agents.table import RECORD_VERSION, Child, generation_of
+from agents.settings import parse
+from agents.shim import Shim
+from agents.table import RECORD_VERSION, Child, Table, generation_of
 from supervisor.ports.store import Store
 from supervisor.wire import records
 from supervisor.wire.records import ProcessRecord, decode
@@ -41,9 +44,59 @@ def test_its_records_are_process_records() -> None:
     child = Child(FIRST, 7, 8, "/x", warm=True, exit_code=3, exited=True)
     found = decode(json.dumps(child.record()), ProcessRecord)
     assert found == ProcessRecord(
-        name=FIRST, pid=7, start_ticks=8, folder="/x", warm=True, exit_code=3, signal=None, exited=True
+        name=FIRST, pid=7, start_ticks=8, folder="/x", warm=True, exit_code=3, signal=None, exited=True, told=""
     )
+    full = Child(FIRST, 7, 8, "/x", signal=9, exited=True, told="cut off", oom=False, ended_s=1.5)
+    assert decode(json.dumps(full.record()), ProcessRecord).told == "cut off"
+    assert set(full.record()) - {"$kind", "$version"} == {field.name for field in dataclasses.fields(ProcessRecord)}
     assert [generation_of(name) for name in (FIRST, "lighthouse.toy.4", "agent")] == [1, 4, None]
+
+
+def test_a_record_of_an_older_shim_is_read(tmp_path: Path) -> None:
+    """It says nothing of what this version adds."""
+    body = Child(FIRST, 7, 8, str(tmp_path), exit_code=3, exited=True).record()
+    for name in ("told", "oom", "ended_s"):
+        del body[name]
+    (tmp_path / "processes").mkdir()
+    (tmp_path / "processes" / f"{FIRST}.json").write_text(json.dumps(body))
+    table = Table(tmp_path)
+    assert table.take_over() == []
+    assert table.children[FIRST].exit_code == 3
+    assert decode(json.dumps(body), ProcessRecord).told is None, "and an agent does not take it for a no"
+
+
+@pytest.mark.parametrize(
+    ("sent", "end", "told"),
+    [
+        ((), (None, 9), ""),
+        ((9,), (None, 9), "because of 9"),
+        ((15, 9), (None, 9), "because of 9"),
+        ((15,), (None, 15), "because of 15"),
+        ((15,), (143, None), "because of 15"),
+        ((15,), (None, 9), ""),  # somebody else was faster
+        ((15,), (None, 11), ""),
+        ((10,), (None, 10), ""),  # no signal that is to end it
+    ],
+)
+def test_the_shim_says_which_ends_it_had_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: tuple[int, ...],
+    end: tuple[int | None, int | None],
+    told: str,
+) -> None:
+    monkeypatch.setattr(process, "signal_session", lambda *_: True)
+    settings = parse(["--node=n0", f"--home={tmp_path}", "--etcd=127.0.0.1:1", "--cold"])
+    settings.node_folder.mkdir(parents=True)
+    shim = Shim(settings)
+    shim._table.put(Child(FIRST, 2**22 + 1, 8, str(tmp_path)))
+    for number in sent:
+        assert shim._signal(FIRST, number, f"because of {number}")
+    shim._ended(2**22 + 1, 8, *end)
+    record = decode((settings.node_folder / "processes" / f"{FIRST}.json").read_bytes(), ProcessRecord)
+    assert (record.exited, record.exit_code, record.signal, record.told) == (True, *end, told)
+    assert record.oom is None, "it never ran"
+    assert record.ended_s > 0.0
 
 
 def test_a_recycled_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> None:

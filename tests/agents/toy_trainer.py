@@ -4,11 +4,14 @@ toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" s
 so too, but with TorchFT's native manager alone: no torch and no collective, so it starts in a fraction of a second.
 toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): what the name says.
 toy.needs: a path without which it fails at once.
+toy.raise_at: it raises after this step, counted by itself from 1. toy.segfault_at: the kernel ends it there.
+toy.hog: once this path exists it takes memory (at most 1 GiB) until something ends it.
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -24,6 +28,11 @@ from pathlib import Path
 
 from agents import sockets
 from supervisor.wire.records import Progress, TrainerLaunch, decode, encode
+from titan_actor.ledger import write_error_file
+
+
+class ToyError(Exception):
+    """As a bug of a real program raises one."""
 
 
 class Toy:
@@ -102,9 +111,10 @@ class Toy:
         step_s = self.options.get("step_s", 0.05)
         start = time.time()
         while not self.stop.wait(step_s):
+            self.bugs()
             if self.progress.step == self.options.get("stop_at"):
                 continue
-            step = self.run_step(step_s)
+            step = self.progress.step + 1 if "raise_at" in self.options else self.run_step(step_s)
             self.note_step(start, step)
             start = time.time()
             self.say(phase="step", step=step, commits=self.progress.commits + 1)
@@ -114,6 +124,17 @@ class Toy:
                 return int(self.options.get("exit_code", 3))
         self.say(phase="finished")
         return 0
+
+    def bugs(self) -> None:
+        """What is asked for to go wrong at this step."""
+        if self.progress.step == self.options.get("raise_at"):
+            raise ToyError(f"a bug at step {self.progress.step}, object at {hex(id(self))}, pid {os.getpid()}")
+        if self.progress.step >= self.options.get("segfault_at", sys.maxsize):
+            faulthandler.enable()
+            faulthandler._sigsegv()
+        if "hog" in self.options and Path(self.options["hog"]).exists():
+            taken = [bytearray(b"x" * (1 << 20)) for _ in range(1024)]
+            print(f"nobody minds {len(taken)} MiB", flush=True)
 
     def stepped(
         self, start: float, step: int, committed: bool, participants: int, quorum_id: int, **about: object
@@ -261,7 +282,11 @@ def main(arguments: list[str]) -> int:
         case _:
             toy.serve_commands()
             toy.say(phase="built")
-            return toy.idle()
+            try:
+                return toy.idle()
+            except ToyError as error:
+                write_error_file(toy.folder, error, traceback.format_exc())
+                return 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ALLOWED_IMPORTS = ("__future__", "collections", "dataclasses", "enum", "math", "typing", "supervisor.core")
+ALLOWED_IMPORTS = ("__future__", "collections", "dataclasses", "enum", "math", "re", "typing", "supervisor.core")
 
 FORBIDDEN_NAMES = frozenset(
     [

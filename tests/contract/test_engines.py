@@ -103,6 +103,7 @@ def test_what_was_released_by_another_is_given_back_again_without_an_error(place
     become(place.engine(), "a1", "granted")
     forgotten(place.engine(), "a1")
     forgotten(place.engine(), "a1")
+    assert place.running("a1") == 0
 
 
 def test_what_is_taken_away_is_gone_with_a_reason_until_it_is_given_back(place: Place) -> None:
@@ -112,6 +113,7 @@ def test_what_is_taken_away_is_gone_with_a_reason_until_it_is_given_back(place: 
     place.take_away("a1")
     gone = become(engine, "a1", "gone")
     assert (gone.nodes, gone.reason != "", gone.engine_id) == (before.nodes, True, before.engine_id)
+    assert (before.ended, gone.ended) == (False, False), "that it is taken away proves no end"
     assert become(place.engine(), "a1", "gone").nodes == before.nodes, "to a new object too"
     engine.acquire(place.request("a1"))
     assert grants(engine)["a1"].state == "gone", "it does not come back under its key"
@@ -134,6 +136,8 @@ def test_replace_of_what_it_does_not_know_is_an_acquire(place: Place) -> None:
     engine = place.engine()
     engine.replace("never-there", place.request("a1"), "it is lost")
     become(engine, "a1", "granted")
+    assert set(grants(engine)) == {"a1"}
+    assert place.running("a1") == 1
 
 
 def test_two_systems_do_not_see_each_others(place: Place) -> None:

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from supervisor.ports.engine import RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.engines import slurm as engine_module
 from supervisor.shell.engines.slurm_commands import Commands
 from tests.contract.places import WITHIN_S, SlurmPlace, become, executable, forgotten, grants, with_slurm
 from tests.helpers.waiting import eventually
@@ -119,6 +121,40 @@ def test_a_host_that_is_down_takes_its_job_along(at_slurm: SlurmPlace) -> None:
     eventually(lambda: at_slurm.running("a1") == 0, WITHIN_S, "it does not come again")
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_only_a_boot_of_its_host_says_that_the_processes_have_ended(
+    at_slurm: SlurmPlace, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    monkeypatch.setattr(engine_module, "BOOT_MARGIN_S", 0)
+    lab, engine = at_slurm.lab, at_slurm.engine()
+    for key in ("a1", "a2"):
+        engine.acquire(at_slurm.request(key))
+        become(engine, key, "granted")
+    (node,) = grants(engine)["a1"].nodes
+    lab.cancel(at_slurm.jobs("a2")[0]["job_id"])
+    lab.kill_slurmd(node)
+    lab.down(node)
+    eventually(lambda: "NODE_FAIL" in grants(engine)["a1"].reason, WITHIN_S, "its host failed")
+    if released:
+        engine.release("a1")
+        engine.release("a1")
+    assert grants(engine)["a1"].ended is False, "what it ran lives on"
+    lab.start_slurmd(node)
+    lab.resume(node)
+    eventually(lambda: lab.node_states()[node] == ["idle"], WITHIN_S, "its slurmd is back")
+    eventually(lambda: at_slurm.jobs("a2")[0]["job_state"] == "CANCELLED", WITHIN_S, "cancelled")
+    assert [grants(engine)[key].ended for key in ("a1", "a2")] == [False, False], "nor is that a proof"
+
+    started = at_slurm.jobs("a1")[0]["start_time"]
+    eventually(lambda: time.time() >= started + 1, WITHIN_S, "Slurm's times are whole seconds")
+    lab.kill_slurmd(node)
+    lab.start_slurmd(node, booted=True)
+    ended = eventually(lambda: (g := grants(engine)["a1"]).ended and g, WITHIN_S, "its host was booted")
+    assert (ended.state, ended.nodes, grants(engine)["a2"].ended) == ("gone", (node,), False)
+    if not released:
+        assert grants(at_slurm.engine())["a1"] == ended, "to a new object too"
+
+
 @pytest.mark.timeout(300)
 def test_a_time_limit_is_told_to_the_main_process_and_ends_the_job(at_slurm: SlurmPlace) -> None:
     warned, agent = at_slurm.folder / "warned", at_slurm.folder / "agent.py"
@@ -216,6 +252,7 @@ def test_a_name_that_is_no_utf_8_hides_nothing(at_slurm: SlurmPlace) -> None:
     engine = at_slurm.engine()
     engine.acquire(at_slurm.request("a1"))
     become(engine, "a1", "granted")
+    assert set(grants(engine)) == {"a1"}, "and the stranger's is none of ours"
 
 
 def test_a_command_that_hangs_is_retryable(at_slurm: SlurmPlace) -> None:

@@ -97,6 +97,8 @@ class Slurm:
         places: Mapping[str, tuple[str, str]],
         hub: tuple[str, str] | None,
         options: Mapping[str, str],
+        partitions: Sequence[str],
+        slurmd_under: Sequence[str],
     ) -> None:
         self.folder = folder
         self.nodes = tuple(f"n{i + 1}" for i in range(nodes))
@@ -105,6 +107,7 @@ class Slurm:
         self.environment = {"SLURM_CONF": str(self.conf)}
         self._places = dict(places)
         self._hub = hub
+        self._slurmd_under = list(slurmd_under)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         port, *ports = free_ports(nodes + 1)
         text = CONF.format(
@@ -128,7 +131,7 @@ class Slurm:
         if preempt:
             text += "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL\n"
             text += "PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF\n"
-        self.conf.write_text(text)
+        self.conf.write_text(text + "".join(f"PartitionName={line}\n" for line in partitions))
 
     # its parts
 
@@ -178,8 +181,9 @@ class Slurm:
         """slurmctld is killed: what happened in the last seconds is not saved, a job that runs may be pending again."""
         self._kill("slurmctld")
 
-    def start_slurmd(self, node: str) -> None:
-        command = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
+    def start_slurmd(self, node: str, *, booted: bool = False) -> None:
+        """`booted`: it says that its machine was booted just now."""
+        command = [*self._slurmd_under, "slurmd", "-D", "-N", node, "-f", str(self.conf), *(["-b"] if booted else [])]
         self._spawn(node, self._inside(self._places[node][0] if node in self._places else "", command))
 
     def kill_slurmd(self, node: str) -> None:
@@ -246,7 +250,7 @@ class Slurm:
         """The node takes jobs again."""
         self._must("scontrol", "update", f"nodename={node}", "state=resume")
 
-    def clear(self) -> None:
+    def clear(self, within_s: float = 2 * UP_WITHIN_S) -> None:
         """No job, and every node idle: for tests that follow each other on one Slurm."""
         jobs = [str(job["job_id"]) for job in self.jobs() if job["job_state"] in ("PENDING", "RUNNING", "SUSPENDED")]
         if jobs:
@@ -262,7 +266,7 @@ class Slurm:
                     self.command("scontrol", "update", f"nodename={node}", "state=resume")
             return now == {node: ["idle"] for node in self.nodes}
 
-        eventually(idle, 2 * UP_WITHIN_S, "every node is idle again")
+        eventually(idle, within_s, "every node is idle again")
 
     def log(self, part: str = "slurmctld") -> str:
         """What a part wrote: `slurmctld`, or `slurmd-NODE`."""
@@ -361,11 +365,14 @@ def slurm(
     places: Mapping[str, tuple[str, str]] | None = None,
     hub: tuple[str, str] | None = None,
     options: Mapping[str, str] | None = None,
+    partitions: Sequence[str] = (),
+    slurmd_under: Sequence[str] = (),
 ) -> Iterator[Slurm]:
     """A Slurm with nodes n1, n2, ..., ended with the block; its logs are kept in `folder`.
 
     `places`: node -> (network namespace, address) where its slurmd runs. `hub`: (namespace, address) of slurmctld; the
-    namespace is empty where this process is inside already. `options`: further or other lines of slurm.conf.
+    namespace is empty where this process is inside already. `options`: further or other lines of slurm.conf. `partitions`: further ones, as "name Nodes=ALL ...".
+    `slurmd_under`: a command that runs another, in which the slurmds and so all jobs run.
     """
     for attempt in range(ATTEMPTS):
         # a unix socket's path may have 107 characters, and pytest's folders are long
@@ -382,6 +389,8 @@ def slurm(
             places=places or {},
             hub=hub,
             options=options or {},
+            partitions=partitions,
+            slurmd_under=slurmd_under,
         )
         try:
             try:

@@ -27,7 +27,7 @@ def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(toy_
     eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30, "rung 1")
     incident = w.incidents(record)[0]
     assert (incident.kind, incident.rung) == (Kind.CRASH, Rung.RESTART)
-    assert incident.evidence == ("rank 0 ended by signal 9",)
+    assert incident.evidence[0].startswith("rank 0 was killed by a SIGKILL that is n"), incident.evidence
     assert w.status(record).groups[1].node == node
     assert w.trainer(record, 0).pid == other
 
@@ -66,6 +66,57 @@ def test_a_restart_loop_climbs_and_stops_when_nothing_is_left(empty: World) -> N
     assert {"restart", "replace", "reallocate"} <= passed_over
     assert "nothing cheaper is left" in empty.status(record).halt_reason
     assert _wanted(empty) == []
+    empty.check(record, stepped=False)
+
+
+def test_a_segfault_is_named_with_what_python_said_of_it(empty: World) -> None:
+    spec = toy_spec(name="fault", groups=1, spares=0)
+    record = empty.launch(replace(spec, titan=replace(spec.titan, overrides={"toy.segfault_at": 3})))
+    eventually(lambda: empty.incidents(record), 60, "the segfault is seen")
+    incident = empty.incidents(record)[0]
+    assert (incident.kind, incident.rung) == (Kind.CRASH, Rung.RESTART)
+    sentence, words = incident.evidence[:2]
+    assert sentence == "rank 0 was ended by SIGSEGV (signal 11)"
+    assert words.startswith("its log ends with: Fatal Python error: Segmentation fault (")
+    assert "toy_trainer.py, line " in words
+
+
+def test_a_bug_at_a_step_stops_the_run_when_it_comes_back(empty: World) -> None:
+    """One group: restarted once, the same error at the same step again, and no more is spent on it."""
+    spec = toy_spec(name="bug", groups=1, spares=1, backoff_first_s=0.0)
+    record = empty.launch(replace(spec, titan=replace(spec.titan, overrides={"toy.raise_at": 5})))
+    eventually(lambda: empty.status(record).phase == "halted", 90, "rung 4")
+    first, last = empty.incidents(record)
+    assert (first.kind, first.rung, first.state) == (Kind.ERROR, Rung.RESTART, "recovered")
+    assert (last.kind, last.rung, last.state) == (Kind.SAME_ERROR, Rung.STOP, "halted")
+    assert last.error.startswith("ToyError: a bug at step 5, object at 0x")
+    assert last.error != first.error, "its address and its pid"
+    assert "in bugs" in last.trace
+    assert any("toy_trainer.py, line " in sentence for sentence in last.evidence)
+    assert any("the same at step 5 2 times in a row, on " in sentence for sentence in last.evidence)
+    state = empty.status(record)
+    assert "ToyError: a bug at step 5" in state.halt_reason
+    budget = record.spec.policy.budget
+    left = {"restart:0": budget.restart - 1, "replace": budget.replace, "reallocate": budget.reallocate}
+    assert state.budgets_left == left
+    assert _wanted(empty) == []
+    empty.check(record)
+
+
+def test_a_program_that_cannot_start_anywhere_is_tried_in_place_and_elsewhere_and_no_further(
+    empty: World, tmp_path: Path
+) -> None:
+    spec = toy_spec(name="typo", groups=1, spares=1, backoff_first_s=0.0)
+    titan = replace(spec.titan, overrides={"toy.needs": str(tmp_path / "missing")})
+    record = empty.launch(replace(spec, titan=titan))
+    eventually(lambda: empty.status(record).phase == "halted", 90, "rung 4")
+    (incident,) = empty.incidents(record)
+    assert (incident.kind, incident.rung, incident.state) == (Kind.SAME_ERROR, Rung.STOP, "halted")
+    assert any("before its first commit 3 times in a row, on " in sentence for sentence in incident.evidence)
+    state = empty.status(record)
+    assert "the program's or its configuration's fault" in state.halt_reason
+    assert state.groups[0].generation == 3
+    assert len(state.cordons) == 1, "the second node is not held guilty of it"
     empty.check(record, stepped=False)
 
 

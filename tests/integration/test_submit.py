@@ -20,6 +20,7 @@ from supervisor.shell.identity import system_id
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.status import RunStatus
 from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell.views import memory
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord
 from tests.helpers.etcd import free_ports
@@ -79,9 +80,12 @@ class Login:
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         # pytest itself may run where Ctrl-C is ignored, which is inherited
-        command = ["env", "--default-signal=INT", sys.executable, "-m", "supervisor.cli", "submit", str(self.file)]
+        return self._cli("submit", str(self.file), *arguments)
+
+    def _cli(self, *arguments: str) -> subprocess.Popen[str]:
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "supervisor.cli", *arguments]
         return subprocess.Popen(
-            [*command, "--etcd", self.etcd.endpoint, "--home", str(self.home), *arguments],
+            [*command, "--etcd", self.etcd.endpoint, "--home", str(self.home)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -90,7 +94,13 @@ class Login:
         )
 
     def submit(self, *arguments: str, code: int = 0) -> str:
-        process = self.begin(*arguments)
+        return self._output(self.begin(*arguments), code)
+
+    def says(self, *arguments: str) -> str:
+        """What another command prints."""
+        return self._output(self._cli(*arguments), 0)
+
+    def _output(self, process: subprocess.Popen[str], code: int) -> str:
         try:
             output, _ = process.communicate(timeout=SUBMIT_S)
         finally:
@@ -98,6 +108,11 @@ class Login:
         assert process.returncode == code, output
         assert "Traceback" not in output
         return output
+
+    def move(self, etcd: EtcdServer) -> None:
+        """From now on with this etcd."""
+        self.store.close()
+        self.etcd, self.store = etcd, connect([etcd.endpoint])
 
     def control(self) -> list[dict[str, Any]]:
         """The control plane's jobs that have not ended, oldest first."""
@@ -140,10 +155,11 @@ def _running(lab: Slurm) -> list[str]:
 
 
 @pytest.fixture
-def login(tmp_path: Path) -> Iterator[Login]:
+def login(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Login]:
+    """With four hosts, or as many as are asked for."""
     server = start_etcd(tmp_path / "etcd")
     try:
-        with slurm(tmp_path, 4) as lab:
+        with slurm(tmp_path, getattr(request, "param", 4)) as lab:
             made = Login(tmp_path, lab, server)
             try:
                 yield made
@@ -151,6 +167,7 @@ def login(tmp_path: Path) -> Iterator[Login]:
                 made.store.close()
                 lab.command("scancel", *_running(lab))
                 eventually(lambda: not _running(lab), SOON_S, "all jobs have ended")
+                made.etcd.stop()
     finally:
         server.stop()
 
@@ -233,6 +250,71 @@ def test_what_was_interrupted_is_gone_on_with(login: Login) -> None:
     assert len(jobs) == 2
     assert jobs[0]["job_id"] == pending[0]["job_id"]
     login.trains(beyond=0)
+
+
+def test_a_job_that_waits_for_the_one_before_it_has_a_successor_too(login: Login) -> None:
+    """Both are on the only host that there is, and the one that waits may wait until its own end."""
+    login.submit("--supervisors", "1")
+    (first,) = login.control()
+    for node in set(login.lab.nodes) - {first["nodes"]}:
+        login.lab.drain(node)
+
+    def succeeded(job: int) -> dict[str, Any] | None:
+        return next((j for j in login.control() if j["comment"].endswith(f"/after-{job}")), None)
+
+    def warned(job: int) -> dict[str, Any]:
+        login.lab.command("scancel", "--batch", "--signal=USR1", str(job))
+        return eventually(lambda: succeeded(job), SOON_S, f"job {job} has a successor")
+
+    second = warned(int(first["job_id"]))["job_id"]
+    log = login.home / ".supervisor" / "control" / f"{second}.log"
+    eventually(lambda: log.exists() and "waiting for its end" in log.read_text(), SOON_S, "it waits")
+    third = warned(second)["job_id"]
+    eventually(lambda: "follows this one" in log.read_text(), SOON_S, "it says so")
+    assert "up: etcd" not in log.read_text(), "it waits still"
+    login.lab.cancel(int(first["job_id"]))
+    eventually(lambda: login.leading_job() == second, SOON_S, "the one that waited leads")
+    assert [j["job_id"] for j in login.control()] == [second, third]
+
+
+@pytest.mark.parametrize("login", [6], indirect=True)
+@pytest.mark.parametrize("kept", ["data", "backup"])
+def test_etcd_is_at_another_address_after_its_host_was_lost(login: Login, tmp_path: Path, kept: str) -> None:
+    """docs/SLURM.md says what is done then: with its data on another disk, and with a backup."""
+    login.submit()
+    login.trains(beyond=60)
+    before, training = login.control(), [j for j in login.lab.jobs() if j["name"] == "supervisor-toy"]
+    if kept == "backup":
+        login.says("backup", "--out", str(tmp_path / "backup.json.gz"))
+    login.etcd.stop()
+    if kept == "data":
+        # what nobody hears any more is ended, before somebody says that it is down
+        login.lab.command("scancel", "--name=supervisor-toy")
+        eventually(lambda: not {str(j["job_id"]) for j in training} & set(_running(login.lab)), SOON_S, "they end")
+    (port,) = free_ports(1)
+    login.move(start_etcd(tmp_path / ("etcd" if kept == "data" else "another"), client_port=port))
+    if kept == "backup":
+        assert "toy" in login.says("restore", str(tmp_path / "backup.json.gz"))
+
+    said = login.submit()
+    for job in before:
+        assert f"cancelled job {job['job_id']}: a control-plane job of this system with other endpoints than " in said
+    assert "toy was launched before" in said
+    now = login.control()
+    assert len(now) == 2
+    assert not {j["job_id"] for j in now} & {j["job_id"] for j in before}
+
+    def anew() -> bool:
+        if memory(login.mirror(), "toy").lighthouse.mute_since is not None:
+            # where the old lighthouse's host did not come back; it may have come back just now
+            word = ("resume", "toy", "--because", "its host was lost, the jobs are cancelled", "--they-are-down")
+            login._cli(*word).communicate(timeout=SUBMIT_S)
+        return min(g.generation for g in login.status().groups) > 1
+
+    eventually(anew, SOON_S, "both are started anew")
+    login.trains(beyond=60)
+    live = _running(login.lab)
+    assert not [j for j in training if str(j["job_id"]) in live], "what talks to the lost etcd is given back"
 
 
 def test_the_etcd_job_finds_its_data_again(tmp_path: Path) -> None:

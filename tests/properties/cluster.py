@@ -34,9 +34,10 @@ from supervisor.core.model import (
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell import projection, views
+from supervisor.shell import cordons, projection, views
 from supervisor.shell.mirror import Mirror
-from supervisor.wire.records import NodeDesired, TrainerDesired
+from supervisor.wire import keys
+from supervisor.wire.records import Cordon, NodeDesired, TrainerDesired, encode
 
 TICK_S = 0.5
 HOST = "host"
@@ -47,7 +48,7 @@ ENDED = ("finished", "stopped", "halted")
 WARN_S = 80
 LIMIT_TICKS = int(WARN_S / TICK_S)
 """From the warning of a time limit to the end of the allocation."""
-FACTS = ("checkpoint", "fence")
+FACTS = ("checkpoint", "fence", "uncordon")
 """Actions that only note what was seen; a paused run may take them."""
 
 
@@ -247,6 +248,8 @@ class Cluster:
         self.grants: dict[str, Grant] = {}
         self.control = ControlView()
         self.records: dict[str, bytes] = {}
+        self.held: dict[str, bytes] = {}
+        """What is held against hosts: the leader's records and a person's."""
         self.memory = Memory()
         self.desired: dict[str, NodeDesired] = {}
         self.leaderless = 0
@@ -256,6 +259,12 @@ class Cluster:
         """How often a quorum stepped."""
         self.newest = 0
         """The newest step that was ever committed."""
+        self.bug_at: int | None = None
+        """From this step on the program raises, wherever it runs."""
+        self.placed: dict[tuple[int, int], str] = {}
+        """(group, generation) -> the allocation by which it was placed."""
+        self.not_ours = 0
+        """Starts that an agent left alone, because they were wanted of another allocation."""
         self.lost = 0
         """Steps that were committed a second time, because the first was lost."""
         self.broken: list[str] = []
@@ -407,12 +416,16 @@ class Cluster:
         for group, wanted in newest.items():
             key = (group, wanted.generation)
             others = [p for p in machine.live() if p.group == group]
-            if (
+            if wanted.allocation not in ("", machine.allocation):
+                self.not_ours += 1
+            elif (
                 key not in machine.begun
                 and not others
                 and max((g for q, g in machine.begun if q == group), default=0) < wanted.generation
             ):
                 machine.begun.add(key)
+                if self.placed[key] != machine.allocation:
+                    self.broken.append(f"agent: {key} of {self.placed[key]} begins on {machine.allocation}")
                 machine.processes[key] = Process(
                     group, wanted.generation, machine.name, wanted.resume, wanted.stop_at_step, wanted.writer,
                     boot=1 if self.calm else 1 + self.dice.randrange(5),
@@ -547,6 +560,8 @@ class Cluster:
         self.newest = max(self.newest, step)
         for process in members:
             process.stepped(step)
+            if self.bug_at is not None and step >= self.bug_at:
+                process.end(code=1, error=f"ValueError: no batch at 0x{id(process):x}")
 
     # --- faults ---
 
@@ -571,6 +586,7 @@ class Cluster:
                 self.leaderless,
                 self.refusing,
                 self.stalled,
+                self.held,
             )
         )
 
@@ -588,7 +604,7 @@ class Cluster:
 
     def _raise(self, target: int) -> None:
         if (process := self._pick_process(target)) is not None:
-            process.end(code=1, error=f"error {self.now}")
+            process.end(code=1, error=f"error no {round(self.now / TICK_S)}")  # each another one
 
     def _freeze(self, target: int) -> None:
         if (process := self._pick_process(target)) is not None:
@@ -651,6 +667,21 @@ class Cluster:
         self.drained.clear()
         for allocation in self.engine.values():
             allocation.leaving = ""
+
+    def _cordon(self, target: int, drain: bool = False) -> None:
+        if (machine := self._pick(target)) is not None:
+            record = Cordon(host=machine.host, why="disk", by="ann@login", at_unix_s=0.0, drain=drain)
+            self.held[keys.cordon(machine.host)] = encode(record)
+
+    def _drain_host(self, target: int) -> None:
+        self._cordon(target, drain=True)
+
+    def _uncordon(self, target: int) -> None:
+        """A person frees a host, whoever held what against it."""
+        hosts = sorted({key[len(keys.CORDONS) :].split("/")[0] for key in self.held})
+        if hosts:
+            gone = keys.CORDONS + hosts[target % len(hosts)] + "/"
+            self.held = {key: value for key, value in self.held.items() if not key.startswith(gone)}
 
     def _refuse(self, target: int) -> None:
         self.refusing = 1
@@ -727,6 +758,7 @@ class Cluster:
         self._revive_agents(0)
         self._resume(0)
         self._undrain(0)
+        self.held.clear()
         self._accept(0)
         self.stalled = 0
 
@@ -769,6 +801,8 @@ class Cluster:
                 leaving=self.reported_leaving.get(name, "") if here else "",
                 allocation=machine.allocation if machine is not None and here else given.get(name, ""),
                 slots=1 if here else 0,
+                # it comes and goes, for no reason that anybody knows
+                warm=here and (int(self.now // 4) + int(name[1:])) % 3 == 0,
                 ranks=self.reported.get(name, ()),
             )
         return Observed(
@@ -779,6 +813,7 @@ class Cluster:
             gate=self._gate_view(),
             grants=dict(self.grants),
             control=self.control,
+            cordons=cordons.seen_by(_mirror(self.held), self.spec.name) if self.held else {},
         )
 
     def _gate_view(self) -> GateView | None:
@@ -801,10 +836,12 @@ class Cluster:
 
     def _commit(self, decision: Decision) -> None:
         self.records |= projection.memory_records(self.spec, decision.memory, decision.incidents)
-        read = views.memory(Mirror(Snapshot(1, tuple(Item(k, v, 1, 1) for k, v in self.records.items()))), "run")
+        self.held |= projection.suspicion_records(decision.suspicions)
+        read = views.memory(_mirror(self.records), "run")
         if read != decision.memory:
             self.broken.append(f"round trip: {decision.memory} came back as {read}")
         self.memory = read
+        self.placed |= {(g.group, g.generation): g.allocation for g in read.groups.values() if g.phase == "starting"}
         self.desired = projection.desired(self.spec, "/runs/run", read)
 
     # --- properties ---
@@ -839,7 +876,10 @@ class Cluster:
                 if action.generation != current:
                     self.broken.append(f"stale: {action} while the generation is {current}")
             node = observed.nodes.get(action.node)
-            if action.verb == "place" and node is not None and node.machine in before.cordons:
+            barred = node is not None and (
+                node.machine in decision.memory.cordons or self._person_bars(observed, node.machine)
+            )
+            if action.verb == "place" and node is not None and barred:
                 self.broken.append(f"cordon: {action.key} on {action.node} of the cordoned host {node.machine}")
             if action.verb in ("start", "place", "fence", "move", "acquire", "release"):
                 if action.key in self.committed_keys:
@@ -851,21 +891,35 @@ class Cluster:
         self._check_budgets(decision, observed, before)
         self._check_rungs(decision)
 
+    def _person_bars(self, observed: Observed, host: str) -> bool:
+        return host in observed.cordons and bool(observed.cordons[host].why)
+
     def _check_renewed(self, key: str, observed: Observed, before: Memory) -> None:
         """A spare is renewed once, and not in a loop."""
         if key in self.renewed:
             self.broken.append(f"acquired: spare {key} is renewed twice")
         self.renewed.add(key)
-        grant = observed.grants[key]
+        grant = observed.grants.get(key)
+        if grant is None or grant.state == "pending":
+            held = {h for h, cordon in observed.cordons.items() if cordon.ours or cordon.why}
+            if held.issuperset(before.allocations[key].exclude):
+                self.broken.append(f"acquired: {key} may still come, leaves out no host that is free, and is renewed")
+            return
         if grant.state == "gone":
             if observed.now < before.allocations[key].since + self.spec.policy.allocation_timeout_s:
                 self.broken.append(f"acquired: spare {key} went and is asked for again too soon")
+        elif all(
+            observed.nodes[node].machine in before.cordons or self._person_bars(observed, observed.nodes[node].machine)
+            for node in grant.nodes
+            if node in observed.nodes
+        ):
+            pass  # its host was cordoned meanwhile
         elif (since := before.allocations[key].unheard_since) is not None:
             if observed.now < since + self.spec.policy.allocation_timeout_s:
                 self.broken.append(f"acquired: spare {key} may still come and is renewed")
-        elif not all(observed.nodes[node].machine in before.cordons for node in grant.nodes if node in observed.nodes):
+        else:
             self.broken.append(f"acquired: spare {key} is of use and is renewed")
-        if any(g.node in grant.nodes and g.phase != "finished" for g in before.groups.values()):
+        if any(g.node and g.allocation == key and g.phase != "finished" for g in before.groups.values()):
             self.broken.append(f"acquired: {key} is renewed as a spare, and a group lives on it")
 
     def _check_budgets(self, decision: Decision, observed: Observed, before: Memory) -> None:
@@ -937,3 +991,7 @@ class Cluster:
         }
         waits = self.decided[-1][2].waits if self.decided else ()
         return f"{self.memory.phase} {self.memory.halt_reason}; {groups}; incidents {list(self.memory.incidents.values())}; waits {waits}"
+
+
+def _mirror(records: dict[str, bytes]) -> Mirror:
+    return Mirror(Snapshot(1, tuple(Item(k, v, 1, 1) for k, v in records.items())))

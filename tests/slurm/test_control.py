@@ -72,8 +72,12 @@ def test_two_runs_share_the_hosts(w: SlurmWorld) -> None:
     nodes = {name: {g.node for g in w.status(r).groups} for name, r in (("one", one), ("two", two))}
     assert len(nodes["one"] | nodes["two"]) == 4
     assert w.status(one).lighthouse.address != w.status(two).lighthouse.address
+    before = w.status(two).budgets_left
+    assert w.status(one).budgets_left == before
     w.lab.cancel(w.job_of(one, 1))
     eventually(lambda: w.recovered(one, 0), SOON_S, "the first run recovers")
+    assert w.status(one).budgets_left != before
+    assert w.status(two).budgets_left == before
     assert w.incidents(two) == []
     assert {g.node for g in w.status(two).groups} == nodes["two"]
     assert {g.generation for g in w.status(two).groups} == {1}

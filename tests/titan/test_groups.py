@@ -219,3 +219,20 @@ def test_checks_of_a_rank_that_cannot_be_built(groups: Groups) -> None:
     assert told["extraInfo"]["timestamp"].isdecimal()
     assert "trainer failed: ConfigError" in rank.log()
     assert rank.lines("failed")
+
+
+def test_a_step_leaves_no_memory_behind(groups: Groups) -> None:
+    """TorchTitan collects garbage only now and then: what is held by a cycle until then is a gradient a step."""
+
+    def resident_mb(rank: Rank) -> int:
+        status = Path(f"/proc/{rank.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1]) // 1024
+
+    ranks = [groups.start(group, steps=1000) for group in (0, 1)]
+    for rank in ranks:
+        rank.reached(10, commits=5)
+    before = [resident_mb(rank) for rank in ranks]
+    for rank in ranks:
+        rank.reached(40)
+    after = [resident_mb(rank) for rank in ranks]
+    assert all(a - b < 100 for a, b in zip(after, before, strict=True)), (before, after)

@@ -19,8 +19,8 @@ from supervisor.shell.doctor.folders import kind_of, writable
 DEADLINE_S = 5.0
 """A controller that is well answers in some milliseconds; one that is away keeps its commands for minutes."""
 
-OLDEST = (21, 8)
-"""The first with `squeue --json`."""
+OLDEST = (22, 5)
+"""The oldest whose `squeue --json` and `sinfo --json` the engine was made for."""
 
 NODE_ENDS_WITHIN_S = 14.0
 """Twice `--grace-s` (5 s) and four seconds, docs/NODES.md: after KillWait Slurm kills what is left."""
@@ -104,7 +104,10 @@ def _version(text: str) -> Finding:
     found = re.search(r"(\d+)\.(\d+)", told)
     if found is None or (int(found[1]), int(found[2])) >= OLDEST:
         return good(f"Slurm: {told}")
-    return bad(f"Slurm: {told} has no `squeue --json`", f"{OLDEST[0]}.{OLDEST[1]:02d} or later is needed")
+    return bad(
+        f"Slurm: {told} is too old: its `squeue --json` is another, or none",
+        f"{OLDEST[0]}.{OLDEST[1]:02d} or later is needed",
+    )
 
 
 def partitions(text: str) -> Iterator[Finding]:
@@ -171,7 +174,8 @@ def _inside(environment: Mapping[str, str], config: str) -> Iterator[Finding]:
     if wait_s is not None and wait_s < NODE_ENDS_WITHIN_S:
         yield note(
             f"Slurm kills {wait_s} s after TERM (KillWait); a node takes up to {NODE_ENDS_WITHIN_S:g} s to end",
-            f"supervisor-agent run --grace-s {max(0.0, (wait_s - 4) / 2):g}, or a longer KillWait",
+            "ask its administrator for KillWait = 30, Slurm's default; else allocation.slurm.agent_command = a script of yours "
+            f'that ends with: exec supervisor-agent "$@" --grace-s {max(0.0, (wait_s - 4) / 2):g}',
         )
     elif wait_s is not None:
         yield good(f"Slurm kills {wait_s} s after TERM (KillWait): a node has ended by then")

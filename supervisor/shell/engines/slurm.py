@@ -23,6 +23,10 @@ POLL_S = 1.0
 """A list is one request to slurmctld, which serves a whole cluster; a lost node is told by its lease anyway."""
 SHARE = 0.1
 """At most this part of the time is spent on lists, however many jobs everybody has (0.2 s for 1000 in Slurm 22.05)."""
+POLL_MAX_S = 10.0
+"""But asked this often all the same, be a list slow or slurmctld busy for once: for twice as long a lost node waits for a word."""
+BOOT_MARGIN_S = 30
+"""So much later than the job's start a node must have been booted: a registration may be late, and clocks differ."""
 
 _PENDING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
 _TAKEN = {"SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -67,6 +71,8 @@ class SlurmEngine:
         self._replaced: set[str] = set()
         """Keys whose host was drained: not again, when an administrator has resumed it."""
         self._may_drain = True
+        self._lost: set[str] = set()
+        """Keys that were released and whose host failed: only its boot will say that their processes have ended."""
 
     def acquire(self, request: Request) -> None:
         """Two tries at most: after one that failed there may be a job all the same. One that succeeded is looked up."""
@@ -112,27 +118,27 @@ class SlurmEngine:
         self.release(key)
 
     def release(self, key: str) -> None:
+        if key in self._lost:
+            return
         job = self._jobs().get(key)
         if job is not None and not _ended(job):
             self._commands.cancel([job.id])
         self._released.add(key)
 
     def list(self) -> Sequence[Grant]:
-        """Cancels what must not be: the second job of one key, and what an administrator has queued again."""
+        """Cancels what must not be: the second job of one key, and what an administrator has queued again. A job whose host
+        failed is listed after its release too, while Slurm knows it: when the host was booted, its processes have ended."""
         began = time.monotonic()
         jobs = self._jobs()
-        granted = [job for job in jobs.values() if _state(job) == "granted"]
-        nodes = self._commands.nodes() if granted else {}
+        self._lost = {key for key, job in jobs.items() if key in self._released and _host_failed(job)}
+        listed = {k: j for k, j in jobs.items() if k in self._lost or not (k in self._released and _ended(j))}
+        nodes = self._commands.nodes() if any(job.node for job in listed.values()) else {}
         gone = [job.id for job in jobs.values() if _state(job) == "gone" and not _ended(job)]
         if gone:
             cancelled(self._commands, gone)
         self._cluster = self._cluster or self._commands.cluster()
-        self.poll_s = max(POLL_S, (time.monotonic() - began) / SHARE)
-        return [
-            _grant(key, job, nodes.get(job.node))
-            for key, job in jobs.items()
-            if not (key in self._released and _ended(job))
-        ]
+        self.poll_s = min(max(POLL_S, (time.monotonic() - began) / SHARE), POLL_MAX_S)
+        return [_grant(key, job, nodes.get(job.node)) for key, job in listed.items()]
 
     def events(self, changed: Callable[[], None]) -> None:
         """Slurm can only be asked."""
@@ -193,11 +199,21 @@ class SlurmEngine:
         )
 
     def _explained(self, request: Request, words: str) -> str:
-        """With the one key of the run file without which Slurm would take it, if there is one."""
+        """With the keys of the run file without any one of which Slurm would take it: a time limit that is too long for its
+        partition is both."""
         spec = request.spec.slurm
         options, script = self._submission(request)
         if not self._commands.refusal(options, script):
             return f"Slurm refuses the job: {words}"  # not for what was asked
+        anywhere = [option for option in options if not option.startswith("--exclude=")]
+        if request.exclude and not self._commands.refusal(anywhere, script):
+            return (
+                f"Slurm refuses the job: all hosts that would do are left out: {', '.join(request.exclude)}. They are cordoned, "
+                "because they failed, or their node did not register (supervisor incidents, supervisor explain). Slurm's words: "
+                f'{words}. Have them mended; once the run is halted, supervisor resume {request.run} --because "..." clears '
+                "all cordons"
+            )
+        found = []
         for name in ("partition", "account", "qos", "constraint", "gres", "time_limit", "flags"):
             value = getattr(spec, name)
             if not value:
@@ -205,8 +221,8 @@ class SlurmEngine:
             without = [option for option in options if option not in slurm_script.of_setting(spec, name)]
             if not self._commands.refusal(without, script):
                 told = "[" + ", ".join(f'"{flag}"' for flag in value) + "]" if name == "flags" else f'"{value}"'
-                return f"Slurm refuses allocation.slurm.{name} = {told}: {words}"
-        return f"Slurm refuses the job: {words}"
+                found.append(f"allocation.slurm.{name} = {told}")
+        return f"Slurm refuses {' with '.join(found) or 'the job'}: {words}"
 
     def _drain(self, host: str, reason: str) -> None:
         node = self._commands.nodes().get(host)
@@ -229,6 +245,20 @@ def _ended(job: Job) -> bool:
     return bool(_ENDED.intersection(job.states))
 
 
+def _host_failed(job: Job) -> bool:
+    return "NODE_FAIL" in job.states
+
+
+def _booted_since(job: Job, node: Node | None) -> bool:
+    """Whether the job's host was booted after the job had started. Nothing else that Slurm says is a proof that the processes
+    have ended: what it cancels on a host that does not answer is ended for Slurm and lives on, and what has left the job's
+    process tree outlives it. A virtual machine that was frozen seems to have been booted later than it was, but its slurmd
+    has not started since."""
+    if node is None or not job.started_unix_s:
+        return False
+    return min(node.booted_unix_s, node.slurmd_unix_s) > job.started_unix_s + BOOT_MARGIN_S
+
+
 def _state(job: Job) -> Literal["pending", "granted", "gone", "refused"]:
     if "FAILED" in job.states and not job.node:
         return "refused"  # what cannot be met by any node: sbatch fails, and leaves this behind
@@ -248,7 +278,8 @@ def _grant(key: str, job: Job, node: Node | None) -> Grant:
     nodes = (name,) if job.node else ()
     if state == "granted":
         return Grant(key=key, state="granted", nodes=nodes, engine_id=_id(job), leaving=_leaving(node))
-    return Grant(key=key, state=state, nodes=nodes, engine_id=_id(job), reason=_end(job))
+    ended = state == "gone" and _booted_since(job, node)
+    return Grant(key=key, state=state, nodes=nodes, engine_id=_id(job), reason=_end(job), ended=ended)
 
 
 def _id(job: Job) -> str:

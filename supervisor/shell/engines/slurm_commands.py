@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.wire.programs import CONTROL_PLANE
 
 COMMAND_S = 30.0
 """Slurm's commands give up by themselves after MessageTimeout, by default 10 s, or twice that."""
@@ -24,14 +25,16 @@ ONCE_MORE_S = 0.5
 """Before the second try: a controller that has just come back turns the first one away."""
 
 _OURS = re.compile(
-    r"SLURM_CONF$|(?!SLURM|SQUEUE_|SINFO_|SCANCEL_|SCONTROL_|SBATCH_(?:CLUSTERS|CLUSTER_CONSTRAINT|ARRAY_INX|WAIT)$)"
+    r"SLURM_CONF$|(?!SLURM|SQUEUE_|SINFO_|SCANCEL_|SCONTROL_|SBATCH_(?:CLUSTERS|CLUSTER_CONSTRAINT|ARRAY_INX|WAIT|EXPORT)$)"
 )
 """What the commands and the job see: not what other options these commands take from the environment (SQUEUE_PARTITION would
-hide our jobs, SBATCH_CLUSTERS put them where we do not look), and not what the job says in which the supervisor itself may
-run."""
+hide our jobs, SBATCH_CLUSTERS put them where we do not look, SBATCH_EXPORT keep the environment from them), and not what the
+job says in which the supervisor itself may run."""
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 """What sbatch --parsable answers with, among what a site's plugins print."""
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|_(?:KEY|PASS|PAT|PWD)$", re.IGNORECASE
+)
 
 
 class Refused(Exception):
@@ -58,6 +61,8 @@ class Job:
     exit_code: int
     submitted_unix_s: int
     uid: int
+    started_unix_s: int = 0
+    """The last start, by slurmctld's clock; 0: not known."""
 
     @property
     def ours(self) -> bool:
@@ -74,13 +79,18 @@ class Node:
     """In capitals: the base state and the flags."""
     reason: str
     """The administrator's, or Slurm's."""
+    booted_unix_s: int = 0
+    """By slurmctld's clock, from the uptime that slurmd told when it registered last; 0: not known, as of Slurm 23.02 or later."""
+    slurmd_unix_s: int = 0
+    """When its slurmd started, by the node's own clock; 0: not known."""
 
 
 def environment(of: Mapping[str, str] | None = None) -> dict[str, str]:
     """What sbatch exports to a job: the supervisor's own environment, as sbatch does for everybody, because what modules
     and containers need cannot be listed here. Without what carries a secret by its name: Slurm keeps a job's environment
-    on the controller's disk and on the node's."""
-    return {k: v for k, v in (os.environ if of is None else of).items() if _OURS.match(k) and not _SECRET.search(k)}
+    on the controller's disk and on the node's. Nor with what a control-plane job alone is to know."""
+    everything = os.environ if of is None else of
+    return {k: v for k, v in everything.items() if _OURS.match(k) and not _SECRET.search(k) and k != CONTROL_PLANE}
 
 
 class Commands:
@@ -146,7 +156,7 @@ class Commands:
                 continue
             except ValueError as error:
                 raise Fatal(
-                    f"`{' '.join(argv)}` prints no JSON ({error}): Slurm needs its JSON serializer (21.08 or later)"
+                    f"`{' '.join(argv)}` prints no JSON ({error}): Slurm needs its JSON serializer (22.05 or later)"
                 ) from error
             # 22.05 says so in the body, with an empty list and exit code 0
             if not body.get("errors"):
@@ -200,6 +210,7 @@ def parse_jobs(body: Mapping[str, Any]) -> list[Job]:
             exit_code=_exit_code(job.get("exit_code")),
             submitted_unix_s=_number(job.get("submit_time")),
             uid=_number(job["user_id"]),
+            started_unix_s=_number(job.get("start_time")),
         )
         for job in body.get("jobs") or ()
     ]
@@ -217,8 +228,9 @@ def parse_nodes(body: Mapping[str, Any]) -> dict[str, Node]:
             names = [entry["name"]]
             states = _words(entry["state"]) + _words(entry.get("state_flags") or ())
             reason = entry.get("reason") or ""
+        since = {"booted_unix_s": entry.get("boot_time"), "slurmd_unix_s": entry.get("slurmd_start_time")}
         for name in names:
-            found[name] = Node(name=name, states=states, reason=reason)
+            found[name] = Node(name=name, states=states, reason=reason, **{k: _number(v) for k, v in since.items()})
     return found
 
 
@@ -237,7 +249,10 @@ def _run(argv: Sequence[str], deadline_s: float, script: str | None = None) -> s
     except FileNotFoundError as error:
         raise Fatal(f"there is no {argv[0]} here: the supervisor must run where Slurm's commands are") from error
     except subprocess.TimeoutExpired as error:
-        raise Retryable(f"{argv[0]} has not answered within {deadline_s:g} s", after_s=5.0) from error
+        # sbatch itself waits where Slurm has as many jobs as it may have (MaxJobCount), and says so
+        words = "; ".join((error.stderr or b"").decode(errors="replace").split("\n")).strip("; ")
+        said = f" ({words})" if words else ""
+        raise Retryable(f"{argv[0]} has not answered within {deadline_s:g} s{said}", after_s=5.0) from error
     except OSError as error:
         raise Retryable(f"cannot run {argv[0]}: {error.strerror}", after_s=5.0) from error
     # in the names of everybody's jobs there may be anything

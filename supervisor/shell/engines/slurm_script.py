@@ -61,6 +61,15 @@ def node_folder(spec: SlurmSpec, system: str) -> str:
     return spec.node_folder or f"/tmp/supervisor-{os.getuid()}/{system}"
 
 
+def own_folder(spec: SlurmSpec, system: str) -> list[str]:
+    """Lines of a script that end it where the default node folder is another user's: anybody may make one of this name in
+    /tmp. Where the run file gives the folder it is the user's to choose: none."""
+    if spec.node_folder:
+        return []
+    folder = Path(node_folder(spec, system))
+    return [f"[ -O {shlex.quote(str(folder))} ] && [ -O {shlex.quote(str(folder.parent))} ] || exit 1"]
+
+
 def script(request: Request, etcd: Sequence[str], security: Security, system: str) -> str:
     """A batch script; its process becomes the shim, and with the shim's end the job ends."""
     spec = request.spec.slurm
@@ -78,9 +87,7 @@ def script(request: Request, etcd: Sequence[str], security: Security, system: st
         "trap '' USR1",
         f"(umask 077 && mkdir -p {folder}/nodes/{node}) || exit 1",
     ]
-    if not spec.node_folder:
-        # anybody may make a folder of this name in /tmp
-        lines.append(f"[ -O {folder} ] && [ -O {shlex.quote(str(Path(node_folder(spec, system)).parent))} ] || exit 1")
+    lines += own_folder(spec, system)
     lines += [f"exec >>{folder}/nodes/{node}/shim.log 2>&1", spec.setup, f"exec {command}", ""]
     return "\n".join(lines)
 

@@ -23,8 +23,8 @@ class Commands(Protocol):
 
 def undone(commands: Commands, number: int, comment: str, before: Collection[int]) -> str:
     """Empty when a job of ours has this comment. Else why job `number` (0: not known) is useless, in a sentence, after it was
-    cancelled: to submit it again would only make one more. `before`: the numbers in the list before the submission, which are
-    not this job. Raises what the list raises."""
+    cancelled, if it is our user's: to submit it again would only make one more. `before`: the numbers in the list before the
+    submission, which are not this job. Raises what the list raises."""
     for attempt in range(2):
         if attempt:
             time.sleep(ONCE_MORE_S)
@@ -39,9 +39,12 @@ def undone(commands: Commands, number: int, comment: str, before: Collection[int
         why = f"and it is of user {found.uid}, not of ours"
     else:
         why = f"and its comment is {found.comment!r}, not {comment!r}"
-    left = (
-        "" if number and number not in before and cancelled(commands, [number]) else " (is it there: cancel it by hand)"
-    )
+    if found is not None and not found.ours:
+        left = " (it is not ours to cancel)"
+    elif number and number not in before and cancelled(commands, [number]):
+        left = ""
+    else:
+        left = " (is it there: cancel it by hand)"
     return (
         f"{what}, {why}: by it the supervisor knows its jobs. A plugin of the site (job_submit, cli_filter) must leave "
         f"--comment and the cluster of a supervisor's jobs as they are{left}"

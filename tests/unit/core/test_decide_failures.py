@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.detect import ENGINE_AWAY_S, ENGINE_WORD_S
 from supervisor.core.model import Kind, Rung
 from tests.unit.core.world import HOST, World
 
@@ -34,8 +34,20 @@ def stall(w: World) -> None:
 
 TABLE: dict[str, tuple[Callable[[World], None], Kind, Rung, list[str], str]] = {
     # what happens: (how, kind, rung, actions of the round, evidence)
-    "a segfault": (lambda w: w.crash(0, 11), Kind.CRASH, Rung.RESTART, ["start"], "rank 0 ended by signal 11"),
-    "a kill": (lambda w: w.crash(0, 9), Kind.CRASH, Rung.RESTART, ["start"], "rank 0 ended by signal 9"),
+    "a segfault": (
+        lambda w: w.crash(0, 11),
+        Kind.CRASH,
+        Rung.RESTART,
+        ["start"],
+        "rank 0 was ended by SIGSEGV (signal 11)",
+    ),
+    "a kill": (
+        lambda w: w.crash(0, 9),
+        Kind.CRASH,
+        Rung.RESTART,
+        ["start"],
+        "rank 0 was killed by a SIGKILL; whose is not known",
+    ),
     "an exception": (
         lambda w: w.fail(0, 1, "ValueError: x"),
         Kind.ERROR,
@@ -189,6 +201,58 @@ def test_a_lease_that_is_given_back_waits_for_the_engines_word() -> None:
     assert w.incident.kind == Kind.NODE_LOST
 
 
+def test_an_engine_that_is_slower_than_usual_has_longer_for_its_word() -> None:
+    w = World().bring_up()
+    w.engine_word_s = 5.0
+    w.crash(0, signal=15)
+    assert w.verbs() == []
+    assert w.last.look_again_at == pytest.approx(w.now + 5.0)
+    assert w.verbs(4.9) == []
+    lose_allocation(w)
+    w.round(0.05)
+    assert w.incident.kind == Kind.ALLOCATION_LOST
+
+
+def test_a_silent_node_is_judged_when_a_slow_engine_was_asked_after_it_fell_silent() -> None:
+    w = World().bring_up()
+    lease = w.spec.policy.node_lease_s
+    w.engine_word_s = lease + 4.0
+    w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
+    w.hear(0, "gone")
+    assert (w.verbs(), w.verbs(3.9)) == ([], [])
+    assert w.verbs(0.2) == ["cordon", "release", "acquire"]
+
+
+def test_an_engine_that_was_not_asked_since_is_waited_for() -> None:
+    """Another run's requests come first: its word is not there after the usual time."""
+    w = World().bring_up()
+    w.engine_listed_at = w.now - 0.1
+    w.crash(0, signal=15)
+    assert (w.verbs(), w.verbs(ENGINE_WORD_S + 0.1), w.verbs(2.0)) == ([], [], [])
+    assert w.last.look_again_at is not None
+    lose_allocation(w)
+    w.engine_listed_at = w.now
+    w.round(0.1)
+    assert w.incident.kind == Kind.ALLOCATION_LOST
+
+
+def test_an_engine_that_is_away_is_not_waited_for_for_ever() -> None:
+    w = World().bring_up()
+    w.engine_listed_at = w.now - 60.0
+    w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
+    w.hear(0, "gone")
+    assert (w.verbs(), w.verbs(ENGINE_AWAY_S - 0.5)) == ([], [])
+    assert w.verbs(0.6) == ["cordon", "release", "acquire"]
+
+
+def test_a_silent_node_is_judged_by_a_list_of_the_time_of_its_silence() -> None:
+    w = World().bring_up()
+    w.engine_listed_at = w.now - w.spec.policy.node_lease_s + 0.5
+    w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
+    w.hear(0, "gone")
+    assert w.verbs() == ["cordon", "release", "acquire"]
+
+
 def test_a_lease_that_lapses_in_silence_is_judged_at_once() -> None:
     """The engine was asked for a whole lease, and did not say that it took the node."""
     w = World().bring_up()
@@ -242,7 +306,7 @@ def test_the_whole_ladder_in_one_incident() -> None:
     assert "replace: budget spent (1 within 3600 s)" in w.incident.considered
     assert "reallocate: budget spent (1 within 3600 s)" in w.incident.considered
     assert "nothing cheaper is left" in w.memory.halt_reason
-    assert "rank 0 ended by signal 11" in w.memory.halt_reason
+    assert "rank 0 was ended by SIGSEGV (signal 11)" in w.memory.halt_reason
 
 
 def test_no_spare_climbs_to_a_new_allocation() -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import detect
+from supervisor.core import detect, ending
 from supervisor.core.model import GateView, GroupMemory, Kind, Memory, NodeView, Observed, RankView, Verdict
 from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.wire import records
+from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run", policy=PolicySpec(node_lease_s=5))
 GROUP = GroupMemory(group=0, generation=3, node="n1", phase="running", since=10.0)
@@ -22,8 +23,8 @@ LAPSED = replace(SEEN, nodes={"n1": replace(NODE, registered=False), "h": HOST})
 
 
 def test_the_exit_codes_are_those_on_the_wire() -> None:
-    assert detect.PEERS_GONE_EXIT == records.PEERS_GONE
-    assert detect.TERMINATED_EXIT == records.TERMINATED
+    assert ending.PEERS_GONE_EXIT == records.PEERS_GONE
+    assert ending.TERMINATED_EXIT == records.TERMINATED
 
 
 @pytest.mark.parametrize(
@@ -112,3 +113,20 @@ def test_the_gravest_failure_wins() -> None:
         assert found is not None
         kinds.append(found.kind)
     assert kinds == [Kind.NODE_LOST, Kind.CRASH, Kind.SILENT]
+
+
+def test_what_holds_on_the_machine_is_evidence_of_what_fails_there() -> None:
+    w = World().bring_up()
+    node = w.group(1).node
+    facts = {"disk_full": "/local: No space left on device", "clock_unsynchronised": "not kept"}
+    w.nodes[node] = replace(w.nodes[node], facts=facts)
+    w.crash(1)
+    w.round()
+    assert w.incident.evidence == (
+        "rank 0 was ended by SIGSEGV (signal 11)",
+        "on its node: /local: No space left on device",
+    )
+    before = w.memory
+    w.nodes[node] = replace(w.nodes[node], facts={})
+    w.round()
+    assert w.memory.incidents == before.incidents

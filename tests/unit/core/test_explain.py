@@ -18,7 +18,7 @@ INCIDENT = Incident(
     generation_before=2,
     generation_after=3,
     reason="a process ended",
-    evidence=("rank 0 ended by signal 11", "once more"),
+    evidence=("rank 0 was ended by SIGSEGV (signal 11)", "once more"),
     considered=("restart: budget spent (3 within 3600 s)",),
     state="recovered",
     opened=100.0,
@@ -32,7 +32,7 @@ def test_it_says_what_was_seen_done_and_considered_and_how_long_it_took() -> Non
     text = "\n".join(explain(INCIDENT))
     for part in (
         "Incident i7: group 3 on node n4: crash",
-        "rank 0 ended by signal 11",
+        "rank 0 was ended by SIGSEGV (signal 11)",
         "once more",
         "rung 2 (replace)",
         DONE[Rung.REPLACE],
@@ -45,6 +45,13 @@ def test_it_says_what_was_seen_done_and_considered_and_how_long_it_took() -> Non
         "recovered 10.00 s",
     ):
         assert part in text, part
+
+
+def test_it_shows_the_traceback_of_an_error() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/x.py", line 3, in f\nKeyError: 1'
+    lines = explain(replace(INCIDENT, trace=trace))
+    assert lines[lines.index("The traceback:") + 1 :][:3] == [f"  {line}" for line in trace.splitlines()]
+    assert "The traceback:" not in explain(INCIDENT)
 
 
 def test_what_has_not_happened_is_not_told() -> None:

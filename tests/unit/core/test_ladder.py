@@ -24,6 +24,7 @@ def test_every_kind_has_a_first_rung_and_a_reason() -> None:
     [
         (Kind.SILENT, Rung.RIDE_THROUGH),
         (Kind.CRASH, Rung.RESTART),
+        (Kind.OOM, Rung.RESTART),
         (Kind.ERROR, Rung.RESTART),
         (Kind.PEERS_GONE, Rung.RESTART),
         (Kind.START_TIMEOUT, Rung.RESTART),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import invariants
+from supervisor.core.leaving import SUCCESSORS_A_NODE
 from supervisor.core.model import Kind, Rung
 from supervisor.core.spec import SlurmSpec
 from tests.unit.core.world import World
@@ -220,6 +221,34 @@ def test_a_limit_shorter_than_its_warning_does_not_ask_for_ever_more() -> None:
         assert len(w.memory.allocations) <= 3 + 10.0 * number / WARN_S
 
 
+@pytest.mark.parametrize(("told_s", "ends_s"), [(30.0, 280.0), (60.0, 360.0)])
+def test_a_limit_that_is_not_well_above_its_warning_is_bounded_by_the_budget(told_s: float, ends_s: float) -> None:
+    """Each job is told of its end soon after its group has come to it, and ends."""
+    w = world(groups=2, spares=0)
+    began = {1: w.now, 2: w.now}
+    end, step = w.now + 3600.0, 10
+    while w.now < end and w.memory.phase == "running":
+        for key in wanted(w):
+            number = int(key[5:])
+            if number not in began:
+                began[number] = w.now
+                w.bring(number)
+            elif w.now - began[number] > ends_s and w.grants[key].state == "granted":
+                w.grant(number, "gone", "TIMEOUT")
+                w.nodes[f"n{number}"] = replace(w.nodes[f"n{number}"], registered=False)
+            elif w.now - began[number] > told_s and w.nodes[f"n{number}"].registered:
+                limit(w, number)
+        step += 1
+        for g, m in w.memory.groups.items():
+            if m.phase in ("starting", "running") and w.nodes[m.node].registered:
+                w.commit(g, step=step, step_s=0.5)
+        w.open_gate()
+        w.round(1.0)
+    assert len(w.memory.spent.get("reallocate", ())) <= w.spec.policy.budget.reallocate
+    free = 2 * SUCCESSORS_A_NODE
+    assert len(w.memory.allocations) <= 2 + free + 2 * 3600.0 / ends_s + w.spec.policy.budget.reallocate
+
+
 def test_a_drain_that_is_taken_back_is_forgotten() -> None:
     w = world(spares=0)
     drain(w, 1)
@@ -287,6 +316,24 @@ def test_all_are_handed_over_through_one_checkpoint() -> None:
         w.commit(g, step=step + 1)
     w.round()
     assert {i.state for i in w.incidents.values()} == {"recovered"}
+
+
+def test_a_restart_that_is_asked_for_while_all_end_and_the_run_is_paused_is_no_group_without_a_reason() -> None:
+    w = world(spares=0)
+    step = begun(w)
+    w.control = replace(w.control, paused=True, restarts={0: 1})
+    w.round()
+    assert (w.incident.kind, w.incident.decided) == (Kind.REQUESTED, None)
+    w.fail(0, 0, step=step)
+    w.fail(1, 0, step=step)
+    w.round()
+    w.bring(3)
+    w.bring(4)
+    for g in (0, 1):
+        w.admit(g)
+    w.control = replace(w.control, paused=False)
+    reasons = [a.reason for _ in range(3) for a in w.round().actions if a.verb in ("start", "place") and a.group == 0]
+    assert reasons[0].startswith("its node is about to be taken away: it is left before: it was handed over after step")
 
 
 def test_a_drained_host_never_forces_it() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import GroupMemory
+from supervisor.core.model import Grant, GroupMemory
 from tests.unit.core.world import World
 
 
@@ -31,6 +31,39 @@ def test_groups_and_nodes_go_together_by_their_order() -> None:
     assert homes(w) == {0: "n1", 1: "n2"}
 
 
+def test_what_is_warm_comes_first_and_then_the_name() -> None:
+    w = ready(groups=2, spares=2)
+    for number in (2, 4):
+        w.node(number, warm=True)
+    w.round()
+    assert homes(w) == {0: "n2", 1: "n4"}
+
+
+def test_a_lost_group_goes_to_the_spare_that_is_warm_and_stays_there() -> None:
+    w = World(groups=2, spares=3).bring_up()
+    assert homes(w) == {0: "n1", 1: "n2"}
+    w.node(5, warm=True)
+    w.lapse("n1")
+    w.hear(0, "gone")
+    w.round()
+    w.recover(0)
+    assert homes(w) == {0: "n5", 1: "n2"}
+    # it is warm no more, for it has given its process to the group, and others are by now
+    w.node(5, warm=False)
+    w.node(3, warm=True)
+    w.node(4, warm=True)
+    assert w.round(1.0).actions == ()
+    assert homes(w) == {0: "n5", 1: "n2"}
+
+
+@pytest.mark.parametrize("change", [{"registered": False}, {"slots": 0}, {"leaving": "its time limit is near"}])
+def test_a_warm_node_that_is_of_no_use_is_passed_over(change: dict[str, object]) -> None:
+    w = ready()
+    w.nodes["n4"] = replace(w.nodes["n4"], warm=True, **change)  # type: ignore[arg-type]
+    w.round()
+    assert homes(w) == {0: "n1", 1: "n2"}
+
+
 @pytest.mark.parametrize(
     ("why", "change"),
     [
@@ -49,7 +82,7 @@ def test_a_node_is_passed_over_when(why: str, change: dict[str, object]) -> None
 
 def test_a_cordoned_node_is_passed_over() -> None:
     w = ready()
-    w.memory = replace(w.memory, cordons={"n2": "incident i9"})
+    w.cordon("n2")
     w.round()
     assert homes(w) == {0: "n1", 1: "n3"}
 
@@ -111,3 +144,33 @@ def test_the_first_to_start_reads_from_disk_and_the_later_heal_from_peers() -> N
     w.crash(1)
     w.round()
     assert w.group(1).resume == "peers"
+
+
+def test_a_run_waits_in_the_engines_queue_for_as_long_as_it_takes() -> None:
+    w = World(groups=2, spares=0)
+    w.host()
+    w.round()
+    w.open_gate()
+    for number in (1, 2):
+        w.grant(number, "pending", "Resources")
+    for _ in range(20):
+        w.round(w.spec.policy.allocation_timeout_s)
+    assert w.memory.phase == "running"
+    assert [a.state for a in w.memory.allocations.values()] == ["wanted", "wanted"]
+    assert "0 of 2 nodes are there (at least 1 are needed); 2 wait in the engine's queue: Resources" in w.waits()
+    w.bring(1)
+    w.round(1.0)
+    assert w.group(0).phase == "starting", "one is enough: it had its time"
+
+
+def test_what_no_engine_has_taken_on_is_waited_for_only_so_long() -> None:
+    w = World(groups=2, spares=0)
+    w.host()
+    w.round()
+    w.open_gate()
+    for number in (1, 2):
+        w.grants[f"run-a{number}"] = Grant(key=f"run-a{number}", state="pending")
+    w.round(1.0)
+    assert w.memory.phase == "running"
+    w.round(w.spec.policy.allocation_timeout_s)
+    assert w.memory.phase in ("stopping", "halted")

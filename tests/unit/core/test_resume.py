@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.model import ControlView, Kind, Lighthouse
+from supervisor.core.model import ControlView, GateView, Kind, Lighthouse
 from supervisor.core.resume import fresh_start
 from tests.unit.core.world import World
 
@@ -40,7 +40,7 @@ def test_it_starts_again_from_its_checkpoint_above_all_generations_with_full_bud
     w = halted()
     before = {g: group.generation for g, group in w.memory.groups.items()}
     allocations = set(w.memory.allocations)
-    w.memory = replace(w.memory, cordons={"n1": "incident i1: node_lost"})
+    w.cordon("n1")
     w.control = ControlView(resumes=1, because="mended")
     w.round()
     assert (w.memory.phase, w.memory.halt_reason, w.memory.spent) == ("new", "", {})
@@ -87,3 +87,27 @@ def test_a_restored_memory_starts_everything_anew() -> None:
     assert {a.state for a in fresh.allocations.values()} == {"released"}
     assert fresh.lighthouse == Lighthouse(generation=1)
     assert fresh.phase == "new"
+
+
+def test_a_run_that_is_resumed_long_after_it_began_waits_for_its_nodes() -> None:
+    """Its first allocations are older than one may take to come: they are not what it waits for now."""
+    w = World(groups=2, spares=0).bring_up()
+    w.now += 10 * w.spec.policy.allocation_timeout_s
+    for group in (0, 1):
+        w.fail(group, code=1, error="the data set is broken")
+    while w.memory.phase != "halted":
+        w.round(1.0)
+    w.round(1200.0)
+    w.control = replace(w.control, resumes=1, because="mended")
+    w.gate = None
+    while "nodes are there" not in w.waits():
+        w.round(1.0)
+        generation = w.memory.lighthouse.generation
+        w.gate = GateView(node="host", generation=generation, address="host:2", admitted={}, hearing={})
+    w.round(8.0)
+    assert w.memory.phase == "running"
+    for key, allocation in w.memory.allocations.items():
+        if allocation.state == "wanted":
+            w.bring(int(key[5:]))
+    w.round(1.0)
+    assert [g.phase for g in w.memory.groups.values()] == ["starting", "starting"]

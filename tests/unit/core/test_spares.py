@@ -34,7 +34,7 @@ def test_a_spare_on_a_host_that_was_cordoned_meanwhile_is_given_up() -> None:
     w = World(groups=2, spares=1).bring_up()
     key = _spare(w)
     (node,) = w.grants[key].nodes
-    w.memory = replace(w.memory, cordons={node: "incident i1: node_lost"})
+    w.cordon(node)
     decision = w.round()
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
     newest = w.memory.allocations[decision.actions[1].key.removeprefix("acquire:")]
@@ -46,7 +46,7 @@ def test_nothing_is_renewed_while_the_run_is_paused() -> None:
     w = World(groups=2, spares=1).bring_up()
     key = _spare(w)
     (node,) = w.grants[key].nodes
-    w.memory = replace(w.memory, cordons={node: "incident i1: node_lost"})
+    w.cordon(node)
     w.control = replace(w.control, paused=True)
     assert w.verbs() == []
 
@@ -87,7 +87,7 @@ def test_what_is_gone_is_released_and_not_renewed_beside_what_came_in_its_place(
 def test_a_cordoned_host_that_the_engine_gives_although_it_was_told_not_to_is_paid_for() -> None:
     """Else an engine that gives nothing but that host would be asked for it for ever."""
     w = World(groups=2, spares=1, budget={"reallocate": 3}).bring_up()
-    w.memory = replace(w.memory, cordons={"n3": "incident i1: node_lost"})
+    w.cordon("n3")
     for _ in range(6):
         key = _spare(w)
         w.grants[key] = replace(w.grants["run-a3"], key=key)

@@ -14,6 +14,7 @@ from supervisor.core.detect import ENGINE_WORD_S
 from supervisor.core.model import (
     Checkpoint,
     ControlView,
+    CordonView,
     Decision,
     GateView,
     Grant,
@@ -23,6 +24,7 @@ from supervisor.core.model import (
     NodeView,
     Observed,
     RankView,
+    Suspicion,
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
 
@@ -55,6 +57,11 @@ class World:
         self.gate: GateView | None = None
         self.grants: dict[str, Grant] = {}
         self.control = ControlView()
+        self.cordons: dict[str, CordonView] = {}
+        """What persons, and incidents of all runs, say of hosts."""
+        self.suspicions: list[Suspicion] = []
+        self.engine_word_s = 0.0
+        self.engine_listed_at: float | None = None
         self.last = Decision(memory=self.memory)
         self.incidents: dict[str, Incident] = {}
         self.rounds = 0
@@ -69,7 +76,10 @@ class World:
             nodes=dict(self.nodes),
             gate=self.gate,
             grants=dict(self.grants),
+            engine_word_s=self.engine_word_s,
+            engine_listed_at=self.engine_listed_at,
             control=self.control,
+            cordons=dict(self.cordons),
         )
 
     def round(self, after: float = 0.0) -> Decision:
@@ -83,6 +93,9 @@ class World:
         self.memory = decision.memory
         self.last = decision
         self.incidents |= {i.id: i for i in decision.incidents}
+        self.suspicions += decision.suspicions
+        for suspicion in decision.suspicions:
+            self.hold(suspicion.host)
         return decision
 
     def verbs(self, after: float = 0.0) -> list[str]:
@@ -101,6 +114,15 @@ class World:
         return " | ".join(self.last.waits)
 
     # --- what is seen ---
+
+    def hold(self, host: str) -> None:
+        """The record that an incident of this run is held against a host."""
+        self.cordons[host] = replace(self.cordons.get(host, CordonView()), ours=True)
+
+    def cordon(self, host: str) -> None:
+        """An incident of this run was held against a host some time ago."""
+        self.hold(host)
+        self.memory = replace(self.memory, cordons={**self.memory.cordons, host: "incident i1: node_lost"})
 
     def host(self) -> None:
         self.nodes[HOST] = NodeView(name=HOST, registered=True, role="service")
@@ -181,8 +203,8 @@ class World:
 
     # --- stories ---
 
-    def bring_up(self) -> World:
-        """Everything granted, started, committed: the run trains."""
+    def start_up(self) -> World:
+        """Everything granted and started; no group has committed."""
         self.host()
         while len(self.memory.allocations) < self.spec.allocation.nodes + self.spec.allocation.spares:
             self.round()
@@ -192,6 +214,11 @@ class World:
         while not self.memory.groups or any(g.phase == "unplaced" for g in self.memory.groups.values()):
             self.round()
         self.open_gate()
+        return self
+
+    def bring_up(self) -> World:
+        """Everything granted, started, committed: the run trains."""
+        self.start_up()
         for group in self.memory.groups:
             self.commit(group)
         self.round(1.0)
@@ -202,18 +229,22 @@ class World:
         assert self.round(1.0).actions == ()
         return self
 
-    def recover(self, group: int = 0, after: float = 1.0) -> None:
+    def recover(self, group: int = 0, after: float = 1.0, step: int = 10) -> None:
         """The group is started (fence and backoff included) and commits."""
+        self.start_again(group, after)
+        self.commit(group, step=step)
+        self.round(after)
+        self.hear(group, "beating")
+        assert self.group(group).phase == "running"
+
+    def start_again(self, group: int = 0, after: float = 1.0) -> None:
+        """The group is started (fence and backoff included)."""
         self.admit(group)
         for _ in range(5):
             if self.group(group).phase == "starting":
                 break
             self.round(max(after, self.group(group).not_before - self.now))
         assert self.group(group).phase == "starting", (self.group(group), self.last.waits)
-        self.commit(group, step=10)
-        self.round(after)
-        self.hear(group, "beating")
-        assert self.group(group).phase == "running"
 
     def admit(self, group: int = 0) -> None:
         """The gate has taken the newest admission: every older generation is shut out."""

@@ -15,7 +15,7 @@ from supervisor.wire.records import Control, encode
 from tests.unit.shell.records import mirror_of, registration, run_values
 
 _SAMPLES: dict[str, Any] = {
-    "node": "n1", "run": "run", "group": 1, "incident": "i1", "key": "run-a1", "part": "run",
+    "node": "n1", "run": "run", "group": 1, "incident": "i1", "key": "run-a1", "part": "run", "host": "h1",
 }  # fmt: skip
 
 KINDS = {
@@ -26,12 +26,15 @@ KINDS = {
     "desired": "NodeDesired",
     "spec": "RunRecord",
     "control": "Control",
+    "policy": "PolicySet",
     "memory": "Memory",
     "gate_presence": "GatePresence",
     "incident": "Incident",
     "allocation": "AllocationMemory",
     "grant": "Grant",
     "checkpoint": "CheckpointMark",
+    "cordon": "Cordon",
+    "suspicion": "Suspicion",
 }
 """The kind of record at each key of `wire.keys`."""
 
@@ -94,6 +97,8 @@ def test_a_field_of_a_wrong_type_is_reported() -> None:
         "nodes/n1/registration/more",
         "nodes/n1/weather",
         "desired/n1",
+        "cordons/h1",
+        "cordons/h1/incident/run",
         "runs/run",
         "runs/run/memory/group-x",
         "runs/run/memory/other",

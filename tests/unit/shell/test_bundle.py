@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.spec import RunSpec, TitanSpec
+from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec, TitanSpec
 from supervisor.shell import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
@@ -27,6 +27,21 @@ def test_what_a_key_names_as_secret_is_left_out(key: str) -> None:
     assert CANARY not in json.dumps(told)
     assert told["a"][0]["kept"] == 1
     assert key in told, "that it was there is told"
+
+
+def test_lines_of_shell_of_the_run_file_are_left_out_wholly() -> None:
+    """Whatever their variables are called."""
+    how = SlurmSpec(
+        partition="gpu",
+        setup=f"module load python\nexport X={CANARY}",
+        agent_command=f"env X={CANARY} supervisor-agent",
+    )
+    spec = RunSpec(name="run", allocation=AllocationSpec(engine="slurm", slurm=how))
+    told = bundle.redact(json.loads(encode(RunRecord(spec=spec, run_dir="/r", launched_unix_s=1.0))))
+    assert CANARY not in json.dumps(told)
+    left = told["spec"]["allocation"]["slurm"]
+    assert (left["setup"], left["agent_command"], left["partition"]) == ("(left out)", "(left out)", "gpu")
+    assert bundle.redact({"setup": ""}) == {"setup": ""}, "that there is none is told"
 
 
 def test_everything_else_stays() -> None:

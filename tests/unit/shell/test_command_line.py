@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
-from supervisor.shell import client
+from supervisor.shell import client, hosts
 from tests.helpers.memory_store import MemoryStore
-from tests.unit.shell.records import MEMORY, run_values
+from tests.unit.shell.records import MEMORY, registration, run_values
 
 SUPERVISOR = ("-m", "supervisor.cli")
 AGENT = ("-m", "agents.cli", "run", "--node", "n1", "--home", "home")
@@ -125,3 +126,52 @@ def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
     assert len(store.commits) == 1
     at("halted")
     assert CliRunner().invoke(cli.app, [*command, "--they-are-down"]).exit_code == 0
+
+
+def test_every_command_has_an_example_that_begins_with_it() -> None:
+    names = {
+        c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in cli.app.registered_commands if c.callback
+    }
+    assert {"cordon", "uncordon", "drain"} <= set(names)
+    wrong = {n: epilog for n, epilog in names.items() if not (epilog or "").startswith(f"Example: supervisor {n}")}
+    assert not wrong
+
+
+def test_a_host_is_cordoned_drained_and_freed(
+    at: Callable[[Any], MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = at("running")
+    store.commit(registration("n1"))
+    monkeypatch.setattr(store, "close", lambda: None)  # one for all commands
+
+    def say(*command: str) -> Any:
+        return CliRunner().invoke(cli.app, [*command, "--etcd", "127.0.0.1:1"])
+
+    done = say("cordon", "n1", "--because", "disk is failing")
+    assert done.exit_code == 0, done.output
+    assert "host n1 is cordoned" in done.output
+    assert "disk is failing" in json.loads(say("nodes", "--json").output)[0]["cordon"]
+    done = say("drain", "n1", "--because", "new card")
+    assert "host n1 is drained: no group is placed there any more; group 0 of run run will leave it" in done.output
+    assert say("uncordon", "n1").exit_code == 0
+    again = say("uncordon", "n1")
+    assert (again.exit_code, "host n1 is not cordoned" in again.output) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["cordon", "drain"])
+def test_what_is_wrong_about_a_cordon(
+    at: Callable[[Any], MemoryStore], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = at("running")
+    monkeypatch.setattr(hosts.shutil, "which", lambda _: None)
+
+    def said(code: int, *arguments: str) -> str:
+        result = CliRunner().invoke(cli.app, [command, *arguments, "--etcd", "127.0.0.1:1"])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    assert "no node was ever on a host 'n11'" in said(1, "n11", "--because", "disk")
+    assert "--because" in said(2, "n1")
+    assert "say why" in said(2, "n1", "--because", "  ")
+    said(2, "--because", "disk")
+    assert len(store.commits) == 1

@@ -99,7 +99,7 @@ def test_a_command_that_hangs_costs_one_deadline(
     [
         ({"squeue": "echo no plugin"}, "`squeue --json` gave no JSON"),
         ({"squeue": "echo 'squeue: error: Unauthorized' >&2; exit 1"}, "squeue: error: Unauthorized"),
-        ({"sinfo": '[ "$1" = --version ] && echo slurm 20.11.9 || echo "p|up|1|1"'}, "has no `squeue --json`"),
+        ({"sinfo": '[ "$1" = --version ] && echo slurm 21.08.8 || echo "p|up|1|1"'}, "21.08.8 is too old"),
         (
             {"sinfo": 'case "$1" in --json) echo "{}";; --v*) echo slurm 23.2;; *) echo "p|down|1|1";; esac'},
             "no partition",
@@ -135,7 +135,9 @@ def test_a_node_has_to_end_within_killwait(commands: Commands, tmp_path: Path, w
     (one,) = [f for f in look(tmp_path, **WANTED, **JOB) if "KillWait" in f.what]
     assert one.level == level
     if level == "note":
-        assert f"--grace-s {max(0, (wait_s - 4) / 2):g}" in one.do
+        assert "KillWait = 30" in one.do
+        assert "allocation.slurm.agent_command" in one.do
+        assert f'"$@" --grace-s {max(0, (wait_s - 4) / 2):g}' in one.do
 
 
 def test_the_time_that_a_node_takes_to_end_is_the_shims() -> None:

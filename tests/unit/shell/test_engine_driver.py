@@ -116,6 +116,14 @@ def test_what_is_wanted_is_asked_for_once_and_written() -> None:
     assert engine.acquired == [KEY]
 
 
+def test_its_word_takes_as_long_as_the_engine_is_asked_slowly() -> None:
+    engine = Engine()
+    driver = EngineDriver(MemoryStore(), engine)
+    engine.poll_s = 1.5
+    assert driver.word_s("local") == pytest.approx(3.0 + engine_driver.WRITE_S)
+    assert driver.word_s("slurm") == 0.0
+
+
 def test_what_the_engine_would_know_and_does_not_is_gone() -> None:
     engine = Engine()
     found = drive(store_with(OURS), engine)

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from supervisor.core.decide import decide
+from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.spec import RunSpec
 from supervisor.ports.store import Expect
-from supervisor.shell import projection
+from supervisor.shell import loop, projection
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.loop import Loop
 from supervisor.shell.telemetry import Telemetry
@@ -46,6 +49,11 @@ class Engine:
 
 @pytest.fixture
 def store(tmp_path: Path) -> MemoryStore:
+    return launched(tmp_path)
+
+
+def launched(tmp_path: Path) -> MemoryStore:
+    """A run that trains, by what the store holds."""
     store = MemoryStore()
     store.put(keys.spec("run"), encode(RunRecord(spec=SPEC, run_dir=str(tmp_path), launched_unix_s=0.0)))
     for key, value in projection.memory_records(SPEC, MEMORY, ()).items():
@@ -105,3 +113,19 @@ def test_nothing_is_written_on_a_state_that_is_newer_or_half_restored(
     loop.step()
     assert loop.stands_down
     assert len(store.commits) == before
+
+
+def test_the_core_is_told_how_long_the_engine_takes_for_a_word(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Observed] = []
+
+    def look(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        seen.append(observed)
+        return decide(observed, spec, memory)
+
+    monkeypatch.setattr(loop, "decide", look)
+    monkeypatch.setattr(Engine, "name", SPEC.allocation.engine)
+    monkeypatch.setattr(Engine, "poll_s", 3.0, raising=False)
+    _loop(store).step()
+    assert [o.engine_word_s for o in seen] == [pytest.approx(6.0, abs=0.2)]

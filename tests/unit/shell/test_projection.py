@@ -60,6 +60,12 @@ def test_a_lighthouse_that_is_closed_is_reached_by_nobody() -> None:
     assert {t.gate for d in wanted.values() for t in d.trainers} == {""}
 
 
+def test_a_trainer_is_wanted_of_the_allocation_by_which_its_group_was_placed() -> None:
+    groups = {**RUNNING.groups, 0: replace(RUNNING.groups[0], allocation="run-a1")}
+    found = {node: t.allocation for node, t in trainers(replace(RUNNING, groups=groups)).items()}
+    assert found == {"n1": "run-a1", "n2": ""}
+
+
 def test_a_fencing_group_runs_nowhere() -> None:
     wanted = projection.desired(SPEC, "/runs/run", MEMORY)
     assert {node: [t.group for t in d.trainers] for node, d in wanted.items()} == {"host": [], "n1": [0]}

@@ -146,6 +146,16 @@ def _default(key: str) -> Any:
             {"policy": {"backoff_first_s": 90.0}},
             ("policy.backoff_first_s = 90", "policy.backoff_max_s = 60"),
         ),
+        ({"policy": {"observe": ["hangs"]}}, ("policy.observe: 'hangs'", "nearest: 'hang'")),
+        ({"policy": {"observe": ["requested"]}}, ("policy.observe: 'requested'", "can be only observed")),
+        (
+            {"policy": {"hang": {"at_least_s": 14.0}}},
+            ("policy.hang.at_least_s = 14 is below 15 s", "process_group_timeout_ms", "at least 15"),
+        ),
+        (
+            {"policy": {"hang": {"at_least_s": 50.0, "at_most_s": 40.0}}},
+            ("policy.hang.at_least_s = 50", "policy.hang.at_most_s = 40"),
+        ),
         ({"titan": {"data": {"source": "folder"}}}, ('titan.data.path = ""', "needs the path")),
     ],
 )

@@ -58,10 +58,10 @@ def test_a_time_limit_that_is_none_names_the_nearest(text: str, nearest: str) ->
 
 
 def test_a_limit_has_room_for_the_warning_and_for_an_early_one() -> None:
-    assert wrong(time_limit="6:00") == []
-    assert "(359 s) is below allocation.slurm.warn_s = 300" in only(time_limit="5:59")
-    assert "at least '6:00'" in only(time_limit="5:59")
-    assert wrong(time_limit="3:00", warn_s=120) == []
+    assert wrong(time_limit="10:00") == []
+    assert "(599 s) is below twice allocation.slurm.warn_s = 300" in only(time_limit="9:59")
+    assert "at least '10:00'" in only(time_limit="9:59")
+    assert wrong(time_limit="3:00", warn_s=90) == []
 
 
 def test_a_warning_is_no_shorter_than_slurm_is_early() -> None:
@@ -94,6 +94,11 @@ def test_keys_of_slurm_need_slurm() -> None:
         ("--ar=0-3", "allocation.nodes"), ("--clusters=b", "at one cluster"), ("-Mb", "at one cluster"),
         ("--cluster=b", "at one cluster"), ("--cluster-constraint=x", "at one cluster"), ("--uid=x", "at its own user"),
         ("--version", "submit nothing"), ("--ntasks=8", "groups.ranks_per_group"),
+        ("--dependency=afterok:7", "or never start"), ("-d singleton", "or never start"), ("--begin=now+1hour", "would wait for it too"),
+        ("-b 16:00", "would wait for it too"), ("--export=NONE", "allocation.slurm.setup"), ("--export-file=e", "allocation.slurm.setup"),
+        ("--deadline=2030-01-01", "allocation.slurm.time_limit"),
+        ("--no-kill", "ends with its node"), ("-k", "ends with its node"),
+        ("--nodefile=hosts", "of any name"), ("-F hosts", "of any name"), ("--oversubscribe", "exclusive = false"), ("-s", "exclusive = false"),
     ],
 )  # fmt: skip
 def test_a_flag_of_ours_names_the_key(flag: str, instead: str) -> None:

@@ -137,10 +137,17 @@ def test_the_environment_of_a_job() -> None:
         "BASH_FUNC_module%%": "() { :; }",
         "LMOD_KEYS": "kept",
         "SBATCH_WAIT_ALL_NODES": "1",
+        "PWD": "/",
+        "OLDPWD": "/home/me",
+        "CPATH": "/usr/include",
+        "KEYTIMEOUT": "1",
+        "SSH_AUTH_SOCK": "/tmp/agent",
     }
     not_ours = ["SLURM_JOB_ID", "SLURMD_NODENAME", "SLURM_CLUSTERS", "SQUEUE_STATES", "SINFO_FORMAT", "SCANCEL_QOS"]
-    not_ours += ["SBATCH_CLUSTERS", "SBATCH_CLUSTER_CONSTRAINT", "SBATCH_ARRAY_INX", "SBATCH_WAIT"]
+    not_ours += ["SBATCH_CLUSTERS", "SBATCH_CLUSTER_CONSTRAINT", "SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_EXPORT"]
+    not_ours += ["SUPERVISOR_CONTROL_PLANE"]
     secret = ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "db_password", "GITHUB_TOKEN_FILE"]
+    secret += ["MYSQL_PWD", "GITHUB_PAT", "OPENAI_KEY", "openai_key", "DB_PASS", "SSH_PASSPHRASE"]
     assert environment({**ours, **dict.fromkeys([*not_ours, *secret], "x")}) == ours
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.spec import AllocationSpec
+from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import slurm, slurm_submission
@@ -179,6 +179,54 @@ def test_sbatchs_refusal_is_one_and_squeues_is_not() -> None:
     assert not isinstance(error.value, RequestRefused)
 
 
+def test_where_all_hosts_are_left_out_these_are_told_and_not_the_partition() -> None:
+    class Two(Commands):
+        """A partition of two hosts; there are others beside it."""
+
+        def refusal(self, options: Sequence[str], script: str) -> str:
+            return "no node" if {"--exclude=n1,n2", "--partition=gpu"} <= set(options) else ""
+
+    commands = Two()
+    commands.done = False
+    spec = AllocationSpec(engine="slurm", slurm=SlurmSpec(partition="gpu"))
+    for exclude, expected in (
+        (("n1", "n2"), "left out: n1, n2. They are cordoned"),
+        (("n1",), "Slurm refuses the job: no"),
+    ):
+        commands.outcomes = [Refused("no node")] * 2
+        with pytest.raises(RequestRefused, match=expected) as error:
+            engine_at(commands).acquire(replace(REQUEST, spec=spec, exclude=exclude))
+        assert "partition" not in str(error.value)
+        assert ('supervisor resume run --because "..."' in str(error.value)) == (len(exclude) == 2)
+
+
+def test_a_partition_that_slurm_refuses_is_told_where_hosts_are_left_out_too() -> None:
+    class Unknown(Commands):
+        def refusal(self, options: Sequence[str], script: str) -> str:
+            return "no partition" if "--partition=gpu" in options else ""
+
+    commands = Unknown()
+    spec = AllocationSpec(engine="slurm", slurm=SlurmSpec(partition="gpu"))
+    with pytest.raises(RequestRefused, match=r'allocation.slurm.partition = "gpu": no partition'):
+        engine_at(commands).check(replace(REQUEST, spec=spec, exclude=("n1",)))
+
+
+def test_a_strangers_job_is_not_cancelled() -> None:
+    commands = Commands()
+    commands.done = False
+    real = commands.submit
+
+    def another_users(options: Sequence[str], script: str) -> int:
+        number = real(options, script)
+        commands.queue.append(job(number, uid=os.getuid() + 1))
+        return number
+
+    commands.submit = another_users  # type: ignore[method-assign]
+    with pytest.raises(RequestRefused, match=r"took job 101, and it is of user \d+, not of ours.*not ours to cancel"):
+        engine_at(commands).acquire(REQUEST)
+    assert commands.cancelled == []
+
+
 def test_strangers_jobs_are_not_ours() -> None:
     commands = Commands(job(1, uid=os.getuid() + 1))
     engine = engine_at(commands)
@@ -207,3 +255,52 @@ def test_a_host_that_was_resumed_is_drained_for_the_next_reason_and_not_again_fo
     commands.queue = [job(2, "supervisor/abc/a0")]
     engine.replace("a0", REQUEST, "its disk is full again")
     assert commands.drained == ["n1", "n1"]
+
+
+def test_a_list_that_takes_long_is_asked_for_less_often_but_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(slurm.time, "monotonic", lambda: clock[0])
+
+    class Slow(Commands):
+        takes_s = 0.0
+
+        def jobs(self) -> list[Job]:
+            clock[0] += self.takes_s
+            return super().jobs()
+
+    commands = Slow()
+    engine = engine_at(commands)
+    for takes_s, poll_s in ((0.01, slurm.POLL_S), (0.3, 3.0), (25.0, slurm.POLL_MAX_S), (0.01, slurm.POLL_S)):
+        commands.takes_s = takes_s
+        engine.list()
+        assert engine.poll_s == pytest.approx(poll_s)
+
+
+@pytest.mark.parametrize(
+    ("state", "booted", "slurmd", "ended"),
+    [
+        ("NODE_FAIL", 1031, 1040, True),
+        ("CANCELLED", 1031, 1040, True),
+        ("NODE_FAIL", 1030, 1040, False),  # a late registration
+        ("NODE_FAIL", 1031, 990, False),  # a virtual machine that was frozen
+        ("NODE_FAIL", 0, 1040, False),
+        ("RUNNING", 1031, 1040, False),
+    ],
+)
+def test_a_boot_after_the_start_is_the_end_of_its_processes(state: str, booted: int, slurmd: int, ended: bool) -> None:
+    class Booted(Commands):
+        def nodes(self) -> dict[str, Node]:
+            return {"n1": Node(name="n1", states=("DOWN",), reason="", booted_unix_s=booted, slurmd_unix_s=slurmd)}
+
+    (grant,) = engine_at(Booted(replace(job(7, state=state), started_unix_s=1000))).list()
+    assert grant.ended is ended
+
+
+def test_one_whose_host_failed_is_listed_after_its_release_and_not_looked_for_at_each() -> None:
+    commands = Commands(job(7, state="NODE_FAIL"), job(8, COMMENT.replace("a1", "a2"), state="CANCELLED"))
+    engine = engine_at(commands)
+    for key in ("a1", "a2"):
+        engine.release(key)
+    assert [g.key for g in engine.list()] == ["a1"]
+    commands.lists = [Retryable("nobody is asked")]
+    engine.release("a1")

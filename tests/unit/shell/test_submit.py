@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.core.spec import SlurmSpec
+from agents import shim
+from supervisor.core.spec import AllocationSpec, SlurmSpec
+from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import submit
-from supervisor.shell.engines import slurm_submission
-from supervisor.shell.engines.slurm_commands import Job, Refused
+from supervisor.shell.engines import slurm_script, slurm_submission
+from supervisor.shell.engines.slurm_commands import Job, NumberUnknown, Refused
 from supervisor.wire import keys
+from supervisor.wire.security import Security
 from tests.helpers.memory_store import MemoryStore
 
 
@@ -90,7 +93,7 @@ def test_each_has_a_host_of_its_own(plane: submit.ControlPlane) -> None:
     submit.ensure(slurm, plane, 3, nothing, 60)
     slurm.jobs()
     assert [j.node for j in slurm.queue] == ["n1", "n2", "n3"]
-    assert [j.comment for j in slurm.queue] == [f"supervisor-control/abc/{n}" for n in (1, 2, 3)]
+    assert [j.comment for j in slurm.queue] == [f"supervisor-control/abc/{plane.etcd_mark}/{n}" for n in (1, 2, 3)]
     submit.ensure(slurm, plane, 3, nothing, 60)
     assert len(slurm.queue) == 3
 
@@ -117,6 +120,86 @@ def test_one_that_has_ended_is_made_again_and_the_others_stay(plane: submit.Cont
     submit.ensure(slurm, plane, 2, nothing, 60)
     assert [(j.comment, j.states[0]) for j in slurm.queue[3:]] == [(plane.comment("1"), "RUNNING")]
     assert "--exclude=n2" in slurm.submitted[0][0]
+
+
+def test_those_with_other_endpoints_of_etcd_are_cancelled_and_made_anew(plane: submit.ControlPlane) -> None:
+    before, said = replace(plane, etcd="lost:1"), list[str]()
+    old = [
+        job(1, before.comment("1"), "n1"),
+        job(2, before.comment("after-1"), state="PENDING"),
+        job(3, "supervisor-control/abc/2", "n2"),
+    ]
+    left = [
+        job(4, before.comment("3"), "n1", "COMPLETED"),
+        replace(job(5, before.comment("1"), "n1"), uid=os.getuid() + 1),
+    ]
+    left.append(job(6, replace(before, system="abcd").comment("1"), "n3"))
+    slurm = Slurm([*old, *left])
+    assert submit.living(slurm, plane) == []
+    submit.ensure(slurm, plane, 2, said.append, 60)
+    slurm.jobs()
+    assert [j.states[0] for j in slurm.queue] == ["CANCELLED"] * 3 + ["COMPLETED"] + ["RUNNING"] * 4
+    assert [j.comment for j in slurm.queue[6:]] == [plane.comment("1"), plane.comment("2")]
+    assert said[:3] == [
+        f"cancelled job {n}: a control-plane job of this system with other endpoints than e:1,e:2" for n in (1, 2, 3)
+    ]
+
+
+def test_the_same_endpoints_in_another_order_are_the_same(plane: submit.ControlPlane) -> None:
+    slurm = Slurm([job(1, replace(plane, etcd="E:2, e:1,e:2").comment("1"), "n1")])
+    submit.ensure(slurm, plane, 1, pytest.fail, 60)
+    assert slurm.submitted == []
+
+
+@pytest.mark.parametrize("etcd", ["http://e:1,http://e:2", "https://E:2/ ,e:1/", "e:2,HTTP://e:1,"])
+def test_the_same_endpoints_in_another_spelling_are_the_same(plane: submit.ControlPlane, etcd: str) -> None:
+    assert replace(plane, etcd=etcd).etcd_mark == plane.etcd_mark
+    assert replace(plane, etcd="http://e:1").etcd_mark != plane.etcd_mark
+
+
+def test_two_who_submit_at_once_with_other_endpoints_cancel_each_other_once(plane: submit.ControlPlane) -> None:
+    other = replace(plane, etcd="lost:1")
+
+    class Two(Slurm):
+        looks = 0
+
+        def jobs(self) -> Sequence[Job]:
+            """Somebody else submits while we wait."""
+            self.looks += 1
+            if self.looks == 4:
+                self.queue.append(job(99, other.comment("1"), "n3"))
+            self.busy = self.looks < 8
+            return super().jobs()
+
+    slurm, said = Two(), list[str]()
+    submit.ensure(slurm, plane, 2, said.append, 60)
+    assert slurm.looks >= 8
+    assert [s for s in said if "cancelled" in s] == []
+    submit.ensure(slurm, plane, 2, said.append, 60)
+    assert [s.split(":")[0] for s in said if "cancelled" in s] == ["cancelled job 99"]
+
+
+def test_a_cancel_that_slurm_refuses_is_told_before_more_are_submitted(plane: submit.ControlPlane) -> None:
+    class Holds(Slurm):
+        def cancel(self, jobs: Sequence[int]) -> None:
+            raise Fatal("scancel: access denied")
+
+    slurm = Holds([job(1, replace(plane, etcd="lost:1").comment("1"), "n1")])
+    with pytest.raises(Fatal, match="access denied"):
+        submit.ensure(slurm, plane, 1, nothing, 60)
+    assert slurm.submitted == []
+
+
+def test_jobs_that_end_at_once_are_not_submitted_for_ever(plane: submit.ControlPlane) -> None:
+    class Dies(Slurm):
+        def jobs(self) -> Sequence[Job]:
+            self.queue = [replace(job, states=("FAILED",)) for job in self.queue]
+            return super().jobs()
+
+    slurm = Dies()
+    with pytest.raises(Fatal, match=f"3 jobs were submitted and ended at once: their logs are in {plane.logs}"):
+        submit.ensure(slurm, plane, 2, nothing, 60)
+    assert len(slurm.submitted) == 3
 
 
 def test_one_that_slurm_queues_again_lives(plane: submit.ControlPlane) -> None:
@@ -163,6 +246,40 @@ def test_a_lost_answer_is_found_by_its_comment(plane: submit.ControlPlane) -> No
     slurm = Slurm(loses_answers=True)
     submit.ensure(slurm, plane, 2, nothing, 60)
     assert [j.comment for j in slurm.queue] == [plane.comment("1"), plane.comment("2")]
+
+
+def test_one_without_a_number_that_has_ended_already_is_told(plane: submit.ControlPlane) -> None:
+    class Ends(Slurm):
+        def submit(self, options: Sequence[str], script: str) -> int:
+            super().submit(options, script)
+            self.queue[-1] = replace(self.queue[-1], states=("FAILED",), node="n1")
+            raise NumberUnknown("cost: 3 EUR")
+
+    slurm = Ends()
+    with pytest.raises(Fatal, match=r"without saying its number, and it has ended already: its log is .*control"):
+        submit.ensure(slurm, plane, 1, nothing, 60)
+    assert len(slurm.queue) == 1
+
+
+def test_a_node_folder_of_another_user_is_found_as_in_a_nodes_job(plane: submit.ControlPlane) -> None:
+    request = Request(key="a1", run="run", slots=1, lease_s=5, spec=AllocationSpec(engine="slurm", slurm=plane.slurm))
+    checks = [
+        [line for line in script.splitlines() if line.startswith("[ -O ")]
+        for script in (
+            submit._script(plane),
+            slurm_script.script(request, ["e:1"], Security(), plane.system),
+            submit._script(replace(plane, slurm=replace(plane.slurm, node_folder="/local/me"))),
+        )
+    ]
+    mine = f"/tmp/supervisor-{os.getuid()}"
+    assert checks == [[f"[ -O {mine}/abc ] && [ -O {mine} ] || exit 1"]] * 2 + [[]]
+
+
+def test_what_tells_of_the_successor_is_no_trainers(plane: submit.ControlPlane) -> None:
+    slurm = Slurm()
+    submit.ensure(slurm, plane, 1, nothing, 60)
+    assert f"export {submit.VARIABLE}=" in slurm.submitted[0][1]
+    assert submit.VARIABLE in shim.OWN_VARIABLES
 
 
 def test_why_it_is_pending_is_said_once(plane: submit.ControlPlane) -> None:
@@ -239,6 +356,14 @@ def test_a_job_near_its_limit_has_one_successor(plane: submit.ControlPlane) -> N
     assert "--exclude=n2" in options, "its own host may be given: it waits there"
     assert f"--comment={plane.comment('after-1')}" in options
     assert script == slurm.submitted[0][1]
+
+
+def test_a_job_near_its_limit_is_not_succeeded_by_one_with_another_etcd(plane: submit.ControlPlane) -> None:
+    slurm = Slurm()
+    submit.ensure(slurm, plane, 1, nothing, 60)
+    slurm.jobs()
+    slurm.queue.append(job(2, replace(plane, etcd="lost:1").comment("after-1"), "n2"))
+    assert submit.succeed(slurm, environment(slurm, 1)).endswith("job 3 follows this one")
 
 
 def test_a_successor_without_another_host_waits_on_one_of_ours(plane: submit.ControlPlane) -> None:

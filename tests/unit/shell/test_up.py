@@ -19,8 +19,8 @@ from tests.helpers.waiting import eventually
 class Looked(up.Up):
     """Counts the looks, does something at each, and ends with Ctrl-C."""
 
-    def __init__(self, *at_look: Callable[[], None]) -> None:
-        super().__init__(home=Path(), address="")
+    def __init__(self, answer: Callable[[], str] | None, *at_look: Callable[[], None]) -> None:
+        super().__init__(home=Path(), address="", notice=up.Notice(answer))
         self.at_look = list(at_look)
 
     def mend(self) -> list[str]:
@@ -36,6 +36,11 @@ def notice() -> None:
 
 def idle() -> None:
     pass
+
+
+def watch(looked: Looked, say: Callable[[str], None]) -> None:
+    with up._noticing(looked.notice):
+        up.watch_over(looked, say)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +60,7 @@ def test_a_notice_is_answered_once_and_again_only_while_slurm_is_away() -> None:
             raise found
         return found
 
-    up.watch_over(Looked(idle, notice, idle, idle, notice, idle, idle), said.append, answer)
+    watch(Looked(answer, idle, notice, idle, idle, notice, idle, idle), said.append)
     assert said == ["slurm is away", "job 7 follows"]
 
 
@@ -68,30 +73,40 @@ def test_a_refusal_is_said_once_and_tried_again_until_it_is_taken() -> None:
             raise answers.pop(0)
         return "job 7 follows"
 
-    up.watch_over(Looked(notice, idle, idle, idle, idle, idle), said.append, answer)
+    watch(Looked(answer, notice, idle, idle, idle, idle, idle), said.append)
     assert said == ["slurm refuses", "another reason", "job 7 follows"]
 
 
-def test_a_notice_that_comes_while_it_waits_for_the_one_before_it_is_kept(
+def test_a_notice_is_answered_while_it_waits_for_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def waits(started: up.Up, say: object) -> None:
-        notice()
-        assert started.noticed.wait(10)
-        raise Fatal("it was kept")
+    """It may wait until its own end."""
+    said: list[str] = []
 
-    monkeypatch.setattr(up, "_alone", waits)
+    def say(sentence: str) -> None:
+        said.append(sentence)
+        if "waiting" in sentence:
+            notice()
+        else:
+            raise Fatal("that is enough")
+
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    folder = up.system_folder(tmp_path)
     try:
-        with pytest.raises(Fatal, match="it was kept"), up.up(tmp_path, [], etcd="127.0.0.1:1"):
-            pass
+        with (
+            up._alone(up.Up(home=folder, address="", name="service-n1", pool=False), pytest.fail),
+            pytest.raises(Fatal, match="that is enough"),
+            up.up(tmp_path, [], etcd="e:1", name="service-n1", say=say, on_notice=lambda: "job 7 follows"),
+        ):
+            pytest.fail("it is not alone")
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert said[1:] == ["job 7 follows"]
 
 
 def test_nothing_is_answered_without_a_notice() -> None:
-    up.watch_over(Looked(idle, idle, idle), pytest.fail, lambda: "asked without a notice")
+    watch(Looked(lambda: "asked without a notice", idle, idle, idle), pytest.fail)
 
 
 def control_job(folder: Path, name: str = "service-n1") -> up.Up:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from supervisor.wire.records import (
     ExitObserved,
     GateGroup,
     GateObserved,
+    Health,
     NodeObserved,
     Progress,
     TrainerObserved,
@@ -130,12 +132,30 @@ def test_a_rank_is_seen_with_its_progress_and_end() -> None:
     ended = trainer(
         state="exited", progress=PROGRESS, exit=ExitObserved(signal=11, error_file="ValueError: x", stderr_tail="...")
     )
+    # as an agent of an older version says it: what is not said is not known
     values = {**run_values(), **registration("n1", allocation="run-a1"), **grant(1, node="n1")}
     mirror = mirror_of({**values, **observed_record("n1", ended, trainer(run="other"))})
     (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
     assert (rank.state, rank.signal, rank.exit_code, rank.error) == ("exited", 11, None, "ValueError: x")
+    assert (rank.trace, rank.last_words, rank.told, rank.oom, rank.kernel, rank.ended_s) == (
+        "",
+        "",
+        None,
+        None,
+        "",
+        0.0,
+    )
     assert (rank.step, rank.commits, rank.step_s, rank.phase) == (9, 4, 0.5, "step")
     assert rank.checkpoint == Checkpoint(5, "p", 0, 1)
+
+
+def test_an_end_is_seen_with_all_that_is_known_of_it() -> None:
+    known = {"trace": "t", "last_words": "w", "told": "cut off", "oom": True, "kernel": "k", "ended_s": 1.5}
+    ended = trainer(state="exited", exit=ExitObserved(exit_code=1, raised="KeyError: 1", **known))
+    mirror = mirror_of({**run_values(), **registration("n1"), **observed_record("n1", ended)})
+    (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+    assert {name: getattr(rank, name) for name in known} == known
+    assert rank.error == "KeyError: 1", "of the log, where no error file was left"
 
 
 def test_a_rank_without_progress_is_starting() -> None:
@@ -173,6 +193,16 @@ def test_a_node_is_seen_with_its_host_and_with_why_it_is_leaving() -> None:
     assert (node.host, node.leaving) == ("h1", "time limit")
     node = views.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert node.host == "n1", "an engine without host names: the node's own"
+
+
+@pytest.mark.parametrize("said", ["off", "starting", "ready", ""])
+def test_a_node_is_warm_while_it_lives_and_says_so(said: Any) -> None:
+    health = Health(node="n1", sequence=1, warm=said, disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0)
+    told = {keys.health("n1"): encode(health)} if said else {}
+    values = {**run_values(), **grant(1, node="n1"), **observed_record("n1"), **told}
+    node = views.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    assert node.warm is (said == "ready")
+    assert not views.observed(mirror_of(values), "run", MEMORY, 0.0, 0.0).nodes["n1"].warm, "its last words"
 
 
 def test_the_host_of_a_node_that_is_gone_is_remembered_and_its_last_words_are_not() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args
 
 import pytest
@@ -126,6 +126,17 @@ def test_a_field_that_an_older_version_lacked_takes_its_default() -> None:
     body = json.loads(encode(records.Control(paused=True, stop=True)))
     del body["stop"]
     assert decode(json.dumps(body), records.Control) == records.Control(paused=True)
+
+
+def test_what_an_older_supervisor_wants_names_no_allocation() -> None:
+    wanted = records.TrainerDesired(
+        run="run", group=0, generation=1, world_size=1, groups=1, min_groups=1, gate="", run_dir="", term_grace_s=1.0,
+        titan=records.TitanSpec(), torchft=records.TorchFTSpec(), allocation="run-a1",
+    )  # fmt: skip
+    body = json.loads(encode(records.NodeDesired(node="n1", trainers=(wanted,))))
+    assert body["trainers"][0].pop("allocation") == "run-a1"
+    (read,) = decode(json.dumps(body), records.NodeDesired).trainers
+    assert read == replace(wanted, allocation="")
 
 
 def test_numbers_that_are_keys_come_back_as_numbers() -> None:

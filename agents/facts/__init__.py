@@ -1,0 +1,54 @@
+"""Facts about this machine that training may suffer from. A source is a function that returns what holds now; another one
+(DCGM, NVSentinel) is one more module, and one more name where the agent makes its list."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from supervisor.wire.records import Fact
+
+log = logging.getLogger(__name__)
+
+Source = Callable[[], Sequence[Fact]]
+"""Returns within a second or so; what may hang does that in a thread of its own."""
+
+LOOK_S = 5.0
+
+
+class Facts(threading.Thread):
+    """Asks all sources every few seconds. A source that raises is said once, and the others go on."""
+
+    def __init__(self, sources: Sequence[Source], changed: Callable[[tuple[Fact, ...]], None]) -> None:
+        """`changed` is called in this thread with all that holds, whenever that is another."""
+        super().__init__(name="facts", daemon=True)
+        self._sources = sources
+        self._changed = changed
+        self._stop_now = threading.Event()
+        self._broken: set[int] = set()
+
+    def run(self) -> None:
+        told: tuple[Fact, ...] = ()
+        while not self._stop_now.is_set():
+            found = self.look()
+            if found != told:
+                told = found
+                self._changed(found)
+            self._stop_now.wait(LOOK_S)
+
+    def look(self) -> tuple[Fact, ...]:
+        """All that holds now, in a fixed order."""
+        found: list[Fact] = []
+        for number, source in enumerate(self._sources):
+            try:
+                found += source()
+                self._broken.discard(number)
+            except (OSError, ValueError) as error:
+                if number not in self._broken:
+                    log.warning("a source of facts says nothing: %s: %s", type(error).__name__, error)
+                self._broken.add(number)
+        return tuple(sorted(found, key=lambda fact: (fact.kind, fact.subject)))
+
+    def stop(self) -> None:
+        self._stop_now.set()

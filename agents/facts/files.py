@@ -1,0 +1,100 @@
+"""Disks and file systems, by using them: what `df` says is not what a write meets."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from supervisor.wire.records import Fact
+
+DEADLINE_S = 10.0
+"""A local disk answers in milliseconds, a busy shared file system within a second or two."""
+EVERY_S = 10.0
+EVERY_SHARED_S = 30.0
+"""Thousands of nodes look at one shared file system."""
+BYTES = 4096
+
+_KINDS = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EROFS: "disk_read_only",
+}
+
+
+def writes(folder: Path) -> None:
+    """Write, sync and remove a block. For a folder that is this node's alone."""
+    path = folder / f".probe-{os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            file.write(b"\0" * BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def lists(folder: Path) -> None:
+    """Read the first entry of a folder. For a file system that many share."""
+    with os.scandir(folder) as entries:
+        next(entries, None)
+
+
+class Probe:
+    """Uses a folder again and again, in a thread of its own: a file system that hangs holds that thread alone."""
+
+    def __init__(
+        self,
+        folder: Path,
+        use: Callable[[Path], None],
+        every_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._use, self._every_s, self._monotonic = folder, use, every_s, monotonic
+        self._began: float | None = None
+        self._said: OSError | None = None
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> Sequence[Fact]:
+        """Returns at once: what the last use met, or for how long the one in progress hangs."""
+        now = self._monotonic()
+        running = self._thread is not None and self._thread.is_alive()
+        if self._began is not None and running and now - self._began > DEADLINE_S:
+            sentence = f"{self._folder} has not answered for {now - self._began:.0f} s"
+            return (Fact(kind="file_system_stalled", subject=str(self._folder), evidence=sentence),)
+        if not running and (self._began is None or now - self._began >= self._every_s):
+            self._began = now
+            self._thread = threading.Thread(target=self._once, name="probe", daemon=True)
+            self._thread.start()
+        error = self._said
+        if error is None:
+            return ()
+        kind = _KINDS.get(error.errno or 0, "file_system_error")
+        return (Fact(kind=kind, subject=str(self._folder), evidence=f"{self._folder}: {error.strerror}"),)
+
+    def _once(self) -> None:
+        try:
+            self._use(self._folder)
+            self._said = None
+        except FileNotFoundError:
+            self._said = None  # a run's folder that is removed is a person's doing
+        except OSError as error:
+            self._said = error
+
+
+class SharedFolders:
+    """The run folders that this node uses now."""
+
+    def __init__(self) -> None:
+        self._probes: dict[str, Probe] = {}
+
+    def use(self, folders: set[str]) -> None:
+        """From any thread; those that are not named any more are left."""
+        kept = {folder: probe for folder, probe in self._probes.items() if folder in folders}
+        self._probes = kept | {folder: Probe(Path(folder), lists, EVERY_SHARED_S) for folder in folders - kept.keys()}
+
+    def read(self) -> Sequence[Fact]:
+        return [fact for probe in list(self._probes.values()) for fact in probe.read()]

@@ -1,0 +1,86 @@
+"""The machine: memory, clock, network links. Linux's own files; what this kernel does not have says nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+from supervisor.wire.records import Fact
+
+PRESSURE_PERCENT = 20.0
+"""A fifth of the last 10 s in which every process waited for memory: a trainer that swaps is slower than a restart."""
+
+_STA_UNSYNC = 0x40
+_TIME_ERROR = 5
+
+
+def memory(path: Path = Path("/proc/pressure/memory")) -> Sequence[Fact]:
+    """Pressure stall information of the kernel (`full avg10`)."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:  # a kernel without it, or one where it is switched off
+        return ()
+    for line in lines:
+        kind, *pairs = line.split()
+        percent = dict(pair.split("=") for pair in pairs).get("avg10", "0")
+        if kind == "full" and float(percent) >= PRESSURE_PERCENT:
+            sentence = f"every process waited for memory during {percent} % of the last 10 s"
+            return (Fact(kind="memory_pressure", subject="memory", evidence=sentence),)
+    return ()
+
+
+class _Timex(ctypes.Structure):
+    """The beginning of `struct timex` (adjtimex(2)); the rest is only made room for."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("frequency", ctypes.c_long),
+        ("maximum_error", ctypes.c_long),
+        ("estimated_error", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+def kernel_clock() -> tuple[int, int]:
+    """What adjtimex answers, and its status word; changes nothing."""
+    timex = _Timex()
+    answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), "adjtimex")
+    return answer, timex.status
+
+
+def clock(answer: tuple[int, int] | None = None) -> Sequence[Fact]:
+    """Whether the kernel's clock is kept by somebody. Nobody compares clocks here, but people compare logs."""
+    state, status = kernel_clock() if answer is None else answer
+    if state != _TIME_ERROR and not status & _STA_UNSYNC:
+        return ()
+    sentence = "the kernel's clock is not synchronised (adjtimex): start chronyd, ntpd or timesyncd"
+    return (Fact(kind="clock_unsynchronised", subject="clock", evidence=sentence),)
+
+
+class Links:
+    """Network interfaces that were up and are not any more."""
+
+    def __init__(self, folder: Path = Path("/sys/class/net")) -> None:
+        self._folder = folder
+        self._were_up: set[str] = set()
+
+    def read(self) -> Sequence[Fact]:
+        states = {path.name: _text(path / "operstate") for path in self._folder.iterdir()}
+        self._were_up |= {name for name, state in states.items() if state == "up"}
+        return tuple(
+            Fact(kind="link_down", subject=name, evidence=f"interface {name} was up and is {states[name]}")
+            for name in sorted(self._were_up & states.keys())
+            if states[name] in ("down", "lowerlayerdown", "dormant", "notpresent")
+        )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,97 @@
+"""How long a rank's steps usually take, and when one has taken too long. Pure: the time is given.
+
+The bound is learned from the rank itself. Apart from the ordinary steps are the first ones (compile, lazy set-up), those in
+which the members of the quorum changed, and those with a checkpoint or a heal in them: these are bounded by the policy's
+longest time alone, until one has been seen to end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from supervisor.core.spec import HangSpec
+from supervisor.wire.activity import Activity
+from supervisor.wire.records import Progress, Stuck
+
+WARM_UP_COMMITS = 3
+LEARNED_AT_LEAST = 5
+KEPT = 64
+"""Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
+APART: frozenset[Activity] = frozenset({"checkpoint", "heal"})
+STEPPING = frozenset({"quorum", "healing", "step", "checkpoint"})
+
+
+class Pace:
+    """One rank's process; a new generation has a new one."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=KEPT)
+        self._computes: deque[float] = deque(maxlen=KEPT)
+        self._longest_apart = 0.0
+        self._commits = 0
+        self._quorum_id = -1
+        self._apart = False
+        self._mark: tuple[int, Activity] | None = None
+        self._mark_since = 0.0
+        self._moved_at: float | None = None
+
+    def look(self, now: float, progress: Progress | None, activity: tuple[int, Activity] | None, reaches: bool) -> None:
+        """To be called at every look, with a clock that stands still while nobody looks.
+
+        `activity`: as read from its file. `reaches`: whether its forwarder reaches the gate: to wait for one that is away is
+        no hang."""
+        if progress is None:
+            return
+        if activity != self._mark:
+            self._end_of(now)
+            self._mark, self._mark_since = activity, now
+        if activity is not None and activity[1] in APART:
+            self._apart = True
+        if progress.commits != self._commits or progress.phase not in STEPPING:
+            self._note(progress)
+            self._moved_at = now
+        elif not reaches:
+            self._moved_at = now
+
+    def bound_s(self, limits: HangSpec) -> float:
+        """How long the step in progress may take."""
+        if len(self._steps) < LEARNED_AT_LEAST or (self._apart and not self._longest_apart):
+            return limits.at_most_s
+        usual = median(self._steps) + (self._longest_apart if self._apart else 0.0)
+        spread = median(abs(step - median(self._steps)) for step in self._steps)
+        return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
+
+    @property
+    def compute_s(self) -> float:
+        """Median of what the rank's last steps took it alone; 0 until enough were seen."""
+        return round(median(self._computes), 4) if len(self._computes) >= LEARNED_AT_LEAST else 0.0
+
+    def stuck(self, now: float, limits: HangSpec) -> Stuck | None:
+        """What it hangs in, once its step has taken longer than the bound; None while all is well."""
+        if self._moved_at is None or self._commits == 0:
+            return None  # before the first commit the policy's time for a start counts
+        bound = self.bound_s(limits)
+        if now - self._moved_at <= bound:
+            return None
+        return Stuck(
+            activity=self._mark[1] if self._mark is not None else "",
+            activity_s=round(now - self._mark_since, 1),
+            bound_s=round(bound, 1),
+            usual_s=round(median(self._steps), 3) if self._steps else 0.0,
+        )
+
+    def _note(self, progress: Progress) -> None:
+        ordinary = (
+            progress.commits > max(self._commits, WARM_UP_COMMITS)
+            and progress.quorum_id == self._quorum_id
+            and not self._apart
+        )
+        if ordinary and progress.step_s > 0:
+            self._steps.append(progress.step_s)
+            self._computes.append(progress.compute_s)
+        self._commits, self._quorum_id, self._apart = progress.commits, progress.quorum_id, False
+
+    def _end_of(self, now: float) -> None:
+        if self._mark is not None and self._mark[1] in APART:
+            self._longest_apart = max(self._longest_apart, now - self._mark_since)

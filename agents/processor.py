@@ -1,0 +1,45 @@
+"""What the kernel says a process does: stopped, stuck in the kernel, burning a processor, or asleep."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from agents import process
+
+LOOK_S = 2.0
+"""A share of a processor is told over this long: the kernel counts in hundredths of a second."""
+BUSY = 0.5
+"""Of one processor: a trainer that waits for a peer or a disk uses a few hundredths."""
+
+State = Literal["", "stopped", "uninterruptible", "busy", "sleeping"]
+
+
+class ProcessorUse:
+    """One process's use of processors, over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+        self._share = 0.0
+
+    def look(self, now: float, pid: int) -> None:
+        """To be called at every look; reads /proc only every LOOK_S seconds."""
+        if self._before is not None and now - self._before[0] < LOOK_S:
+            return
+        used = process.processor_s(pid)
+        if used is None:
+            return
+        if self._before is not None:
+            self._share = (used - self._before[1]) / (now - self._before[0])
+        self._before = now, used
+
+    def state(self, pid: int) -> State:
+        """Now; empty when there is no such process."""
+        stat = process.stat_of(pid)
+        if stat is None:
+            return ""
+        if stat.state in "Tt":
+            return "stopped"
+        if stat.state == "D":
+            return "uninterruptible"
+        # on a machine with too much to do a loop that never ends gets little of a processor, and waits for it
+        return "busy" if stat.state == "R" or self._share >= BUSY else "sleeping"

@@ -1,0 +1,70 @@
+"""Where a process is that hangs: the Python stack of its main thread, read from outside by py-spy.
+
+Nothing is asked of the process, which may hold the interpreter's lock or be stopped, and it is not paused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 10.0
+TRIES = 3
+"""A process that moves while it is read may give nonsense, and py-spy fails."""
+FRAMES = 4
+FILE = "hang.json"
+"""In the rank's folder: the stacks of all threads, as py-spy prints them."""
+
+
+class Stacks:
+    """Dumps in a thread of its own: py-spy takes from tenths of a second to seconds."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stacks")
+        self._asked: dict[str, Future[str]] = {}
+
+    def of(self, name: str, pid: int, folder: str) -> str:
+        """What `where` says of this process; empty until it is known. Asked once until it is dropped."""
+        if name not in self._asked:
+            self._asked[name] = self._pool.submit(where, pid, Path(folder))
+        asked = self._asked[name]
+        return asked.result() if asked.done() else ""
+
+    def drop(self, name: str) -> None:
+        self._asked.pop(name, None)
+
+
+def where(pid: int, folder: Path) -> str:
+    """The innermost frames of the main thread, and whether it holds the interpreter's lock; or why that is not known. The
+    whole dump is left in the folder."""
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    said = ""
+    for _ in range(TRIES):
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False)
+            if done.returncode == 0:
+                (folder / FILE).write_bytes(done.stdout)
+                return innermost(json.loads(done.stdout), pid)
+            said = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1][:200]
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            said = f"{type(error).__name__}: {error}"[:200]
+    log.warning("no stack of process %d: %s", pid, said)
+    return f"its stack is not known ({said})"
+
+
+def innermost(threads: list[dict[str, Any]], pid: int) -> str:
+    """Of the main thread, whose number is the process's; other threads of a trainer wait for work."""
+    main = next((thread for thread in threads if thread.get("os_thread_id") == pid), None)
+    if main is None or not main["frames"]:
+        return "its main thread runs no Python"
+    frames = [f"{frame['name']} ({Path(frame['filename']).name}:{frame['line']})" for frame in main["frames"][:FRAMES]]
+    owner = next((thread for thread in threads if thread.get("owns_gil")), None)
+    lock = ", holding the interpreter's lock" if owner is main else ""
+    return f"in {' < '.join(frames)}{lock}"

@@ -1,0 +1,63 @@
+"""`supervisor policy`: what a run's policy is now, and changing it while the run trains."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic_core import to_jsonable_python
+
+from supervisor.cli.common import HOME, Etcd, Home, Json, Run, SecurityFile, app, opened_mirror, opened_store, show
+from supervisor.shell import client, policy, runfile
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import PolicySet
+
+commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(commands, name="policy", help="A run's policy now; changing it while the run trains.")
+
+
+@commands.command("show", epilog="Example: supervisor policy show --run demo")
+def show_policy(
+    run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
+) -> None:
+    """The policy that holds now, and who changed it why."""
+    with opened_mirror(etcd, home, security) as mirror:
+        record = client.choose_run(mirror, run)
+        was_set = mirror.record(keys.policy(record.spec.name), PolicySet)
+        about = "as launched" if was_set is None else f"version {was_set.version}, because: {was_set.because}"
+        body = {
+            "run": record.spec.name,
+            "version": was_set.version if was_set is not None else 0,
+            "because": was_set.because if was_set is not None else "",
+            "policy": to_jsonable_python(record.spec.policy),
+        }
+        show(body, as_json, "\n".join([f"{record.spec.name}: {about}", *policy.lines(record.spec.policy)]))
+
+
+@commands.command("set", epilog='Example: supervisor policy set mode=observe --because "first week" --run demo')
+def set_policy(
+    changes: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="As below [policy] in the run file: hang.factor=20")
+    ],
+    because: Annotated[str, typer.Option(help="Why: it is kept in the journal.")],
+    run: Run = "",
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Change thresholds and mode of a live run: checked like the run file, versioned, journaled. All at once or nothing."""
+    if not because.strip():
+        typer.echo("supervisor: --because is empty: say why", err=True)
+        raise typer.Exit(2)
+    with opened_store(etcd, home, security) as store:
+        mirror = Mirror(store.list(keys.PREFIX))
+        record = client.choose_run(mirror, run)
+        client.refuse_over(mirror, record, "policy set")
+        try:
+            done = policy.set_policy(store, record, changes, because.strip())
+        except runfile.RunFileError as error:
+            for problem in error.problems:
+                typer.echo(f"supervisor: {problem}", err=True)
+            raise typer.Exit(2) from None
+        typer.echo(f"{record.spec.name}: policy version {done.version}: {', '.join(changes)}")

@@ -1,0 +1,109 @@
+"""Who hangs. One that hangs makes all others wait, so each of them takes too long for a step: what it does tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from supervisor.core.model import GroupMemory, Observed, RankView, StuckView
+from supervisor.core.spec import RunSpec
+
+ACROSS = frozenset({"quorum", "collective", "heal"})
+"""What waits for other groups."""
+WAITING = ACROSS | {"commit"}
+"""What waits for other ranks. In all else a rank waits for nobody, or, unseen, for the shards of its own group."""
+
+STEPS_BEHIND = 2
+"""One that waits while others are so far ahead does not wait for them: steps are reported at different times, and one is
+in flight."""
+
+_STATES = {
+    "stopped": "the process is stopped by a signal",
+    "uninterruptible": "the process is in uninterruptible sleep: a disk, a file system or a device does not answer",
+    "busy": "the process burns a processor",
+    "sleeping": "the process sleeps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What is known of a hang of the run."""
+
+    groups: tuple[int, ...] = ()
+    """Whose fault it is; several hang on their own."""
+    held: str = ""
+    """Why nobody is blamed though somebody hangs; empty: somebody is, or nobody hangs."""
+
+
+def blame(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> Blame:
+    """Of the groups that run, those by whose own doing a step takes too long."""
+    if observed.store_stable_s < spec.policy.node_lease_s:
+        return Blame()  # what was reported before the store was away may be over
+    running = {g.group: g for g in groups.values() if g.phase == "running"}
+    stuck = {g: found for g, group in running.items() if (found := stuck_ranks(group, observed))}
+    own = tuple(sorted(g for g, ranks in stuck.items() if _by_itself(ranks)))
+    if own and len(own) == len(running) and len(running) > 1:
+        what = sorted({s.activity for g in own for r in stuck[g] if _own(r) and (s := r.stuck)})
+        return Blame(
+            held=f"every group hangs, in {' and '.join(what)}: it is a cause that they share, so none is ended"
+        )
+    if own:
+        return Blame(own)
+    steps = {g: _step(group, observed) for g, group in running.items()}
+    ahead = max((step for g, step in steps.items() if g not in stuck), default=None)
+    left = tuple(sorted(g for g in stuck if ahead is not None and steps[g] + STEPS_BEHIND <= ahead))
+    others_come = any(g.phase not in ("running", "finished") for g in groups.values())
+    if left or not stuck or others_come:
+        return Blame(left)  # who waits for one that is being started is to blame for nothing
+    names = ", ".join(map(str, sorted(stuck)))
+    said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
+    where = f" in {' and '.join(said)}" if said else ""
+    return Blame(held=f"groups {names} wait{where} for longer than a step may take: not known for whom")
+
+
+def evidence(group: GroupMemory, observed: Observed) -> tuple[str, ...]:
+    """A sentence for each rank that takes too long, the ones that wait for nobody first."""
+    ranks = sorted(stuck_ranks(group, observed), key=lambda r: (not _own(r), r.rank))
+    return tuple(_sentence(rank, rank.stuck) for rank in ranks if rank.stuck is not None)
+
+
+def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
+    """Of the group's current generation; a node that does not answer says nothing of now."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered:
+        return []
+    return [
+        rank
+        for rank in node.ranks
+        if rank.group == group.group
+        and rank.generation == group.generation
+        and rank.stuck is not None
+        and rank.state == "running"
+    ]
+
+
+def _by_itself(ranks: list[RankView]) -> bool:
+    """Whether a group waits for no other. Where one of its ranks does, the others may wait for that one's shard."""
+    return any(_own(r) for r in ranks) and not any(
+        r.stuck is not None and r.stuck.activity in ACROSS and not _own(r) for r in ranks
+    )
+
+
+def _own(rank: RankView) -> bool:
+    """A stopped process hangs wherever it was stopped. Of one that does not say what it does nothing is known."""
+    stuck = rank.stuck
+    return stuck is not None and (stuck.process == "stopped" or stuck.activity not in WAITING | {""})
+
+
+def _step(group: GroupMemory, observed: Observed) -> int:
+    node = observed.nodes.get(group.node)
+    ranks = node.ranks if node is not None else ()
+    return max((r.step for r in ranks if (r.group, r.generation) == (group.group, group.generation)), default=0)
+
+
+def _sentence(rank: RankView, stuck: StuckView) -> str:
+    usual = f" (usually {stuck.usual_s:g} s)" if stuck.usual_s else ""
+    doing = f", for {stuck.activity_s:g} s in {stuck.activity}" if stuck.activity else ""
+    state = f"; {_STATES[stuck.process]}" if stuck.process in _STATES else ""
+    where = f", {stuck.stack}" if stuck.stack else ""
+    return f"rank {rank.rank} has not committed a step for {stuck.bound_s:g} s{usual}{doing}{state}{where}"

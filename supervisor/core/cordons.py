@@ -1,0 +1,39 @@
+"""Hosts that are given no group any more (ADR 9): by an incident, for the run that had it; by a person's word, or where
+incidents repeat, for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from supervisor.core.model import Kind, Observed, Suspicion
+
+REPEATED_S = 86_400.0
+"""Two incidents within a day bar a host for every run."""
+
+OF_THE_PROGRAM = (Kind.ERROR, Kind.PEERS_GONE, Kind.SAME_ERROR)
+"""What a program says of itself bars a host for its own run only: else a bug that is launched twice would cordon a cluster."""
+
+
+def repeated(held: Iterable[Suspicion]) -> str:
+    """Why a host's incidents bar it for every run; empty when they do not. It does not change as time passes."""
+    told = sorted((s for s in held if s.kind not in OF_THE_PROGRAM), key=lambda s: (s.at, s.run, s.incident))
+    for number, two in enumerate(told[1:]):
+        one = told[number]
+        if two.at - one.at <= REPEATED_S:
+            return f"{_sentence(one)} and {_sentence(two)} within a day"
+    return ""
+
+
+def barred(observed: Observed, own: Mapping[str, str]) -> dict[str, str]:
+    """Host -> why it is given no group of a run whose own cordons are these."""
+    return {**own, **{host: cordon.why for host, cordon in observed.cordons.items() if cordon.why}}
+
+
+def freed(observed: Observed, own: Mapping[str, str]) -> list[str]:
+    """Those of a run's own cordons that a person has freed: what was held against them is there no more."""
+    there = {host for host, cordon in observed.cordons.items() if cordon.ours}
+    return sorted(own.keys() - there)
+
+
+def _sentence(suspicion: Suspicion) -> str:
+    return f"incident {suspicion.incident} of run {suspicion.run} ({suspicion.kind.value})"

@@ -1,0 +1,101 @@
+"""How a rank ended: what kind of failure that is, and what shows it."""
+
+from __future__ import annotations
+
+from supervisor.core import errors
+from supervisor.core.model import Failure, Kind, RankView
+
+PEERS_GONE_EXIT = 75
+"""As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
+
+TERMINATED_EXIT = 143
+"""As `supervisor.wire.records.TERMINATED`."""
+
+SIGKILL = 9
+SIGTERM = 15
+
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+    SIGKILL: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", SIGTERM: "SIGTERM",
+    24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+}  # fmt: skip
+"""Linux's numbers, on x86 and ARM."""
+
+OWN_FAULT = frozenset({4, 7, 8, 11})
+"""Signals that the kernel sends a process for what it itself did (SIGILL, SIGBUS, SIGFPE, SIGSEGV)."""
+
+SIGABRT = 6
+"""Sent by a process to itself: for its own fault, or because it lost a peer and its library gave up."""
+
+
+def clean(rank: RankView) -> bool:
+    """It said that it is finished, and ended with exit code 0."""
+    return rank.state == "exited" and rank.exit_code == 0 and rank.phase == "finished"
+
+
+def terminated(rank: RankView) -> bool:
+    """It was told to end by SIGTERM, by whomever."""
+    return rank.signal == SIGTERM or rank.exit_code == TERMINATED_EXIT
+
+
+def ended(ranks: tuple[RankView, ...]) -> Failure | None:
+    """The failure of a group of which ranks have ended, from the one that was first; None when none failed."""
+    bad = [r for r in ranks if r.state == "exited" and not clean(r)]
+    if not bad:
+        return None
+    first = min(bad, key=_order)
+    if first.signal is not None or terminated(first):
+        return _by_signal(first)
+    if first.exit_code == PEERS_GONE_EXIT:
+        return Failure(Kind.PEERS_GONE, (f"rank {first.rank} was to heal from its peers and found none",))
+    return _by_itself(first)
+
+
+def _order(rank: RankView) -> tuple[int, bool, float, int]:
+    """The cause before its echoes: an exception, or an abort, may be a peer's loss; those that were told to end come last."""
+    told = terminated(rank) or bool(rank.told)
+    cause = rank.signal is not None and rank.signal != SIGABRT
+    return (2 if told else 0 if cause else 1, rank.error == "", rank.ended_s, rank.rank)
+
+
+def _by_signal(rank: RankView) -> Failure:
+    name = SIGNALS.get(rank.signal or SIGTERM, "a signal")
+    who = f"rank {rank.rank}"
+    if rank.told:
+        return Failure(Kind.CRASH, (f"{who} was ended by its own node ({name}): {rank.told}",), rank.error)
+    if terminated(rank):
+        return Failure(Kind.CRASH, (f"{who} was ended by a SIGTERM that is not ours",), rank.error)
+    if rank.signal == SIGKILL and rank.oom:
+        counted = f": {rank.kernel}" if rank.kernel else ", as its memory cgroup has counted"
+        sentence = f"{who} was killed by the kernel for memory (SIGKILL){counted}"
+        return Failure(Kind.OOM, (sentence, *_log(rank)), rank.error, rank.trace, same="killed for memory")
+    evidence = (_killed(rank) if rank.signal == SIGKILL else f"{who} was ended by {name} (signal {rank.signal})",)
+    same = f"ended by {name}" if rank.signal in OWN_FAULT | {SIGABRT} else ""
+    return Failure(Kind.CRASH, (*evidence, *_log(rank)), rank.error, rank.trace, same)
+
+
+def _killed(rank: RankView) -> str:
+    killed = f"rank {rank.rank} was killed by a SIGKILL"
+    if rank.told is None:
+        return f"{killed}; whose is not known"
+    if rank.oom is None:
+        return f"{killed} that is not ours; whether it was the kernel's for memory cannot be seen"
+    return f"{killed} that is neither ours nor the kernel's for memory, as far as its cgroup says"
+
+
+def _by_itself(rank: RankView) -> Failure:
+    said = f": {rank.error}" if rank.error else " before it was finished" if rank.exit_code == 0 else ""
+    evidence = [f"rank {rank.rank} exited with code {rank.exit_code}{said}"]
+    place = errors.where(rank.trace)
+    if place:
+        evidence.append(f"raised in {place}")
+    if rank.oom:
+        evidence.append("shortly before, the kernel had killed a process of its memory cgroup for memory")
+    if not rank.error:
+        evidence += _log(rank)
+    same = errors.signature(rank.error, rank.trace)
+    return Failure(Kind.ERROR, tuple(evidence), rank.error, rank.trace, same)
+
+
+def _log(rank: RankView) -> tuple[str, ...]:
+    return (f"its log ends with: {rank.last_words}",) if rank.last_words else ()

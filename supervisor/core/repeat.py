@@ -1,0 +1,135 @@
+"""The same end again: what is remembered of the last one, and when it is the program's fault and no machine's.
+
+A program's error comes back wherever it is started again. Three shapes of it are known: the same error at the same step in
+every group; at the same step again after resuming from the checkpoint before it; and before the first commit, whatever was
+tried. Starting it once more then burns budgets and hosts for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import budget as budgets
+from supervisor.core import errors, ladder
+from supervisor.core.model import Failure, GroupMemory, Incident, Kind, RankView, Rung, Seen
+from supervisor.core.round import Round
+
+TRIED = 3
+"""The same end so many times in a row: in place, again, and then elsewhere if there is a spare. Of an exception that comes
+after steps that went well, at the same step, two are enough."""
+
+NOBODYS = (
+    Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.LEAVING, Kind.REQUESTED, Kind.SILENT, Kind.PEERS_GONE,
+)  # fmt: skip
+"""Ends that say nothing of the program: what was seen before them is not over."""
+
+EVERYWHERE = "every group ended with the same error: starting them again would end the same way"
+
+
+def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankView, ...]) -> GroupMemory:
+    """Take this end into the group's memory; once for a generation."""
+    seen = group.seen
+    if failure.kind in NOBODYS or (seen is not None and seen.generation == group.generation):
+        return group
+    step = max((rank.step for rank in ranks), default=0)
+    if group.checkpoint is not None:
+        step = max(step, group.checkpoint.step)
+    trained = any(rank.commits > 0 for rank in ranks)
+    host = r.host_of(group.node)
+    now = Seen(same=failure.same, step=step, generation=group.generation, trained=trained, hosts=(host,))
+    if seen is not None and (seen.same, seen.step) == (now.same, now.step) and now.same:
+        hosts = seen.hosts if host in seen.hosts else (*seen.hosts, host)
+        now = replace(now, times=seen.times + 1, trained=seen.trained or trained, hosts=hosts)
+    group = replace(group, seen=now if now.same else None)
+    r.set_group(group)
+    return group
+
+
+def forget(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> GroupMemory:
+    """A group that commits a step past the one it ended at has that behind it."""
+    seen = group.seen
+    if seen is None or seen.generation == group.generation:
+        return group
+    if not any(rank.commits > 0 and rank.step > seen.step for rank in ranks):
+        return group
+    group = replace(group, seen=None)
+    r.set_group(group)
+    return group
+
+
+def told(group: GroupMemory, failure: Failure) -> Failure:
+    """The failure, with how often and where it was seen, if more than once."""
+    seen = _again(group, failure.kind)
+    if seen is None:
+        return failure
+    when = f"at step {seen.step}" if seen.trained else "before its first commit"
+    again = f"the same {when} {seen.times} times in a row, on {' and '.join(seen.hosts)}"
+    return replace(failure, evidence=(*failure.evidence, again))
+
+
+def _again(group: GroupMemory, kind: Kind) -> Seen | None:
+    """What was seen now, and at least once before."""
+    seen = group.seen
+    if seen is None or seen.generation != group.generation or seen.times < 2:
+        return None
+    return seen if kind in (Kind.ERROR, Kind.CRASH, Kind.OOM, Kind.NUMERICS) else None
+
+
+def programs_fault(r: Round, group: GroupMemory, incident: Incident) -> str:
+    """Why no machine is to blame; empty when one may be."""
+    if errors.of_what_is_shared(incident.error):
+        return ""  # a switch or a store that is down is down wherever the group is started
+    if _everywhere(r, group, incident):
+        return EVERYWHERE
+    seen = _again(group, incident.kind)
+    if seen is None:
+        return ""
+    # A device, a file or a library of the node's own raises the same error again and again too.
+    if len(seen.hosts) < 2 and (incident.kind != Kind.ERROR or errors.of_the_machine(incident.error)):
+        return ""
+    others = (g.phase == "running" for g in r.groups.values() if g.group != group.group)
+    if incident.kind != Kind.NUMERICS and any(others):
+        return ""  # the same program trains there
+    where = f"on {' and '.join(seen.hosts)}"
+    if seen.trained and incident.kind in (Kind.ERROR, Kind.NUMERICS):
+        return f"it resumed, and ended with the same error at the same step {seen.step} again ({where})"
+    if seen.times < TRIED:
+        return ""
+    when = f"at step {seen.step}" if seen.trained else "before its first commit"
+    return (
+        f"it ended in the same way {when} {seen.times} times in a row ({where}): "
+        "the program's or its configuration's fault"
+    )
+
+
+def _everywhere(r: Round, group: GroupMemory, incident: Incident) -> bool:
+    """The same error at the same step in every group, and none has come past it since."""
+    seen = group.seen
+    if incident.kind != Kind.ERROR or seen is None or seen.generation != group.generation or len(r.groups) < 2:
+        return False
+    theirs = [g.seen for g in r.groups.values()]
+    return all(s is not None and (s.same, s.step) == (seen.same, seen.step) for s in theirs)
+
+
+def elsewhere(r: Round, group: GroupMemory, incident: Incident) -> str:
+    """Why another node is to be tried before this one again, if a spare is there and paid for; else empty."""
+    budget = r.spec.policy.budget
+    left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
+    if not r.has_spare or not all(left):
+        return ""  # then the ladder says why
+    lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
+    if incident.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
+        return f"killed for memory twice within {budget.window_s:g} s on {group.oom_host}"
+    seen = _again(group, incident.kind)
+    if seen is None or len(seen.hosts) > 1 or errors.of_what_is_shared(incident.error):
+        return ""
+    if seen.trained and incident.kind == Kind.ERROR and not errors.of_the_machine(incident.error):
+        return ""  # where it had gone well until then the node is not suspect
+    return f"it ended in the same way {seen.times} times in a row on {seen.hosts[0]}"
+
+
+def stop(r: Round, incident: Incident, why: str) -> tuple[Incident, ladder.Choice]:
+    """The incident as the program's fault, and the rung that it gets."""
+    incident = replace(incident, kind=Kind.SAME_ERROR)
+    r.set_incident(incident)
+    return incident, ladder.Choice(Rung.STOP, why, ())

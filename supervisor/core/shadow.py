@@ -1,0 +1,58 @@
+"""Shadow incidents: what would have been done to a group, where the policy is only to observe.
+
+Nothing of the group changes. A shadow incident is over when its failure is: then it has recovered by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.ladder import Choice
+from supervisor.core.model import Failure, GroupMemory, Incident, Kind
+from supervisor.core.round import Round
+
+ALWAYS = frozenset({Kind.REQUESTED, Kind.LEAVING})
+"""No failures: a person's wish, and a node that is left before it is taken."""
+
+
+def only_observed(r: Round, kind: Kind) -> bool:
+    """Whether nothing is to be done about a failure of this kind."""
+    policy = r.spec.policy
+    return kind not in ALWAYS and (policy.mode == "observe" or kind.value in policy.observe)
+
+
+def or_asked_for(r: Round, group: GroupMemory, failure: Failure) -> Failure:
+    """What a person asks for is done, also about a failure that is only observed."""
+    asked = r.observed.control.restarts.get(group.group, 0) > r.before.restarts_done.get(group.group, 0)
+    if not asked or not only_observed(r, failure.kind):
+        return failure
+    return Failure(Kind.REQUESTED, ("a person asked for a restart of the group", *failure.evidence))
+
+
+def observe(r: Round, incident: Incident, choice: Choice) -> None:
+    """Write down what would be done, as it was when it was first seen."""
+    before = r.before.incidents.get(incident.id)
+    if before is None or not before.shadow or before.kind != incident.kind:
+        incident = replace(
+            incident, shadow=True, rung=choice.rung, reason=choice.reason, considered=choice.considered, state="open",
+            decided=None, acted=None,
+        )  # fmt: skip
+        r.set_incident(incident)
+        key = f"observe:{incident.id}:{incident.kind.value}"
+        about = {"group": incident.group, "node": incident.node, "rung": choice.rung, "incident": incident.id}
+        r.act("observe", key, f"would {_words(choice)}: {choice.reason}", **about)
+    r.wait(f"group {incident.group}: {incident.evidence[0]}; would {_words(choice)}, but the policy is only to observe")
+
+
+def ended(r: Round, incident: Incident, failure: Failure, step: int) -> Incident:
+    """The incident that is to be acted on: a new one where this one was a shadow, which has not recovered by itself."""
+    if not incident.shadow:
+        return incident
+    r.set_incident(replace(incident, state="halted"))
+    group = replace(r.groups[incident.group], incident="")
+    r.set_group(group)
+    return r.incident_for(group, failure, step)
+
+
+def _words(choice: Choice) -> str:
+    return choice.rung.name.lower().replace("_", " ")

@@ -1,0 +1,165 @@
+"""What a person says of hosts: cordon, uncordon, drain (ADR 9)."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import shutil
+import socket
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from supervisor.ports.errors import Fatal, Fenced, PortError
+from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
+from supervisor.shell import cordons, views
+from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import Cordon, RecordError, Registration, decode, encode
+
+SHOWN = 10
+"""Names that a sentence lists."""
+
+
+def known_to_slurm(host: str) -> bool:
+    """Whether Slurm has a node of this name; no where there is no Slurm, or it does not answer."""
+    if shutil.which("sinfo") is None:
+        return False
+    try:
+        return host in Commands().nodes()
+    except PortError:
+        return False
+
+
+def cordon(
+    store: Store,
+    mirror: Mirror,
+    name: str,
+    because: str,
+    drain: bool,
+    elsewhere: Callable[[str], bool] = known_to_slurm,
+) -> str:
+    """Keep every run's groups away from a host, given by its own name or that of a node on it; with `drain` have those that
+    are there leave it. Returns what was done. A drain stays one when the host is cordoned again.
+
+    `elsewhere` says whether the scheduler knows a host that we do not. Raises Fatal when nobody does, or when the host only
+    carries a lighthouse.
+    """
+    host = _host(mirror, name, elsewhere)
+    if host not in _hosts(mirror).values() and host in _service_hosts(mirror):
+        raise Fatal(f"host {host} carries the lighthouse and no groups: a cordon would keep nothing away from it")
+    wanted = Cordon(host=host, why=because, by=_who(), at_unix_s=time.time(), drain=drain)
+    wanted = _write(store, wanted)
+    there = _groups_on(mirror, host)
+    again = f"free it again: supervisor uncordon {host}"
+    if wanted.drain:
+        leave = f"{', '.join(there)} will leave it when another node is there" if there else "no group is on it"
+        return f"host {host} is drained: no group is placed there any more; {leave}; {again}"
+    stays = f"{', '.join(there)} stays on it" if there else "no group is on it"
+    return f"host {host} is cordoned: no group is placed there any more; {stays}; {again}"
+
+
+def uncordon(store: Store, mirror: Mirror, name: str) -> str:
+    """Free a host for every run, whoever cordoned it. Returns what was done; raises Fatal when nothing is held against it."""
+    held = cordons.by_host(mirror)
+    host = name if name in held else _hosts(mirror).get(name, name)
+    if host not in held:
+        known = f"cordoned are {_listed(held)}" if held else "no host is"
+        raise Fatal(f"host {host} is not cordoned ({known})")
+    was = held[host].why or cordons.sentences(mirror).get(
+        host, "an incident of a run that has ended was held against it"
+    )
+    found = held[host].keys
+    for start in range(0, len(found), MAX_OPERATIONS):
+        store.commit({}, found[start : start + MAX_OPERATIONS])
+    return f"host {host} is free again, for every run (it was: {was})"
+
+
+def _write(store: Store, wanted: Cordon) -> Cordon:
+    """Written again when somebody else did in between, so that no drain is taken back unseen."""
+    key = keys.cordon(wanted.host)
+    while True:
+        item = store.get(key)
+        try:
+            before = decode(item.value, Cordon) if item is not None else None
+        except RecordError as error:
+            raise Fatal(f"{key} cannot be read ({error}): supervisor uncordon {wanted.host}, then again") from error
+        made = replace(wanted, drain=wanted.drain or (before is not None and before.drain))
+        try:
+            store.commit({key: encode(made)}, expect=[Expect(key, mod_revision=item.mod_revision if item else 0)])
+        except Fenced:
+            continue
+        return made
+
+
+def _host(mirror: Mirror, name: str, elsewhere: Callable[[str], bool]) -> str:
+    nodes = _hosts(mirror)
+    hosts = {*nodes.values(), *cordons.by_host(mirror), *_service_hosts(mirror)}
+    if name in hosts:
+        return name
+    if name in nodes:
+        return nodes[name]
+    if name and "/" not in name and elsewhere(name):
+        return name
+    nearest = difflib.get_close_matches(name, sorted({*hosts, *nodes}), n=1)
+    hint = f"nearest: {nearest[0]}" if nearest else f"known: {_listed(hosts)}"
+    raise Fatal(f"no node was ever on a host {name!r}, and no Slurm here knows it ({hint})")
+
+
+def _hosts(mirror: Mirror) -> dict[str, str]:
+    """Node -> its host, of all nodes for groups that were ever heard of. What only its name is left of is named as its host,
+    but where hosts are shared (`HOST.JOBID`)."""
+    found, gone = {}, []
+    for name in views.node_names(mirror):
+        registration = mirror.record(keys.registration(name), Registration)
+        if registration is None:
+            gone.append(name)
+        elif registration.role == "trainer":
+            found[name] = registration.host or name
+    for run in views.runs(mirror):
+        try:
+            groups = views.memory(mirror, run).groups.values()
+        except views.Unreadable:
+            continue
+        found |= {g.node: g.host or g.node for g in groups if g.node and g.node not in found}
+    known = set(found.values())
+    for name in gone:
+        host, _, job = name.rpartition(".")
+        found.setdefault(name, host if host in known and job.isdigit() else name)
+    return found
+
+
+def _service_hosts(mirror: Mirror) -> set[str]:
+    found = set()
+    for name in views.node_names(mirror):
+        registration = mirror.record(keys.registration(name), Registration)
+        if registration is not None and registration.role == "service":
+            found.add(registration.host or name)
+    return found
+
+
+def _groups_on(mirror: Mirror, host: str) -> list[str]:
+    """`group 1 of run demo`, for those that are there now."""
+    found = []
+    for run in views.runs(mirror):
+        try:
+            groups = views.memory(mirror, run).groups.values()
+        except views.Unreadable:
+            continue
+        there = [g for g in groups if g.node and (g.host or g.node) == host and g.phase != "finished"]
+        found += [f"group {g.group} of run {run}" for g in there]
+    return found
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"  # a container's user may have no name
+    return f"{user}@{socket.gethostname()}"
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = sorted(names)[:SHOWN]
+    return ", ".join(shown) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "") if shown else "none"

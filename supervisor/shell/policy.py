@@ -1,0 +1,94 @@
+"""A policy that is changed on a live run: checked as the run file is, versioned, and kept with why."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from supervisor.core.spec import PolicySpec, RunSpec
+from supervisor.ports.errors import Fatal, Fenced
+from supervisor.ports.store import Expect, Store
+from supervisor.shell import runfile
+from supervisor.wire import keys
+from supervisor.wire.records import PolicySet, RunRecord, decode, encode
+
+AT_START = {"node_lease_s": "the nodes have it since they were started"}
+"""Keys that a live run cannot change, and why."""
+
+
+def changed(spec: RunSpec, given: Sequence[str]) -> PolicySpec:
+    """The run's policy with these KEY=VALUE: the keys as in the run file, below [policy], the values as TOML, or as plain
+    text where they are no TOML. Raises RunFileError with all that is wrong."""
+    body = to_jsonable_python(spec)
+    problems = []
+    for pair in given:
+        key, equals, text = pair.partition("=")
+        key = key.strip().removeprefix("policy.")
+        if not equals or not key:
+            problems.append(f"{pair!r}: give KEY=VALUE, as hang.factor=20")
+        elif key in AT_START:
+            problems.append(f"policy.{key} cannot be changed on a live run: {AT_START[key]}")
+        elif not _put(body["policy"], key.split("."), _value(text.strip())):
+            problems.append(f"policy.{key}: it is inside of what is no table")
+    if problems:
+        raise runfile.RunFileError(problems)
+    return runfile.parse(body).policy
+
+
+def set_policy(store: Store, record: RunRecord, given: Sequence[str], because: str) -> PolicySet:
+    """Write it; raises RunFileError when it is wrong, and Fatal when somebody else set it meanwhile."""
+    name = record.spec.name
+    item = store.get(keys.policy(name))
+    before = decode(item.value, PolicySet) if item is not None else None
+    spec = record.spec if before is None else dataclasses.replace(record.spec, policy=before.policy)
+    policy = changed(spec, given)
+    version = before.version + 1 if before is not None else 1
+    wanted = PolicySet(version=version, policy=policy, because=because, at_unix_s=time.time())
+    expect = [Expect(keys.policy(name), mod_revision=item.mod_revision if item is not None else 0)]
+    try:
+        store.commit({keys.policy(name): encode(wanted)}, expect=expect)
+    except Fenced:
+        raise Fatal(
+            f"somebody else has set the policy of {name} meanwhile: look (supervisor policy show), and say it again"
+        ) from None
+    return wanted
+
+
+def lines(policy: PolicySpec) -> list[str]:
+    """KEY = VALUE, as `set` takes them."""
+    return [f"{key} = {_text(value)}" for key, value in _flat(to_jsonable_python(policy))]
+
+
+def _flat(body: dict[str, Any], where: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in body.items():
+        found += _flat(value, f"{where}{key}.") if isinstance(value, dict) else [(where + key, value)]
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_text(part) for part in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _put(body: dict[str, Any], path: list[str], value: Any) -> bool:
+    for part in path[:-1]:
+        inner = body.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return False
+        body = inner
+    body[path[-1]] = value
+    return True
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text

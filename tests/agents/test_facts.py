@@ -1,0 +1,191 @@
+"""Facts about the machine, each by its own cause where a test can make it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agents.facts import Facts, host
+from agents.facts.files import BYTES, DEADLINE_S, EVERY_S, Probe, SharedFolders, lists, writes
+from supervisor.ports.store import Store
+from supervisor.shell.etcd_server import EtcdServer
+from supervisor.wire import keys
+from supervisor.wire.records import Fact, Health, decode
+from tests.agents.nodes import Nodes
+from tests.helpers.waiting import eventually
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def tmpfs(folder: Path, size: int) -> Iterator[Path]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "probe", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        # what was killed a moment ago may still have a file open there
+        eventually(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0, 10)
+
+
+def once(probe: Probe, clock: Clock) -> list[Fact]:
+    """What one more use of the folder met."""
+    clock.now += EVERY_S
+    probe.read()
+    eventually(lambda: probe._thread is None or not probe._thread.is_alive(), 10)
+    return list(probe.read())
+
+
+@ROOT
+def test_a_disk_that_fills_and_is_emptied_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with tmpfs(tmp_path / "disk", 64 * BYTES) as folder:
+        probe = Probe(folder, writes, EVERY_S, clock)
+        assert once(probe, clock) == []
+        (folder / "filler").write_bytes(b"x" * os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize)
+        (found,) = once(probe, clock)
+        assert (found.kind, found.subject) == ("disk_full", str(folder))
+        assert "No space left on device" in found.evidence
+        (folder / "filler").unlink()
+        assert once(probe, clock) == []
+        assert list(folder.iterdir()) == [], "nothing of ours is left"
+
+
+@ROOT
+def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
+    clock = Clock()
+    with tmpfs(tmp_path / "disk", 64 * BYTES) as folder:
+        probe = Probe(folder, writes, EVERY_S, clock)
+        assert once(probe, clock) == []
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        assert [fact.kind for fact in once(probe, clock)] == ["disk_read_only"]
+
+
+def test_a_file_system_that_hangs_is_told_after_the_deadline_and_holds_no_one(tmp_path: Path) -> None:
+    clock, free, uses = Clock(), threading.Event(), []
+
+    def hangs(folder: Path) -> None:
+        uses.append(folder)
+        free.wait(30)
+
+    probe = Probe(tmp_path, hangs, EVERY_S, clock)
+    try:
+        assert probe.read() == ()
+        clock.now += DEADLINE_S
+        assert probe.read() == ()
+        clock.now += 1.0
+        (found,) = probe.read()
+        assert (found.kind, found.evidence) == ("file_system_stalled", f"{tmp_path} has not answered for 11 s")
+        clock.now += 1000.0
+        probe.read()
+        assert uses == [tmp_path], "one thread hangs, not one at each look"
+    finally:
+        free.set()
+    assert once(probe, clock) == []
+
+
+def test_a_shared_folder_is_only_read(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o555)
+    lists(tmp_path / "run")
+    folders = SharedFolders()
+    folders.use({str(tmp_path / "run"), str(tmp_path / "gone")})
+    assert folders.read() == []
+    eventually(lambda: all(not p._thread.is_alive() for p in folders._probes.values() if p._thread), 10)
+    assert folders.read() == [], "a folder that is not there (any more) is a person's doing"
+    kept = folders._probes[str(tmp_path / "run")]
+    folders.use({str(tmp_path / "run")})
+    assert folders._probes == {str(tmp_path / "run"): kept}
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("some avg10=90.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=19.99 avg60=0.00 avg300=0.00 total=0\n", []),
+        ("some avg10=90.00 avg60=0 avg300=0 total=0\nfull avg10=20.00 avg60=0 avg300=0 total=0\n", ["memory_pressure"]),
+        ("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", []),
+    ],
+)
+def test_memory_pressure(tmp_path: Path, text: str, kinds: list[str]) -> None:
+    (tmp_path / "memory").write_text(text)
+    assert [fact.kind for fact in host.memory(tmp_path / "memory")] == kinds
+
+
+def test_a_kernel_without_pressure_says_nothing(tmp_path: Path) -> None:
+    assert host.memory(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(("answer", "kinds"), [((0, 0x2001), []), ((5, 0x40), ["clock_unsynchronised"])])
+def test_the_clock(answer: tuple[int, int], kinds: list[str]) -> None:
+    assert [fact.kind for fact in host.clock(answer)] == kinds
+
+
+def test_the_kernel_is_asked_and_not_changed() -> None:
+    before = host.kernel_clock()
+    assert 0 <= before[0] <= 5
+    assert host.kernel_clock()[1] == before[1]
+
+
+def test_a_link_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
+    for name, state in (("eth0", "up"), ("ib0", "up"), ("ifb0", "down"), ("lo", "unknown")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(state + "\n")
+    links = host.Links(tmp_path)
+    assert links.read() == ()
+    (tmp_path / "ib0" / "operstate").write_text("down\n")
+    (found,) = links.read()
+    assert (found.kind, found.subject, found.evidence) == ("link_down", "ib0", "interface ib0 was up and is down")
+    (tmp_path / "ib0" / "operstate").write_text("up\n")
+    assert links.read() == ()
+
+
+def test_a_source_that_is_broken_does_not_silence_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    fact = Fact(kind="k", subject="s", evidence="e")
+
+    def broken() -> list[Fact]:
+        raise OSError(5, "Input/output error")
+
+    told: list[tuple[Fact, ...]] = []
+    facts = Facts([broken, lambda: [fact]], told.append)
+    assert facts.look() == facts.look() == (fact,)
+    assert len([r for r in caplog.records if "says nothing" in r.message]) == 1
+    facts.start()
+    eventually(lambda: told, 10)
+    facts.stop()
+    facts.join(10)
+    assert told == [(fact,)]
+
+
+@ROOT
+@pytest.mark.etcd
+def test_a_nodes_agent_publishes_them(etcd_server: EtcdServer, store: Store, tmp_path: Path) -> None:
+    def kinds() -> set[str] | None:
+        item = store.get(keys.health("n0"))
+        return {fact.kind for fact in decode(item.value, Health).facts} if item is not None else None
+
+    with tmpfs(tmp_path / "disk", 16 << 20) as folder, Nodes(folder, etcd_server.endpoint) as nodes:
+        nodes.cold("n0")
+        eventually(lambda: kinds() is not None and "disk_full" not in (kinds() or ()), 30, "all is well")
+        filler = folder / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * BYTES)
+        eventually(lambda: "disk_full" in (kinds() or ()), 4 * EVERY_S, "it is told")
+        filler.unlink()
+        eventually(
+            lambda: (told := kinds()) is not None and "disk_full" not in told, 4 * EVERY_S, "and that it is over"
+        )

@@ -1,0 +1,140 @@
+"""The time a step may take is learned from the rank itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.pace import LEARNED_AT_LEAST, WARM_UP_COMMITS, Pace
+from supervisor.core.spec import HangSpec
+from supervisor.wire.activity import Activity
+from supervisor.wire.records import Progress, Stuck
+
+LIMITS = HangSpec(factor=10.0, at_least_s=5.0, at_most_s=600.0)
+
+
+class Rank:
+    """A rank that steps by a clock of the test's."""
+
+    def __init__(self) -> None:
+        self.pace, self.now, self.commits, self.changes, self.quorum = Pace(), 0.0, 0, 0, 1
+        self.doing: Activity = "other"
+        self.reaches = True
+        self.look()
+
+    def look(self, phase: str = "step", step_s: float = 0.0) -> Stuck | None:
+        progress = Progress(
+            run="r", group=0, generation=1, rank=0, pid=1, sequence=self.changes, phase=phase,  # type: ignore[arg-type]
+            step=self.commits, commits=self.commits, step_s=step_s, quorum_id=self.quorum,
+        )  # fmt: skip
+        self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches)
+        return self.pace.stuck(self.now, LIMITS)
+
+    def does(self, activity: Activity, seconds: float = 0.0) -> Stuck | None:
+        self.doing = activity
+        self.changes += 1
+        self.look()
+        self.now += seconds
+        return self.look()
+
+    def step(self, seconds: float, *, checkpoint_s: float = 0.0) -> Stuck | None:
+        """Whether it was thought to hang before its end."""
+        found = self.does("checkpoint", checkpoint_s) if checkpoint_s else None
+        found = self.does("compute", seconds) or found
+        self.commits += 1
+        self.changes += 1
+        self.look(step_s=seconds)
+        return found
+
+
+@pytest.fixture
+def learned() -> Rank:
+    rank = Rank()
+    for _ in range(WARM_UP_COMMITS + LEARNED_AT_LEAST + 10):
+        assert rank.step(1.0) is None
+    return rank
+
+
+def test_a_step_of_ten_times_the_usual_hangs(learned: Rank) -> None:
+    assert learned.does("compute", 10.0) is None
+    found = learned.does("data", 0.1)
+    assert found is not None
+    assert (found.activity, found.bound_s, found.usual_s) == ("data", 10.0, 1.0)
+    assert learned.step(1.0) is not None, "until its step is over"
+    assert learned.look() is None
+
+
+def test_steps_five_times_as_slow_do_not(learned: Rank) -> None:
+    for _ in range(40):
+        assert learned.step(5.0) is None
+
+
+def test_a_pace_that_changes_is_learned(learned: Rank) -> None:
+    for _ in range(64):
+        learned.step(4.0)
+    assert learned.does("compute", 39.0) is None
+    assert learned.does("compute", 2.0) is not None
+
+
+def test_a_short_usual_step_is_bounded_from_below() -> None:
+    rank = Rank()
+    for _ in range(20):
+        rank.step(0.01)
+    assert rank.does("compute", 4.9) is None
+    assert rank.does("compute", 0.2) is not None
+
+
+def test_the_first_steps_are_bounded_by_the_policy_alone() -> None:
+    rank = Rank()
+    rank.now += 1e6
+    assert rank.look() is None, "before the first commit the policy's time for a start counts"
+    assert rank.step(500.0) is None
+    assert rank.does("compute", 599.0) is None, "it compiles"
+    found = rank.does("compute", 2.0)
+    assert found is not None
+    assert found.usual_s == 0.0
+
+
+def test_the_first_checkpoint_is_bounded_by_the_policy_alone(learned: Rank) -> None:
+    assert learned.step(1.0, checkpoint_s=300.0) is None
+    learned.step(1.0)
+    assert learned.does("compute", 11.0) is not None, "an ordinary step is bounded as before"
+
+
+def test_the_first_checkpoint_bounds_the_next_one(learned: Rank) -> None:
+    assert learned.step(1.0, checkpoint_s=2.0) is None
+    assert learned.does("checkpoint", 29.0) is None
+    learned.now += 2.0
+    assert learned.look() is not None
+
+
+def test_a_step_with_a_new_quorum_is_not_learned_from(learned: Rank) -> None:
+    for quorum in range(2, 70):
+        learned.quorum = quorum
+        learned.step(8.0)
+    assert learned.pace.bound_s(LIMITS) == 10.0
+
+
+def test_waiting_for_a_gate_that_is_away_is_no_hang(learned: Rank) -> None:
+    learned.reaches = False
+    for _ in range(100):
+        assert learned.does("quorum", 9.0) is None
+    learned.reaches = True
+    assert learned.does("quorum", 9.0) is None
+    assert learned.does("quorum", 2.0) is not None
+
+
+@pytest.mark.parametrize("phase", ["draining", "finished", "failed"])
+def test_a_rank_that_ends_does_not_hang(learned: Rank, phase: str) -> None:
+    learned.now += 100.0
+    assert learned.look(phase) is None
+
+
+def test_one_that_does_not_say_what_it_does_is_bounded_too(learned: Rank) -> None:
+    learned.now += 11.0
+    progress = Progress(
+        run="r", group=0, generation=1, rank=0, pid=1, sequence=9, phase="step", commits=learned.commits, quorum_id=1
+    )
+    learned.pace.look(learned.now, progress, None, True)
+    found = learned.pace.stuck(learned.now, LIMITS)
+    assert found is not None
+    assert found.activity == ""

@@ -1,0 +1,74 @@
+"""The stack of a process that cannot be asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agents.stacks import FILE, Stacks, innermost, where
+from tests.helpers.waiting import eventually
+
+SLEEPS = "import time\ndef waits():\n    print('here', flush=True)\n    time.sleep(600)\nwaits()\n"
+HOLDS = "import ctypes\ndef holds():\n    print('here', flush=True)\n    ctypes.PyDLL(None).sleep(600)\nholds()\n"
+
+
+@contextmanager
+def running(folder: Path, text: str) -> Iterator[int]:
+    program = folder / "program.py"
+    program.write_text(text)
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"here\n"
+            yield child.pid
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_innermost_frames_of_a_live_and_of_a_stopped_process(tmp_path: Path, stopped: bool) -> None:
+    with running(tmp_path, SLEEPS) as pid:
+        asleep = "in waits (program.py:4) < <module> (program.py:5)"
+        eventually(lambda: where(pid, tmp_path) == asleep, 30, "it has come to where it waits")
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+            (tmp_path / FILE).unlink()
+            assert where(pid, tmp_path) == asleep
+    assert json.loads((tmp_path / FILE).read_text())[0]["os_thread_id"] == pid
+
+
+def test_one_that_holds_the_interpreters_lock_is_named_as_such(tmp_path: Path) -> None:
+    with running(tmp_path, HOLDS) as pid:
+        found = eventually(lambda: (w := where(pid, tmp_path)).endswith("lock") and w, 30)
+    assert found == "in holds (program.py:4) < <module> (program.py:5), holding the interpreter's lock"
+
+
+def test_a_process_that_is_gone_has_a_sentence_instead(tmp_path: Path) -> None:
+    with running(tmp_path, SLEEPS) as pid:
+        pass
+    assert where(pid, tmp_path).startswith("its stack is not known (")
+
+
+def test_only_the_main_thread_counts() -> None:
+    worker = {"os_thread_id": 8, "owns_gil": True, "frames": [{"name": "w", "filename": "/a/w.py", "line": 1}]}
+    main = {"os_thread_id": 7, "owns_gil": False, "frames": [{"name": "m", "filename": "/a/m.py", "line": 2}]}
+    assert innermost([worker, main], 7) == "in m (m.py:2)"
+    assert innermost([worker], 7) == "its main thread runs no Python"
+
+
+def test_it_is_read_once_and_in_a_thread(tmp_path: Path) -> None:
+    stacks = Stacks()
+    with running(tmp_path, SLEEPS) as pid:
+        found = eventually(lambda: stacks.of("a", pid, str(tmp_path)), 30)
+    assert stacks.of("a", pid, str(tmp_path)) == found
+    stacks.drop("a")
+    again = eventually(lambda: stacks.of("a", pid, str(tmp_path)), 30)
+    assert again.startswith("its stack is not known")

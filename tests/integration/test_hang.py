@@ -1,0 +1,105 @@
+"""A rank that hangs and still heartbeats stalls everybody: the right group is restarted, and no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.spec import HangSpec, TitanSpec
+from supervisor.wire.records import RunRecord
+from tests.helpers.waiting import eventually
+from tests.integration.outage import passes
+from tests.integration.test_lighthouse import TORCHFT
+from tests.integration.world import World, equal_digests, toy_spec, world
+from tests.titan import hanging
+
+pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(600)]
+
+HANG = HangSpec(factor=10.0, at_least_s=12.0, at_most_s=60.0)
+LEARNING_STEPS = 12
+
+
+@dataclass
+class Run:
+    w: World
+    record: RunRecord
+    generations: list[int]
+
+    def steps_on(self, more: int = LEARNING_STEPS) -> None:
+        """Both groups make so many steps more."""
+        eventually(self.w.running(self.record, *self.generations), 240, "both groups train")
+        goal = max(g.step for g in self.w.status(self.record).groups) + more
+        eventually(lambda: min(g.step for g in self.w.status(self.record).groups) >= goal, 120, "they step")
+
+    def hangs(self, group: int, how: str) -> float:
+        hanging.want(self.record.run_dir, group, self.generations[group], how)
+        return time.time()
+
+    def recovered(self, group: int) -> Incident:
+        """The newest incident, once its group trains in its next generation and the other in its own."""
+        self.generations[group] += 1
+        eventually(self.w.running(self.record, *self.generations), 120, "the one that hangs is started again")
+        return eventually(lambda: self._newest(group), 120, "the incident is over")
+
+    def _newest(self, group: int) -> Incident | None:
+        found = [i for i in self.w.incidents(self.record) if i.generation_after == self.generations[group]]
+        return found[-1] if found and found[-1].state == "recovered" else None
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("hang")
+    titan = TitanSpec(
+        recipe="tests.titan.hanging:small", steps=100_000, checkpoint_interval_steps=10, digest_interval_steps=5
+    )
+    spec = replace(toy_spec("hang", spares=0, start_timeout_s=300.0, hang=HANG), titan=titan, torchft=TORCHFT)
+    spec = replace(spec, policy=replace(spec.policy, budget=replace(spec.policy.budget, restart=10)))
+    with world(folder, toys=False) as w:
+        w.supervisor()
+        yield Run(w, w.launch(spec), [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("how", "group", "activity", "state", "where"),
+    [
+        ("data", 1, "data", "sleeps", "batch_generator (hanging.py:"),
+        ("gil", 0, "compute", "sleeps", ", holding the interpreter's lock"),
+        ("compute", 1, "compute", "burns a processor", "forward_backward_step (hanging.py:"),
+    ],
+)
+def test_the_one_that_hangs_is_found_and_started_again(
+    run: Run, how: str, group: int, activity: str, state: str, where: str
+) -> None:
+    run.steps_on()
+    since = run.hangs(group, how)
+    incident = run.recovered(group)
+    assert (incident.kind, incident.group, incident.rung) == (Kind.HANG, group, Rung.RESTART)
+    assert f"in {activity}" in incident.evidence[0]
+    assert state in incident.evidence[0]
+    assert where in incident.evidence[0]
+    run.steps_on(2 * 5)
+    assert equal_digests(run.w, run.record, since)
+
+
+def test_a_stopped_process_is_named_as_such(run: Run) -> None:
+    run.steps_on()
+    os.kill(run.w.trainer(run.record, 0).pid, signal.SIGSTOP)
+    incident = run.recovered(0)
+    assert incident.kind in (Kind.HANG, Kind.STALLED)
+    assert any("stopped by a signal" in sentence for sentence in incident.evidence)
+
+
+def test_steps_that_are_five_times_as_slow_are_left_alone(run: Run) -> None:
+    run.steps_on()
+    before = len(run.w.incidents(run.record))
+    run.hangs(1, "slow")
+    passes(2 * HANG.at_least_s)
+    run.steps_on(3)
+    assert len(run.w.incidents(run.record)) == before
+    run.w.check(run.record)

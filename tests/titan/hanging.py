@@ -1,0 +1,66 @@
+"""A recipe whose trainer hangs, or goes wrong, when a file says so."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from titan_actor import recipes
+
+FOR_EVER_S = 3600
+
+
+def small() -> Any:
+    """The small debug model."""
+    from titan_actor.replica import ReplicaTrainer
+
+    batches, forward = ReplicaTrainer.batch_generator, ReplicaTrainer.forward_backward_step
+
+    def batch_generator(self: Any, iterable: Any) -> Iterator[Any]:
+        for batch in batches(self, iterable):
+            if _wanted(self) == "data":
+                time.sleep(FOR_EVER_S)
+            yield batch
+
+    def forward_backward_step(self: Any, **batch: Any) -> Any:
+        wanted = _wanted(self)
+        match wanted:
+            case "gil":
+                ctypes.PyDLL(None).sleep(FOR_EVER_S)  # C code that does not give the interpreter's lock away
+            case "compute":
+                while True:
+                    pass
+            case "slow":
+                time.sleep(0.5)
+            case "nan":
+                _spoil(self)
+        loss = forward(self, **batch)
+        due = (self.manager.current_step() + 1) % self.launch.titan.checkpoint_interval_steps == 0
+        if wanted == "nan-unseen" or (wanted == "nan-saved" and due):
+            _spoil(self)  # the loss of this step was finite
+        return loss
+
+    ReplicaTrainer.batch_generator = batch_generator
+    ReplicaTrainer.forward_backward_step = forward_backward_step
+    return recipes.llama3_debug_small()
+
+
+def want(run_dir: str | Path, group: int, generation: int, how: str) -> None:
+    """From now on."""
+    folder = Path(run_dir) / "faults"
+    folder.mkdir(exist_ok=True)
+    (folder / "new").write_text(how)
+    (folder / "new").rename(folder / f"{group}.{generation}")
+
+
+def _wanted(trainer: Any) -> str:
+    path = Path(trainer.launch.run_dir) / "faults" / f"{trainer.launch.group}.{trainer.launch.generation}"
+    return path.read_text() if path.exists() else ""
+
+
+def _spoil(trainer: Any) -> None:
+    for parameter in trainer.model_parts[0].parameters():
+        parameter.data.view(-1)[0] = float("nan")

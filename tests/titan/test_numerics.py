@@ -1,0 +1,59 @@
+"""A number that is not finite: never committed, never saved, and said whose it was."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supervisor.wire.checkpoints import listed
+from tests.titan import hanging
+from tests.titan.groups import Groups, Rank
+
+pytestmark = pytest.mark.trainers
+
+RECIPE = "tests.titan.hanging:small"
+
+
+def ended(rank: Rank) -> tuple[str, str]:
+    """Whose number it was, and the error. It exited with a code of its own, and committed nothing that is not finite."""
+    assert rank.exit_code() == 1, rank.log()[-2000:]
+    assert all(math.isfinite(line["loss"]) for line in rank.lines("step") if line["committed"])
+    progress = rank.progress
+    assert progress is not None
+    return progress.numerics, progress.error
+
+
+def test_one_group_whose_weights_are_spoilt_is_told_from_the_other(groups: Groups) -> None:
+    ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
+    for rank in ranks:
+        rank.reached(5, commits=3)
+    hanging.want(ranks[1].launch.run_dir, 1, 1, "nan")
+    (whose, error), (other, same) = ended(ranks[0]), ended(ranks[1])
+    assert (whose, other) == ("peers", "own")
+    assert error == same, "what all see is the same"
+    assert error.startswith("NotFinite: loss is nan at step ")
+
+
+def test_where_the_model_itself_gives_no_number_all_say_so(groups: Groups) -> None:
+    ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
+    for rank in ranks:
+        rank.reached(5, commits=3)
+    step = max(rank.step for rank in ranks)
+    for group in (0, 1):
+        hanging.want(ranks[0].launch.run_dir, group, 1, "nan-unseen")
+    found = [ended(rank) for rank in ranks]
+    assert {whose for whose, _ in found} <= {"own", "parameters"}
+    assert all(rank.step > step for rank in ranks), "the step with a finite loss was committed, the next one was not"
+
+
+def test_no_checkpoint_holds_what_is_not_finite(groups: Groups) -> None:
+    rank = groups.start(0, groups=1, recipe=RECIPE, checkpoint_interval_steps=20, checkpoints_kept=100, writer=True)
+    rank.reached(22)
+    hanging.want(rank.launch.run_dir, 0, 1, "nan-saved")
+    whose, error = ended(rank)
+    assert whose == "parameters"
+    assert error == f"NotFinite: parameters are not finite at step {rank.step}"
+    saved = [step for step, _, mark in listed(rank.launch.run_dir) if mark is not None]
+    assert rank.step % 20 == 0
+    assert max(saved) == rank.step - 20

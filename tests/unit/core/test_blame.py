@@ -1,0 +1,171 @@
+"""Who hangs: the ranks' own words of what they do, compared over the groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.model import Kind, Rung, StuckView
+from tests.unit.core.world import World
+
+
+def hangs(w: World, group: int, activity: str, rank: int = 0, step: int = 50, process: str = "") -> None:
+    stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, process=process)
+    w.report(group, rank, commits=1, step=step, stuck=stuck)
+
+
+@pytest.fixture
+def w() -> World:
+    return World(groups=3).bring_up()
+
+
+@pytest.mark.parametrize("activity", ["data", "compute", "checkpoint", "other"])
+@pytest.mark.parametrize("waits_in", ["quorum", "collective", "commit", "heal"])
+def test_one_that_waits_for_nobody_hangs_and_is_restarted(w: World, activity: str, waits_in: str) -> None:
+    hangs(w, 0, waits_in)
+    hangs(w, 1, activity)
+    hangs(w, 2, waits_in)
+    w.round()
+    incident = w.incident
+    assert (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
+    assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
+    assert incident.evidence == (f"rank 0 has not committed a step for 30 s (usually 1.5 s), for 31 s in {activity}",)
+
+
+def test_what_the_kernel_says_is_part_of_the_evidence(w: World) -> None:
+    hangs(w, 1, "compute", process="busy")
+    w.round()
+    assert "burns a processor" in w.incident.evidence[0]
+
+
+def test_one_that_is_stopped_while_it_waits_hangs(w: World) -> None:
+    hangs(w, 0, "collective")
+    hangs(w, 1, "collective", process="stopped")
+    hangs(w, 2, "collective")
+    w.round()
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
+    assert "stopped by a signal" in w.incident.evidence[0]
+
+
+def test_the_others_are_not_touched_while_it_comes_back(w: World) -> None:
+    hangs(w, 0, "collective")
+    hangs(w, 1, "data")
+    hangs(w, 2, "collective")
+    w.round()
+    w.recover(1)
+    assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
+    assert w.incidents["i1"].state == "recovered"
+
+
+def test_two_that_hang_are_both_restarted(w: World) -> None:
+    hangs(w, 0, "data")
+    hangs(w, 1, "data")
+    hangs(w, 2, "quorum")
+    w.round()
+    assert [w.group(g).generation for g in range(3)] == [2, 2, 1]
+
+
+def test_where_every_group_hangs_by_itself_nobody_is_ended(w: World) -> None:
+    for group in range(3):
+        hangs(w, group, "checkpoint")
+    w.round()
+    assert not w.memory.incidents
+    assert "every group hangs, in checkpoint: it is a cause that they share" in w.waits()
+
+
+def test_where_all_wait_nobody_is_blamed(w: World) -> None:
+    for group in range(3):
+        hangs(w, group, "collective")
+    w.round(3600.0)
+    assert not w.memory.incidents
+    assert "wait in collective for longer than a step may take: not known for whom" in w.waits()
+
+
+def test_waiting_for_a_group_that_is_being_started_is_nobodys_hang(w: World) -> None:
+    w.crash(2)
+    w.round()
+    for group in range(2):
+        hangs(w, group, "quorum")
+    w.round(60.0)
+    assert [i.kind for i in w.memory.incidents.values()] == [Kind.CRASH]
+    assert "not known for whom" not in w.waits()
+
+
+def test_who_waits_while_the_others_step_on_is_to_blame(w: World) -> None:
+    hangs(w, 1, "quorum", step=50)
+    w.report(0, commits=1, step=51)
+    w.report(2, commits=1, step=51)
+    w.round()
+    assert not w.memory.incidents, "a step in flight"
+    w.report(0, commits=1, step=52)
+    w.round()
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
+
+
+def test_a_shard_that_waits_for_one_that_waits_for_a_peer_is_not_to_blame() -> None:
+    """Two ranks a group: of group 0 one waits for group 1, the other, unseen, for the first one's shard."""
+    w = World(groups=2, ranks=2).bring_up()
+    hangs(w, 0, "collective", rank=0)
+    hangs(w, 0, "compute", rank=1)
+    w.round()
+    assert not w.memory.incidents
+    hangs(w, 1, "data", rank=0)
+    hangs(w, 1, "commit", rank=1)
+    w.round()
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
+    assert w.incident.evidence[0].startswith("rank 0 ")
+
+
+def test_one_group_alone_is_restarted() -> None:
+    w = World(groups=1).bring_up()
+    hangs(w, 0, "compute")
+    w.round()
+    assert (w.incident.kind, w.incident.rung) == (Kind.HANG, Rung.RESTART)
+
+
+def test_one_that_does_not_say_what_it_does_is_not_blamed(w: World) -> None:
+    hangs(w, 1, "")
+    w.round()
+    assert not w.memory.incidents
+
+
+def test_the_word_of_an_older_generation_does_not_count(w: World) -> None:
+    hangs(w, 1, "data")
+    w.round()
+    w.recover(1)
+    old = StuckView(activity="data", bound_s=30.0)
+    w.report_on(w.group(1).node, 1, 1, commits=1, step=50, stuck=old)
+    for _ in range(3):
+        w.round(1.0)
+    assert w.group(1).generation == 2
+
+
+def test_nothing_is_done_on_what_was_said_before_the_store_was_away(w: World) -> None:
+    hangs(w, 1, "data")
+    w.stable = 1.0
+    w.round()
+    assert not w.memory.incidents
+    w.stable = 100.0
+    w.round()
+    assert w.incident.kind == Kind.HANG
+
+
+def test_nothing_is_done_on_the_word_of_a_node_that_is_gone(w: World) -> None:
+    hangs(w, 1, "data")
+    node = w.group(1).node
+    w.nodes[node] = replace(w.nodes[node], registered=False)
+    w.round()
+    assert Kind.HANG not in {i.kind for i in w.memory.incidents.values()}
+
+
+def test_one_that_steps_again_while_the_run_is_paused_is_left_alone(w: World) -> None:
+    w.control = replace(w.control, paused=True)
+    hangs(w, 1, "data")
+    w.round()
+    assert w.incident.state == "open"
+    w.commit(1, step=51)
+    w.control = replace(w.control, paused=False)
+    w.round()
+    assert w.group(1).generation == 1
+    assert w.incidents["i1"].state == "recovered"

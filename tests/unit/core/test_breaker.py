@@ -1,0 +1,124 @@
+"""Many nodes lost at once: hold, instead of giving them all up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.model import Kind
+from supervisor.core.spec import BreakerSpec
+from tests.unit.core.world import World
+
+
+def world(groups: int = 12, spares: int = 2, **breaker: float) -> World:
+    w = World(groups=groups, spares=spares).bring_up()
+    w.spec = replace(w.spec, policy=replace(w.spec.policy, breaker=BreakerSpec(**breaker)))  # type: ignore[arg-type]
+    return w
+
+
+def lose(w: World, *groups: int) -> list[str]:
+    """Their nodes fall silent, and the engine has had time to say whether it took them."""
+    nodes = [w.group(g).node for g in groups]
+    for group, node in zip(groups, nodes, strict=True):
+        w.hear(group, "silent")
+        w.nodes[node] = replace(w.nodes[node], registered=False)
+    w.round()
+    w.round(1.0)
+    return nodes
+
+
+def come_back(w: World, groups: range, nodes: list[str]) -> None:
+    for group, node in zip(groups, nodes, strict=True):
+        w.hear(group, "beating")
+        w.nodes[node] = replace(w.nodes[node], registered=True)
+    w.round(1.0)
+
+
+def generations(w: World) -> set[int]:
+    return {g.generation for g in w.memory.groups.values()}
+
+
+def test_five_of_twelve_at_once_are_held_and_come_back() -> None:
+    w = world()
+    nodes = lose(w, 0, 1, 2, 3, 4)
+    assert w.memory.breaker_since is not None
+    assert "breaker: 5 of 12 nodes lost within 60 s" in w.waits()
+    assert "supervisor resume run --because" in w.waits()
+    for _ in range(20):
+        w.round(30.0)
+    assert generations(w) == {1}
+    assert w.memory.cordons == {}
+    come_back(w, range(5), nodes)
+    assert w.memory.breaker_since is None
+    for _ in range(3):
+        w.round(1.0)
+    assert w.memory.incidents == {}
+    assert {i.state for i in w.incidents.values()} == {"recovered"}
+    assert generations(w) == {1}
+
+
+@pytest.mark.parametrize(("groups", "lost"), [(12, 4), (60, 12)])
+def test_fewer_than_five_or_no_more_than_a_fifth_are_given_up(groups: int, lost: int) -> None:
+    w = world(groups, spares=lost)
+    lose(w, *range(lost))
+    for _ in range(5):
+        w.round(1.0)
+    assert w.memory.breaker_since is None
+    assert w.memory.cordons
+
+
+def test_those_that_were_given_up_a_moment_before_count() -> None:
+    w = world()
+    lose(w, 0, 1)
+    w.round(1.0)
+    assert len(w.memory.cordons) == 2
+    lose(w, 2, 3, 4)
+    assert w.memory.breaker_since is not None
+    assert len(w.memory.cordons) == 2
+    w.round(61.0)
+    assert w.memory.breaker_since is None, "three within the window are not many"
+    w.round(1.0)
+    assert len(w.memory.cordons) > 2
+
+
+def test_a_person_has_them_given_up_at_no_budget() -> None:
+    w = world(spares=6)
+    lose(w, 0, 1, 2, 3, 4)
+    w.control = replace(w.control, evictions=1, because="the rack burnt")
+    assert "a person says: the rack burnt" in [action.reason for action in w.round(1.0).actions]
+    w.round(1.0)
+    assert w.memory.breaker_since is None
+    assert [w.group(g).generation for g in range(12)] == [2] * 5 + [1] * 7
+    assert w.memory.spent == {}
+    w.round(120.0)
+    lose(w, 5, 6, 7, 8, 9)
+    assert w.memory.breaker_since is not None, "his word was for those"
+
+
+def test_what_the_engine_says_it_took_is_no_guess() -> None:
+    w = world()
+    for group in range(6):
+        key = w.group(group).allocation
+        w.grants[key] = replace(w.grants[key], state="gone")
+    lose(w, *range(6))
+    assert w.memory.breaker_since is None
+    assert {i.kind for i in w.incidents.values()} == {Kind.ALLOCATION_LOST}
+
+
+def test_a_crash_is_mended_while_it_holds() -> None:
+    w = world()
+    lose(w, 0, 1, 2, 3, 4)
+    w.crash(7)
+    w.round(1.0)
+    assert w.group(7).generation == 2
+
+
+def test_the_others_rest_when_the_breaker_goes() -> None:
+    """Some come back: the rest are few, and are given up."""
+    w = world()
+    nodes = lose(w, 0, 1, 2, 3, 4)
+    come_back(w, range(3), nodes[:3])
+    w.round(1.0)
+    w.round(1.0)
+    assert [w.group(g).generation for g in range(5)] == [1, 1, 1, 2, 2]

@@ -1,0 +1,134 @@
+"""From how its ranks ended to the failure of a group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from supervisor.core.ending import ended
+from supervisor.core.model import Failure, Kind, RankView
+
+RANK = RankView(group=0, generation=1, rank=0, state="exited", phase="step", told="", oom=False)
+
+
+def end(rank: int = 0, **how: Any) -> RankView:
+    return replace(RANK, rank=rank, **how)
+
+
+def failure(*ranks: RankView) -> Failure:
+    found = ended(ranks)
+    assert found is not None
+    return found
+
+
+def test_no_end_is_no_failure() -> None:
+    assert ended(()) is None
+    assert ended((end(state="running"), end(1, exit_code=0, phase="finished"))) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "sentence"),
+    [
+        ({"signal": 11}, Kind.CRASH, "rank 0 was ended by SIGSEGV (signal 11)"),
+        ({"signal": 7}, Kind.CRASH, "rank 0 was ended by SIGBUS (signal 7)"),
+        ({"signal": 6}, Kind.CRASH, "rank 0 was ended by SIGABRT (signal 6)"),
+        ({"signal": 40}, Kind.CRASH, "rank 0 was ended by a signal (signal 40)"),
+        (
+            {"signal": 9},
+            Kind.CRASH,
+            "rank 0 was killed by a SIGKILL that is neither ours nor the kernel's for memory, as far as its cgroup says",
+        ),
+        (
+            {"signal": 9, "oom": None},
+            Kind.CRASH,
+            "rank 0 was killed by a SIGKILL that is not ours; whether it was the kernel's for memory cannot be seen",
+        ),
+        ({"signal": 9, "told": None}, Kind.CRASH, "rank 0 was killed by a SIGKILL; whose is not known"),
+        (
+            {"signal": 9, "oom": True},
+            Kind.OOM,
+            "rank 0 was killed by the kernel for memory (SIGKILL), as its memory cgroup has counted",
+        ),
+        (
+            {"signal": 9, "oom": True, "kernel": "Memory cgroup out of memory: Killed process 7 (python)"},
+            Kind.OOM,
+            "rank 0 was killed by the kernel for memory (SIGKILL): Memory cgroup out of memory: Killed process 7 (python)",
+        ),
+        # a kill of ours stays ours, whatever else happened in its cgroup
+        (
+            {"signal": 9, "oom": True, "told": "cut off"},
+            Kind.CRASH,
+            "rank 0 was ended by its own node (SIGKILL): cut off",
+        ),
+        ({"signal": 15, "told": "cut off"}, Kind.CRASH, "rank 0 was ended by its own node (SIGTERM): cut off"),
+        ({"exit_code": 143, "told": "cut off"}, Kind.CRASH, "rank 0 was ended by its own node (SIGTERM): cut off"),
+        ({"exit_code": 143}, Kind.CRASH, "rank 0 was ended by a SIGTERM that is not ours"),
+        ({"exit_code": 75}, Kind.PEERS_GONE, "rank 0 was to heal from its peers and found none"),
+        ({"exit_code": 1, "error": "KeyError: 3"}, Kind.ERROR, "rank 0 exited with code 1: KeyError: 3"),
+        ({"exit_code": 0}, Kind.ERROR, "rank 0 exited with code 0 before it was finished"),
+    ],
+)
+def test_how_a_rank_ended_gives_the_kind_and_a_sentence(how: dict[str, Any], kind: Kind, sentence: str) -> None:
+    found = failure(end(**how))
+    assert (found.kind, found.evidence) == (kind, (sentence,))
+
+
+def test_the_log_says_more_where_no_error_was_left() -> None:
+    words = {"last_words": "Fatal Python error: Segmentation fault"}
+    said = ("its log ends with: Fatal Python error: Segmentation fault",)
+    assert failure(end(signal=11, **words)).evidence[1:] == said
+    assert failure(end(signal=9, **words)).evidence[1:] == said
+    assert failure(end(exit_code=3, **words)).evidence[1:] == said
+    assert failure(end(exit_code=3, error="KeyError: 3", **words)).evidence[1:] == ()
+
+
+def test_an_exception_is_told_with_its_place() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/home/u/m.py", line 8, in f\n    x\nKeyError: 3'
+    found = failure(end(exit_code=1, error="KeyError: 3", trace=trace))
+    assert found.evidence == ("rank 0 exited with code 1: KeyError: 3", "raised in /home/u/m.py, line 8, in f")
+    assert (found.error, found.trace) == ("KeyError: 3", trace)
+
+
+def test_a_helper_that_was_killed_for_memory_is_told_with_the_error_that_followed() -> None:
+    found = failure(end(exit_code=1, error="RuntimeError: DataLoader worker exited", oom=True))
+    assert found.kind == Kind.ERROR
+    assert found.evidence[1] == "shortly before, the kernel had killed a process of its memory cgroup for memory"
+
+
+def test_what_can_be_compared_and_what_not() -> None:
+    assert failure(end(signal=11)).same == failure(end(signal=11, last_words="other")).same != ""
+    assert failure(end(signal=11)).same != failure(end(signal=7)).same
+    assert failure(end(signal=9, oom=True)).same not in ("", failure(end(signal=11)).same)
+    assert failure(end(exit_code=1, error="E: pid 7")).same == failure(end(exit_code=1, error="E: pid 8")).same != ""
+    for nothing in ({"signal": 9}, {"signal": 15}, {"exit_code": 1}, {"exit_code": 75}, {"signal": 11, "told": "x"}):
+        assert failure(end(**nothing)).same == "", nothing
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first"),
+    [
+        # a loss is the cause, what its peers raise is the echo
+        ([{"exit_code": 1, "error": "RuntimeError: peer closed", "ended_s": 5.0}, {"signal": 9, "ended_s": 6.0}], 1),
+        # an abort may be an echo too
+        ([{"signal": 6, "ended_s": 6.0}, {"exit_code": 1, "error": "ValueError: x", "ended_s": 5.0}], 1),
+        ([{"signal": 6, "ended_s": 5.0}, {"signal": 11, "ended_s": 6.0}], 1),
+        # of two exceptions the earlier one
+        (
+            [
+                {"exit_code": 1, "error": "RuntimeError: peer closed", "ended_s": 6.0},
+                {"exit_code": 1, "error": "ValueError: x", "ended_s": 5.0},
+            ],
+            1,
+        ),
+        # whoever was told to end is no cause
+        ([{"signal": 9, "told": "the others ended", "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
+        ([{"exit_code": 143, "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
+        # nothing tells them apart
+        ([{"exit_code": 3}, {"exit_code": 4}], 0),
+    ],
+)
+def test_the_first_cause_is_told(ranks: list[dict[str, Any]], first: int) -> None:
+    found = failure(*(end(n, **how) for n, how in enumerate(ranks)))
+    assert found.evidence[0].startswith(f"rank {first} ")

@@ -1,0 +1,164 @@
+"""What is read out of an error's text, and which texts are of the same error."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.core.errors import (
+    SAME_CHARACTERS,
+    last_words,
+    normal,
+    of_the_machine,
+    of_what_is_shared,
+    raised,
+    signature,
+    where,
+)
+
+TRACE = """Traceback (most recent call last):
+  File "/opt/venv/lib/python3.12/site-packages/titan_actor/trainer.py", line 51, in main
+    return _train(launch)
+  File "/home/u/model.py", line 88, in forward
+    return self.layers[index](x)
+  File "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1775, in _call_impl
+    return forward_call(*args, **kwargs)
+KeyError: 'layer 9'
+"""
+
+SEGFAULT = """step 41 loss 2.31
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f11 [failed] (most recent call first):
+  File "/home/u/failed.py", line 359 in error
+
+Current thread 0x00007f12 (most recent call first):
+  File "/opt/venv/lib/python3.12/site-packages/torch/_ops.py", line 9 in __call__
+  File "/home/u/kernels.py", line 12 in fused
+  File "/home/u/train.py", line 7 in main
+
+Thread 0x00007f13 (most recent call first):
+  File "/home/u/other.py", line 2 in error
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("RuntimeError: pointer 0x7f10aa00", "RuntimeError: pointer 0x55dead00"),
+        ("DataLoader worker (pid 4711) exited", "DataLoader worker (pid 12) exited"),
+        ("worker (pid(s) 4711) exited, process 4711", "worker (pid(s) 4711) exited, process 99"),
+        ("connect to 10.0.0.7:29500 refused", "connect to 10.0.0.12:41234 refused"),
+        ("connect to [fe80::1%eth0]:29500 refused", "connect to [::1]:80 refused"),
+        ("connect to node-3:29500 refused", "connect to node-3:29501 refused"),
+        ("cannot read /n/ranks/llama.0.3.1/x.json", "cannot read /n/ranks/llama.0.17.1/x.json"),
+        ("cannot read /r/checkpoints/step-40.g0.gen3/x", "cannot read /r/checkpoints/step-40.g0.gen4/x"),
+        ("cannot read /tmp/tmpab12/x", "cannot read /tmp/tmpzz99/x"),
+        ("failed at 2026-11-20 22:53:56,123", "failed at 2026-11-21 07:00:00.5"),
+        ("no answer after 30.2 s", "no answer after 31 s"),
+        ("tried to allocate 2.00 GiB, 1 MiB free", "tried to allocate 2.50 GiB, 300 MiB free"),
+        ("replica toy_0:550e8400-e29b-41d4-a716-446655440000", "replica toy_0:aaaaaaaa-e29b-41d4-a716-446655440000"),
+        ("rank 0 of group 1, cuda:0", "rank 3 of group 0, cuda:7"),
+        ("loss 3.5  is\nno number", "loss 7.25 is no number"),
+        ("x" * SAME_CHARACTERS + "a", "x" * SAME_CHARACTERS + "b"),
+    ],
+)
+def test_what_does_not_make_two_errors_differ(one: str, other: str) -> None:
+    assert normal(one) == normal(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ValueError: x", "KeyError: x"),
+        ("HTTP 404", "HTTP 503"),
+        ("index 5 is out of bounds", "index 6 is out of bounds"),
+        ("no file /data/shard-1", "no file /data/shard-2"),
+        ("[Errno 2] x", "[Errno 13] x"),
+    ],
+)
+def test_what_makes_them_differ(one: str, other: str) -> None:
+    assert normal(one) != normal(other)
+
+
+def test_the_same_text_at_another_place_is_another_error() -> None:
+    assert signature("AssertionError: ", TRACE) == signature("AssertionError: ", TRACE)
+    assert signature("AssertionError: ", TRACE) != signature("AssertionError: ", TRACE.replace("line 88", "line 89"))
+    assert signature("", TRACE) == ""
+
+
+def test_where_is_the_last_frame_that_is_no_librarys() -> None:
+    assert where(TRACE) == "/home/u/model.py, line 88, in forward"
+    libraries = "\n".join(line for line in TRACE.splitlines() if "/home/u" not in line)
+    assert where(libraries).endswith("module.py, line 1775, in _call_impl")
+    assert where(SEGFAULT[SEGFAULT.index("Current thread") :]) == "/home/u/kernels.py, line 12, in fused"
+    assert where("no traceback") == ""
+
+
+def test_a_log_that_ends_with_a_traceback_says_what_was_raised() -> None:
+    assert raised("step 1\n" + TRACE) == ("KeyError: 'layer 9'", TRACE.strip())
+    assert (
+        raised(TRACE + TRACE.replace("KeyError: 'layer 9'", "ValueError: of\ntwo lines"))[0]
+        == "ValueError: of\ntwo lines"
+    )
+
+
+@pytest.mark.parametrize("log", ["", "step 1", TRACE[: TRACE.index("KeyError")], TRACE.replace("KeyError: ", "?? ")])
+def test_a_log_without_a_whole_traceback_says_nothing(log: str) -> None:
+    assert raised(log) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        ("\n  \n---\n", ""),
+        ("step 1\nstep 2\n\n", "step 2"),
+        ("RuntimeError: bad\nstep 2\n", "RuntimeError: bad"),
+        ("RuntimeError: long ago\n" + "step\n" * 19 + "step 2\n", "step 2"),
+        (
+            "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no memory\n",
+            "terminate called after throwing an instance of 'std::runtime_error' / what():  no memory",
+        ),
+        (
+            "terminate called\n  what():  no memory\nFatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n",
+            "terminate called / what():  no memory / Fatal Python error: Aborted",
+        ),
+        (SEGFAULT, "Fatal Python error: Segmentation fault (/home/u/kernels.py, line 12, in fused)"),
+    ],
+)
+def test_the_last_words_of_a_log(log: str, words: str) -> None:
+    assert last_words(log) == words
+
+
+@pytest.mark.parametrize(
+    ("error", "machine"),
+    [
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", True),
+        ("torch.distributed.DistBackendError: NCCL error", True),
+        ("FileNotFoundError: [Errno 2] No such file", True),
+        ("ImportError: libx.so.1: cannot open shared object", True),
+        ("ValueError: hidden size must be even", False),
+        ("KeyError: 'layers.7'", False),
+        ("AssertionError", False),
+        ("ToyError: asked to", False),
+    ],
+)
+def test_which_errors_may_be_the_machines(error: str, machine: bool) -> None:
+    assert of_the_machine(error) is machine
+
+
+@pytest.mark.parametrize(
+    ("error", "shared"),
+    [
+        ("TimeoutError: the quorum timed out", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("OSError: [Errno 116] Stale file handle: '/shared/data'", True),
+        ("OSError: [Errno 28] No space left on device", True),
+        ("requests.exceptions.HTTPError: 503 Server Error", True),
+        ("FileNotFoundError: [Errno 2] No such file", False),
+        ("ValueError: hidden size 5003 must be even", False),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_which_errors_may_be_of_what_all_nodes_share(error: str, shared: bool) -> None:
+    assert of_what_is_shared(error) is shared

@@ -1,0 +1,84 @@
+"""A number that is not finite: all groups end, and what each says tells whose it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.model import Kind, Rung
+from tests.unit.core.world import World
+
+ERROR = "NotFinite: loss is nan at step 51"
+
+
+@pytest.fixture
+def w() -> World:
+    return World(groups=3, spares=2).bring_up()
+
+
+def ends(w: World, group: int, whose: str) -> None:
+    w.fail(group, code=1, error=ERROR, numerics=whose, step=50, commits=1)
+
+
+def judged(w: World) -> None:
+    """Once all had time to say what they have to."""
+    w.round(0.1)
+    w.round(ENGINE_WORD_S)
+
+
+def test_the_one_whose_own_loss_it_was_is_moved_and_its_host_cordoned(w: World) -> None:
+    suspect = w.group(1).node
+    for group, whose in enumerate(("peers", "own", "peers")):
+        ends(w, group, whose)
+    judged(w)
+    kinds = {i.group: (i.kind, i.rung) for i in w.incidents.values()}
+    assert kinds == {
+        0: (Kind.ERROR, Rung.RESTART),
+        1: (Kind.NUMERICS, Rung.REPLACE),
+        2: (Kind.ERROR, Rung.RESTART),
+    }
+    assert set(w.memory.cordons) == {suspect}
+    assert any("that of group 0, 2 was: its hardware is suspect" in e for e in w.incidents["i2"].evidence)
+    assert any("its own loss was finite, that of group 1 was not" in e for e in w.incidents["i1"].evidence)
+    assert w.memory.phase == "running"
+
+
+def test_nothing_is_judged_before_the_others_had_time_to_end(w: World) -> None:
+    ends(w, 1, "own")
+    assert w.verbs(0.1) == []
+    for group in (0, 2):
+        ends(w, group, "peers")
+    w.round(ENGINE_WORD_S)
+    assert {i.kind for i in w.memory.incidents.values()} == {Kind.NUMERICS}
+
+
+@pytest.mark.parametrize("words", [("own", "own", "own"), ("own", "parameters", "own"), ("parameters",) * 3])
+def test_where_all_groups_computed_it_it_is_the_models_fault(w: World, words: tuple[str, ...]) -> None:
+    for group, whose in enumerate(words):
+        ends(w, group, whose)
+    judged(w)
+    w.round(1.0)
+    assert w.memory.phase in ("stopping", "halted")
+    assert ERROR in w.memory.halt_reason
+    assert w.memory.cordons == {}
+
+
+def test_the_same_group_again_on_another_host_is_the_models_or_the_datas_fault(w: World) -> None:
+    for _ in range(2):
+        for group, whose in enumerate(("peers", "own", "peers")):
+            ends(w, group, whose)
+        judged(w)
+        for group in (0, 1, 2):
+            w.admit(group)
+        for _ in range(10):
+            w.round(5.0)
+        if w.memory.phase != "running":
+            break
+        for group in (0, 1, 2):
+            w.commit(group, step=50)
+        w.round(1.0)
+        for group in (0, 1, 2):
+            w.hear(group, "beating")
+        w.round(1.0)
+    assert w.memory.phase in ("stopping", "halted")
+    assert "ended with the same error at the same step 50 again" in w.memory.halt_reason

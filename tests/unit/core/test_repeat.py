@@ -1,0 +1,422 @@
+"""The same end again and again: when it is the program's fault, when another node is tried, and when it is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.core.model import ControlView, Kind, Rung
+from tests.unit.core.world import World, replace
+
+BUG = "ValueError: bad batch at 0x7f10"
+SAME_BUG = "ValueError: bad batch at 0x55aa"
+DEVICE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def trains(groups: int = 1, **about: Any) -> World:
+    """One group and a spare; group 0 has saved step 8."""
+    w = World(groups=groups, **{"spares": 1, **about}).bring_up()
+    w.save(0, step=8)
+    w.round()
+    return w
+
+
+def fails(w: World, error: str = BUG, step: int = 20, group: int = 0, commits: int = 3) -> Rung:
+    """An error at a step, and what is done about it."""
+    w.fail(group, 1, error, step=step, commits=commits)
+    w.round(61.0)
+    return w.incident.rung
+
+
+def outcome(w: World) -> tuple[Kind, Rung, str]:
+    return w.incident.kind, w.incident.rung, w.incident.state
+
+
+STOPPED = (Kind.SAME_ERROR, Rung.STOP, "halted")
+
+
+# --- at the same step again ---
+
+
+def test_a_lone_group_that_ends_at_the_same_step_again_is_the_programs_fault() -> None:
+    w = trains()
+    assert fails(w) == Rung.RESTART
+    assert w.group().checkpoint is not None
+    w.recover(step=10)
+    fails(w, SAME_BUG)
+    assert outcome(w) == STOPPED
+    assert "the same at step 20 2 times in a row, on n1" in w.incident.evidence
+    assert "ended with the same error at the same step 20 again (on n1)" in w.memory.halt_reason
+    assert SAME_BUG in w.memory.halt_reason
+    assert w.memory.spent == {"restart:0": w.memory.spent["restart:0"]}, "one restart is all that was spent"
+
+
+def test_also_when_the_checkpoint_is_of_that_very_step() -> None:
+    w = trains()
+    fails(w, step=8)
+    w.start_again()
+    fails(w, step=0, commits=0)
+    assert outcome(w) == STOPPED
+
+
+@pytest.mark.parametrize(("error", "step"), [(BUG, 21), (BUG, 19), ("KeyError: 'x'", 20), ("", 20)])
+def test_another_error_or_another_step_is_none(error: str, step: int) -> None:
+    w = trains()
+    fails(w)
+    w.recover(step=10)
+    assert fails(w, error, step) == Rung.RESTART
+
+
+@pytest.mark.parametrize("between", [("KeyError: 'x'", 20), (BUG, 15), ("", 20)])
+def test_another_end_in_between_begins_the_count_anew(between: tuple[str, int]) -> None:
+    w = trains(budget={"restart": 9})
+    for error, step in ((BUG, 20), between, (BUG, 20)):
+        assert fails(w, error, step) == Rung.RESTART
+        w.recover(step=10)
+    fails(w)
+    assert outcome(w) == STOPPED, "and now twice in a row"
+
+
+def test_a_node_that_is_lost_in_between_changes_nothing() -> None:
+    w = trains()
+    fails(w)
+    w.recover(step=10)
+    w.lapse("n1")
+    w.hear(0, "gone")
+    w.round()
+    assert w.incident.kind == Kind.NODE_LOST
+    w.recover(step=10)
+    assert w.group().node == "n2"
+    fails(w)
+    assert outcome(w) == STOPPED
+    assert "the same at step 20 2 times in a row, on n1 and n2" in w.incident.evidence
+
+
+def test_a_step_past_it_is_forgotten() -> None:
+    w = trains()
+    fails(w)
+    assert w.group().seen is not None
+    w.recover(step=10)
+    assert w.group().seen is not None
+    w.commit(0, step=20)
+    w.round(1.0)
+    assert w.group().seen is not None
+    w.commit(0, step=21)
+    w.round(1.0)
+    assert w.group().seen is None
+    assert fails(w) == Rung.RESTART
+
+
+def test_another_group_that_trains_shows_that_the_program_works() -> None:
+    w = trains(groups=2)
+    for _ in range(2):
+        assert fails(w) == Rung.RESTART, "nor is its node suspect"
+        w.commit(1, step=30)
+        w.recover(step=10)
+    assert w.group(1).generation == 1
+    assert w.memory.phase == "running"
+
+
+def test_what_a_device_may_cause_is_tried_elsewhere_first() -> None:
+    w = trains()
+    assert fails(w, DEVICE) == Rung.RESTART
+    w.recover(step=10)
+    assert fails(w, DEVICE) == Rung.REPLACE
+    assert w.incident.considered == ("restart: it ended in the same way 2 times in a row on n1",)
+    w.recover(step=10)
+    assert w.group().node == "n2"
+    fails(w, DEVICE)
+    assert outcome(w) == STOPPED
+
+
+def test_without_a_spare_the_ladder_goes_on_as_ever() -> None:
+    w = trains(spares=0)
+    for rung in (Rung.RESTART, Rung.RESTART, Rung.RESTART, Rung.REALLOCATE):
+        assert fails(w, DEVICE) == rung
+        if rung == Rung.RESTART:
+            w.recover(step=10)
+
+
+# --- before the first commit ---
+
+
+def starts(**about: Any) -> World:
+    return World(groups=1, **{"spares": 1, **about}).start_up()
+
+
+def test_a_start_that_fails_in_place_and_elsewhere_is_the_programs_fault() -> None:
+    w = starts()
+    assert fails(w, step=0, commits=0) == Rung.RESTART
+    w.start_again()
+    assert fails(w, SAME_BUG, step=0, commits=0) == Rung.REPLACE
+    w.start_again()
+    assert w.group().node == "n2"
+    fails(w, step=0, commits=0)
+    assert outcome(w) == STOPPED
+    assert "the same before its first commit 3 times in a row, on n1 and n2" in w.incident.evidence
+    assert "before its first commit 3 times in a row (on n1 and n2)" in w.memory.halt_reason
+    assert sorted(w.memory.spent) == ["replace", "restart:0"]
+
+
+def test_without_a_spare_three_times_in_place_are_enough() -> None:
+    w = starts(spares=0)
+    for rung in (Rung.RESTART, Rung.RESTART, Rung.STOP):
+        assert fails(w, step=0, commits=0) == rung
+        if rung == Rung.RESTART:
+            w.start_again()
+    assert outcome(w) == STOPPED
+
+
+def test_not_so_when_it_may_be_the_node() -> None:
+    """A file that is not mounted there, a library that is not installed."""
+    w = starts(spares=0)
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '/data'"
+    for rung in (Rung.RESTART, Rung.RESTART, Rung.RESTART, Rung.REALLOCATE):
+        assert fails(w, missing, step=0, commits=0) == rung
+        if rung == Rung.RESTART:
+            w.start_again()
+
+
+def test_a_start_that_ends_otherwise_in_between_counts_anew() -> None:
+    w = starts(spares=0, budget={"restart": 9})
+    for error in (BUG, BUG, "KeyError: 'x'", BUG, BUG):
+        assert fails(w, error, step=0, commits=0) == Rung.RESTART
+        w.start_again()
+    fails(w, step=0, commits=0)
+    assert outcome(w) == STOPPED
+
+
+def test_an_error_that_says_nothing_is_never_the_same() -> None:
+    w = starts(spares=0, budget={"restart": 5})
+    for _ in range(5):
+        assert fails(w, "", step=0, commits=0) == Rung.RESTART
+        w.start_again()
+
+
+def test_while_another_group_trains_the_run_is_not_halted() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    w.crash(0)
+    w.round()
+    for _ in range(3):
+        w.start_again()
+        w.commit(1, step=30)
+        assert fails(w, step=0, commits=0) != Rung.STOP
+    assert w.memory.phase == "running"
+    assert "restart: it ended in the same way 2 times in a row on n1" in w.incident.considered
+
+
+def test_a_segfault_at_every_start_is_the_programs_too_but_only_on_two_nodes() -> None:
+    w = starts()
+    for rung in (Rung.RESTART, Rung.REPLACE, Rung.STOP):
+        w.crash(0, 11)
+        w.round(61.0)
+        assert w.incident.rung == rung
+        if rung != Rung.STOP:
+            w.start_again()
+    assert outcome(w) == STOPPED
+    alone = starts(spares=0)
+    for _ in range(3):
+        alone.crash(0, 11)
+        alone.round(61.0)
+        assert alone.incident.rung == Rung.RESTART
+        alone.start_again()
+
+
+def test_a_segfault_at_the_same_step_stops_at_the_third_and_on_another_node() -> None:
+    w = trains()
+    for rung in (Rung.RESTART, Rung.REPLACE, Rung.STOP):
+        w.crash(0, 11, step=20, commits=3)
+        w.round(61.0)
+        assert w.incident.rung == rung
+        if rung != Rung.STOP:
+            w.recover(step=10)
+    assert "ended in the same way at step 20 3 times in a row (on n1 and n2)" in w.memory.halt_reason
+
+
+def test_a_pause_does_not_count_one_end_twice() -> None:
+    w = starts(spares=0)
+    fails(w, step=0, commits=0)
+    w.start_again()
+    w.control = ControlView(paused=True)
+    for _ in range(4):
+        w.fail(0, 1, BUG, step=0)
+        w.round(61.0)
+    w.control = ControlView()
+    w.round()
+    assert w.incident.rung == Rung.RESTART
+    seen = w.group().seen
+    assert seen is not None
+    assert seen.times == 2
+
+
+def test_a_person_who_resumes_the_run_begins_anew() -> None:
+    w = trains()
+    fails(w)
+    w.recover(step=10)
+    fails(w)
+    for _ in range(3):
+        w.round(1.0)
+    assert w.memory.phase == "halted"
+    assert w.group().seen is not None
+    w.control = ControlView(resumes=1, because="the data set is mended")
+    w.round()
+    assert (w.group().seen, w.group().oom_at) == (None, None)
+
+
+def test_a_person_who_restarts_the_group_begins_anew() -> None:
+    w = trains()
+    fails(w)
+    w.recover(step=10)
+    w.control = ControlView(restarts={0: 1})
+    w.round()
+    w.recover(step=10)
+    assert fails(w) == Rung.RESTART
+
+
+# --- in every group ---
+
+
+def test_in_every_group_addresses_do_not_make_it_another() -> None:
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, BUG, step=40)
+    w.fail(1, 1, SAME_BUG, step=40)
+    w.round()
+    assert outcome(w) == STOPPED
+    assert w.incident.reason.startswith("every group ended with the same error")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_all_nodes_share_is_not_the_program(groups: int) -> None:
+    """A store that is away is away everywhere: nothing is halted before the budgets are spent."""
+    away = "TimeoutError: the quorum timed out after 1800 s"
+    w = World(groups=groups, spares=1).bring_up()
+    for _ in range(3):
+        for group in range(groups):
+            w.fail(group, 1, away, step=40, commits=1)
+        w.round(61.0)
+        assert w.memory.phase == "running"
+        for group in range(groups):
+            assert w.incidents[w.group(group).incident].kind == Kind.ERROR
+            w.recover(group, step=10)
+
+
+def test_in_every_group_another_place_is_another_error() -> None:
+    w = World(groups=2).bring_up()
+    for group in range(2):
+        trace = f'Traceback (most recent call last):\n  File "/x.py", line {group}, in f\nAssertionError'
+        w.fail(group, 1, "AssertionError: ", step=40, trace=trace)
+    assert w.verbs() == ["start", "start"]
+
+
+def test_in_every_group_also_when_the_first_ones_had_started_again_meanwhile() -> None:
+    """A node may say late how its group ended. The others run again, and have not come past that step."""
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, BUG, step=40)
+    w.round()
+    w.recover(0, step=40)
+    assert w.memory.incidents == {}
+    w.fail(1, 1, BUG, step=40)
+    w.round()
+    assert outcome(w) == STOPPED
+
+
+def test_in_every_group_not_when_one_has_come_past_it() -> None:
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, BUG, step=40)
+    w.round()
+    w.recover(0, step=41)
+    w.round()
+    w.fail(1, 1, BUG, step=40)
+    w.round()
+    assert outcome(w) == (Kind.ERROR, Rung.RESTART, "acting")
+
+
+def test_in_every_group_not_when_one_has_ended_otherwise_since() -> None:
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, BUG, step=40)
+    w.round()
+    w.start_again()
+    w.crash(0, 11, step=40)
+    w.round(61.0)
+    w.fail(1, 1, BUG, step=40)
+    w.round()
+    assert outcome(w) == (Kind.ERROR, Rung.RESTART, "acting")
+
+
+def test_an_end_without_a_text_does_not_keep_that_of_the_one_before() -> None:
+    w = starts(spares=0)
+    fails(w, BUG, step=0, commits=0)
+    w.start_again()
+    fails(w, "", step=0, commits=0)
+    assert (w.incident.id, w.incident.kind, w.incident.error) == ("i1", Kind.ERROR, "")
+    w.start_again()
+    w.crash(0, 11)
+    w.round(61.0)
+    assert (w.incident.kind, w.incident.error) == (Kind.CRASH, "")
+
+
+# --- killed for memory ---
+
+
+def killed(w: World, step: int, **how: Any) -> Rung:
+    w.crash(0, 9, **{"oom": True, "told": "", "step": step, "commits": 3, **how})
+    w.round(61.0)
+    return w.incident.rung
+
+
+def test_the_second_kill_for_memory_on_a_node_moves_the_group() -> None:
+    w = trains(groups=2)
+    assert killed(w, 20) == Rung.RESTART
+    assert w.incident.kind == Kind.OOM
+    assert "with the same memory it may end the same way" in w.incident.reason
+    w.recover(step=30)
+    assert killed(w, 50) == Rung.REPLACE
+    assert w.incident.considered == ("restart: killed for memory twice within 3600 s on n1",)
+    w.recover(step=60)
+    w.bring(4)
+    assert w.round(61.0).memory.groups[0].node == "n3"
+    assert killed(w, 70) == Rung.RESTART, "on this node it is the first"
+
+
+def test_without_a_spare_it_is_restarted_as_long_as_there_is_budget() -> None:
+    w = trains(spares=0)
+    for step in (20, 30):
+        assert killed(w, step) == Rung.RESTART
+        w.recover(step=step + 5)
+
+
+def test_a_kill_for_memory_long_ago_is_forgotten() -> None:
+    w = trains()
+    killed(w, 20)
+    w.recover(step=30)
+    w.now += w.spec.policy.budget.window_s
+    assert killed(w, 50) == Rung.RESTART
+
+
+@pytest.mark.parametrize("how", [{"oom": False}, {"oom": None}, {"told": "cut off"}])
+def test_a_kill_that_is_not_for_memory_is_a_crash(how: dict[str, Any]) -> None:
+    w = trains()
+    killed(w, 20)
+    w.recover(step=30)
+    assert killed(w, 50, **how) == Rung.RESTART
+    assert w.incident.kind == Kind.CRASH
+
+
+def test_what_no_node_has_the_memory_to_start_is_the_configurations_fault() -> None:
+    w = starts()
+    for rung in (Rung.RESTART, Rung.REPLACE, Rung.STOP):
+        assert killed(w, 0, commits=0) == rung
+        if rung != Rung.STOP:
+            w.start_again()
+    assert outcome(w) == STOPPED
+
+
+def test_a_crash_after_it_counts_anew() -> None:
+    w = starts()
+    assert killed(w, 0, commits=0) == Rung.RESTART
+    w.start_again()
+    w.crash(0, 11)
+    w.round(61.0)
+    assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.RESTART)
+    assert w.group().seen == replace(w.group().seen, same="ended by SIGSEGV", times=1)

@@ -1,0 +1,127 @@
+"""A policy that is changed on a live run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.core.spec import HangSpec
+from supervisor.ports.errors import Fatal
+from supervisor.shell import policy, views
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.runfile import RunFileError
+from supervisor.wire import keys
+from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, decode
+from tests.helpers.memory_store import MemoryStore
+from tests.unit.shell.records import SPEC
+from tests.unit.shell.test_loop import _loop, launched
+
+RECORD = RunRecord(spec=SPEC, run_dir="/r", launched_unix_s=0.0)
+
+
+def problems(*given: str) -> list[str]:
+    with pytest.raises(RunFileError) as error:
+        policy.changed(SPEC, given)
+    return error.value.problems
+
+
+def test_keys_are_as_in_the_run_file_and_values_as_in_toml() -> None:
+    found = policy.changed(SPEC, ["hang.factor=20", "policy.mode=observe", 'observe=["hang"]', "budget.restart = 7"])
+    assert found == replace(
+        SPEC.policy,
+        hang=replace(SPEC.policy.hang, factor=20.0),
+        mode="observe",
+        observe=("hang",),
+        budget=replace(SPEC.policy.budget, restart=7),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("hang.factr=20", ("policy.hang.factr", "nearest: policy.hang.factor")),
+        ("mode=obsrve", ("policy.mode", "nearest: 'observe'")),
+        ("hang.factor=fast", ("policy.hang.factor", "number")),
+        ("hang.factor=1", ("policy.hang.factor = 1: must be at least 2",)),
+        ("hang.at_least_s=1", ("policy.hang.at_least_s = 1 is below",)),
+        ("hang.factor", ("'hang.factor': give KEY=VALUE",)),
+        ("=3", ("give KEY=VALUE",)),
+        ("mode.now=observe", ("policy.mode.now: it is inside of what is no table",)),
+        ("node_lease_s=9", ("cannot be changed on a live run", "since they were started")),
+    ],
+)
+def test_what_is_wrong_is_refused_as_in_the_run_file(given: str, words: tuple[str, ...]) -> None:
+    (problem,) = problems("budget.restart=5", given)
+    for word in words:
+        assert word in problem
+
+
+def test_each_change_goes_on_from_the_one_before() -> None:
+    store = MemoryStore()
+    first = policy.set_policy(store, RECORD, ["hang.factor=20"], "slow disks")
+    second = policy.set_policy(store, RECORD, ["mode=observe"], "a week")
+    assert (first.version, second.version) == (1, 2)
+    item = store.get(keys.policy("run"))
+    assert item is not None
+    assert decode(item.value, PolicySet) == second
+    assert (second.policy.hang.factor, second.policy.mode, second.because) == (20.0, "observe", "a week")
+
+
+def test_a_wrong_change_changes_nothing() -> None:
+    store = MemoryStore()
+    with pytest.raises(RunFileError):
+        policy.set_policy(store, RECORD, ["hang.factor=20", "mode=no"], "why")
+    assert store.get(keys.policy("run")) is None
+
+
+def test_of_two_at_once_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    commit = store.commit
+
+    def another_first(*args: object, **kwargs: object) -> int:
+        monkeypatch.setattr(store, "commit", commit)
+        policy.set_policy(store, RECORD, ["hang.factor=30"], "the other")
+        return commit(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "commit", another_first)
+    with pytest.raises(Fatal, match="somebody else has set the policy of run meanwhile"):
+        policy.set_policy(store, RECORD, ["mode=observe"], "why")
+    item = store.get(keys.policy("run"))
+    assert item is not None
+    assert decode(item.value, PolicySet).policy == replace(SPEC.policy, hang=replace(SPEC.policy.hang, factor=30.0))
+
+
+def test_lines_are_what_set_takes() -> None:
+    wanted = replace(SPEC.policy, mode="observe", observe=("hang", "crash"), hang=HangSpec(factor=12.5))
+    given = [line for line in policy.lines(wanted) if not line.startswith("node_lease_s")]
+    assert policy.changed(SPEC, given) == wanted
+
+
+def test_the_leader_decides_by_it_tells_the_nodes_and_journals_it(tmp_path: Path) -> None:
+    store = launched(tmp_path)
+    leading = _loop(store)
+    leading.step()
+    item = store.get(keys.spec("run"))
+    assert item is not None
+    policy.set_policy(store, decode(item.value, RunRecord), ["hang.factor=20", "term_grace_s=7"], "slow disks")
+    leading.step()
+    leading.step()
+    desired = [decode(i.value, NodeDesired) for i in store.list(keys.DESIRED).items]
+    trainers = [trainer for node in desired for trainer in node.trainers]
+    assert trainers
+    assert {(t.hang.factor, t.term_grace_s) for t in trainers} == {(20.0, 7.0)}
+    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    (said,) = [line for line in lines if line.get("event") == "policy"]
+    assert (said["version"], said["because"], said["policy"]["hang"]["factor"]) == (1, "slow disks", 20.0)
+
+
+def test_a_policy_that_cannot_be_read_holds_the_run(tmp_path: Path) -> None:
+    store = launched(tmp_path)
+    store.put(keys.policy("run"), b"{torn")
+    mirror = Mirror(store.list(keys.PREFIX))
+    views.runs(mirror)
+    with pytest.raises(views.Unreadable, match="policy"):
+        views.memory(mirror, "run")

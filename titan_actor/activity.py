@@ -1,0 +1,46 @@
+"""What this rank does right now, for its node's agent: see supervisor.wire.activity."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from supervisor.wire import activity as wire
+
+log = logging.getLogger(__name__)
+
+
+class ActivityFile:
+    """Main thread only. A disk that takes no file costs the watcher's sight, never the training."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._changes = 0
+        self._now: wire.Activity = "other"
+        self._map: mmap.mmap | None = None
+        path = Path(folder) / wire.FILE
+        try:
+            path.write_bytes(wire.LAYOUT.pack(0, 0))
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), wire.LAYOUT.size)
+        except OSError as error:
+            log.warning("%s cannot be written (%s): a hang of this rank is seen by its step alone", path, error)
+
+    @contextmanager
+    def during(self, name: wire.Activity) -> Iterator[None]:
+        """Doing this inside the block, and after it what was done before."""
+        before = self._now
+        self.set(name)
+        try:
+            yield
+        finally:
+            self.set(before)
+
+    def set(self, name: wire.Activity) -> None:
+        """Doing this from now on."""
+        self._now = name
+        self._changes += 1
+        if self._map is not None:
+            wire.LAYOUT.pack_into(self._map, 0, self._changes, wire.NAMES.index(name))
