@@ -1,7 +1,9 @@
-"""Who hangs. One that hangs makes all others wait, so each of them takes too long for a step: what it does tells them apart."""
+"""Who hangs. One that hangs makes all others wait, so each of them takes too long for a step: what it does tells them apart,
+and where that is a wait for all of them, their stacks do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +18,11 @@ WAITING = ACROSS | {"commit"}
 STEPS_BEHIND = 2
 """One that waits while others are so far ahead does not wait for them: steps are reported at different times, and one is
 in flight."""
+
+OTHERS_AT_LEAST = 2
+"""So many ranks of other groups must wait at one place: of two that differ either may be the odd one."""
+
+_LINE = re.compile(r":\d+\)")
 
 _STATES = {
     "stopped": "the process is stopped by a signal",
@@ -55,10 +62,36 @@ def blame(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) 
     others_come = any(g.phase not in ("running", "finished") for g in groups.values())
     if left or not stuck or others_come:
         return Blame(left)  # who waits for one that is being started is to blame for nothing
+    all_told = set(stuck) == set(running) and all(len(ranks) == spec.groups.ranks_per_group for ranks in stuck.values())
+    if all_told and (odd := _elsewhere(stuck)):
+        return Blame(odd)
     names = ", ".join(map(str, sorted(stuck)))
     said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
     where = f" in {' and '.join(said)}" if said else ""
     return Blame(held=f"groups {names} wait{where} for longer than a step may take: not known for whom")
+
+
+def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
+    """The one group of which a rank waits elsewhere while all ranks of all others wait at one and the same place: as one
+    does that left a collective out. Empty while a stack is not known."""
+    places = {g: {_place(rank) for rank in ranks} for g, ranks in stuck.items()}
+    if any("" in at for at in places.values()):
+        return ()
+    found = []
+    for g, at in places.items():
+        others = set().union(*(there for other, there in places.items() if other != g))
+        waiting = sum(len(ranks) for other, ranks in stuck.items() if other != g)
+        if len(others) == 1 and waiting >= OTHERS_AT_LEAST and at - others:
+            found.append(g)
+    return tuple(found) if len(found) == 1 else ()
+
+
+def _place(rank: RankView) -> str:
+    """Where it waits, without line numbers: a loop that waits is seen at any of its lines. Empty: not known."""
+    stuck = rank.stuck
+    if stuck is None or not stuck.stack.startswith("in "):
+        return ""
+    return f"{stuck.activity} {_LINE.sub(')', stuck.stack)}"
 
 
 def evidence(group: GroupMemory, observed: Observed) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ from supervisor.core.model import Kind, Rung, StuckView
 from tests.unit.core.world import World
 
 
-def hangs(w: World, group: int, activity: str, rank: int = 0, step: int = 50, process: str = "") -> None:
-    stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, process=process)
+def hangs(
+    w: World, group: int, activity: str, rank: int = 0, step: int = 50, process: str = "", stack: str = ""
+) -> None:
+    stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, process=process, stack=stack)
     w.report(group, rank, commits=1, step=step, stuck=stuck)
 
 
@@ -80,6 +82,61 @@ def test_where_all_wait_nobody_is_blamed(w: World) -> None:
     w.round(3600.0)
     assert not w.memory.incidents
     assert "wait in collective for longer than a step may take: not known for whom" in w.waits()
+
+
+REDUCES = "in wait (gloo.py:91) < allreduce (manager.py:412)"
+
+
+def test_where_all_wait_the_one_that_waits_elsewhere_left_a_collective_out(w: World) -> None:
+    hangs(w, 0, "collective", stack=REDUCES)
+    hangs(w, 1, "quorum", stack="in wait_quorum (manager.py:600)")
+    hangs(w, 2, "collective", stack=REDUCES.replace("91", "93"))
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.HANG, 1, Rung.RESTART)
+    assert "in wait_quorum" in w.incident.evidence[0]
+
+
+def test_one_rank_of_a_group_that_waits_elsewhere() -> None:
+    w = World(groups=2, ranks=2).bring_up()
+    for group, rank in ((0, 0), (0, 1), (1, 0)):
+        hangs(w, group, "collective", rank=rank, stack=REDUCES)
+    hangs(w, 1, "commit", rank=1, stack="in should_commit (manager.py:700)")
+    w.round()
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        ["in a (x.py:1)", "in b (x.py:1)", "in c (x.py:1)"],  # no place that the others share
+        ["in a (x.py:1)", "in b (x.py:1)", ""],  # one is not known yet
+        ["in a (x.py:1)", "in b (x.py:1)", "its stack is not known (no such process)"],
+        ["in a (x.py:1)", "in a (x.py:2)", "in a (x.py:3)"],  # lines of one loop
+    ],
+)
+def test_stacks_that_tell_nobody_apart_blame_nobody(w: World, stacks: list[str]) -> None:
+    for group, stack in enumerate(stacks):
+        hangs(w, group, "collective", stack=stack)
+    w.round(3600.0)
+    assert not w.memory.incidents
+    assert "not known for whom" in w.waits()
+
+
+def test_while_a_rank_has_not_told_nobody_is_blamed() -> None:
+    w = World(groups=2, ranks=2).bring_up()
+    for group, rank in ((0, 0), (0, 1)):
+        hangs(w, group, "collective", rank=rank, stack=REDUCES)
+    hangs(w, 1, "commit", rank=1, stack="in should_commit (manager.py:700)")
+    w.round()
+    assert not w.memory.incidents
+
+
+def test_of_two_that_differ_either_may_be_the_odd_one() -> None:
+    w = World(groups=2).bring_up()
+    hangs(w, 0, "collective", stack=REDUCES)
+    hangs(w, 1, "quorum", stack="in wait_quorum (manager.py:600)")
+    w.round(3600.0)
+    assert not w.memory.incidents
 
 
 def test_waiting_for_a_group_that_is_being_started_is_nobodys_hang(w: World) -> None:
