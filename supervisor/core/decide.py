@@ -402,7 +402,22 @@ def _wind_up(r: Round) -> None:
         r.set_incident(replace(incident, state="halted"))
     for key in held[:MAX_GIVEN_BACK]:
         r.release(key, f"the run is {end}")
-    if len(open_) <= MAX_GIVEN_BACK and len(held) <= MAX_GIVEN_BACK:
-        r.rest["phase"] = end
-    else:
+    if len(open_) > MAX_GIVEN_BACK or len(held) > MAX_GIVEN_BACK:
         r.look_again(r.now)
+    elif not _still_taking_back(r):
+        r.rest["phase"] = end
+
+
+def _still_taking_back(r: Round) -> bool:
+    """Whether the engine has not yet done what was asked of it just now: who reads that a run has ended may end the supervisors
+    too, and nobody would give its nodes back. An engine that is away is not waited for."""
+    waiting = []
+    for allocation in r.allocations.values():
+        grant = r.observed.grants.get(allocation.key)
+        taken = grant is not None and grant.state in ("pending", "granted")
+        if allocation.state == "released" and taken and r.now < allocation.since + detect.ENGINE_AWAY_S:
+            waiting.append(allocation)
+    for allocation in waiting[:1]:
+        until = allocation.since + detect.ENGINE_AWAY_S
+        r.wait(f"the engine takes back {len(waiting)} allocations, {allocation.key} first", until=until)
+    return bool(waiting)

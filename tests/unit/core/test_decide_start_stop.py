@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.decide import decide
+from supervisor.core.detect import ENGINE_AWAY_S
 from supervisor.core.model import Checkpoint, Kind
 from tests.unit.core.world import World
 
@@ -100,6 +101,7 @@ def test_fewer_nodes_in_time_than_may_step_halts_with_the_reason() -> None:
     w.round()
     assert w.verbs(after=61.0)[-1] == "halt"
     assert "1 nodes for 2 groups (at least 2)" in w.memory.halt_reason
+    w.round()
     w.round()
     assert w.memory.phase == "halted"
     assert {a.state for a in w.memory.allocations.values()} == {"released"}
@@ -231,6 +233,8 @@ def test_a_run_that_finishes_gives_everything_back() -> None:
     assert w.memory.phase == "running"
     w.fail(1, code=0)
     assert w.verbs() == ["release", "release", "release"]
+    assert w.memory.phase == "running", "the engine has not taken them yet"
+    assert w.verbs() == []
     assert w.memory.phase == "finished"
     assert {a.state for a in w.memory.allocations.values()} == {"released"}
     assert w.verbs() == []
@@ -261,7 +265,21 @@ def test_stop_drains_all_groups_at_one_step() -> None:
     w.fail(0, code=0)
     w.fail(1, code=0)
     assert w.verbs() == ["release"] * 3
+    assert "the engine takes back 3 allocations, run-a1 first" in w.waits()
+    w.round()
     assert w.memory.phase == "stopped"
+
+
+def test_an_engine_that_is_away_is_not_waited_for_with_the_end() -> None:
+    w = World(groups=2).bring_up()
+    w.engine_away = True
+    w.fail(0, code=0)
+    w.fail(1, code=0)
+    w.round()
+    assert w.verbs(after=ENGINE_AWAY_S - 1.0) == []
+    assert w.memory.phase == "running"
+    assert w.verbs(after=1.0) == []
+    assert w.memory.phase == "finished"
 
 
 def test_the_drain_is_at_most_twenty_steps_away() -> None:
@@ -289,6 +307,7 @@ def test_a_group_that_fails_while_draining_is_not_started_again() -> None:
     assert w.verbs() == []
     assert w.group(0).phase == "finished"
     w.fail(1, code=0)
+    w.round()
     w.round()
     assert w.memory.phase == "stopped"
 

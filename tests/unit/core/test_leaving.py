@@ -467,6 +467,7 @@ def test_a_run_that_is_stopped_meanwhile_ends() -> None:
     for g in w.memory.groups:
         w.fail(g, 0, step=step)
     w.round()
+    w.round()
     assert w.memory.phase == "stopped"
 
 

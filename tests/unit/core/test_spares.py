@@ -90,7 +90,7 @@ def test_a_cordoned_host_that_the_engine_gives_although_it_was_told_not_to_is_pa
     w.cordon("n3")
     for _ in range(6):
         key = _spare(w)
-        w.grants[key] = replace(w.grants["run-a3"], key=key)
+        w.grants[key] = replace(w.grants["run-a3"], key=key, state="granted")
         w.nodes["n3"] = replace(w.nodes["n3"], allocation=key)
         w.round()
     assert len(w.memory.allocations) == 3 + 1 + 2, "one free, two paid"

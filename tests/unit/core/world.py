@@ -61,6 +61,7 @@ class World:
         """What persons, and incidents of all runs, say of hosts."""
         self.suspicions: list[Suspicion] = []
         self.engine_word_s = 0.0
+        self.engine_away = False
         self.engine_listed_at: float | None = None
         self.last = Decision(memory=self.memory)
         self.incidents: dict[str, Incident] = {}
@@ -93,10 +94,19 @@ class World:
         self.memory = decision.memory
         self.last = decision
         self.incidents |= {i.id: i for i in decision.incidents}
+        self._give_back()
         self.suspicions += decision.suspicions
         for suspicion in decision.suspicions:
             self.hold(suspicion.host)
         return decision
+
+    def _give_back(self) -> None:
+        """The engine takes what is released before the next look, unless it is away."""
+        for key, allocation in self.memory.allocations.items():
+            grant = self.grants.get(key)
+            live = grant is not None and grant.state in ("pending", "granted")
+            if allocation.state == "released" and live and grant is not None and not self.engine_away:
+                self.grants[key] = replace(grant, state="gone", reason="given back")
 
     def verbs(self, after: float = 0.0) -> list[str]:
         """What one decision does."""
