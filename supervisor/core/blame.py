@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from supervisor.core.model import GroupMemory, Observed, RankView, StuckView
+from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
 from supervisor.core.spec import RunSpec
 
 ACROSS = frozenset({"quorum", "collective", "heal"})
@@ -94,10 +94,19 @@ def _place(rank: RankView) -> str:
     return f"{stuck.activity} {_LINE.sub(')', stuck.stack)}"
 
 
-def evidence(group: GroupMemory, observed: Observed) -> tuple[str, ...]:
-    """A sentence for each rank that takes too long, the ones that wait for nobody first."""
+def failure(group: GroupMemory, observed: Observed) -> Failure:
+    """The hang of a group that is to blame, with a sentence for each rank that takes too long, the ones that wait for nobody
+    first."""
     ranks = sorted(stuck_ranks(group, observed), key=lambda r: (not _own(r), r.rank))
-    return tuple(_sentence(rank, rank.stuck) for rank in ranks if rank.stuck is not None)
+    stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
+    own = [rank.rank for rank in ranks if _own(rank)]
+    return Failure(
+        Kind.HANG,
+        tuple(_sentence(rank, what) for rank, what in stuck),
+        rank=own[0] if own else None,
+        confidence=Confidence.LIKELY if own else Confidence.SUSPECTED,
+        took_s=max((what.bound_s for _, what in stuck), default=0.0),
+    )
 
 
 def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from supervisor.core import blame, ending, numerics
-from supervisor.core.model import Failure, GateView, GroupMemory, Kind, Memory, Observed, RankView, Verdict
+from supervisor.core.model import Confidence, Failure, GateView, GroupMemory, Kind, Memory, Observed, RankView, Verdict
 from supervisor.core.spec import RunSpec
 
 ENGINE_WORD_S = 0.6
@@ -175,7 +175,9 @@ def failure(
         return Failure(Kind.ALLOCATION_LOST, (other,))
     verdict, sentence = node_verdict(group.node, group, observed, spec)
     if verdict == Verdict.DEAD:
-        return Failure(Kind.NODE_LOST, (sentence,))
+        return Failure(
+            Kind.NODE_LOST, (sentence,), confidence=Confidence.LIKELY, took_s=float(spec.policy.node_lease_s)
+        )
     if group.phase == "placing":
         return None
     exited = ending.ended(ranks_of(group, observed))
@@ -184,7 +186,7 @@ def failure(
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
     if group.group in hanging:
-        return Failure(Kind.HANG, blame.evidence(group, observed))
+        return blame.failure(group, observed)
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
         return silence
@@ -192,7 +194,8 @@ def failure(
     told = observed.store_stable_s >= spec.policy.node_lease_s and listening(observed) is not None
     since = max(group.since, memory.lighthouse.opened)
     if group.phase == "starting" and told and observed.now - since > spec.policy.start_timeout_s:
-        return Failure(Kind.START_TIMEOUT, (f"no commit {spec.policy.start_timeout_s:g} s after its start",))
+        waited_s = spec.policy.start_timeout_s
+        return Failure(Kind.START_TIMEOUT, (f"no commit {waited_s:g} s after its start",), took_s=waited_s)
     return None
 
 
@@ -214,5 +217,8 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         and observed.store_stable_s >= spec.policy.node_lease_s
         and observed.now - incident.opened > spec.policy.silent_timeout_s
     ):
-        return Failure(Kind.STALLED, (heard, f"silent for {spec.policy.silent_timeout_s:g} s on a node that lives"))
-    return Failure(Kind.SILENT, (heard,))
+        silent_s = spec.policy.silent_timeout_s
+        evidence = (heard, f"silent for {silent_s:g} s on a node that lives")
+        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=silent_s)
+    beat_s = spec.torchft.heartbeat_timeout_ms / 1000
+    return Failure(Kind.SILENT, (heard,), confidence=Confidence.LIKELY, took_s=beat_s)

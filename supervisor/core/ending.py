@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from supervisor.core import errors
-from supervisor.core.model import Failure, Kind, RankView
+from supervisor.core.model import Confidence, Failure, Kind, RankView
 
 PEERS_GONE_EXIT = 75
 """As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
@@ -44,6 +46,10 @@ def ended(ranks: tuple[RankView, ...]) -> Failure | None:
     if not bad:
         return None
     first = min(bad, key=_order)
+    return replace(_judged(first), rank=first.rank)
+
+
+def _judged(first: RankView) -> Failure:
     if first.signal is not None or terminated(first):
         return _by_signal(first)
     if first.exit_code == PEERS_GONE_EXIT:
@@ -68,10 +74,15 @@ def _by_signal(rank: RankView) -> Failure:
     if rank.signal == SIGKILL and rank.oom:
         counted = f": {rank.kernel}" if rank.kernel else ", as its memory cgroup has counted"
         sentence = f"{who} was killed by the kernel for memory (SIGKILL){counted}"
-        return Failure(Kind.OOM, (sentence, *_log(rank)), rank.error, rank.trace, same="killed for memory")
+        return Failure(
+            Kind.OOM, (sentence, *_log(rank)), rank.error, rank.trace, same="killed for memory",
+            confidence=Confidence.CERTAIN if rank.kernel else Confidence.LIKELY,
+        )  # fmt: skip
     evidence = (_killed(rank) if rank.signal == SIGKILL else f"{who} was ended by {name} (signal {rank.signal})",)
     same = f"ended by {name}" if rank.signal in OWN_FAULT | {SIGABRT} else ""
-    return Failure(Kind.CRASH, (*evidence, *_log(rank)), rank.error, rank.trace, same)
+    unseen = rank.signal == SIGKILL and (rank.told is None or rank.oom is None)
+    confidence = Confidence.LIKELY if unseen else Confidence.CERTAIN  # of it and a kill for memory
+    return Failure(Kind.CRASH, (*evidence, *_log(rank)), rank.error, rank.trace, same, confidence=confidence)
 
 
 def _killed(rank: RankView) -> str:

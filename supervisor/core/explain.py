@@ -18,7 +18,8 @@ LEFT = "The group left its node before it was taken away; no host was cordoned a
 def explain(incident: Incident) -> list[str]:
     """Lines: what happened, what was done and why, what else was considered, and how long it took."""
     lines = [
-        f"Incident {incident.id}: group {incident.group} on node {incident.node or '-'}: {incident.kind.value}",
+        f"Incident {incident.id}: group {incident.group}{_rank(incident)} on node {incident.node or '-'}: {incident.kind.value}"
+        f" ({incident.confidence.value})",
         "",
         "What was seen:",
         *(f"  - {sentence}" for sentence in incident.evidence),
@@ -33,10 +34,16 @@ def explain(incident: Incident) -> list[str]:
     lines += ["", f"State: {incident.state}."]
     if incident.generation_after != incident.generation_before:
         lines.append(f"Generation {incident.generation_before} -> {incident.generation_after}.")
+    if incident.took_s:
+        lines.append(f"It had lasted {incident.took_s:g} s before it counted as a failure.")
     for name, at in (("decided", incident.decided), ("started", incident.acted), ("recovered", incident.recovered)):
         if at is not None:
             lines.append(f"{name} {at - incident.opened:.2f} s after it was detected.")
     return lines
+
+
+def _rank(incident: Incident) -> str:
+    return f", rank {incident.rank}," if incident.rank is not None else ""
 
 
 def _done(incident: Incident) -> list[str]:

@@ -49,6 +49,17 @@ class Kind(StrEnum):
     """A person asked for a restart."""
 
 
+class Confidence(StrEnum):
+    """How sure a kind and a culprit are."""
+
+    CERTAIN = "certain"
+    """Who must know has said it: a process's parent, the kernel, the engine, a person."""
+    LIKELY = "likely"
+    """What was seen has no other cause that is as common."""
+    SUSPECTED = "suspected"
+    """Told apart by comparing alone."""
+
+
 class Verdict(StrEnum):
     """What the evidence says of a node."""
 
@@ -237,6 +248,11 @@ class Failure:
     trace: str = ""
     same: str = ""
     """Equal for two that ended in the same way, whatever addresses or ports they name; empty: not comparable."""
+    rank: int | None = None
+    """Whose it was. None: the whole group's, or not known."""
+    confidence: Confidence = Confidence.CERTAIN
+    took_s: float = 0.0
+    """How long it had to last before it was a failure, by the clock of whoever watched it. 0: an end, seen at once."""
 
 
 # --- memory ---
@@ -348,6 +364,10 @@ class Incident:
     """Only observed: nothing was done, and `rung` is what would have been. Recovered: by itself."""
     trace: str = ""
     """The traceback of that."""
+    rank: int | None = None
+    confidence: Confidence = Confidence.CERTAIN
+    took_s: float = 0.0
+    """These three as in Failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

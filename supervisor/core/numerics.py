@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.model import Failure, GroupMemory, Kind, Memory, Observed
+from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed
 
 
 def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Observed) -> Failure:
@@ -21,7 +21,9 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
         finite = ", ".join(str(g) for g, told in sorted(others.items()) if "own" not in told)
         sentence = f"its own loss was not finite, that of group {finite} was: its hardware is suspect"
         same = f"{failure.same} (its own)" if failure.same else ""
-        return replace(failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same)
+        return replace(
+            failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same, confidence=Confidence.LIKELY
+        )
     spoilt = sorted(g for g, told in others.items() if "own" in told)
     if mine == {"peers"} and spoilt:
         sentence = f"its own loss was finite, that of group {', '.join(map(str, spoilt))} was not"

@@ -268,7 +268,10 @@ class Round:
             evidence = (*known.evidence, *(e for e in failure.evidence if e not in known.evidence))
             # An end has its own text, or none: that of an earlier one says nothing of it.
             newest = failure if failure.kind in (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.NUMERICS) else known
-            incident = replace(known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace)
+            incident = replace(
+                known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
+                rank=failure.rank, confidence=failure.confidence, took_s=failure.took_s,
+            )  # fmt: skip
             if incident == known:
                 return known
         else:
@@ -287,6 +290,9 @@ class Round:
                 step_before=step,
                 error=failure.error,
                 trace=failure.trace,
+                rank=failure.rank,
+                confidence=failure.confidence,
+                took_s=failure.took_s,
             )
             self.set_group(replace(group, incident=incident.id))
         self.set_incident(incident)

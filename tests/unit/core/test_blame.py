@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Kind, Rung, StuckView
+from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from tests.unit.core.world import World
 
 
@@ -33,6 +33,7 @@ def test_one_that_waits_for_nobody_hangs_and_is_restarted(w: World, activity: st
     assert (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
     assert incident.evidence == (f"rank 0 has not committed a step for 30 s (usually 1.5 s), for 31 s in {activity}",)
+    assert (incident.rank, incident.confidence, incident.took_s) == (0, Confidence.LIKELY, 30.0)
 
 
 def test_what_the_kernel_says_is_part_of_the_evidence(w: World) -> None:
@@ -94,6 +95,7 @@ def test_where_all_wait_the_one_that_waits_elsewhere_left_a_collective_out(w: Wo
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.HANG, 1, Rung.RESTART)
     assert "in wait_quorum" in w.incident.evidence[0]
+    assert w.incident.confidence == Confidence.SUSPECTED
 
 
 def test_one_rank_of_a_group_that_waits_elsewhere() -> None:

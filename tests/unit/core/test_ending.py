@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.ending import ended
-from supervisor.core.model import Failure, Kind, RankView
+from supervisor.core.model import Confidence, Failure, Kind, RankView
 
 RANK = RankView(group=0, generation=1, rank=0, state="exited", phase="step", told="", oom=False)
 
@@ -132,3 +132,20 @@ def test_what_can_be_compared_and_what_not() -> None:
 def test_the_first_cause_is_told(ranks: list[dict[str, Any]], first: int) -> None:
     found = failure(*(end(n, **how) for n, how in enumerate(ranks)))
     assert found.evidence[0].startswith(f"rank {first} ")
+
+
+@pytest.mark.parametrize(
+    ("how", "sure"),
+    [
+        ({"signal": 11}, Confidence.CERTAIN),
+        ({"exit_code": 1}, Confidence.CERTAIN),
+        ({"signal": 9}, Confidence.CERTAIN),
+        ({"signal": 9, "oom": None}, Confidence.LIKELY),
+        ({"signal": 9, "told": None}, Confidence.LIKELY),
+        ({"signal": 9, "oom": True}, Confidence.LIKELY),
+        ({"signal": 9, "oom": True, "kernel": "Killed process 7"}, Confidence.CERTAIN),
+    ],
+)
+def test_how_sure_it_is_and_whose(how: dict[str, Any], sure: Confidence) -> None:
+    found = failure(end(3, **how), end(1, signal=15))
+    assert (found.confidence, found.rank, found.took_s) == (sure, 3, 0.0)

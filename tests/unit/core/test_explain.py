@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.explain import DONE, explain
-from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.model import Confidence, Incident, Kind, Rung
 
 INCIDENT = Incident(
     id="i7",
@@ -72,3 +72,11 @@ def test_an_instant_of_zero_is_an_instant() -> None:
 @pytest.mark.parametrize("rung", list(Rung))
 def test_every_rung_has_its_words(rung: Rung) -> None:
     assert DONE[rung] in "\n".join(explain(replace(INCIDENT, rung=rung)))
+
+
+def test_it_says_whose_how_sure_and_how_long_it_had_to_last() -> None:
+    hang = replace(INCIDENT, kind=Kind.HANG, rank=2, confidence=Confidence.LIKELY, took_s=30.0)
+    text = explain(hang)
+    assert text[0] == "Incident i7: group 3, rank 2, on node n4: hang (likely)"
+    assert "It had lasted 30 s before it counted as a failure." in text
+    assert "counted as a failure" not in "\n".join(explain(INCIDENT))
