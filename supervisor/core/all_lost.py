@@ -32,9 +32,7 @@ def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
     r.rest["all_lost_at"] = r.now
     if any(_got_somewhere(r, g) for g in r.before.groups.values()):
         return ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, (), free=True)
-    choice = ladder.choose(
-        Kind.ALLOCATION_LOST, group.group, spent=r.spent, budget=r.spec.policy.budget, now=r.now, spare=False
-    )
+    choice = r.choose(Kind.ALLOCATION_LOST, group.group)
     return replace(choice, reason=f"{GONE_AGAIN}; {choice.reason}")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from supervisor.core.model import Rung
-from supervisor.core.spec import BudgetSpec
+from supervisor.core.model import Kind, Rung
+from supervisor.core.spec import BudgetSpec, PolicySpec
 
 
 def scope(rung: Rung, group: int) -> str:
@@ -43,3 +43,29 @@ def draw(
         raise ValueError(f"budget of {scope(rung, group)} is spent")
     name = scope(rung, group)
     return {**spent, name: (*within(spent.get(name, ()), now, budget.window_s), now)}
+
+
+def kind_scope(kind: Kind, group: int) -> str:
+    """Name of a kind's own budget: each group has one."""
+    return f"{kind}:{group}"
+
+
+def of_kind_left(instants: tuple[float, ...], policy: PolicySpec, kind: Kind, now: float) -> int | None:
+    """How many a kind's own budget has left, never below 0; None: it has no budget of its own."""
+    allowed_ = policy.kind_budget.get(kind)
+    return None if allowed_ is None else max(0, allowed_ - len(within(instants, now, policy.budget.window_s)))
+
+
+def kinds_left(spent: Mapping[str, tuple[float, ...]], policy: PolicySpec, group: int, now: float) -> dict[str, int]:
+    """By scope, what a group has left of the kinds that have a budget of their own."""
+    scopes = {kind_scope(Kind(kind), group): Kind(kind) for kind in policy.kind_budget}
+    return {s: of_kind_left(spent.get(s, ()), policy, kind, now) or 0 for s, kind in scopes.items()}
+
+
+def draw_of_kind(
+    spent: Mapping[str, tuple[float, ...]], policy: PolicySpec, kind: Kind, group: int, now: float
+) -> dict[str, tuple[float, ...]]:
+    """The kinds' own budgets after one more was acted on. One that is spent takes no more: the rung's own budget pays then."""
+    name = kind_scope(kind, group)
+    drawn = within(spent.get(name, ()), now, policy.budget.window_s)
+    return {**spent, name: (*drawn, now)} if of_kind_left(drawn, policy, kind, now) else dict(spent)

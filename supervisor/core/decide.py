@@ -236,19 +236,11 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int]) -> None:
     elif incident.kind == Kind.ALLOCATION_LOST and nobody_left(r):
         choice = all_lost(r, group)
     elif incident.kind in TAKEN and (successor := r.successor(r.placed_by(group))):
-        choice = _succeeded(incident, successor)
+        choice = _succeeded(r, incident, successor)
     elif breaker.evicting(r) and incident.kind in breaker.HELD:
-        choice = replace(
-            ladder.choose(
-                incident.kind, group.group, spent={}, budget=r.spec.policy.budget, now=r.now,
-                spare=r.has_spare, at_least=at_least,
-            ), free=True,
-        )  # fmt: skip
+        choice = replace(r.choose(incident.kind, group.group, at_least, unpaid=True), free=True)
     else:
-        choice = ladder.choose(
-            incident.kind, group.group, spent=r.spent, budget=r.spec.policy.budget, now=r.now,
-            spare=r.has_spare, at_least=at_least, passed=passed,
-        )  # fmt: skip
+        choice = r.choose(incident.kind, group.group, at_least, passed)
     if shadow.only_observed(r, incident.kind) and choice.rung != Rung.RIDE_THROUGH:
         shadow.observe(r, incident, choice)
     else:
@@ -256,10 +248,10 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int]) -> None:
         apply(r, r.groups[group.group], incident, choice)
 
 
-def _succeeded(incident: Incident, successor: str) -> ladder.Choice:
+def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
     """Its node was leaving and has gone before the group moved: what rung 3 would ask for is asked for already."""
     asked = f"allocation {successor} was asked for before it went"
-    passed = range(ladder.FIRST_RUNG[incident.kind], Rung.REALLOCATE)
+    passed = range(ladder.first_rung(incident.kind, r.spec.policy), Rung.REALLOCATE)
     considered = tuple(f"{Rung(rung).name.lower()}: {asked}" for rung in passed)
     return ladder.Choice(Rung.REALLOCATE, f"{ladder.WHY_FIRST[incident.kind]}; {asked}", considered, free=True)
 
@@ -317,9 +309,11 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
     if not choice.free:
         r.draw(choice.rung, group.group)
+        r.draw_of_kind(incident.kind, group.group)
     delay = 0.0
     if attempts > 1:
-        delay = min(r.spec.policy.backoff_max_s, r.spec.policy.backoff_first_s * 2.0 ** min(attempts - 2, 30))
+        first_s = r.spec.policy.kind_backoff_s.get(incident.kind, r.spec.policy.backoff_first_s)
+        delay = min(r.spec.policy.backoff_max_s, first_s * 2.0 ** min(attempts - 2, 30))
     group = replace(
         group, generation=after, since=r.now, attempts=attempts, not_before=r.now + delay, incident=incident.id
     )

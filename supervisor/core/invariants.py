@@ -13,7 +13,7 @@ from supervisor.core.spec import RunSpec
 
 def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec) -> list[str]:
     """Sentences, one for each invariant that the step from `before` to `after` breaks; empty when all hold."""
-    found = _owners(after) + _budgets(after, spec, observed.now) + _seat(before, after, observed)
+    found = _owners(after) + _budgets(before, after, spec, observed.now) + _seat(before, after, observed)
     found += _handed_over(before, after) + _successors(before, after)
     for g, group in after.groups.items():
         old = before.groups.get(g)
@@ -27,9 +27,11 @@ def _owners(memory: Memory) -> list[str]:
     return [f"I1: node {node} is held by {n} groups" for node, n in holders.items() if n > 1]
 
 
-def _budgets(memory: Memory, spec: RunSpec, now: float) -> list[str]:
+def _budgets(before: Memory, after: Memory, spec: RunSpec, now: float) -> list[str]:
     found = []
-    for scope, instants in memory.spent.items():
+    for scope, instants in after.spent.items():
+        if instants == before.spent.get(scope):
+            continue  # a budget that a person has lowered may be overdrawn already
         rung = Rung.RESTART if scope.startswith("restart:") else Rung[scope.upper()]
         used = len(budgets.within(instants, now, spec.policy.budget.window_s))
         if used > budgets.allowed(spec.policy.budget, rung):

@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from supervisor.core import budget as budgets
 from supervisor.core.model import Kind, Rung
-from supervisor.core.spec import BudgetSpec
+from supervisor.core.spec import FirstRungSpec, PolicySpec
 
-FIRST_RUNG: Mapping[Kind, Rung] = {
+FIXED: Mapping[Kind, Rung] = {
     Kind.SILENT: Rung.RIDE_THROUGH,
-    Kind.CRASH: Rung.RESTART,
-    Kind.OOM: Rung.RESTART,
-    Kind.ERROR: Rung.RESTART,
-    Kind.PEERS_GONE: Rung.RESTART,
-    Kind.START_TIMEOUT: Rung.RESTART,
-    Kind.STALLED: Rung.RESTART,
-    Kind.HANG: Rung.RESTART,
-    Kind.NUMERICS: Rung.REPLACE,
     Kind.REQUESTED: Rung.RESTART,
-    Kind.NODE_LOST: Rung.REPLACE,
-    Kind.ALLOCATION_LOST: Rung.REALLOCATE,
     Kind.LEAVING: Rung.REPLACE,
     Kind.SAME_ERROR: Rung.STOP,
 }
+"""Kinds whose rung is not for the policy to say."""
 
 WHY_FIRST: Mapping[Kind, str] = {
     Kind.SILENT: "the quorum goes on without it, and its node still lives",
-    Kind.CRASH: "a process ended and its node lives: starting it again there is the cheapest cure",
-    Kind.OOM: "its node lives; with the same memory it may end the same way, and then another node is tried",
-    Kind.ERROR: "a process ended and its node lives: starting it again there is the cheapest cure",
-    Kind.PEERS_GONE: "it found no peer to heal from: started again, it resumes from the newest checkpoint",
-    Kind.START_TIMEOUT: "it never committed: one more start may, and is the cheapest thing to try",
-    Kind.STALLED: "its node lives, and it has been silent for longer than a hiccup lasts",
-    Kind.NUMERICS: "its numbers were not finite while the others' were: its hardware is suspect",
-    Kind.HANG: "its node lives: starting its processes again is the cheapest thing that ends a hang",
     Kind.REQUESTED: "a person asked for it",
-    Kind.NODE_LOST: "its node is gone, nothing can be started there",
-    Kind.ALLOCATION_LOST: "the engine took its allocation away",
     Kind.LEAVING: "its node is about to be taken away: it is left before",
     Kind.SAME_ERROR: "the same error comes back wherever it is started: starting it again would end the same way",
+    **{Kind(field.name): field.metadata["reason"] for field in fields(FirstRungSpec)},
 }
+"""Of the default rungs."""
+
+_DEFAULT = FirstRungSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +40,60 @@ class Choice:
     """Draws on no budget: nobody's failure."""
 
 
+def first_rung(kind: Kind, policy: PolicySpec) -> Rung:
+    """Where the ladder begins."""
+    return FIXED[kind] if kind in FIXED else Rung[getattr(policy.first_rung, kind).upper()]
+
+
+def why_first(kind: Kind, policy: PolicySpec) -> str:
+    """The reason for that rung."""
+    if kind in FIXED or getattr(policy.first_rung, kind) == getattr(_DEFAULT, kind):
+        return WHY_FIRST[kind]
+    return f"policy.first_rung.{kind} is {getattr(policy.first_rung, kind)}"
+
+
 def choose(
     kind: Kind,
     group: int,
+    policy: PolicySpec,
     *,
     spent: Mapping[str, tuple[float, ...]],
-    budget: BudgetSpec,
     now: float,
     spare: bool,
+    of_kind: tuple[float, ...] = (),
     at_least: Rung = Rung.RIDE_THROUGH,
     passed: str = "",
 ) -> Choice:
     """The cheapest rung that this kind may take and that has budget left.
 
-    `at_least` is the rung below which this incident may not go, and `passed` is why (it has tried). A rung is never
-    skipped without a sentence in `considered`.
+    `of_kind`: when this group's failures of this kind were acted on. `at_least` is the rung below which this incident may
+    not go, and `passed` is why (it has tried). A rung is never skipped without a sentence in `considered`.
     """
-    first = FIRST_RUNG[kind]
+    first, why = first_rung(kind, policy), why_first(kind, policy)
+    budget = policy.budget
     considered: list[str] = []
-    why = passed or "this incident is past it"
-    considered += [f"{Rung(skipped).name.lower()}: {why}" for skipped in range(first, at_least)]
+    considered += [
+        f"{_name(Rung(skipped))}: {passed or 'this incident is past it'}" for skipped in range(first, at_least)
+    ]
     rung = max(first, at_least)
     while rung < Rung.STOP:
         if rung == Rung.RIDE_THROUGH:
-            return Choice(rung, WHY_FIRST[kind], tuple(considered))
-        if rung == Rung.REPLACE and not spare:
+            return Choice(rung, why, tuple(considered))
+        if rung == first and budgets.of_kind_left(of_kind, policy, kind, now) == 0:
+            limit = f"{policy.kind_budget[kind]} within {budget.window_s:g} s"
+            considered.append(f"{_name(rung)}: budget of {kind} spent ({limit})")
+        elif rung == Rung.REPLACE and not spare:
             considered.append("replace: no healthy spare node")
         elif budgets.left(spent, budget, rung, group, now) == 0:
             considered.append(
-                f"{rung.name.lower()}: budget spent ({budgets.allowed(budget, rung)} within {budget.window_s:g} s)"
+                f"{_name(rung)}: budget spent ({budgets.allowed(budget, rung)} within {budget.window_s:g} s)"
             )
         else:
-            reason = WHY_FIRST[kind] if rung == first else f"{WHY_FIRST[kind]}; {'; '.join(considered)}"
-            return Choice(rung, reason, tuple(considered))
+            return Choice(rung, why if rung == first else f"{why}; {'; '.join(considered)}", tuple(considered))
         rung = Rung(rung + 1)
-    reason = WHY_FIRST[kind] if first == Rung.STOP else f"nothing cheaper is left: {'; '.join(considered)}"
+    reason = why if first == Rung.STOP else f"nothing cheaper is left: {'; '.join(considered)}"
     return Choice(Rung.STOP, reason, tuple(considered))
+
+
+def _name(rung: Rung) -> str:
+    return rung.name.lower()

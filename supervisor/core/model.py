@@ -412,6 +412,8 @@ class Memory:
     """Host -> the incident of this run for which it is given no group of it any more, until a person frees it."""
     spent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Budget scope -> instants at which it was drawn on."""
+    spent_by_kind: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """As `spent`, of the kinds that have a budget of their own."""
     all_lost_at: float | None = None
     """When the engine had last taken every allocation of the run, on the run clock."""
     allocations_above: int = 0

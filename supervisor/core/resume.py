@@ -32,6 +32,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         },
         incidents={},
         spent={},
+        spent_by_kind={},
         cordons={},
         suspects={},
         silent=(),
@@ -50,7 +51,7 @@ def resume(r: Round) -> None:
     if r.before.phase == "halted":
         if control.resumes <= r.before.resumes_done:
             return
-        r.spent, r.cordons = {}, {}
+        r.spent, r.spent_by_kind, r.cordons = {}, {}, {}
         r.rest.update(
             phase="resuming",
             halt_reason="",

@@ -11,7 +11,7 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import cordons
-from supervisor.core.ladder import FIRST_RUNG, Choice
+from supervisor.core.ladder import Choice, choose, first_rung
 from supervisor.core.model import (
     Action,
     AllocationMemory,
@@ -51,6 +51,7 @@ class Round:
         self.cordons = dict(memory.cordons)
         self._barred_for_all = cordons.barred(observed, {})
         self.spent = dict(memory.spent)
+        self.spent_by_kind = dict(memory.spent_by_kind)
         self.restarts_done = dict(memory.restarts_done)
         self.rest: dict[str, Any] = {}
         self.seen = memory.incidents_seen
@@ -281,7 +282,7 @@ class Round:
                 kind=failure.kind,
                 group=group.group,
                 node=group.node,
-                rung=FIRST_RUNG[failure.kind],
+                rung=first_rung(failure.kind, self.spec.policy),
                 generation_before=group.generation,
                 generation_after=group.generation,
                 reason="",
@@ -313,8 +314,21 @@ class Round:
         self.set_incident(decided)
         return decided
 
+    def choose(
+        self, kind: Kind, group: int, at_least: Rung = Rung.RIDE_THROUGH, passed: str = "", *, unpaid: bool = False
+    ) -> Choice:
+        """The rung for a failure, as the ladder has it. `unpaid`: whatever the budgets have left."""
+        of_kind = self.spent_by_kind.get(budgets.kind_scope(kind, group), ())
+        return choose(
+            kind, group, self.spec.policy, spent={} if unpaid else self.spent, of_kind=() if unpaid else of_kind,
+            now=self.now, spare=self.has_spare, at_least=at_least, passed=passed,
+        )  # fmt: skip
+
     def draw(self, rung: Rung, group: int) -> None:
         self.spent = budgets.draw(self.spent, self.spec.policy.budget, rung, group, self.now)
+
+    def draw_of_kind(self, kind: Kind, group: int) -> None:
+        self.spent_by_kind = budgets.draw_of_kind(self.spent_by_kind, self.spec.policy, kind, group, self.now)
 
     def acquire(self, reason: str, *, rung: Rung | None = None, instead_of: str = "") -> str:
         """Want one more allocation of one node. `rung` is the one whose budget pays for it, if any does."""
@@ -382,6 +396,7 @@ class Round:
             incidents_seen=self.seen,
             cordons=self.cordons,
             spent=self.spent,
+            spent_by_kind=self.spent_by_kind,
             restarts_done=self.restarts_done,
             **self.rest,
         )

@@ -144,6 +144,40 @@ class BudgetSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FirstRungSpec:
+    """At which rung the ladder begins for a kind of failure; from there on the budgets make it climb."""
+
+    crash: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "a process ended and its node lives: starting it again there is the cheapest cure"
+    )
+    oom: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "its node lives; with the same memory it may end the same way, and then another node is tried"
+    )
+    error: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "a process ended and its node lives: starting it again there is the cheapest cure"
+    )
+    peers_gone: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "it found no peer to heal from: started again, it resumes from the newest checkpoint"
+    )
+    start_timeout: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "it never committed: one more start may, and is the cheapest thing to try"
+    )
+    stalled: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "its node lives, and it has been silent for longer than a hiccup lasts"
+    )
+    hang: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "restart", "its node lives: starting its processes again is the cheapest thing that ends a hang"
+    )
+    numerics: Literal["restart", "replace", "reallocate", "stop"] = setting(
+        "replace", "its numbers were not finite while the others' were: its hardware is suspect"
+    )
+    node_lost: Literal["replace", "reallocate", "stop"] = setting(
+        "replace", "its node is gone, nothing can be started there"
+    )
+    allocation_lost: Literal["reallocate", "stop"] = setting("reallocate", "the engine took its allocation away")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HangSpec:
     """When a step has taken too long: `factor` times what it usually takes on that rank, within these bounds."""
 
@@ -179,10 +213,18 @@ class PolicySpec:
         (), "kinds of failure that are only observed whatever the mode is, as `supervisor incidents` names them"
     )
     budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
+    first_rung: FirstRungSpec = setting(FirstRungSpec, "see [policy.first_rung]")
+    kind_budget: dict[str, int] = setting(
+        dict,
+        "crash = 2: of a group's crashes within budget.window_s no more than two begin at their first rung, the next ones a rung higher; by default only the rungs have budgets",
+    )
     hang: HangSpec = setting(HangSpec, "see [policy.hang]")
     breaker: BreakerSpec = setting(BreakerSpec, "see [policy.breaker]")
     backoff_first_s: float = setting(1.0, "pause before the second restart in a row; the first has none")
     backoff_max_s: float = setting(60.0, "a minute keeps a restart loop cheap without adding much to a real recovery")
+    kind_backoff_s: dict[str, float] = setting(
+        dict, "oom = 30.0: in the place of backoff_first_s for one kind; by default there is one pause for all kinds"
+    )
     healthy_after_s: float = setting(120.0, "a group that ran this long since its incident starts again at no backoff")
     silent_timeout_s: float = setting(
         30.0, "a stopped process or a network hiccup often comes back; after this, waiting costs more than a restart"

@@ -23,7 +23,7 @@ AT_START = {"node_lease_s": "the nodes have it since they were started"}
 
 def changed(spec: RunSpec, given: Sequence[str]) -> PolicySpec:
     """The run's policy with these KEY=VALUE: the keys as in the run file, below [policy], the values as TOML, or as plain
-    text where they are no TOML. Raises RunFileError with all that is wrong."""
+    text where they are no TOML; without a value a key has its default again. Raises RunFileError with all that is wrong."""
     body = to_jsonable_python(spec)
     problems = []
     for pair in given:
@@ -33,8 +33,8 @@ def changed(spec: RunSpec, given: Sequence[str]) -> PolicySpec:
             problems.append(f"{pair!r}: give KEY=VALUE, as hang.factor=20")
         elif key in AT_START:
             problems.append(f"policy.{key} cannot be changed on a live run: {AT_START[key]}")
-        elif not _put(body["policy"], key.split("."), _value(text.strip())):
-            problems.append(f"policy.{key}: it is inside of what is no table")
+        elif wrong := _put(body["policy"], key.split("."), _value(text.strip()) if text.strip() else None):
+            problems.append(f"policy.{key}: {wrong}")
     if problems:
         raise runfile.RunFileError(problems)
     return runfile.parse(body).policy
@@ -77,14 +77,20 @@ def _text(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _put(body: dict[str, Any], path: list[str], value: Any) -> bool:
+def _put(body: dict[str, Any], path: list[str], value: Any) -> str:
+    """Why it cannot be put there; None takes away what is there."""
     for part in path[:-1]:
         inner = body.setdefault(part, {})
         if not isinstance(inner, dict):
-            return False
+            return "it is inside of what is no table"
         body = inner
-    body[path[-1]] = value
-    return True
+    if value is not None:
+        body[path[-1]] = value
+    elif path[-1] not in body:
+        return "nothing is set there"
+    else:
+        del body[path[-1]]
+    return ""
 
 
 def _value(text: str) -> Any:

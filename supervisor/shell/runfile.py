@@ -15,10 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from supervisor.core import shadow
-from supervisor.core.model import Kind
 from supervisor.core.spec import RunSpec
-from supervisor.shell import runfile_slurm
+from supervisor.shell import runfile_policy, runfile_slurm
 
 
 class RunFileError(ValueError):
@@ -112,12 +110,7 @@ def contradictions(spec: RunSpec) -> list[str]:
         found.append(
             f"policy.hang.at_least_s = {policy.hang.at_least_s:g} is above policy.hang.at_most_s = {policy.hang.at_most_s:g}"
         )
-    kinds = sorted(kind.value for kind in Kind if kind not in shadow.ALWAYS)
-    for name in policy.observe:
-        if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, n=1, cutoff=0.4)
-            hint = f"nearest: {near[0]!r}" if near else f"kinds are {', '.join(kinds)}"
-            found.append(f"policy.observe: {name!r} is no kind of failure that can be only observed; {hint}")
+    found += runfile_policy.problems(policy)
     if policy.backoff_first_s > policy.backoff_max_s:
         found.append(
             f"policy.backoff_first_s = {policy.backoff_first_s:g} is above policy.backoff_max_s = {policy.backoff_max_s:g}"
@@ -203,7 +196,8 @@ def _unknown_keys(body: dict[str, Any], kind: Any, where: str) -> list[str]:
             elsewhere = [p for p in all_keys() if p.rsplit(".", 1)[-1] == key]
             hint = elsewhere or [f"{where}{n}" for n in near]
             nearest = f"; nearest: {hint[0]}" if hint else f"; known here: {', '.join(sorted(known))}"
-            found.append(f"{path} = {_short(value)}: there is no such key{nearest}")
+            why = runfile_policy.fixed(where, key) or f"there is no such key{nearest}"
+            found.append(f"{path} = {_short(value)}: {why}")
         elif known[key] is not None and isinstance(value, dict):
             found += _unknown_keys(value, known[key], f"{path}.")
     return found

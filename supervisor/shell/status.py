@@ -135,6 +135,7 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     }
     for g in range(spec.groups.count):
         left[f"restart:{g}"] = budgets.left(memory.spent, spec.policy.budget, Rung.RESTART, g, memory.clock)
+        left |= budgets.kinds_left(memory.spent_by_kind, spec.policy, g, memory.clock)
     return RunStatus(
         run=spec.name,
         phase=memory.phase,

@@ -18,7 +18,7 @@ from supervisor.core import invariants
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
 from supervisor.core.decide import decide
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
-from supervisor.core.ladder import FIRST_RUNG
+from supervisor.core.ladder import first_rung
 from supervisor.core.model import (
     Checkpoint,
     ControlView,
@@ -961,7 +961,7 @@ class Cluster:
         for incident in decision.incidents:
             if incident.decided != self.now:
                 continue
-            for passed in range(FIRST_RUNG[incident.kind], incident.rung):
+            for passed in range(first_rung(incident.kind, self.spec.policy), incident.rung):
                 name = Rung(passed).name.lower()
                 if not any(sentence.startswith(f"{name}: ") for sentence in incident.considered):
                     self.broken.append(f"rung: {incident.id} ({incident.kind}) is at {incident.rung!r}, {name} skipped")

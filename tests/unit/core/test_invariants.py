@@ -50,6 +50,13 @@ def test_i2_a_budget_overdrawn() -> None:
     assert broken(memory(RUNNING), long_ago) == []
 
 
+def test_i2_a_budget_that_a_person_has_lowered_holds_up_nothing() -> None:
+    """What was drawn before counts as before, and one more is refused."""
+    before = memory(RUNNING, spent={"restart:0": (10.0, 20.0)})
+    assert broken(before, before) == []
+    assert broken(before, replace(before, spent={"restart:0": (10.0, 20.0, 30.0)})) == ["I2"]
+
+
 def test_i3_a_generation_goes_back() -> None:
     assert broken(memory(RUNNING), memory(replace(RUNNING, generation=2))) == ["I3"]
 

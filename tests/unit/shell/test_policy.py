@@ -39,9 +39,27 @@ def test_keys_are_as_in_the_run_file_and_values_as_in_toml() -> None:
     )
 
 
+def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() -> None:
+    given = ["first_rung.crash=replace", "kind_budget.crash=2", "kind_backoff_s.oom=30", "hang.factor=20"]
+    found = policy.changed(SPEC, given)
+    assert (found.first_rung.crash, found.first_rung.oom) == ("replace", "restart")
+    assert (found.kind_budget, found.kind_backoff_s) == ({"crash": 2}, {"oom": 30.0})
+    assert [line for line in policy.lines(found) if line.startswith("kind_")] == [
+        "kind_budget.crash = 2",
+        "kind_backoff_s.oom = 30.0",
+    ]
+    assert 'first_rung.crash = "replace"' in policy.lines(found)
+    again = [f"{pair.partition('=')[0]}=" for pair in given]
+    assert policy.changed(replace(SPEC, policy=found), again) == SPEC.policy
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ("kind_budget.crash=", ("policy.kind_budget.crash: nothing is set there",)),
+        ("hang.factr=", ("policy.hang.factr: nothing is set there",)),
+        ("first_rung.node_lost=restart", ("policy.first_rung.node_lost", "'replace', 'reallocate' or 'stop'")),
+        ("first_rung.leaving=restart", ("leaving is always replace: its node is about to be taken away",)),
         ("hang.factr=20", ("policy.hang.factr", "nearest: policy.hang.factor")),
         ("mode=obsrve", ("policy.mode", "nearest: 'observe'")),
         ("hang.factor=fast", ("policy.hang.factor", "number")),
@@ -95,7 +113,9 @@ def test_of_two_at_once_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_are_what_set_takes() -> None:
-    wanted = replace(SPEC.policy, mode="observe", observe=("hang", "crash"), hang=HangSpec(factor=12.5))
+    wanted = replace(
+        SPEC.policy, mode="observe", observe=("hang", "crash"), hang=HangSpec(factor=12.5), kind_budget={"crash": 2}
+    )
     given = [line for line in policy.lines(wanted) if not line.startswith("node_lease_s")]
     assert policy.changed(SPEC, given) == wanted
 

@@ -60,6 +60,14 @@ def test_every_section_is_taken() -> None:
             "policy.budget.restarts = 5: there is no such key; nearest: policy.budget.restart",
         ),
         (
+            {"policy": {"first_rung": {"hng": "restart"}}},
+            "policy.first_rung.hng = 'restart': there is no such key; nearest: policy.first_rung.hang",
+        ),
+        (
+            {"policy": {"first_rung": {"same_error": "restart"}}},
+            "policy.first_rung.same_error = 'restart': same_error is always stop: the same error comes back wherever it is started: starting it again would end the same way",
+        ),
+        (
             {"groups": {"zzzzzz": 2}},
             "groups.zzzzzz = 2: there is no such key; known here: count, min_groups, ranks_per_group",
         ),
@@ -82,6 +90,23 @@ def test_an_unknown_key_names_the_nearest(body: dict[str, Any], expected: str) -
         (
             {"titan": {"data": {"source": "foldr"}}},
             ("titan.data.source = 'foldr'", "'python-stdlib' or 'folder'", "nearest: 'folder'"),
+        ),
+        ({"policy": {"kind_budget": {"crash": "two"}}}, ("policy.kind_budget.crash = 'two' (str)", "integer")),
+        (
+            {"policy": {"first_rung": {"crash": "replce"}}},
+            (
+                "policy.first_rung.crash = 'replce'",
+                "'restart', 'replace', 'reallocate' or 'stop'",
+                "nearest: 'replace'",
+            ),
+        ),
+        (
+            {"policy": {"first_rung": {"node_lost": "restart"}}},
+            ("policy.first_rung.node_lost = 'restart'", "'replace', 'reallocate' or 'stop'"),
+        ),
+        (
+            {"policy": {"first_rung": {"allocation_lost": "replace"}}},
+            ("policy.first_rung.allocation_lost = 'replace'", "'reallocate' or 'stop'"),
         ),
         ({"allocation": {"engine": "slurn"}}, ("allocation.engine = 'slurn'", "'local'")),
     ],
@@ -147,6 +172,17 @@ def _default(key: str) -> Any:
             ("policy.backoff_first_s = 90", "policy.backoff_max_s = 60"),
         ),
         ({"policy": {"observe": ["hangs"]}}, ("policy.observe: 'hangs'", "nearest: 'hang'")),
+        (
+            {"policy": {"kind_budget": {"crsh": 2}}},
+            ("policy.kind_budget.crsh: there is no such kind", "nearest: 'crash'"),
+        ),
+        ({"policy": {"kind_budget": {"crash": 0}}}, ("kind_budget.crash = 0: must be at least 1", "first_rung.crash")),
+        ({"policy": {"kind_budget": {"same_error": 2}}}, ("policy.kind_budget.same_error", "is always stop")),
+        (
+            {"policy": {"kind_backoff_s": {"hang": 90}}},
+            ("policy.kind_backoff_s.hang = 90 is above", "backoff_max_s = 60"),
+        ),
+        ({"policy": {"kind_backoff_s": {"hang": -1}}}, ("policy.kind_backoff_s.hang = -1: must be", "at least 0")),
         ({"policy": {"observe": ["requested"]}}, ("policy.observe: 'requested'", "can be only observed")),
         (
             {"policy": {"hang": {"at_least_s": 14.0}}},
