@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import median
+from typing import NamedTuple
 
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import Activity
@@ -22,12 +23,21 @@ APART: frozenset[Activity] = frozenset({"checkpoint", "heal"})
 STEPPING = frozenset({"quorum", "healing", "step", "checkpoint"})
 
 
+class Own(NamedTuple):
+    """What of a step a rank takes itself, in seconds: all but its waits for others."""
+
+    compute_s: float = 0.0
+    data_s: float = 0.0
+
+
 class Pace:
     """One rank's process; a new generation has a new one."""
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=KEPT)
-        self._computes: deque[float] = deque(maxlen=KEPT)
+        self._own: deque[Own] = deque(maxlen=KEPT)
+        self.past = Own()
+        """Medians over the first KEPT steps; all 0 until then."""
         self._longest_apart = 0.0
         self._commits = 0
         self._quorum_id = -1
@@ -63,9 +73,11 @@ class Pace:
         return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
 
     @property
-    def compute_s(self) -> float:
-        """Median of what the rank's last steps took it alone; 0 until enough were seen."""
-        return round(median(self._computes), 4) if len(self._computes) >= LEARNED_AT_LEAST else 0.0
+    def own(self) -> Own:
+        """Medians over the last steps; all 0 until enough were seen."""
+        if len(self._own) < LEARNED_AT_LEAST:
+            return Own()
+        return Own(*(round(median(values), 4) for values in zip(*self._own, strict=True)))
 
     def stuck(self, now: float, limits: HangSpec) -> Stuck | None:
         """What it hangs in, once its step has taken longer than the bound; None while all is well."""
@@ -89,7 +101,9 @@ class Pace:
         )
         if ordinary and progress.step_s > 0:
             self._steps.append(progress.step_s)
-            self._computes.append(progress.compute_s)
+            self._own.append(Own(progress.compute_s, progress.data_s))
+            if len(self._own) == KEPT and self.past == Own():
+                self.past = self.own
         self._commits, self._quorum_id, self._apart = progress.commits, progress.quorum_id, False
 
     def _end_of(self, now: float) -> None:

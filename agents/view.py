@@ -187,6 +187,8 @@ class View:
         progress = self.progress[record.name].newest
         begun = progress is not None and progress.phase != "starting"
         gate = self.gates.get(name.way)
+        pace = self._paces.get(record.name, Pace())
+        own, past = pace.own, pace.past
         return TrainerObserved(
             run=name.run,
             group=name.group,
@@ -199,7 +201,10 @@ class View:
             gate=None if gate is None else gate[0],
             reaches_gate=self.reaches.get(name.way),
             stuck=self._stuck.get(record.name),
-            compute_s=self._paces[record.name].compute_s if record.name in self._paces else 0.0,
+            compute_s=own.compute_s,
+            data_s=own.data_s,
+            compute_past_s=past.compute_s,
+            data_past_s=past.data_s,
         )
 
     def _lighthouse(self, name: LighthouseName, record: ProcessRecord) -> LighthouseObserved:

@@ -183,9 +183,10 @@ class ReplicaTrainer(FaultTolerantTrainer):
             healed=self._healed,
         )
         self._healed = False
-        now = self.report.progress
+        now, seconds = self.report.progress, self.seconds.total()
         self.report.update(
-            compute_s=max(0.0, took - sum(self.seconds.total().values()) - self._waited_s),
+            compute_s=max(0.0, took - sum(seconds.values()) - self._waited_s),
+            data_s=seconds["data"],
             phase=self._stepping,
             step=manager.current_step(),
             commits=self._commits,

@@ -7,10 +7,10 @@ input. The records in etcd are a projection of the memory that it returns.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from supervisor.core import breaker, cordons, detect, handover, ladder, repeat, shadow
+from supervisor.core import breaker, cordons, detect, handover, ladder, repeat, shadow, straggler
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
 from supervisor.core.blame import blame
 from supervisor.core.leaving import leave
@@ -33,7 +33,6 @@ from supervisor.core.round import MAX_GIVEN_BACK, Round, is_rider
 from supervisor.core.seat import seat_lighthouse
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
-from supervisor.core.straggler import stragglers
 
 ENDED = ("finished", "stopped", "halted")
 
@@ -62,13 +61,12 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     _note_silent(r)
     _note_suspects(r)
     breaker.look(r)
-    for slow in stragglers(r.groups, r.observed, r.spec):
-        r.wait(slow)
+    slow = straggler.look(r)
     hanging = blame(r.groups, r.observed, r.spec)
     if hanging.held:
         r.wait(hanging.held)
     for g in sorted(r.groups):
-        _judge(r, r.groups[g], hanging.groups)
+        _judge(r, r.groups[g], hanging.groups, slow)
     _wind_down(r)
     leave(r)
     renew(r)
@@ -195,9 +193,9 @@ def _follow_fence(r: Round, group: GroupMemory) -> None:
     )  # fmt: skip
 
 
-def _judge(r: Round, group: GroupMemory, hanging: Collection[int]) -> None:
+def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping[int, Failure]) -> None:
     """Open or escalate the incident of a group that shows a failure."""
-    failure = detect.failure(group, r.observed, r.spec, r.before, hanging)
+    failure = detect.failure(group, r.observed, r.spec, r.before, hanging, slow)
     if failure is None:
         _say_unknown(r, group)
         _close_untouched(r, group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from supervisor.core import blame, ending, numerics
@@ -143,6 +143,7 @@ def _lapsed(group: GroupMemory, observed: Observed) -> bool:
 
 ON_THE_NODE = {
     Kind.CRASH, Kind.ERROR, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT, Kind.NODE_LOST, Kind.PEERS_GONE,
+    Kind.STRAGGLER,
 }  # fmt: skip
 """What the state of the machine may explain."""
 EXPLAINS_NOTHING = {"clock_unsynchronised"}
@@ -158,9 +159,15 @@ def with_facts(failure: Failure, group: GroupMemory, observed: Observed) -> Fail
 
 
 def failure(
-    group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, hanging: Collection[int] = ()
+    group: GroupMemory,
+    observed: Observed,
+    spec: RunSpec,
+    memory: Memory,
+    hanging: Collection[int] = (),
+    slow: Mapping[int, Failure] | None = None,
 ) -> Failure | None:
-    """The gravest failure that a group shows now, or None. `hanging`: the groups that are to blame for a hang."""
+    """The gravest failure that a group shows now, or None. `hanging`: the groups that are to blame for a hang. `slow`: the
+    one that is to be acted on for being slow."""
     if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
         return None
     node = observed.nodes.get(group.node)
@@ -196,7 +203,7 @@ def failure(
     if group.phase == "starting" and told and observed.now - since > spec.policy.start_timeout_s:
         waited_s = spec.policy.start_timeout_s
         return Failure(Kind.START_TIMEOUT, (f"no commit {waited_s:g} s after its start",), took_s=waited_s)
-    return None
+    return slow.get(group.group) if slow else None
 
 
 def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:

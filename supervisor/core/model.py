@@ -41,6 +41,8 @@ class Kind(StrEnum):
     ALLOCATION_LOST = "allocation_lost"
     LEAVING = "leaving"
     """No failure: its node is about to be taken away by the engine's own will, and is left before."""
+    STRAGGLER = "straggler"
+    """No failure: it takes longer for a step than the others, which wait for it."""
     NUMERICS = "numerics"
     """A number that is not finite, in this group alone: its hardware is suspect."""
     HANG = "hang"
@@ -129,7 +131,12 @@ class RankView:
     numerics: str = ""
     """It failed because of a number that is not finite; as `supervisor.wire.records.Progress.numerics`."""
     compute_s: float = 0.0
-    """Median of what its last steps took it alone, without waits for others; 0: not known yet."""
+    """Median of what its last steps took it alone, without its data and waits for others; 0: not known yet."""
+    data_s: float = 0.0
+    """As compute_s, for its data."""
+    compute_past_s: float = 0.0
+    """What compute_s was when this generation began; 0: not known yet."""
+    data_past_s: float = 0.0
     stuck: StuckView | None = None
     """Its step has taken longer than its agent has learned that it may."""
 
@@ -272,6 +279,16 @@ class Seen:
     times: int = 1
     hosts: tuple[str, ...] = ()
     """Where, each once, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSince:
+    """Since when a group keeps the others waiting."""
+
+    generation: int
+    since: float
+    """On the run clock."""
+    step: int
 
 
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
@@ -430,6 +447,8 @@ class Memory:
     checkpoint: Checkpoint | None = None
     suspects: Mapping[str, float] = field(default_factory=dict)
     """Signs that a lost allocation gives too (a lease that vanished, a SIGTERM that we did not send) -> since when."""
+    slow: Mapping[int, SlowSince] = field(default_factory=dict)
+    """Groups that take longer for a step than the others, where the policy has something done about it."""
     silent: tuple[int, ...] = ()
     """Groups that the gate has fallen silent on: the others' agents free them from a stuck collective."""
 

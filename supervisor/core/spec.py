@@ -174,6 +174,10 @@ class FirstRungSpec:
     node_lost: Literal["replace", "reallocate", "stop"] = setting(
         "replace", "its node is gone, nothing can be started there"
     )
+    straggler: Literal["ride_through", "restart", "replace"] = setting(
+        "ride_through",
+        "it fails nothing: it is reported; else what is done once it was slow for straggler_for_s, and never more than replace",
+    )
     allocation_lost: Literal["reallocate", "stop"] = setting("reallocate", "the engine took its allocation away")
 
 
@@ -231,7 +235,10 @@ class PolicySpec:
     )
     straggler_factor: float = setting(
         1.5,
-        "a group that computes half as long again as the others slows all of them down; it is reported, not touched",
+        "a group that takes half as long again as the others, itself, slows all of them down",
+    )
+    straggler_for_s: float = setting(
+        600.0, "before anything is done about one: a neighbour's noise is over in minutes (see first_rung.straggler)"
     )
     start_timeout_s: float = setting(300.0, "from start to first commit: large models load and compile for minutes")
     node_lease_s: int = setting(

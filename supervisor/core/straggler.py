@@ -1,47 +1,147 @@
-"""Groups that compute longer than the others. All step together, so their steps take as long as the slowest one's; what each
-computes itself tells them apart. Reported, and nothing is done."""
+"""Groups that take longer for a step than the others. All step together, so their steps take as long as the slowest one's; what
+each takes itself, to compute and for its data, tells them apart. Reported first; acted on only where the policy says so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from supervisor.core.detect import ranks_of
-from supervisor.core.model import GroupMemory, Observed
+from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, Rung, SlowSince
+from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
 
 DIFFERENCE_S = 0.02
 """Below this a factor says nothing: steps of a few milliseconds differ by noise."""
 NAMED = 5
 """So many at most, the slowest first: of more than that it is the others who are unusual."""
+STEPS = 64
+"""Before anything is done about one: an agent's medians are of so many steps (agents/pace.py)."""
+ACTS = (Rung.RESTART, Rung.REPLACE)
+"""What may be done about one: no run is halted, and no group left without a node, because it is slow."""
 
 
-def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> list[str]:
-    """A sentence for each, the slowest first."""
-    taken = {
-        g: slowest for g, group in groups.items() if group.phase == "running" and (slowest := _slowest(group, observed))
-    }
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A group that keeps the others waiting."""
+
+    group: int
+    generation: int
+    step: int
+    sentence: str
+    evidence: str
+    rank: int
+    confidence: Confidence
+    sure: bool
+    """At least three groups were compared, or it is slower than it was itself as well."""
+
+
+def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> list[Slow]:
+    """The slowest first, NAMED of them at most."""
+    taken = {g: rank for g, m in groups.items() if m.phase == "running" and (rank := _slowest(m, observed))}
     if len(taken) < 2:
         return []
-    in_order = sorted(seconds for _, seconds in taken.values())
-    found = []
-    for g, (rank, seconds) in taken.items():
-        # of two the other is all there is to compare with
-        usual = sum(in_order) - seconds if len(taken) == 2 else in_order[(len(in_order) - 1) // 2]
-        if seconds > spec.policy.straggler_factor * usual and seconds - usual > DIFFERENCE_S:
-            times = round(2 * seconds / usual) / 2
-            node = groups[g].node
-            found.append(
-                (
-                    -seconds,
-                    f"group {g} is slow: rank {rank} on node {node} computes about {times:g} times as long as the others",
-                )
-            )
-    return [sentence for _, sentence in sorted(found)][:NAMED]
+    compute, data = (sorted(values) for values in zip(*((r.compute_s, r.data_s) for r in taken.values()), strict=True))
+    own = sorted(_own_s(rank) for rank in taken.values())
+    found = [g for g, rank in taken.items() if _longer(_own_s(rank), _usual(own, _own_s(rank)), spec)]
+    found.sort(key=lambda g: (-_own_s(taken[g]), g))
+    return [
+        _slow(
+            groups[g], rank, _usual(own, _own_s(rank)), len(taken) - 1, spec,
+            for_data=rank.data_s - _usual(data, rank.data_s) > rank.compute_s - _usual(compute, rank.compute_s),
+        )
+        for g in found[:NAMED]
+        for rank in (taken[g],)
+    ]  # fmt: skip
 
 
-def _slowest(group: GroupMemory, observed: Observed) -> tuple[int, float] | None:
-    known = [(r.compute_s, r.rank) for r in ranks_of(group, observed) if r.state == "running" and r.compute_s > 0]
-    if not known:
+def _usual(in_order: list[float], mine: float) -> float:
+    """Of two the other is all there is to compare with."""
+    return sum(in_order) - mine if len(in_order) == 2 else in_order[(len(in_order) - 1) // 2]
+
+
+def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: RunSpec, for_data: bool) -> Slow:
+    seconds, past = _own_s(rank), rank.compute_past_s + rank.data_past_s
+    times = f"about {round(2 * seconds / usual) / 2:g} times as long as the others"
+    does = f"takes {times}, for its data" if for_data else f"computes {times}"
+    parts = f"{rank.compute_s:.3g} s to compute, {rank.data_s:.3g} s for its data"
+    once = f"; when this generation began it took {past:.3g} s" if past else ""
+    slower = past > 0 and _longer(seconds, past, spec)
+    return Slow(
+        group=group.group,
+        generation=group.generation,
+        step=rank.step,
+        sentence=f"group {group.group} is slow: rank {rank.rank} on node {group.node} {does}",
+        evidence=f"rank {rank.rank} {does}: {seconds:.3g} s of a step itself ({parts}), {usual:.3g} s is usual{once}",
+        rank=rank.rank,
+        confidence=Confidence.LIKELY if slower else Confidence.SUSPECTED,
+        sure=others >= 2 or slower,
+    )
+
+
+def look(r: Round) -> dict[int, Failure]:
+    """Report those that are slow. The one that is to be acted on now, if any."""
+    policy, found = r.spec.policy, stragglers(r.groups, r.observed, r.spec)
+    for slow in found:
+        r.wait(slow.sentence)
+    sure = [slow for slow in found if slow.sure] if policy.first_rung.straggler != "ride_through" else []
+    since = {s.group: _since(r, s) for s in sure}
+    if since != r.before.slow:
+        r.rest["slow"] = since
+    for slow in sure:
+        began = since[slow.group]
+        if r.now < began.since + policy.straggler_for_s:
+            r.look_again(began.since + policy.straggler_for_s)
+        elif slow.step >= began.step + STEPS:
+            return _due(r, r.groups[slow.group], slow, began)
+    return {}
+
+
+def _since(r: Round, slow: Slow) -> SlowSince:
+    """Of another generation nothing counts."""
+    known = r.before.slow.get(slow.group)
+    if known is not None and known.generation == slow.generation:
+        return known
+    return SlowSince(generation=slow.generation, since=r.now, step=slow.step)
+
+
+def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int, Failure]:
+    """Unless something else goes on, or nothing that may be done is left."""
+    incident = r.incidents.get(group.incident)
+    if incident is not None and incident.kind == Kind.STRAGGLER:
+        failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # one sentence for all its time
+        return {group.group: replace(failure, confidence=incident.confidence, took_s=incident.took_s)}
+    others = [g for g in r.groups.values() if g.group != group.group]
+    busy = next((g for g in r.groups.values() if g.incident or g.phase not in ("running", "finished")), None)
+    about = f"group {group.group} is slow and not touched"
+    if r.phase != "running" or r.handover_at_step is not None or r.leaving(group.node):
+        return {}
+    if busy is not None:
+        r.wait(f"{about}: group {busy.group} is {f'in incident {busy.incident}' if busy.incident else busy.phase}")
+    elif not any(g.phase == "running" for g in others):
+        r.wait(f"{about}: no other group trains that it can heal from")
+    elif (choice := r.choose(Kind.STRAGGLER, group.group)).rung not in ACTS:
+        r.wait(f"{about}: {'; '.join(choice.considered)}")
+    else:
+        took_s = r.now - since.since
+        evidence = (slow.evidence, f"so for {took_s:.0f} s and {slow.step - since.step} steps")
+        failure = Failure(Kind.STRAGGLER, evidence, rank=slow.rank, confidence=slow.confidence, took_s=took_s)
+        return {group.group: failure}
+    return {}
+
+
+def _longer(seconds: float, usual: float, spec: RunSpec) -> bool:
+    return seconds > spec.policy.straggler_factor * usual and seconds - usual > DIFFERENCE_S
+
+
+def _slowest(group: GroupMemory, observed: Observed) -> RankView | None:
+    """The rank that takes longest itself; what a node said last that is silent now is old."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered:
         return None
-    seconds, rank = max(known)
-    return rank, seconds
+    known = [rank for rank in ranks_of(group, observed) if rank.state == "running" and rank.compute_s > 0]
+    return max(known, key=lambda rank: (_own_s(rank), rank.rank), default=None)
+
+
+def _own_s(rank: RankView) -> float:
+    return rank.compute_s + rank.data_s

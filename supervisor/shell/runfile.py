@@ -151,6 +151,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.healthy_after_s": 0,
     "policy.silent_timeout_s": 1,
     "policy.straggler_factor": 1,
+    "policy.straggler_for_s": 1,
     "policy.start_timeout_s": 1,
     "policy.node_lease_s": 2,
     "policy.allocation_timeout_s": 1,

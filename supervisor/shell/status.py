@@ -81,7 +81,8 @@ class RunStatus:
     warnings: tuple[str, ...] = ()
     """What is allowed but dangerous."""
     waiting: tuple[str, ...] = ()
-    """Groups that have no node, and allocations that are refused or late: in the engine's own words."""
+    """Groups that have no node, and allocations that are refused or late, in the engine's own words; and what is wrong and left
+    as it is: a slow group, a hang that is nobody's, nodes that the breaker holds."""
     leaving: dict[str, str] = field(default_factory=dict)
     """Nodes that are to be left, because the engine is about to take them away or a person drains them; and why."""
     handover_at_step: int | None = None
@@ -153,7 +154,7 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
         incidents_open=tuple(memory.incidents),
         problems=tuple(f"{key}: {why}" for key, why in sorted(audit(mirror, mirror.fresh()).items())),
         warnings=insecure(mirror),
-        waiting=waiting.sentences(memory, observed),
+        waiting=waiting.sentences(memory, observed) + waiting.held(memory, observed, spec),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,
     )

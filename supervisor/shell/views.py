@@ -205,6 +205,9 @@ def _rank(trainer: TrainerObserved) -> RankView:
         reaches_gate=trainer.reaches_gate,
         stuck=_stuck(trainer),
         compute_s=trainer.compute_s,
+        data_s=trainer.data_s,
+        compute_past_s=trainer.compute_past_s,
+        data_past_s=trainer.data_past_s,
         numerics=progress.numerics if progress is not None else "",
     )
 

@@ -1,8 +1,13 @@
-"""Who waits for a node, and what the engine says of it: part of a run's status."""
+"""Who waits for a node and what the engine says of it, and what is seen and not acted on: part of a run's status."""
 
 from __future__ import annotations
 
+from supervisor.core import breaker
+from supervisor.core.blame import blame
 from supervisor.core.model import AllocationMemory, Memory, Observed
+from supervisor.core.round import Round
+from supervisor.core.spec import RunSpec
+from supervisor.core.straggler import stragglers
 
 
 def leaving(observed: Observed) -> dict[str, str]:
@@ -28,6 +33,16 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
         return tuple(asked)
     who = f"{'group' if len(groups) == 1 else 'groups'} {', '.join(groups)} without a node"
     return (f"{who}: " + ("waiting for the engine" if asked else "nothing more is asked of the engine"), *asked)
+
+
+def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
+    """What is wrong and left as it is: slow groups, a hang that is nobody's, nodes that the breaker holds."""
+    if memory.phase != "running":
+        return ()
+    found = [slow.sentence for slow in stragglers(memory.groups, observed, spec)]
+    hangs = blame(memory.groups, observed, spec).held
+    tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
+    return (*found, *(sentence for sentence in (hangs, tripped) if sentence))
 
 
 def _state(allocation: AllocationMemory, observed: Observed) -> str:

@@ -184,9 +184,11 @@ class Progress:
     """Mean over all participating replicas."""
     tokens_per_s: float = 0.0
     step_s: float = 0.0
+    """Duration of the last step."""
     compute_s: float = 0.0
     """Of that, what this rank computed itself: without its data, quorum, heal, commit, and its waits for peers."""
-    """Duration of the last step."""
+    data_s: float = 0.0
+    """Of that, what it waited for its data."""
     quorum_id: int = -1
     participants: int = 0
     replica_id: str = ""
@@ -337,6 +339,11 @@ class TrainerObserved:
     stuck: Stuck | None = None
     compute_s: float = 0.0
     """Median of `Progress.compute_s` over its last steps; 0: not learned yet."""
+    data_s: float = 0.0
+    """As compute_s, of `Progress.data_s`."""
+    compute_past_s: float = 0.0
+    """What compute_s was over the first steps of this generation; 0: not learned yet."""
+    data_past_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

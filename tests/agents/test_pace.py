@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agents.pace import LEARNED_AT_LEAST, WARM_UP_COMMITS, Pace
+from agents.pace import KEPT, LEARNED_AT_LEAST, WARM_UP_COMMITS, Own, Pace
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import Progress, Stuck
 
 LIMITS = HangSpec(factor=10.0, at_least_s=5.0, at_most_s=600.0)
+
+NOTHING = Own()
 
 
 class Rank:
@@ -21,10 +23,11 @@ class Rank:
         self.reaches = True
         self.look()
 
-    def look(self, phase: str = "step", step_s: float = 0.0) -> Stuck | None:
+    def look(self, phase: str = "step", step_s: float = 0.0, own: Own = NOTHING) -> Stuck | None:
         progress = Progress(
             run="r", group=0, generation=1, rank=0, pid=1, sequence=self.changes, phase=phase,  # type: ignore[arg-type]
             step=self.commits, commits=self.commits, step_s=step_s, quorum_id=self.quorum,
+            compute_s=own.compute_s, data_s=own.data_s,
         )  # fmt: skip
         self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches)
         return self.pace.stuck(self.now, LIMITS)
@@ -36,13 +39,13 @@ class Rank:
         self.now += seconds
         return self.look()
 
-    def step(self, seconds: float, *, checkpoint_s: float = 0.0) -> Stuck | None:
+    def step(self, seconds: float, *, checkpoint_s: float = 0.0, own: Own = NOTHING) -> Stuck | None:
         """Whether it was thought to hang before its end."""
         found = self.does("checkpoint", checkpoint_s) if checkpoint_s else None
         found = self.does("compute", seconds) or found
         self.commits += 1
         self.changes += 1
-        self.look(step_s=seconds)
+        self.look(step_s=seconds, own=own)
         return found
 
 
@@ -138,3 +141,15 @@ def test_one_that_does_not_say_what_it_does_is_bounded_too(learned: Rank) -> Non
     found = learned.pace.stuck(learned.now, LIMITS)
     assert found is not None
     assert found.activity == ""
+
+
+def test_what_it_takes_itself_is_told_and_what_it_took_at_first() -> None:
+    rank = Rank()
+    for _ in range(WARM_UP_COMMITS + LEARNED_AT_LEAST - 1):
+        rank.step(1.0, own=Own(0.4, 0.1))
+    assert rank.pace.own == Own(), "not enough was seen"
+    for _ in range(KEPT):
+        rank.step(1.0, own=Own(0.4, 0.1))
+    for _ in range(2 * KEPT):
+        rank.step(2.0, own=Own(0.8, 0.3))
+    assert (rank.pace.own, rank.pace.past) == (Own(0.8, 0.3), Own(0.4, 0.1))

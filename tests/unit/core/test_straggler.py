@@ -1,16 +1,29 @@
-"""Groups that compute longer than the others are named, and left alone."""
+"""Groups that take longer for a step than the others are named; and acted on only where the policy says so."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from supervisor.core.model import Confidence, Kind, Rung
+from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
+FOR_S = 300.0
 
-def world(*computes: float, ranks: int = 1) -> World:
-    w = World(groups=len(computes), ranks=ranks).bring_up()
-    for group, seconds in enumerate(computes):
-        w.commit(group, step=50, compute_s=seconds)
+
+def world(*computes: float, ranks: int = 1, **policy: Any) -> World:
+    w = World(groups=len(computes), ranks=ranks, **policy).bring_up()
+    says(w, *computes)
     w.round(1.0)
     return w
+
+
+def says(w: World, *computes: float, step: int = 50, **about: float) -> None:
+    for group, seconds in enumerate(computes):
+        w.commit(group, step=step, compute_s=seconds, **about)
 
 
 def test_the_slow_one_is_named_with_its_rank_and_node() -> None:
@@ -41,6 +54,20 @@ def test_one_that_has_not_learned_yet_is_not_compared() -> None:
     assert world(0.0, 0.9).waits() == ""
 
 
+def test_one_that_waits_for_its_data_is_told_from_one_that_computes() -> None:
+    w = world(0.4, 0.4, 0.4)
+    w.commit(2, step=51, compute_s=0.4, data_s=0.6)
+    w.round(1.0)
+    assert w.waits() == "group 2 is slow: rank 0 on node n3 takes about 2.5 times as long as the others, for its data"
+
+
+def test_what_a_silent_node_said_last_is_not_compared() -> None:
+    w = world(0.4, 0.9, 0.4)
+    w.node(2, registered=False)
+    w.round(1.0)
+    assert "is slow" not in w.waits()
+
+
 def test_the_slowest_rank_counts_and_five_are_named_at_most() -> None:
     w = world(0.4, 0.4, ranks=2)
     w.report(1, 1, commits=1, step=50, compute_s=0.8)
@@ -48,3 +75,139 @@ def test_the_slowest_rank_counts_and_five_are_named_at_most() -> None:
     assert "group 1 is slow: rank 1 " in w.waits()
     many = world(*[0.4] * 10, *[0.9] * 7)
     assert many.waits().count("is slow") == 5
+
+
+def acting(*computes: float, rung: Any = "restart", **policy: Any) -> World:
+    """Where stragglers are acted on; they were slow for as long as that takes, and the last steps are not in yet."""
+    first = FirstRungSpec(straggler=rung)
+    w = world(*computes, first_rung=first, straggler_for_s=FOR_S, **policy)
+    assert w.last.look_again_at == w.now + FOR_S
+    return w
+
+
+def stays(w: World, *computes: float, **about: float) -> None:
+    """The same for long enough, with steps committed."""
+    says(w, *computes, step=50 + 64, **about)
+    w.round(FOR_S + 1.0)
+
+
+def test_by_default_nothing_is_remembered_and_nothing_done() -> None:
+    w = world(0.4, 0.9, 0.4)
+    before = w.memory
+    stays(w, 0.4, 0.9, 0.4)
+    w.round(1e6)
+    assert w.memory == before
+
+
+def test_one_that_stays_slow_is_restarted_where_the_policy_says_so() -> None:
+    w = acting(0.4, 0.9, 0.4)
+    says(w, 0.4, 0.9, 0.4, step=114)
+    assert w.verbs(FOR_S - 1.0) == [], "not yet for long enough"
+    w.round(2.0)
+    assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.STRAGGLER, 1, Rung.RESTART)
+    assert w.incident.reason == "policy.first_rung.straggler is restart"
+    assert (w.incident.rank, w.incident.confidence, w.incident.took_s) == (0, Confidence.SUSPECTED, FOR_S + 1.0)
+    assert w.incident.evidence == (
+        "rank 0 computes about 2 times as long as the others: 0.9 s of a step itself (0.9 s to compute, 0 s for its data), 0.4 s is usual",
+        "so for 301 s and 64 steps",
+    )
+    assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
+    w.recover(1, step=115)
+    assert w.incident.state == "recovered"
+    w.round(1.0)
+    assert w.memory.slow == {}
+
+
+def test_a_new_generation_is_judged_anew() -> None:
+    w = acting(0.4, 0.9, 0.4)
+    w.crash(1)
+    w.round(FOR_S - 1.0)
+    w.recover(1, step=100)
+    says(w, 0.4, 0.9, 0.4, step=164)
+    w.round(2.0)
+    assert w.memory.slow[1].generation == 2
+    assert w.memory.slow[1].since == w.now
+    assert w.verbs(FOR_S - 1.0) == []
+
+
+def test_one_that_was_fast_in_between_is_judged_anew() -> None:
+    w = acting(0.4, 0.9, 0.4)
+    says(w, 0.4, 0.5, 0.4, step=80)
+    w.round(FOR_S - 1.0)
+    assert w.memory.slow == {}
+    stays(w, 0.4, 0.9, 0.4)
+    assert w.memory.incidents == {}
+
+
+def test_no_time_without_steps_is_counted() -> None:
+    w = acting(0.4, 0.9, 0.4)
+    assert w.verbs(10 * FOR_S) == []
+
+
+def test_of_two_groups_it_must_be_slower_than_it_was_itself() -> None:
+    w = world(0.4, 0.9, first_rung=FirstRungSpec(straggler="restart"), straggler_for_s=FOR_S)
+    stays(w, 0.4, 0.9)
+    w.round(10 * FOR_S)
+    assert w.memory.slow == {}
+    assert "group 1 is slow" in w.waits(), "it is reported all the same"
+    w.commit(1, step=200, compute_s=0.9, compute_past_s=0.4, data_past_s=0.05)
+    w.round(1.0)
+    w.commit(1, step=300, compute_s=0.9, compute_past_s=0.4, data_past_s=0.05)
+    w.round(FOR_S)
+    assert (w.incident.kind, w.incident.group) == (Kind.STRAGGLER, 1)
+    assert w.incident.confidence == Confidence.LIKELY
+    assert w.incident.evidence[0].endswith("0.4 s is usual; when this generation began it took 0.45 s")
+
+
+def test_never_two_at_once() -> None:
+    w = acting(0.4, 0.9, 0.4, 0.4, 0.8, 0.4)
+    stays(w, 0.4, 0.9, 0.4, 0.4, 0.8, 0.4)
+    assert [w.group(g).generation for g in range(6)] == [1, 2, 1, 1, 1, 1], "the slowest"
+    w.round(1.0)
+    assert "group 4 is slow and not touched: group 1 is in incident i1" in w.waits()
+    w.recover(1, step=115)
+    w.round(1.0)
+    assert [w.group(g).generation for g in range(6)] == [1, 2, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("gone", ["spare", "budget"])
+def test_the_run_is_neither_halted_nor_a_group_left_without_a_node(gone: str) -> None:
+    budget = {"replace": 0} if gone == "budget" else {}
+    w = acting(0.4, 0.9, 0.4, rung="replace", budget=budget)
+    if gone == "spare":
+        w.lapse("n4")
+    stays(w, 0.4, 0.9, 0.4)
+    assert w.memory.incidents == {}
+    why = "no healthy spare node" if gone == "spare" else "budget spent (0 within 3600 s)"
+    assert f"group 1 is slow and not touched: replace: {why}" in w.waits()
+
+
+def test_replaced_its_host_is_suspect() -> None:
+    w = acting(0.4, 0.9, 0.4, rung="replace")
+    stays(w, 0.4, 0.9, 0.4)
+    assert (w.incident.rung, list(w.memory.cordons)) == (Rung.REPLACE, ["n2"])
+
+
+def test_it_is_observed_as_everything_is() -> None:
+    w = acting(0.4, 0.9, 0.4, observe=("straggler",))
+    stays(w, 0.4, 0.9, 0.4)
+    assert (w.incident.kind, w.incident.shadow, w.incident.rung) == (Kind.STRAGGLER, True, Rung.RESTART)
+    before = w.memory
+    says(w, 0.4, 0.95, 0.4, step=130)
+    w.round(5.0)
+    assert w.memory == before, "said once"
+    says(w, 0.4, 0.41, 0.4, step=200)
+    w.round(5.0)
+    assert (w.incidents["i1"].state, w.memory.incidents) == ("recovered", {})
+
+
+def test_a_paused_run_and_one_that_drains_are_left_alone() -> None:
+    w = acting(0.4, 0.9, 0.4)
+    w.control = replace(w.control, paused=True)
+    stays(w, 0.4, 0.9, 0.4)
+    assert w.group(1).generation == 1
+    w = acting(0.4, 0.9, 0.4)
+    w.control = replace(w.control, stop=True)
+    w.round(1.0)
+    stays(w, 0.4, 0.9, 0.4)
+    assert {g.phase for g in w.memory.groups.values()} == {"running"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 from rich.console import Console, RenderableType
 
@@ -11,7 +12,7 @@ from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
 from supervisor.shell import render, status
 from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
-from supervisor.wire.records import NodeObserved, RunRecord, encode
+from supervisor.wire.records import NodeObserved, RunRecord, Stuck, TrainerObserved, encode
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 
 WAITING = replace(
@@ -62,6 +63,30 @@ def test_a_refusal_is_told() -> None:
 def test_nothing_is_waited_for_when_all_is_granted_or_the_run_has_ended() -> None:
     assert seen(MEMORY, Grant(key="run-a1", state="granted", nodes=("n1",))).waiting == ()
     assert seen(replace(WAITING, phase="halted")).waiting == ()
+
+
+def test_what_is_wrong_and_left_as_it_is_is_told() -> None:
+    """Slow groups, a hang that is nobody's, and what the breaker holds."""
+    groups = {g: GroupMemory(group=g, generation=1, node=f"n{g}", phase="running") for g in range(3)}
+    memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, breaker_since=3.0)
+
+    def trainers(**about: Any) -> dict[str, bytes]:
+        found = {}
+        for g, compute_s in enumerate((0.4, 0.9, 0.4)):
+            known = {"run": "run", "group": g, "generation": 1, "rank": 0, "pid": 1, "state": "running"}
+            trainer = TrainerObserved(**known, compute_s=compute_s, **about)  # type: ignore[arg-type]
+            found[keys.observed(f"n{g}")] = encode(NodeObserved(node=f"n{g}", sequence=1, trainers=(trainer,)))
+            found |= registration(f"n{g}")
+        return found
+
+    slow, breaker = seen(memory, **trainers()).waiting
+    assert slow == "group 1 is slow: rank 0 on node n1 computes about 2 times as long as the others"
+    assert breaker.startswith("breaker: 1 of 3 nodes lost")
+    stuck = Stuck(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
+    found = seen(memory, **trainers(stuck=stuck))
+    assert found.waiting[1] == "every group hangs, in data: it is a cause that they share, so none is ended"
+    assert "is slow" in text(render.run(found))
+    assert seen(replace(memory, phase="halted"), **trainers(stuck=stuck)).waiting == ()
 
 
 def test_a_leaving_node_is_no_spare_and_a_cordon_is_of_its_host() -> None:
