@@ -29,6 +29,7 @@ from titan_actor.heal import HealState
 from titan_actor.ledger import Ledger
 from titan_actor.report import Report
 from titan_actor.seconds import Seconds
+from titan_actor.spike import Spikes
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._loss: Any = None
         self._mean_loss: float | None = None
         self._gradient_norm: float | None = None
+        self._spikes = Spikes()
         self._lr = 0.0
         self._taken = (0, 0)
         self._waited_s = 0.0
@@ -192,6 +194,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             commits=self._commits,
             failed_commits=now.failed_commits + (not self._committed),
             loss=self._mean_loss if self._mean_loss is not None else now.loss,
+            spike=self._spikes.newest,
             tokens_per_s=tokens / took if self._committed and took > 0 else now.tokens_per_s,
             step_s=took,
             quorum_id=self._quorum_id,
@@ -323,6 +326,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
             if self._committed:
                 self._commits += 1
                 self._mean_loss = loss
+                if loss is not None:
+                    self._spikes.note(self.manager.current_step(), loss, float(self._loss))
             return self._committed
 
         return should_commit

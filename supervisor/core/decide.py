@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from supervisor.core import breaker, cordons, detect, handover, ladder, repeat, shadow, straggler
+from supervisor.core import breaker, cordons, detect, handover, ladder, numerics, repeat, shadow, straggler
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
 from supervisor.core.blame import blame
 from supervisor.core.leaving import leave
@@ -62,6 +62,9 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     _note_suspects(r)
     breaker.look(r)
     slow = straggler.look(r)
+    spike = numerics.spike(r.groups, r.observed, r.spec)
+    if spike:
+        r.wait(spike)
     hanging = blame(r.groups, r.observed, r.spec)
     if hanging.held:
         r.wait(hanging.held)

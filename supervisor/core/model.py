@@ -96,6 +96,19 @@ class StuckView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeView:
+    """As `supervisor.wire.records.LossSpike`."""
+
+    step: int
+    loss: float
+    usual: float
+    spreads: float
+    own: float
+    own_usual: float
+    own_spreads: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
     """One rank as its node's agent reports it."""
 
@@ -130,6 +143,8 @@ class RankView:
     reaches_gate: bool | None = None
     numerics: str = ""
     """It failed because of a number that is not finite; as `supervisor.wire.records.Progress.numerics`."""
+    spike: SpikeView | None = None
+    """A loss that is above what is usual, in one of its last steps."""
     compute_s: float = 0.0
     """Median of what its last steps took it alone, without its data and waits for others; 0: not known yet."""
     data_s: float = 0.0

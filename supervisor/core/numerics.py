@@ -1,14 +1,17 @@
 """A number that is not finite: the model's fault where every group computed it, the hardware's suspect where one did.
 
 The mean over the groups is not finite for all of them at once, so all end, at the same step and with the same error. Whose own
-loss it was, before it was averaged, tells them apart.
+loss it was, before it was averaged, tells them apart. So it is with a loss that is finite and far above the last ones; that is
+reported alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed
+from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed, SpikeView
+from supervisor.core.spec import RunSpec
 
 
 def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Observed) -> Failure:
@@ -40,3 +43,37 @@ def said(group: GroupMemory, observed: Observed) -> set[str]:
         for rank in ranks
         if (rank.group, rank.generation, rank.state) == (group.group, group.generation, "exited") and rank.numerics
     }
+
+
+def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> str:
+    """The newest step whose loss was far above the last ones, and whose it was; empty when there is none, or when a group
+    has not said yet that it is past it."""
+    factor = spec.policy.loss_spike_factor
+    found: dict[int, dict[int, SpikeView]] = {}
+    steps: dict[int, int] = {}
+    for group in groups.values():
+        node = observed.nodes.get(group.node) if group.phase == "running" else None
+        for rank in node.ranks if node is not None else ():
+            if (rank.group, rank.generation) != (group.group, group.generation):
+                continue
+            steps[group.group] = max(rank.step, steps.get(group.group, 0))
+            told = rank.spike
+            if told is not None and max(told.spreads, told.own_spreads) >= factor:
+                known = found.setdefault(told.step, {}).setdefault(group.group, told)
+                if told.own_spreads > known.own_spreads:
+                    found[told.step][group.group] = told
+    step = max(found, default=0)
+    if not found or min(steps.values()) < step:
+        return ""
+    return _spike(step, found[step], len(steps), factor)
+
+
+def _spike(step: int, told: Mapping[int, SpikeView], groups: int, factor: float) -> str:
+    own = {g: s for g, s in sorted(told.items()) if s.own_spreads >= factor}
+    if own and (2 * len(own) < groups or len(own) == 1 < groups):
+        one = max(own.values(), key=lambda s: s.own_spreads)
+        about = f"in group {', '.join(map(str, own))} alone, {one.own:.4g} where {one.own_usual:.4g} is usual"
+        return f"loss spike at step {step}: {about} ({one.own_spreads:.0f} times the spread): its data or its hardware is suspect"
+    one = max(told.values(), key=lambda s: s.spreads)
+    about = f"{one.loss:.4g} where {one.usual:.4g} is usual ({one.spreads:.0f} times the spread)"
+    return f"loss spike at step {step}: {about}, in {len(own) or 'none'} of {groups} groups by itself: the model's or the data's"

@@ -152,6 +152,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.silent_timeout_s": 1,
     "policy.straggler_factor": 1,
     "policy.straggler_for_s": 1,
+    "policy.loss_spike_factor": 5,
     "policy.start_timeout_s": 1,
     "policy.node_lease_s": 2,
     "policy.allocation_timeout_s": 1,

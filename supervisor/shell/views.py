@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from supervisor.core.model import (
     AllocationMemory,
@@ -16,6 +16,7 @@ from supervisor.core.model import (
     NodeView,
     Observed,
     RankView,
+    SpikeView,
     StuckView,
 )
 from supervisor.shell import cordons
@@ -209,6 +210,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         compute_past_s=trainer.compute_past_s,
         data_past_s=trainer.data_past_s,
         numerics=progress.numerics if progress is not None else "",
+        spike=SpikeView(**asdict(progress.spike)) if progress is not None and progress.spike is not None else None,
     )
 
 

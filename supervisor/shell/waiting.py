@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core import breaker
+from supervisor.core import breaker, numerics
 from supervisor.core.blame import blame
 from supervisor.core.model import AllocationMemory, Memory, Observed
 from supervisor.core.round import Round
@@ -36,13 +36,14 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
-    """What is wrong and left as it is: slow groups, a hang that is nobody's, nodes that the breaker holds."""
+    """What is wrong and left as it is: slow groups, a loss that rose, a hang that is nobody's, nodes that the breaker holds."""
     if memory.phase != "running":
         return ()
     found = [slow.sentence for slow in stragglers(memory.groups, observed, spec)]
     hangs = blame(memory.groups, observed, spec).held
     tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
-    return (*found, *(sentence for sentence in (hangs, tripped) if sentence))
+    spike = numerics.spike(memory.groups, observed, spec)
+    return (*found, *(sentence for sentence in (spike, hangs, tripped) if sentence))
 
 
 def _state(allocation: AllocationMemory, observed: Observed) -> str:

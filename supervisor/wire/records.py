@@ -164,6 +164,23 @@ class DigestMark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LossSpike:
+    """A committed step whose loss is above what is usual."""
+
+    step: int
+    loss: float
+    """Mean over the groups."""
+    usual: float
+    """Median of it over the steps before; 0: not known yet."""
+    spreads: float
+    """How far above, in median absolute deviations."""
+    own: float
+    """This rank's own loss, before it was averaged over the groups."""
+    own_usual: float
+    own_spreads: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """What a rank says of itself, written whole (tmp + rename) to `progress.json` at every change."""
 
@@ -196,6 +213,8 @@ class Progress:
     """Newest checkpoint that this rank has completed (writer's rank 0 only)."""
     digest: DigestMark | None = None
     error: str = ""
+    spike: LossSpike | None = None
+    """The largest of the last steps; None: there was none."""
     numerics: Literal["", "own", "peers", "parameters"] = ""
     """It failed because of a number that is not finite. own: this rank's own loss, before it was averaged. peers: only the
     mean over the groups. parameters: found before a checkpoint, whoever's gradient made them so."""

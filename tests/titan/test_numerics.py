@@ -7,8 +7,9 @@ import math
 import pytest
 
 from supervisor.wire.checkpoints import listed
+from tests.helpers.waiting import eventually
 from tests.titan import hanging
-from tests.titan.groups import Groups, Rank
+from tests.titan.groups import STEPS_WITHIN_S, Groups, Rank
 
 pytestmark = pytest.mark.trainers
 
@@ -57,3 +58,21 @@ def test_no_checkpoint_holds_what_is_not_finite(groups: Groups) -> None:
     saved = [step for step, _, mark in listed(rank.launch.run_dir) if mark is not None]
     assert rank.step % 20 == 0
     assert max(saved) == rank.step - 20
+
+
+def test_a_loss_that_one_group_alone_had_is_told_by_all_as_whose_it_was(groups: Groups) -> None:
+    ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
+    for rank in ranks:
+        rank.reached(30, commits=25)
+    hanging.want(ranks[1].launch.run_dir, 1, 1, "spike")
+
+    def told() -> bool:
+        return all(rank.progress is not None and rank.progress.spike is not None for rank in ranks)
+
+    eventually(told, STEPS_WITHIN_S, "both tell of it")
+    hanging.want(ranks[1].launch.run_dir, 1, 1, "")
+    other, own = (rank.progress.spike for rank in ranks if rank.progress is not None and rank.progress.spike)
+    assert min(other.spreads, own.spreads, own.own_spreads) > 10.0
+    assert other.own_spreads < 10.0
+    assert own.own > 100.0 > own.own_usual
+    assert own.loss == pytest.approx(own.usual + 50.0, rel=0.1), "the mean over both"

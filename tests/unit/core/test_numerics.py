@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.core.detect import ENGINE_WORD_S
-from supervisor.core.model import Kind, Rung
+from supervisor.core.model import Kind, Rung, SpikeView
 from tests.unit.core.world import World
 
 ERROR = "NotFinite: loss is nan at step 51"
@@ -82,3 +84,58 @@ def test_the_same_group_again_on_another_host_is_the_models_or_the_datas_fault(w
         w.round(1.0)
     assert w.memory.phase in ("stopping", "halted")
     assert "ended with the same error at the same step 50 again" in w.memory.halt_reason
+
+
+def rises(w: World, *own: float, mean: float, step: int = 120) -> None:
+    """All groups tell of a step, in spreads; the mean is the same for all."""
+    for group, spreads in enumerate(own):
+        spike = SpikeView(
+            step=step, loss=9.1, usual=2.3, spreads=mean, own=19.1, own_usual=2.3, own_spreads=spreads
+        ) if max(spreads, mean) >= 5.0 else None  # fmt: skip
+        w.commit(group, step=step + 1, spike=spike)
+    w.round(1.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "mean", "said"),
+    [
+        ((40.0, 34.0, 41.0), 60.0, "9.1 where 2.3 is usual (60 times the spread), in 3 of 3 groups by itself: the model's or the data's"),
+        ((6.0, 7.0, 6.0), 12.0, "9.1 where 2.3 is usual (12 times the spread), in none of 3 groups by itself: the model's or the data's"),
+        ((0.0, 120.0, 0.0), 0.0, "in group 1 alone, 19.1 where 2.3 is usual (120 times the spread): its data or its hardware is suspect"),
+        ((0.0, 120.0, 0.0), 50.0, "in group 1 alone, 19.1 where 2.3 is usual (120 times the spread): its data or its hardware is suspect"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_rose_is_told_with_whose_it_was(w: World, own: tuple[float, ...], mean: float, said: str) -> None:
+    rises(w, *own, mean=mean)
+    assert w.waits() == f"loss spike at step 120: {said}"
+    assert w.memory.incidents == {}, "it is committed: there is nothing to be done about it"
+
+
+def test_a_little_is_not_told_and_the_policy_says_what_is_little(w: World) -> None:
+    rises(w, 9.0, 9.0, 9.0, mean=9.0)
+    assert w.waits() == ""
+    w.spec = replace(w.spec, policy=replace(w.spec.policy, loss_spike_factor=8.0))
+    w.round(1.0)
+    assert "loss spike at step 120" in w.waits()
+
+
+def test_whose_it_was_is_said_when_all_are_past_it(w: World) -> None:
+    w.commit(0, step=119)
+    rises(w, 120.0, 120.0, 120.0, mean=120.0)
+    w.commit(2, step=119)
+    w.round(1.0)
+    assert w.waits() == ""
+    w.commit(2, step=121)
+    w.round(1.0)
+    assert "in 2 of 3 groups by itself" in w.waits()
+
+
+def test_of_another_generation_nothing_is_told(w: World) -> None:
+    rises(w, 120.0, 120.0, 120.0, mean=120.0)
+    for group in range(3):
+        w.crash(group)
+    w.round(1.0)
+    for group in range(3):
+        w.recover(group)
+    w.round(1.0)
+    assert "loss spike" not in w.waits()
