@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from supervisor.core import breaker, cordons, detect, handover, ladder, numerics, repeat, shadow, straggler
+from supervisor.core import breaker, cordons, cost, detect, handover, ladder, numerics, repeat, shadow, straggler
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
 from supervisor.core.blame import blame
 from supervisor.core.leaving import leave
@@ -156,6 +156,7 @@ def _follow(r: Round, group: GroupMemory) -> None:
         r.set_group(replace(group, phase="finished", since=r.now, incident=""))
     elif group.phase == "starting":
         if any(rank.commits > 0 for rank in ranks):
+            cost.note(r, incident, mended=True)
             _recover(r, incident)
             r.set_group(replace(group, phase="running", since=r.now, incident=""))
         else:
@@ -229,6 +230,9 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     fault, passed = repeat.programs_fault(r, group, incident), repeat.elsewhere(r, group, incident)
+    if tried and incident.kind != Kind.REQUESTED:
+        cost.note(r, known, mended=False)
+    passed = passed or cost.elsewhere(r, group, incident.kind)
     at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
     if fault:
         incident, choice = repeat.stop(r, incident, fault)
@@ -242,11 +246,12 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         choice = replace(r.choose(incident.kind, group.group, at_least, unpaid=True), free=True)
     else:
         choice = r.choose(incident.kind, group.group, at_least, passed)
+    costs = cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
     if shadow.only_observed(r, incident.kind) and choice.rung != Rung.RIDE_THROUGH:
-        shadow.observe(r, incident, choice)
+        shadow.observe(r, replace(incident, costs=costs), choice)
     else:
         incident = shadow.ended(r, incident, failure, step)
-        apply(r, r.groups[group.group], incident, choice)
+        apply(r, r.groups[group.group], replace(incident, costs=costs), choice)
 
 
 def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:

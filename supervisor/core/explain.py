@@ -31,6 +31,8 @@ def explain(incident: Incident) -> list[str]:
         lines += ["The traceback:", *(f"  {line}" for line in incident.trace.splitlines())]
     if incident.considered:
         lines += ["What else was considered:", *(f"  - {sentence}" for sentence in incident.considered)]
+    if incident.costs:
+        lines += ["What each would cost, in lost group-seconds:", *(f"  - {sentence}" for sentence in incident.costs)]
     lines += ["", f"State: {incident.state}."]
     if incident.generation_after != incident.generation_before:
         lines.append(f"Generation {incident.generation_before} -> {incident.generation_after}.")

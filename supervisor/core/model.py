@@ -344,6 +344,14 @@ class GroupMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A thing that was done, how long it took, and whether that was the end of it."""
+
+    seconds: float
+    mended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationMemory:
     """An allocation that we want or have given back."""
 
@@ -383,6 +391,8 @@ class Incident:
     evidence: tuple[str, ...]
     considered: tuple[str, ...] = ()
     """What else could have been done, and why it was not."""
+    costs: tuple[str, ...] = ()
+    """What each thing that could be done would cost, in lost group-seconds, when it was decided."""
     state: Literal["open", "acting", "recovered", "halted"] = "open"
     opened: float = 0.0
     decided: float | None = None
@@ -446,6 +456,8 @@ class Memory:
     """Budget scope -> instants at which it was drawn on."""
     spent_by_kind: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """As `spent`, of the kinds that have a budget of their own."""
+    tried: Mapping[str, tuple[Tried, ...]] = field(default_factory=dict)
+    """What -> its newest tries: a rung, from its decision until the group trains or fails again; or waiting for an allocation."""
     all_lost_at: float | None = None
     """When the engine had last taken every allocation of the run, on the run clock."""
     allocations_above: int = 0

@@ -49,11 +49,13 @@ def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) 
     """The newest step whose loss was far above the last ones, and whose it was; empty when there is none, or when a group
     has not said yet that it is past it."""
     factor = spec.policy.loss_spike_factor
+    running = [g for g in groups.values() if g.phase == "running" and g.node in observed.nodes]
+    if not any(rank.spike is not None for g in running for rank in observed.nodes[g.node].ranks):
+        return ""
     found: dict[int, dict[int, SpikeView]] = {}
     steps: dict[int, int] = {}
-    for group in groups.values():
-        node = observed.nodes.get(group.node) if group.phase == "running" else None
-        for rank in node.ranks if node is not None else ():
+    for group in running:
+        for rank in observed.nodes[group.node].ranks:
             if (rank.group, rank.generation) != (group.group, group.generation):
                 continue
             steps[group.group] = max(rank.step, steps.get(group.group, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import budget as budgets
-from supervisor.core import detect, handover, spares
+from supervisor.core import cost, detect, handover, spares
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
 from supervisor.core.round import MAX_GIVEN_BACK, Round
@@ -98,6 +98,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
     others_train = any(g.phase == "running" for g in r.groups.values() if g.group != group.group)
     generation = max(1, group.generation)
     incident = r.incidents.get(group.incident)
+    cost.note_placed(r, group, r.allocation_of(node))
     r.set_group(
         replace(
             group,
@@ -182,7 +183,8 @@ def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> Non
         return
     deadline = allocation.since + r.spec.policy.allocation_timeout_s
     if r.now < deadline:
-        r.wait(f"group {group.group}: allocation {allocation.key} is pending{word}", until=deadline)
+        before = cost.usual_wait(r, allocation)
+        r.wait(f"group {group.group}: allocation {allocation.key} is pending{word}{before}", until=deadline)
         return
     r.wait(f"group {group.group}: allocation {allocation.key} is late{word}; the run goes on with fewer groups")
     if not allocation.late:

@@ -62,6 +62,7 @@ class Round:
         self._touched: set[int] = set()
         self._arrived: set[str] | None = None
         self._candidates: list[str] | None = None
+        self._well: int | None = None
         self._held_now: set[str] = set()
         """Nodes that were given to a group in this round."""
 
@@ -103,8 +104,20 @@ class Round:
 
     @property
     def has_spare(self) -> bool:
-        """Whether there is any: one failure after the other asks, and looks at no more of them than it needs."""
-        return any(True for _ in self._spares())
+        """Whether there is any."""
+        return bool(self.next_spare)
+
+    @property
+    def next_spare(self) -> str:
+        """The first of them, or an empty string: one failure after the other asks, and looks at no more than it needs."""
+        return next(self._spares(), "")
+
+    @property
+    def well(self) -> int:
+        """How many groups trained when this round began."""
+        if self._well is None:
+            self._well = sum(g.phase == "running" and not g.incident for g in self.before.groups.values())
+        return self._well
 
     def _spares(self) -> Iterator[str]:
         if self._candidates is None:
@@ -323,6 +336,10 @@ class Round:
             kind, group, self.spec.policy, spent={} if unpaid else self.spent, of_kind=() if unpaid else of_kind,
             now=self.now, spare=self.has_spare, at_least=at_least, passed=passed,
         )  # fmt: skip
+
+    def left(self, rung: Rung, group: int) -> int:
+        """What a rung's budget has left."""
+        return budgets.left(self.spent, self.spec.policy.budget, rung, group, self.now)
 
     def draw(self, rung: Rung, group: int) -> None:
         self.spent = budgets.draw(self.spent, self.spec.policy.budget, rung, group, self.now)

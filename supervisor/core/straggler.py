@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from supervisor.core.detect import ranks_of
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, Rung, SlowSince
 from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
@@ -136,11 +135,12 @@ def _longer(seconds: float, usual: float, spec: RunSpec) -> bool:
 
 def _slowest(group: GroupMemory, observed: Observed) -> RankView | None:
     """The rank that takes longest itself; what a node said last that is silent now is old."""
-    node = observed.nodes.get(group.node)
-    if node is None or not node.registered:
-        return None
-    known = [rank for rank in ranks_of(group, observed) if rank.state == "running" and rank.compute_s > 0]
-    return max(known, key=lambda rank: (_own_s(rank), rank.rank), default=None)
+    node, found = observed.nodes.get(group.node), None
+    for rank in node.ranks if node is not None and node.registered else ():
+        mine = rank.group == group.group and rank.generation == group.generation and rank.state == "running"
+        if mine and rank.compute_s > 0 and (found is None or _own_s(rank) >= _own_s(found)):
+            found = rank
+    return found
 
 
 def _own_s(rank: RankView) -> float:

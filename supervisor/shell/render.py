@@ -101,7 +101,7 @@ def incidents(found: Sequence[Incident]) -> RenderableType:
             f"{i.generation_before} -> {i.generation_after}",
             i.state,
             "-" if i.recovered is None else f"{i.recovered - i.opened:.2f}",
-            i.reason,
+            i.reason + (f"\ngroup-seconds: {'; '.join(i.costs)}" if i.costs else ""),
         )
     return table
 

@@ -15,6 +15,8 @@ from supervisor.core.model import (
     Lighthouse,
     Memory,
     Rung,
+    SlowSince,
+    Tried,
 )
 from supervisor.core.spec import AllocationSpec, RunSpec
 from supervisor.ports.store import Item, Snapshot
@@ -57,6 +59,9 @@ MEMORY = Memory(
     incidents_seen=1,
     cordons={"n9": "incident i1"},
     spent={"restart:0": (1.0, 2.0), "replace": (5.5,)},
+    spent_by_kind={"crash:0": (1.0,)},
+    tried={"restart": (Tried(seconds=3.5, mended=True),)},
+    slow={0: SlowSince(generation=1, since=4.0, step=40)},
     restarts_done={0: 2},
     lighthouse=Lighthouse(node="host", generation=1, address="host:1"),
     checkpoint=Checkpoint(50, "step-50", 0, 1),

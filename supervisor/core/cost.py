@@ -1,0 +1,131 @@
+"""What each thing that can be done about a failure costs, in lost group-seconds, by what this run has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from supervisor.core.ladder import first_rung
+from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Kind, Rung, Tried
+from supervisor.core.round import Round
+
+KEPT = 8
+"""Newest tries that are remembered, of each thing."""
+ALLOCATION = "allocation"
+"""From asking for an allocation until a group is started on it."""
+HISTORY = 4
+"""Tries before anything is chosen by them."""
+OF_A_MACHINE = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
+"""What another node may cure. What a program says of itself is no reason to leave a host."""
+
+
+def after(
+    tried: Mapping[str, tuple[Tried, ...]], what: str, seconds: float, mended: bool
+) -> dict[str, tuple[Tried, ...]]:
+    """With one more try."""
+    one = Tried(seconds=round(max(0.0, seconds), 2), mended=mended)
+    return {**tried, what: (*tried.get(what, ()), one)[-KEPT:]}
+
+
+def usual_s(tried: Mapping[str, tuple[Tried, ...]], what: str, mended: bool = True) -> float | None:
+    """Median duration of the tries that mended it (or that did not); None: there was none."""
+    known = sorted(t.seconds for t in tried.get(what, ()) if t.mended == mended)
+    return known[(len(known) - 1) // 2] if known else None
+
+
+def note(r: Round, incident: Incident | None, mended: bool) -> None:
+    """A rung was tried for an incident, and it is over: mended, or failed again."""
+    if incident is None or incident.shadow or incident.decided is None or incident.acted is None:
+        return
+    if Rung.RESTART <= incident.rung <= Rung.REALLOCATE:
+        r.rest["tried"] = after(_tried(r), incident.rung.name.lower(), r.now - incident.decided, mended)
+
+
+def note_placed(r: Round, group: GroupMemory, key: str) -> None:
+    """A group that waited for a node is started on the one that an allocation brought."""
+    incident, allocation = r.incidents.get(group.incident), r.allocations.get(key)
+    since = incident.decided if incident is not None and incident.decided is not None else 0.0
+    waited = group.phase == "unplaced" or incident is not None
+    if not group.node and waited and allocation is not None and allocation.since >= since:
+        r.rest["tried"] = after(_tried(r), ALLOCATION, r.now - allocation.since, True)
+
+
+def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[str, ...]:
+    """A sentence for each rung from the first one for this kind on, and one for leaving it as it is."""
+    idle, tried = idle_groups(r, group), _tried(r)
+    first = max(Rung.RESTART, first_rung(kind, r.spec.policy))
+    found = [_sentence(r, Rung(rung), idle, tried) for rung in range(first, Rung.STOP)]
+    count, others = len(r.groups), _others(r, group)
+    if idle == 1:
+        return (*found, f"going on with {others} of {count} groups: 1 a second")
+    return (*found, f"waiting, with {others} of {count} groups, which is too few to step: {idle} a second")
+
+
+def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> str:
+    """Why a spare is cheaper than one more restart in place, though that is the ladder's; empty: it is not, or too little is known."""
+    policy, tried = r.spec.policy, _tried(r)
+    restarts = tried.get("restart", ())
+    spare_s = usual_s(tried, "replace")
+    if (
+        kind not in OF_A_MACHINE
+        or first_rung(kind, policy) != Rung.RESTART
+        or spare_s is None
+        or len(restarts) < HISTORY
+    ):
+        return ""
+    failed = sum(not t.mended for t in restarts)
+    if 2 * failed < len(restarts) or not r.has_spare or r.left(Rung.REPLACE, group.group) == 0:
+        return ""
+    share = failed / len(restarts)
+    once_s = (1 - share) * (usual_s(tried, "restart") or 0.0) + share * (usual_s(tried, "restart", mended=False) or 0.0)
+    restart_s = once_s + share * spare_s
+    if restart_s <= spare_s:
+        return ""
+    idle = idle_groups(r, group)
+    about = (
+        f"{failed} of the last {len(restarts)} did not mend it, so it costs about {restart_s * idle:.0f} group-seconds"
+    )
+    return f"{about}, a spare {spare_s * idle:.0f}"
+
+
+def usual_wait(r: Round, allocation: AllocationMemory) -> str:
+    """How long one took before, in brackets; empty when none was measured."""
+    seconds = usual_s(_tried(r), ALLOCATION)
+    return f" (before, one took {seconds:.0f} s)" if seconds is not None and not allocation.late else ""
+
+
+def idle_groups(r: Round, group: GroupMemory) -> int:
+    """How many stand still while this one does: itself, or all where too few are left to step."""
+    return 1 if _others(r, group) >= max(1, r.spec.groups.min_groups) else len(r.groups)
+
+
+def _others(r: Round, group: GroupMemory) -> int:
+    before = r.before.groups[group.group]
+    return r.well - (before.phase == "running" and not before.incident)
+
+
+def _sentence(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> str:
+    name = rung.name.lower()
+    if rung == Rung.REPLACE:
+        spare = r.next_spare
+        if not spare:
+            return "replace: there is no spare"
+        name = f"replace, by spare {spare}"
+    seconds, how = usual_s(tried, rung.name.lower()), "so far"
+    if seconds is None and rung == Rung.REALLOCATE:
+        granted_s = usual_s(tried, ALLOCATION)
+        start_s = min((s for what in ("restart", "replace") if (s := usual_s(tried, what)) is not None), default=None)
+        if granted_s is not None:
+            how = f"{granted_s:.1f} s until an allocation came" + (f", {start_s:.1f} s to start" if start_s else "")
+            seconds = granted_s + (start_s or 0.0)
+    if seconds is None:
+        return f"{name}: not measured yet in this run"
+    times = "1 group" if idle == 1 else f"{idle} groups"
+    tries = tried.get(rung.name.lower(), ())
+    failed = sum(not t.mended for t in tries)
+    mended = f"; {len(tries) - failed} of {len(tries)} mended it" if failed else ""
+    return f"{name}: about {seconds * idle:.0f} ({seconds:.1f} s x {times}, {how}{mended})"
+
+
+def _tried(r: Round) -> Mapping[str, tuple[Tried, ...]]:
+    tried: Mapping[str, tuple[Tried, ...]] = r.rest.get("tried", r.before.tried)
+    return tried
