@@ -8,7 +8,7 @@ import typer
 from pydantic_core import to_jsonable_python
 
 from supervisor.cli.common import HOME, Etcd, Home, Json, Run, SecurityFile, app, opened_mirror, opened_store, show
-from supervisor.shell import client, policy, runfile
+from supervisor.shell import client, fit, policy, runfile
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import PolicySet
@@ -55,7 +55,7 @@ def set_policy(
         record = client.choose_run(mirror, run)
         client.refuse_over(mirror, record, "policy set")
         try:
-            done = policy.set_policy(store, record, changes, because.strip())
+            done = policy.set_policy(store, record, changes, because.strip(), fit.remembered(mirror, record.spec.name))
         except runfile.RunFileError as error:
             for problem in error.problems:
                 typer.echo(f"supervisor: {problem}", err=True)

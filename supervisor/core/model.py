@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
+from supervisor.core.measured import NOTHING, Measured
+
 
 class Rung(IntEnum):
     """The ladder, from the cheapest remedy to the dearest."""
@@ -132,6 +134,7 @@ class RankView:
     """Median of what its last steps took it alone, without waits for others; 0: not known yet."""
     stuck: StuckView | None = None
     """Its step has taken longer than its agent has learned that it may."""
+    measured: Measured = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ class NodeView:
     """What holds on the machine now, as its agent says: kind -> a sentence."""
     lighthouses_ended: tuple[int, ...] = ()
     """Generations of the run's lighthouse that ran here and have ended."""
+    store_ms: float = 0.0
+    """How long etcd took for a report of its agent; 0: not known."""
 
     @property
     def machine(self) -> str:
@@ -430,6 +435,8 @@ class Memory:
     """Signs that a lost allocation gives too (a lease that vanished, a SIGTERM that we did not send) -> since when."""
     silent: tuple[int, ...] = ()
     """Groups that the gate has fallen silent on: the others' agents free them from a stuck collective."""
+    measured: Measured = NOTHING
+    """What its timeouts have to leave room for."""
 
 
 # --- decision ---

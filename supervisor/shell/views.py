@@ -164,6 +164,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     slots=registration.slots if registration is not None else 0,
                     # What was said last outlives the lease.
                     facts={f.kind: f.evidence for f in health.facts} if health is not None else {},
+                    store_ms=health.store_ms if health is not None else 0.0,
                     warm=health is not None and health.warm == "ready" and registration is not None,
                     ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
                     lighthouses_ended=tuple(
@@ -206,6 +207,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         stuck=_stuck(trainer),
         compute_s=trainer.compute_s,
         numerics=progress.numerics if progress is not None else "",
+        measured=trainer.measured,
     )
 
 

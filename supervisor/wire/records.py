@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 
 VERSION = 1
@@ -275,6 +276,8 @@ class Health:
     load_1m: float
     problems: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
+    store_ms: float = 0.0
+    """The longest that etcd took for a report of this agent since the last of these records; 0: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +340,8 @@ class TrainerObserved:
     stuck: Stuck | None = None
     compute_s: float = 0.0
     """Median of `Progress.compute_s` over its last steps; 0: not learned yet."""
+    measured: Measured = field(default_factory=Measured)
+    """What its steps, its start and its way to the gate were seen to take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ async def until(predicate: Callable[[], object], deadline_s: float = 10.0) -> No
 def with_forwarder(body: Callable[[Forwarder, Holder, list[bool]], Awaitable[None]]) -> None:
     async def run() -> None:
         told: list[bool] = []
-        holder, forwarder = Holder(), Forwarder("n0", lambda _, reaches: told.append(reaches))
+        holder, forwarder = Holder(), Forwarder("n0", lambda _, reaches: told.append(reaches), lambda *_: None)
         try:
             await body(forwarder, holder, told)
         finally:
@@ -129,7 +129,7 @@ import asyncio, sys
 from agents.forwarder import Forwarder
 
 async def main():
-    forwarder = Forwarder("n0", lambda _, reaches: print(int(reaches), flush=True))
+    forwarder = Forwarder("n0", lambda _, reaches: print(int(reaches), flush=True), lambda *_: None)
     await forwarder.set("toy.0.1", "toy", 0, 1, sys.argv[1])
     await asyncio.Event().wait()
 
