@@ -23,8 +23,8 @@ class Row:
     least: Bound
     best: Bound
     most: Bound | None = None
-    measured: str
-    """What `best` and `least` come from, or that it is not measured yet."""
+    measured: str = ""
+    """What `best` and `least` come from, or that it is not measured yet; empty: a choice, which nothing is measured for."""
 
     @property
     def state(self) -> Literal["unsafe", "tight", "fits"]:

@@ -174,7 +174,6 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, lease: Row) ->
             ),
             Bound(2 * max(top(join), top(group)), "twice what the quorum may wait while all is well"),
         ),
-        measured="a choice, no measurement",
     )
     yield timeout
     pause_ms = torchft.quorum_timeout_ms / (torchft.quorum_retries + 1)
@@ -189,7 +188,7 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, lease: Row) ->
         ),
         most=Bound(
             torchft.quorum_timeout_ms // RETRY_MS - 1,
-            f"it makes the pause between two {pause_ms:.0f} ms (quorum_timeout_ms / (retries + 1)), below {RETRY_MS} ms",
+            f"the pause between two, {pause_ms:.0f} ms (quorum_timeout_ms / (retries + 1)), must not be below {RETRY_MS} ms",
         ),
         measured=f"the pause between two is {pause_ms:.0f} ms",
     )
@@ -206,7 +205,6 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, lease: Row) ->
             max(top(timeout) / 1000, 2 * top(lease)) if limit_s else 0,
             "an outage of etcd and lighthouse at once is survived no longer than this, whatever the quorum timeout",
         ),
-        measured="a choice, no measurement",
     )
 
 
@@ -298,7 +296,6 @@ def _judging(spec: RunSpec, seen: Measured, join: Row, lease: Row) -> Iterator[R
             Bound(policy.silent_timeout_s, "a choice: after it, waiting costs more than a restart"),
             Bound(2 * top(lease), "two leases"),
         ),
-        measured="a choice, no measurement",
     )
     yield made(
         key="policy.start_timeout_s",

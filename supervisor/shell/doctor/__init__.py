@@ -62,4 +62,4 @@ def render(findings: list[Finding]) -> RenderableType:
             fits.setdefault(finding.run, []).append(finding)
         if not isinstance(finding, timeouts.Fit) or finding.level != "good":
             table.add_row(Text(finding.level, colour[finding.level]), finding.what, finding.do)
-    return Group(table, *(timeouts.table(of_run) for of_run in fits.values()))
+    return Group(table, *(timeouts.lines(of_run) for of_run in fits.values()))

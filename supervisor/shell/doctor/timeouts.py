@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
 from rich.text import Text
 
 from supervisor.core.bounds import Row
@@ -53,26 +52,21 @@ def _do(run: str, row: Row) -> str:
     return f"{row.key} = {_number(row.best.value)} in the run file of the next run"
 
 
-def table(fits: Sequence[Fit]) -> Table:
-    """Of one run."""
-    made = Table(box=None, pad_edge=False, title=f"timeouts of run {fits[0].run}", title_justify="left")
-    for name in ("timeout", "now", "safe", "best", "", "why", "measured"):
-        made.add_column(name, justify="right" if name in ("now", "safe", "best") else "left")
+def lines(fits: Sequence[Fit]) -> Text:
+    """The table of one run: a block for each timeout, so that it can be read in a narrow terminal too."""
+    text = Text(f"{f'timeouts of run {fits[0].run}':34}{'now':>12}{'safe':>12}{'best':>10}\n", "bold")
     for each in fits:
         row = each.row
-        safe = f">= {_number(row.least.value)}" if row.least.value else ""
-        if row.most is not None:
-            safe = f"{safe} <= {_number(row.most.value)}".strip()
-        made.add_row(
-            row.key,
-            f"{_number(row.value)} {row.unit}".rstrip(),
-            safe,
-            _number(row.best.value) if row.settable else "",
-            Text(row.state, COLOURS[row.state]),
-            row.sentence.partition(": ")[2] or row.best.why,
-            row.measured,
-        )
-    return made
+        bounds = [(">=", row.least)] if row.least.value else []
+        bounds += [("<=", row.most)] if row.most is not None else []
+        safe = " ".join(f"{sign}{_number(bound.value)}" for sign, bound in bounds)
+        now, best = f"{_number(row.value)} {row.unit}".rstrip(), _number(row.best.value) if row.settable else ""
+        text.append(f"{row.key:34}{now:>12}{safe:>12}{best:>10}  ", "none")
+        text.append(f"{row.state}\n", COLOURS[row.state])
+        text.append("".join(f"    safe: {bound.why}\n" for _, bound in bounds), "dim")
+        text.append(f"    best: {row.best.why}{f' ({row.measured})' if row.measured else ''}\n", "dim")
+    text.rstrip()
+    return text
 
 
 def _number(value: float) -> str:
