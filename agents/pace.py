@@ -50,9 +50,10 @@ class Pace:
         `activity`: as read from its file. `reaches`: whether its forwarder reaches the gate: to wait for one that is away is
         no hang."""
         if self._began is None:
-            self._began = now
             # an agent that takes over a rank which steps already knows nothing of its start
             self._seen_starting = progress is None or progress.commits == 0
+        if self._began is None or not reaches:
+            self._began = now
         if progress is None:
             return
         if activity != self._mark:

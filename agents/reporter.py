@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agents.patience import OneSentence, connect_patiently, pause_after
+from agents.trips import Trip
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Lease, Store
 from supervisor.wire import keys
@@ -70,8 +71,8 @@ class Reporter(threading.Thread):
         self._lease: Lease | None = None
         self._sequences: dict[str, int] = {}
         self._ever_observed = False
-        self._store_ms = 0.0
-        """The longest write since the last record of health."""
+        self._trip = Trip()
+        """Of a report to etcd."""
         self.standing = Standing()
 
     # --- from the agent's thread ---
@@ -136,7 +137,7 @@ class Reporter(threading.Thread):
             ticket, record = observed
             value, began = self._numbered(store, keys.observed(record.node), record), time.monotonic()
             store.put(keys.observed(record.node), value)
-            self._store_ms = max(self._store_ms, round(1000 * (time.monotonic() - began), 1))
+            self._trip.note(time.monotonic() - began)
             self._ever_observed = True
             with self._some:
                 if self._observed is observed:
@@ -146,9 +147,8 @@ class Reporter(threading.Thread):
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
         if health is not None:
-            told = replace(health, store_ms=self._store_ms)
+            told = replace(health, store_ms=self._trip.ms)
             store.put(keys.health(health.node), self._numbered(store, keys.health(health.node), told))
-            self._store_ms = 0.0
             self.standing.written += 1
             with self._some:
                 if self._health is health:

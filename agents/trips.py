@@ -1,4 +1,5 @@
-"""How long the gate takes to answer, in classes: the jitter of a link is no news. Part of the shim: nothing heavy is imported."""
+"""How long the gate or etcd takes to answer, in classes: the jitter of a link is no news. Part of the shim: nothing heavy is
+imported."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import math
 from collections import deque
 
 KEPT = 15
-"""Of so many the median counts: one answer that a busy processor has delayed says nothing of the network."""
+"""Of so many the median counts: one answer that a busy processor or disk has delayed says nothing of the way."""
 
 
 class Trip:
-    """Of one way."""
+    """To one of them."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=KEPT)

@@ -1,4 +1,4 @@
-"""What a run was seen to take: what timeouts have to leave room for. Longest times, but for `step_s`."""
+"""What a run was seen to take: what timeouts have to leave room for."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ class Measured:
     step_s: float = 0.0
     """An ordinary step: the median of the slowest rank's last ones."""
     longest_step_s: float = 0.0
-    """Of the same ones."""
+    """The longest of the same ones."""
     collective_s: float = 0.0
-    """That a rank was inside a collective of a step that it committed; seen ten times a second."""
+    """The longest that a rank was inside a collective of a step that it committed; seen ten times a second."""
     apart_s: float = 0.0
-    """That a checkpoint or a heal took."""
+    """The longest that a checkpoint or a heal took."""
     start_s: float = 0.0
-    """From the start of a rank's process to its first commit."""
+    """The longest from the start of a rank's process to its first commit, but for waits for a lighthouse that was away."""
     gate_ms: float = 0.0
-    """There and back from a forwarder to the gate, rounded up to a power of two."""
+    """There and back from a forwarder to the gate: the median of the slowest's last ones, rounded up to a power of two."""
     store_ms: float = 0.0
-    """That etcd took for an agent's report."""
+    """Of etcd's answer to an agent's report; as `gate_ms`."""
     engine_word_s: float = 0.0
-    """That the engine took to say that an allocation is gone."""
+    """The longest that the engine took to say that an allocation is gone."""
 
 
 NOTHING = Measured()
+USUAL = ("step_s", "gate_ms", "store_ms")
 
 
 def together(found: Iterable[Measured]) -> Measured:
@@ -43,13 +44,13 @@ def together(found: Iterable[Measured]) -> Measured:
 
 
 def remembered(known: Measured, seen: Measured) -> Measured:
-    """What is to be known of a run from now on. Longest times only grow; the usual step may become shorter."""
+    """What is to be known of a run from now on. Longest times only grow; usual ones may become shorter."""
     return Measured(**{name: _kept(name, getattr(known, name), getattr(seen, name)) for name in _NAMES})
 
 
 def _kept(name: str, known: float, seen: float) -> float:
     grown = seen > CLASS * known
-    shrunk = name == "step_s" and 0 < seen < known / CLASS
+    shrunk = name in USUAL and 0 < seen < known / CLASS
     return seen if grown or shrunk else known
 
 

@@ -158,7 +158,7 @@ class NodeView:
     lighthouses_ended: tuple[int, ...] = ()
     """Generations of the run's lighthouse that ran here and have ended."""
     store_ms: float = 0.0
-    """How long etcd took for a report of its agent; 0: not known."""
+    """How long etcd usually takes for a report of its agent; 0: not known."""
 
     @property
     def machine(self) -> str:

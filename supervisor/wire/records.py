@@ -277,7 +277,7 @@ class Health:
     problems: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     store_ms: float = 0.0
-    """The longest that etcd took for a report of this agent since the last of these records; 0: not measured."""
+    """How long etcd usually takes for a report of this agent, rounded up to a power of two; 0: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

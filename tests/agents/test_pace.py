@@ -183,6 +183,14 @@ def test_a_start_is_measured_to_the_first_commit_and_only_by_who_saw_it() -> Non
     rank.step(2.0)
     rank.step(5.0)
     assert rank.pace.measured.start_s == 42.0
+    rank.pace, rank.commits = Pace(), 0
+    rank.reaches = False
+    rank.look()
+    rank.now += 1000.0
+    rank.look()
+    rank.reaches = True
+    rank.step(3.0)
+    assert rank.pace.measured.start_s == 3.0, "to wait for a lighthouse that is away is no part of it"
     rank.pace = Pace()  # another agent takes over
     rank.look()
     rank.step(5.0)

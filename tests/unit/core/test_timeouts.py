@@ -241,6 +241,9 @@ def test_it_is_written_down_again_only_when_its_class_has_changed() -> None:
     assert remembered(known, Measured(step_s=1.9, collective_s=2.0)) == known
     assert remembered(known, NOTHING) == known
     assert remembered(known, Measured(step_s=0.4, collective_s=0.4)) == Measured(step_s=0.4, collective_s=1.0)
+    slow_link = Measured(gate_ms=64, store_ms=512)
+    assert remembered(slow_link, Measured(gate_ms=32, store_ms=256)) == slow_link
+    assert remembered(slow_link, Measured(gate_ms=16, store_ms=128)) == Measured(gate_ms=16, store_ms=128)
     assert remembered(known, Measured(step_s=2.1, collective_s=2.1)) == Measured(step_s=2.1, collective_s=2.1)
     assert remembered(NOTHING, SEEN) == SEEN
 
