@@ -60,10 +60,10 @@ def rows(spec: RunSpec, seen: Measured = NOTHING) -> tuple[Row, ...]:
     join = _join(spec, seen, heartbeat)
     group = _process_group(spec, seen, heartbeat)
     lease = _lease(spec, seen, heartbeat)
+    at_least, at_most = _hang(spec, seen, join, group)
     return (
-        *(heartbeat, join, group),
-        *_hang(spec, seen, join, group),
-        *_outage(spec, heartbeat, join, group, lease),
+        *(heartbeat, join, group, at_least, at_most),
+        *_outage(spec, heartbeat, join, group, at_most, lease),
         lease,
         *_judging(spec, seen, join, lease),
         *_engine(spec, seen, lease),
@@ -150,7 +150,7 @@ def _process_group(spec: RunSpec, seen: Measured, heartbeat: Row) -> Row:
     )
 
 
-def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, lease: Row) -> Iterator[Row]:
+def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, hang: Row, lease: Row) -> Iterator[Row]:
     torchft = spec.torchft
     taken_ms = 1000 * (LEASE_S + GATE_ETCD_SILENCE_S + SUCCESSOR_S) + heartbeat.value
     timeout = made(
@@ -158,12 +158,13 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, lease: Row) ->
         unit="ms",
         value=torchft.quorum_timeout_ms,
         least=highest(
-            *(
-                Bound(
-                    lower.value + 1,
-                    f"{lower.key} = {lower.value:.10g} must be below it: a quorum waits that long while all is well",
-                )
-                for lower in (join, group)
+            Bound(
+                join.value + 1,
+                f"{join.key} = {join.value:.10g} must be below it: a quorum may wait so long for a group",
+            ),
+            Bound(
+                group.value + 1,
+                f"{group.key} = {group.value:.10g} must be below it: a group that is in a collective still comes so much later",
             ),
             Bound(taken_ms, "no lighthouse takes the place of a lost one sooner, and every trainer would end"),
         ),
@@ -175,7 +176,11 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, lease: Row) ->
             Bound(
                 SENSIBLE_QUORUM_MS, "nobody mends a control plane in less; TorchFT's 60 s ended both groups of a test"
             ),
-            Bound(2 * max(top(join), top(group)), "twice what the quorum may wait while all is well"),
+            Bound(2 * max(top(join), top(group)), "twice what the quorum may wait while nobody is lost"),
+            # of more than two, the others are a majority and go on without it
+            Bound(1000 * top(hang), f"the other group waits in the quorum for one that hangs, up to {hang.key}")
+            if spec.groups.count == 2
+            else Bound(0, ""),
         ),
     )
     yield timeout
@@ -214,7 +219,7 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, lease: Row) ->
 # --- policy: when a step hangs, a group is given up, a node is lost ---
 
 
-def _hang(spec: RunSpec, seen: Measured, join: Row, group: Row) -> Iterator[Row]:
+def _hang(spec: RunSpec, seen: Measured, join: Row, group: Row) -> tuple[Row, Row]:
     hang = spec.policy.hang
     freed_s = (join.value + group.value) / 1000
     at_least = made(
@@ -228,8 +233,7 @@ def _hang(spec: RunSpec, seen: Measured, join: Row, group: Row) -> Iterator[Row]
         best=Bound(2 * (top(join) + top(group)) / 1000, "twice what survivors of a lost group wait"),
         measured=f"{said('usual step', seen.step_s)}: {_learned(spec, seen)}",
     )
-    yield at_least
-    yield made(
+    at_most = made(
         key="policy.hang.at_most_s",
         unit="s",
         value=hang.at_most_s,
@@ -252,6 +256,7 @@ def _hang(spec: RunSpec, seen: Measured, join: Row, group: Row) -> Iterator[Row]
         ),
         measured=said("longest checkpoint or heal", seen.apart_s),
     )
+    return at_least, at_most
 
 
 def _learned(spec: RunSpec, seen: Measured) -> str:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.gate_etcd import GATE_LEASE_S
 from supervisor.core import timeouts
 from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured, remembered, together
@@ -116,6 +117,17 @@ def test_an_absent_lighthouse_is_no_hang_so_a_hang_may_be_longer_or_shorter_than
         assert timeouts.unsafe(changed(policy__hang__at_most_s=at_most_s)) == []
 
 
+def test_of_two_groups_one_waits_in_the_quorum_for_one_that_hangs_and_of_three_two_go_on() -> None:
+    long = changed(policy__hang__at_most_s=3600)
+    quorum = row("torchft.quorum_timeout_ms", long)
+    assert (quorum.state, quorum.best.value) == ("tight", 3_600_000)
+    assert row("torchft.quorum_timeout_ms", replace(long, groups=GroupsSpec(count=3))).state == "fits"
+
+
+def test_a_gates_lease_is_as_the_gate_has_it() -> None:
+    assert timeouts.LEASE_S == GATE_LEASE_S
+
+
 def test_never_to_stop_what_is_cut_off_is_safe() -> None:
     assert row("policy.cut_off_stop_s", changed(policy__cut_off_stop_s=0)).state == "fits"
 
@@ -144,7 +156,7 @@ def test_the_defaults_and_the_examples_fit(spec: RunSpec, seen: Measured) -> Non
         (SPEC, Measured(collective_s=8.0), "torchft.process_group_timeout_ms", 16_000),
         (SPEC, Measured(step_s=4.0), "policy.hang.at_least_s", 50),
         (SPEC, Measured(apart_s=900.0), "policy.hang.at_most_s", 2700),
-        (changed(torchft__quorum_timeout_ms=60_000, torchft__quorum_retries=10), NOTHING, "torchft.quorum_timeout_ms", 600_000),
+        (changed(torchft__quorum_timeout_ms=60_000, torchft__quorum_retries=10), NOTHING, "torchft.quorum_timeout_ms", 1_800_000),
         (changed(torchft__quorum_retries=0), NOTHING, "torchft.quorum_retries", 1),
         (changed(policy__cut_off_stop_s=60), NOTHING, "policy.cut_off_stop_s", 1800),
         (SPEC, Measured(store_ms=700), "policy.node_lease_s", 7),
@@ -157,7 +169,7 @@ def test_the_defaults_and_the_examples_fit(spec: RunSpec, seen: Measured) -> Non
 def test_what_is_safe_but_short_is_told_the_better_value(spec: RunSpec, seen: Measured, key: str, best: float) -> None:
     found = row(key, spec, seen)
     assert (found.state, found.best.value) == ("tight", best)
-    assert found.sentence.endswith(f"better {best:g}")
+    assert found.sentence.endswith(f"better {best:.10g}")
 
 
 def test_a_checkpoint_delays_the_writer_of_three_groups_but_two_wait_for_each_other() -> None:
