@@ -156,3 +156,5 @@ def test_the_command_holds_a_change_against_what_the_leader_has_written_down(mon
         assert result.exit_code == code
         assert ("supervisor: policy.start_timeout_s = 100 is below 120 s" in result.output) is (code == 2)
         assert any(keys.policy("run") in puts for puts in store.commits) is (code == 0)
+    short = "policy.start_timeout_s = 130 is safe but short: three times the longest start; better 360"
+    assert [line for line in result.output.splitlines() if "short" in line] == [f"supervisor: {short}"]
