@@ -148,6 +148,7 @@ class Agent:
             exited=self._on_exit,
             warm=self._on_warm,
             reaches=self._on_reaches,
+            trips=self._on_trips,
             leaving=self._on_leaving,
             stopping=self._on_stopping,
         )
@@ -224,6 +225,9 @@ class Agent:
     def _on_reaches(self, reaches: Mapping[str, bool]) -> None:
         self._view.reaches |= reaches
         self._wake.set()
+
+    def _on_trips(self, trips: Mapping[str, float]) -> None:
+        self._view.trips |= trips  # told with the next regular report
 
     def _on_term(self) -> None:
         if self._told_to_end is None:

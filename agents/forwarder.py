@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents import process
+from agents.trips import Trip
 from supervisor.wire.security import Reloading, Security, common_name, node_name
 
 RETRY_S = 0.05
@@ -55,6 +56,7 @@ class Forward:
     """The last sentence about a gate that TLS keeps us from: said once."""
     reaches: bool | None = None
     """Whether the gate is reached now; None before the first gate was tried."""
+    trip: Trip = field(default_factory=Trip)
     said: list[bytes] = field(default_factory=list)
     """BUILT lines that a gate has answered."""
     gone: bool = False
@@ -79,10 +81,18 @@ class Forward:
 class Forwarder:
     """All of a node's."""
 
-    def __init__(self, node: str, changed: Callable[[str, bool], None], security: Security | None = None) -> None:
-        """`changed(name, reaches)` is called whenever a way reaches its gate, or does not any more."""
+    def __init__(
+        self,
+        node: str,
+        changed: Callable[[str, bool], None],
+        measured: Callable[[str, float], None],
+        security: Security | None = None,
+    ) -> None:
+        """`changed(name, reaches)` is called whenever a way reaches its gate, or does not any more; `measured(name, ms)` when
+        the time that the gate takes to answer has come to another power of two."""
         self._node = node
         self._changed = changed
+        self._measured = measured
         self._files = Reloading(security) if security is not None and security.tls else None
         self._forwards: dict[str, Forward] = {}
 
@@ -143,12 +153,23 @@ class Forwarder:
     def _probe(self, forward: Forward) -> None:
         if forward.probe is not None:
             forward.probe.cancel()
-        forward.probe = asyncio.create_task(_keep_reaching(forward, self._note)) if forward.gate else None
+        forward.probe = (
+            asyncio.create_task(_keep_reaching(forward, self._note, self._note_trip)) if forward.gate else None
+        )
 
     def _note(self, forward: Forward, reaches: bool) -> None:
         if forward.reaches != reaches:
             forward.reaches = reaches
             self._changed(forward.name, reaches)
+
+    @property
+    def trips(self) -> dict[str, float]:
+        """By way, milliseconds to the gate and back, where that was measured."""
+        return {name: forward.trip.ms for name, forward in self._forwards.items() if forward.trip.ms}
+
+    def _note_trip(self, forward: Forward, trip_s: float) -> None:
+        if forward.trip.note(trip_s):
+            self._measured(forward.name, forward.trip.ms)
 
     # --- what has been said of a generation, to a new gate ---
 
@@ -353,7 +374,9 @@ async def _cut(forward: Forward) -> None:
     await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
-async def _keep_reaching(forward: Forward, note: Callable[[Forward, bool], None]) -> None:
+async def _keep_reaching(
+    forward: Forward, note: Callable[[Forward, bool], None], note_trip: Callable[[Forward, float], None]
+) -> None:
     """Ask the gate every second whether it serves us, and note what it says. An open connection says nothing: the kernel
     keeps that of a frozen gate alive."""
     pause_s = RETRY_S
@@ -362,8 +385,9 @@ async def _keep_reaching(forward: Forward, note: Callable[[Forward, bool], None]
         if streams is not None:
             reader, writer = streams
             try:
-                while await _answers(reader, writer):
+                while (trip_s := await _answers(reader, writer)) is not None:
                     note(forward, True)
+                    note_trip(forward, trip_s)
                     pause_s = RETRY_S
                     await asyncio.sleep(PING_EVERY_S)
             finally:
@@ -373,15 +397,18 @@ async def _keep_reaching(forward: Forward, note: Callable[[Forward, bool], None]
         pause_s = min(2 * pause_s, 1.0)
 
 
-async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float | None:
+    """Seconds until it answered; None if it did not."""
+    began = asyncio.get_running_loop().time()
     try:
         # not wait_for: in Python 3.11 it swallows a cancellation that comes together with the end of the connection
         async with asyncio.timeout(PONG_WITHIN_S):
             writer.write(PING)
             await writer.drain()
-            return await reader.read(CHUNK) == PONG
+            answered = await reader.read(CHUNK) == PONG
     except (OSError, TimeoutError):
-        return False
+        return None
+    return asyncio.get_running_loop().time() - began if answered else None
 
 
 def _notice_silence(link: socket.socket) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple
 
+from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import Progress, Stuck
@@ -39,6 +40,13 @@ class Pace:
         self.past = Own()
         """Medians over the first KEPT steps; all 0 until then."""
         self._longest_apart = 0.0
+        self._longest_collective = 0.0
+        self._collective = 0.0
+        """The longest of the step in progress: it counts once that is committed."""
+        self._failed_commits = 0
+        self._began: float | None = None
+        self._seen_starting = False
+        self._start_s = 0.0
         self._commits = 0
         self._quorum_id = -1
         self._apart = False
@@ -51,6 +59,11 @@ class Pace:
 
         `activity`: as read from its file. `reaches`: whether its forwarder reaches the gate: to wait for one that is away is
         no hang."""
+        if self._began is None:
+            # an agent that takes over a rank which steps already knows nothing of its start
+            self._seen_starting = progress is None or progress.commits == 0
+        if self._began is None or not reaches:
+            self._began = now
         if progress is None:
             return
         if activity != self._mark:
@@ -59,7 +72,7 @@ class Pace:
         if activity is not None and activity[1] in APART:
             self._apart = True
         if progress.commits != self._commits or progress.phase not in STEPPING:
-            self._note(progress)
+            self._note(progress, now)
             self._moved_at = now
         elif not reaches:
             self._moved_at = now
@@ -79,6 +92,18 @@ class Pace:
             return Own()
         return Own(*(round(median(values), 4) for values in zip(*self._own, strict=True)))
 
+    @property
+    def measured(self) -> Measured:
+        """What timeouts have to leave room for; of the gate and of etcd it knows nothing."""
+        learned = len(self._steps) >= LEARNED_AT_LEAST
+        return Measured(
+            step_s=round(median(self._steps), 3) if learned else 0.0,
+            longest_step_s=round(max(self._steps), 3) if learned else 0.0,
+            collective_s=round(self._longest_collective, 1),
+            apart_s=round(self._longest_apart, 1),
+            start_s=round(self._start_s, 1),
+        )
+
     def stuck(self, now: float, limits: HangSpec) -> Stuck | None:
         """What it hangs in, once its step has taken longer than the bound; None while all is well."""
         if self._moved_at is None or self._commits == 0:
@@ -93,7 +118,12 @@ class Pace:
             usual_s=round(median(self._steps), 3) if self._steps else 0.0,
         )
 
-    def _note(self, progress: Progress) -> None:
+    def _note(self, progress: Progress, now: float) -> None:
+        if self._commits == 0 < progress.commits and self._seen_starting and self._began is not None:
+            self._start_s = now - self._began
+        if progress.failed_commits == self._failed_commits and progress.quorum_id == self._quorum_id:
+            self._longest_collective = max(self._longest_collective, self._collective)
+        self._collective, self._failed_commits = 0.0, progress.failed_commits
         ordinary = (
             progress.commits > max(self._commits, WARM_UP_COMMITS)
             and progress.quorum_id == self._quorum_id
@@ -109,3 +139,5 @@ class Pace:
     def _end_of(self, now: float) -> None:
         if self._mark is not None and self._mark[1] in APART:
             self._longest_apart = max(self._longest_apart, now - self._mark_since)
+        elif self._mark is not None and self._mark[1] == "collective":
+            self._collective = max(self._collective, now - self._mark_since)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from agents.patience import OneSentence, connect_patiently, pause_after
+from agents.trips import Trip
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Lease, Store
 from supervisor.wire import keys
@@ -69,6 +71,8 @@ class Reporter(threading.Thread):
         self._lease: Lease | None = None
         self._sequences: dict[str, int] = {}
         self._ever_observed = False
+        self._trip = Trip()
+        """Of a report to etcd."""
         self.standing = Standing()
 
     # --- from the agent's thread ---
@@ -131,7 +135,9 @@ class Reporter(threading.Thread):
             self._may_register(store)  # before anything is written in the name of this node
         if observed is not None:
             ticket, record = observed
-            store.put(keys.observed(record.node), self._numbered(store, keys.observed(record.node), record))
+            value, began = self._numbered(store, keys.observed(record.node), record), time.monotonic()
+            store.put(keys.observed(record.node), value)
+            self._trip.note(time.monotonic() - began)
             self._ever_observed = True
             with self._some:
                 if self._observed is observed:
@@ -141,7 +147,8 @@ class Reporter(threading.Thread):
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
         if health is not None:
-            store.put(keys.health(health.node), self._numbered(store, keys.health(health.node), health))
+            told = replace(health, store_ms=self._trip.ms)
+            store.put(keys.health(health.node), self._numbered(store, keys.health(health.node), told))
             self.standing.written += 1
             with self._some:
                 if self._health is health:

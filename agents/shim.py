@@ -56,7 +56,7 @@ class Shim:
         self._settings = settings
         self._node = settings.node_folder
         self._table = Table(self._node)
-        self._forwarder = Forwarder(settings.node, self._say_reaches, settings.credentials())
+        self._forwarder = Forwarder(settings.node, self._say_reaches, self._say_trip, settings.credentials())
         self._agent = Agent(settings.arguments(), str(self._node / "agent.log"))
         self._warm = None if settings.cold else Warm(str(self._node / "warm.log"), self._say_warm)
         self._kept: list[Kept] = [self._agent, *([self._warm] if self._warm else [])]
@@ -370,6 +370,7 @@ class Shim:
         self._watchers.add(writer)
         writer.write(json.dumps({"warm": self._warm_state()}).encode() + b"\n")
         writer.write(json.dumps({"reaches": self._forwarder.reaches}).encode() + b"\n")
+        writer.write(json.dumps({"trips": self._forwarder.trips}).encode() + b"\n")
         if self._leaving:
             writer.write(json.dumps({"leaving": self._leaving}).encode() + b"\n")
         for child in self._workloads():
@@ -382,6 +383,9 @@ class Shim:
 
     def _say_reaches(self, way: str, reaches: bool) -> None:
         self._tell_watchers({"reaches": {way: reaches}})
+
+    def _say_trip(self, way: str, trip_ms: float) -> None:
+        self._tell_watchers({"trips": {way: trip_ms}})
 
     def _tell_watchers(self, message: dict[str, Any]) -> None:
         for writer in self._watchers:

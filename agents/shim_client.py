@@ -36,6 +36,8 @@ class Watched:
     warm: Callable[[str], None]
     reaches: Callable[[Mapping[str, bool]], None]
     """By way: whether its forwarder reaches the gate."""
+    trips: Callable[[Mapping[str, float]], None]
+    """By way: how many milliseconds its gate takes to answer."""
     leaving: Callable[[str], None]
     """The scheduler will end this node soon: why."""
     stopping: Callable[[], None]
@@ -91,6 +93,8 @@ class ShimClient:
                     watched.warm(str(message["warm"]))
                 elif "reaches" in message:
                     watched.reaches(dict(message["reaches"]))
+                elif "trips" in message:
+                    watched.trips(dict(message["trips"]))
                 elif "leaving" in message:
                     watched.leaving(str(message["leaving"]))
                 elif "stopping" in message:

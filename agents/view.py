@@ -17,6 +17,7 @@ from agents.processor import ProcessorUse
 from agents.progress import ProgressFile, milestones
 from agents.settings import Settings
 from agents.stacks import Stacks
+from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import HangSpec
 from supervisor.wire import activity
 from supervisor.wire.records import (
@@ -50,6 +51,8 @@ class View:
         """way -> gate and its node, as this agent has set them and the shim has answered."""
         self.reaches: dict[str, bool] = {}
         """way -> whether its forwarder reaches the gate, as the shim says it."""
+        self.trips: dict[str, float] = {}
+        """way -> milliseconds to the gate and back, as the shim says it."""
         self.hearing: dict[str, dict[str, str]] = {}
         """run -> group -> what this node's gate hears of it, for metrics."""
         self.announced: frozenset[TrainerName] = frozenset()
@@ -78,6 +81,7 @@ class View:
         if not any(other.rpartition(".")[0] == way for other in self.processes):
             self.gates.pop(way, None)
             self.reaches.pop(way, None)
+            self.trips.pop(way, None)
 
     def poll(self, now: float) -> list[str]:
         """Look at the files of what runs, or has only just ended; returns the ranks whose progress is new."""
@@ -205,7 +209,12 @@ class View:
             data_s=own.data_s,
             compute_past_s=past.compute_s,
             data_past_s=past.data_s,
+            measured=self._measured(name, record),
         )
+
+    def _measured(self, name: TrainerName, record: ProcessRecord) -> Measured:
+        pace = self._paces.get(record.name)
+        return replace(pace.measured if pace is not None else NOTHING, gate_ms=self.trips.get(name.way, 0.0))
 
     def _lighthouse(self, name: LighthouseName, record: ProcessRecord) -> LighthouseObserved:
         address = self._addresses.get(record.name, "")

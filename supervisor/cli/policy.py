@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from pydantic_core import to_jsonable_python
 
 from supervisor.cli.common import HOME, Etcd, Home, Json, Run, SecurityFile, app, opened_mirror, opened_store, show
-from supervisor.shell import client, policy, runfile
+from supervisor.shell import client, fit, policy, runfile
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import PolicySet
@@ -55,9 +56,13 @@ def set_policy(
         record = client.choose_run(mirror, run)
         client.refuse_over(mirror, record, "policy set")
         try:
-            done = policy.set_policy(store, record, changes, because.strip())
+            seen = fit.remembered(mirror, record.spec.name)
+            done = policy.set_policy(store, record, changes, because.strip(), seen)
         except runfile.RunFileError as error:
             for problem in error.problems:
                 typer.echo(f"supervisor: {problem}", err=True)
             raise typer.Exit(2) from None
+        for sentence in fit.short(replace(record.spec, policy=done.policy), seen):
+            if sentence not in fit.short(record.spec, seen):
+                typer.echo(f"supervisor: {sentence}", err=True)
         typer.echo(f"{record.spec.name}: policy version {done.version}: {', '.join(changes)}")

@@ -21,14 +21,17 @@ from supervisor.cli.common import (
     opened_store,
     sentences,
 )
+from supervisor.core import timeouts
+from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client, runfile, status
+from supervisor.shell import client, fit, runfile, status
 from supervisor.shell import submit as submitting
 from supervisor.shell import up as up_module
 from supervisor.shell.engines.slurm_commands import Commands
 from supervisor.shell.identity import system_id
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.store import EtcdStore
 from supervisor.wire import keys
 from supervisor.wire.records import Control
 
@@ -49,9 +52,11 @@ def launch(
     if note:
         typer.echo(f"supervisor: {note}", err=True)
     if check:
+        _note_short(spec)
         typer.echo(f"{file}: run {spec.name!r} is right")
         return
     with opened_store(etcd, home, security) as store:
+        _refuse_unsafe(file, store, spec)
         record = client.launch(store, spec, home)
     typer.echo(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
 
@@ -92,6 +97,8 @@ def submit(
 
     with opened_store(etcd, home, security) as store:
         before = client.launched_before(store, spec)
+        if before is None:
+            _refuse_unsafe(file, store, spec)
         note = client.check_engine(spec, etcd.split(","), security)
         if note:
             raise Fatal(note)
@@ -127,6 +134,22 @@ def _checked_spec(file: Path) -> RunSpec:
             typer.echo(f"supervisor: {file}: {problem}", err=True)
         raise typer.Exit(2) from None
     return spec
+
+
+def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
+    """Exits 2 with the timeouts that are unsafe by what a run like this one was seen to take; notes those that are short."""
+    like, seen = fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
+    problems = [row.sentence for row in timeouts.unsafe(spec, seen)]
+    for problem in problems:
+        typer.echo(f"supervisor: {file}: {problem} (as run {like} was seen, which trained the same)", err=True)
+    if problems:
+        raise typer.Exit(2)
+    _note_short(spec, seen)
+
+
+def _note_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
+    for sentence in fit.short(spec, seen):
+        typer.echo(f"supervisor: {sentence}", err=True)
 
 
 @app.command(epilog="Example: supervisor pause --run demo")

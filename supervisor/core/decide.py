@@ -10,10 +10,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from supervisor.core import breaker, cordons, cost, detect, handover, ladder, numerics, repeat, shadow, straggler
+from supervisor.core import (
+    breaker,
+    cordons,
+    cost,
+    detect,
+    handover,
+    ladder,
+    numerics,
+    repeat,
+    shadow,
+    straggler,
+    timeouts,
+)
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
 from supervisor.core.blame import blame
 from supervisor.core.leaving import leave
+from supervisor.core.measured import remembered
 from supervisor.core.model import (
     AllocationMemory,
     Decision,
@@ -55,6 +68,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     for host in cordons.freed(observed, memory.cordons):
         r.uncordon(host)
     _note_checkpoint(r)
+    _note_measured(r)
     _want_allocations(r)
     for g in sorted(r.groups):
         _follow(r, r.groups[g])
@@ -89,6 +103,12 @@ def _note_checkpoint(r: Round) -> None:
     if best is not None and best != r.before.checkpoint:
         r.rest["checkpoint"] = best
         r.act("checkpoint", f"checkpoint:{best.step}", f"step {best.step} is complete on disk", group=best.group)
+
+
+def _note_measured(r: Round) -> None:
+    known = remembered(r.before.measured, timeouts.measured(r.observed))
+    if known != r.before.measured:
+        r.rest["measured"] = known
 
 
 def _want_allocations(r: Round) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal
 
+from supervisor.core.measured import NOTHING, Measured
+
 
 class Rung(IntEnum):
     """The ladder, from the cheapest remedy to the dearest."""
@@ -154,6 +156,7 @@ class RankView:
     data_past_s: float = 0.0
     stuck: StuckView | None = None
     """Its step has taken longer than its agent has learned that it may."""
+    measured: Measured = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +179,8 @@ class NodeView:
     """What holds on the machine now, as its agent says: kind -> a sentence."""
     lighthouses_ended: tuple[int, ...] = ()
     """Generations of the run's lighthouse that ran here and have ended."""
+    store_ms: float = 0.0
+    """How long etcd usually takes for a report of its agent; 0: not known."""
 
     @property
     def machine(self) -> str:
@@ -478,6 +483,8 @@ class Memory:
     """Groups that take longer for a step than the others, where the policy has something done about it."""
     silent: tuple[int, ...] = ()
     """Groups that the gate has fallen silent on: the others' agents free them from a stuck collective."""
+    measured: Measured = NOTHING
+    """What its timeouts have to leave room for."""
 
 
 # --- decision ---

@@ -111,7 +111,7 @@ class AllocationSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFTSpec:
-    """TorchFT's timeouts. They form a chain: heartbeat < join, process group < quorum."""
+    """TorchFT's timeouts. With those of the policy they form a chain (docs/TIMEOUTS.md): heartbeat < join, process group < hang."""
 
     heartbeat_timeout_ms: int = setting(
         1000, "how long a live group's network may be silent; the gate's beats drop a dead process much sooner"

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
@@ -21,9 +22,10 @@ AT_START = {"node_lease_s": "the nodes have it since they were started"}
 """Keys that a live run cannot change, and why."""
 
 
-def changed(spec: RunSpec, given: Sequence[str]) -> PolicySpec:
+def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> PolicySpec:
     """The run's policy with these KEY=VALUE: the keys as in the run file, below [policy], the values as TOML, or as plain
-    text where they are no TOML; without a value a key has its default again. Raises RunFileError with all that is wrong."""
+    text where they are no TOML; without a value a key has its default again. `seen`: what the run was seen to take. Raises
+    RunFileError with all that is wrong."""
     body = to_jsonable_python(spec)
     problems = []
     for pair in given:
@@ -37,16 +39,18 @@ def changed(spec: RunSpec, given: Sequence[str]) -> PolicySpec:
             problems.append(f"policy.{key}: {wrong}")
     if problems:
         raise runfile.RunFileError(problems)
-    return runfile.parse(body).policy
+    return runfile.parse(body, before=spec, seen=seen).policy
 
 
-def set_policy(store: Store, record: RunRecord, given: Sequence[str], because: str) -> PolicySet:
+def set_policy(
+    store: Store, record: RunRecord, given: Sequence[str], because: str, seen: Measured = NOTHING
+) -> PolicySet:
     """Write it; raises RunFileError when it is wrong, and Fatal when somebody else set it meanwhile."""
     name = record.spec.name
     item = store.get(keys.policy(name))
     before = decode(item.value, PolicySet) if item is not None else None
     spec = record.spec if before is None else dataclasses.replace(record.spec, policy=before.policy)
-    policy = changed(spec, given)
+    policy = changed(spec, given, seen)
     version = before.version + 1 if before is not None else 1
     wanted = PolicySet(version=version, policy=policy, because=because, at_unix_s=time.time())
     expect = [Expect(keys.policy(name), mod_revision=item.mod_revision if item is not None else 0)]

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from supervisor.core import timeouts
+from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import RunSpec
 from supervisor.shell import runfile_policy, runfile_slurm
 
@@ -42,8 +44,11 @@ def load(path: Path) -> RunSpec:
         raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
 
 
-def parse(body: dict[str, Any], base: Path | None = None) -> RunSpec:
-    """Build a RunSpec from a TOML document; relative data paths are taken from `base`."""
+def parse(
+    body: dict[str, Any], base: Path | None = None, before: RunSpec | None = None, seen: Measured = NOTHING
+) -> RunSpec:
+    """Build a RunSpec from a TOML document; relative data paths are taken from `base`. `before`: what it is changed from,
+    whose own contradictions are not looked at again; `seen`: what that run was seen to take."""
     unknown = _unknown_keys(body, RunSpec, "")
     try:
         # As JSON, because strict mode takes dataclasses from tables there, and nothing but numbers for numbers.
@@ -51,7 +56,8 @@ def parse(body: dict[str, Any], base: Path | None = None) -> RunSpec:
         spec = TypeAdapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
         raise RunFileError(unknown + [_sentence(e) for e in error.errors()]) from error
-    problems = unknown + contradictions(spec)
+    known = contradictions(before, seen) if before is not None else []
+    problems = unknown + [problem for problem in contradictions(spec, seen) if problem not in known]
     if problems:
         raise RunFileError(problems)
     if spec.titan.data.path and base is not None:
@@ -61,15 +67,16 @@ def parse(body: dict[str, Any], base: Path | None = None) -> RunSpec:
     return spec
 
 
-def contradictions(spec: RunSpec) -> list[str]:
-    """Sentences about values that cannot work together."""
+def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
+    """Sentences about values that cannot work together, or not with what was `seen` of the run."""
     found: list[str] = []
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", spec.name):
         found.append(
             f"name = {spec.name!r}: use 1 to 63 letters, digits and inner dashes; nearest: {_nearest_name(spec.name)!r}"
         )
-    found += _ranges(spec)
-    groups, allocation, torchft, policy = spec.groups, spec.allocation, spec.torchft, spec.policy
+    out_of_range = _ranges(spec)
+    found += out_of_range or [row.sentence for row in timeouts.unsafe(spec, seen)]
+    groups, allocation, policy = spec.groups, spec.allocation, spec.policy
     if groups.min_groups > groups.count:
         found.append(
             f"groups.min_groups = {groups.min_groups} is more than groups.count = {groups.count}: at most {groups.count}"
@@ -77,38 +84,6 @@ def contradictions(spec: RunSpec) -> list[str]:
     if allocation.nodes < groups.count:
         found.append(
             f"allocation.nodes = {allocation.nodes} is fewer than groups.count = {groups.count}: each group needs a node, at least {groups.count}"
-        )
-    chain = [
-        ("heartbeat_timeout_ms", "join_timeout_ms"),
-        ("heartbeat_timeout_ms", "process_group_timeout_ms"),
-        ("process_group_timeout_ms", "quorum_timeout_ms"),
-        ("join_timeout_ms", "quorum_timeout_ms"),
-    ]
-    for low, high in chain:
-        a, b = getattr(torchft, low), getattr(torchft, high)
-        if a >= b:
-            found.append(f"torchft.{low} = {a} must be below torchft.{high} = {b}; try torchft.{high} = {2 * a}")
-    pause = torchft.quorum_timeout_ms / (max(0, torchft.quorum_retries) + 1)
-    if pause < 100:
-        found.append(
-            f"torchft.quorum_retries = {torchft.quorum_retries} makes the pause between two {pause:.0f} ms "
-            f"(quorum_timeout_ms / (retries + 1)), below 100 ms; at most {torchft.quorum_timeout_ms // 100 - 1}"
-        )
-    if 0 < policy.cut_off_stop_s < 2 * policy.node_lease_s:
-        found.append(
-            f"policy.cut_off_stop_s = {policy.cut_off_stop_s:g} is below two leases (policy.node_lease_s = {policy.node_lease_s}): "
-            f"a hiccup would stop trainers; at least {2 * policy.node_lease_s}, or 0 for never"
-        )
-    freed_s = (torchft.join_timeout_ms + torchft.process_group_timeout_ms) / 1000
-    if policy.hang.at_least_s < freed_s:
-        found.append(
-            f"policy.hang.at_least_s = {policy.hang.at_least_s:g} is below {freed_s:g} s, which is how long the survivors of a "
-            "lost group may wait for it (torchft.process_group_timeout_ms and torchft.join_timeout_ms): they would be taken "
-            f"for hanging; at least {freed_s:g}"
-        )
-    if policy.hang.at_least_s > policy.hang.at_most_s:
-        found.append(
-            f"policy.hang.at_least_s = {policy.hang.at_least_s:g} is above policy.hang.at_most_s = {policy.hang.at_most_s:g}"
         )
     found += runfile_policy.problems(policy)
     if policy.backoff_first_s > policy.backoff_max_s:
@@ -130,8 +105,8 @@ _AT_LEAST: dict[str, float] = {
     "groups.min_groups": 1,
     "allocation.nodes": 1,
     "allocation.spares": 0,
-    "allocation.slurm.warn_s": 60,
-    "torchft.heartbeat_timeout_ms": 300,
+    "allocation.slurm.warn_s": 1,
+    "torchft.heartbeat_timeout_ms": 1,
     "torchft.join_timeout_ms": 1,
     "torchft.process_group_timeout_ms": 1,
     "torchft.quorum_timeout_ms": 1,
@@ -154,13 +129,12 @@ _AT_LEAST: dict[str, float] = {
     "policy.straggler_for_s": 1,
     "policy.loss_spike_factor": 5,
     "policy.start_timeout_s": 1,
-    "policy.node_lease_s": 2,
+    "policy.node_lease_s": 1,
     "policy.allocation_timeout_s": 1,
     "policy.cut_off_stop_s": 0,
     "policy.term_grace_s": 0,
 }
-"""allocation.slurm.warn_s: Slurm may warn a minute early. torchft.heartbeat_timeout_ms: its managers beat every 100 ms, and
-three must be missed. policy.node_lease_s: etcd makes a lease of 1 s into 2."""
+"""Of each key alone; what timeouts need of each other is in core/timeouts.py."""
 
 
 def _ranges(spec: RunSpec) -> list[str]:

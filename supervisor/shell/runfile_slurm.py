@@ -5,13 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from supervisor.core.handover import EARLY_S
 from supervisor.core.spec import AllocationSpec, SlurmSpec
-
-EARLY_S = 60
-"""Slurm may send the signal of `sbatch --signal` up to a minute early (its manual says so)."""
-
-WARN_AT_MOST_S = 65535
-"""The longest that `sbatch --signal` takes."""
 
 _OURS = "the supervisor sets it: "
 _KNOWN = _OURS + "it is how a job is known again"
@@ -115,11 +110,7 @@ def _given(slurm: SlurmSpec) -> list[tuple[str, object]]:
 
 
 def _times(slurm: SlurmSpec) -> list[str]:
-    found = []
-    if slurm.warn_s > WARN_AT_MOST_S:
-        found.append(
-            f"allocation.slurm.warn_s = {slurm.warn_s}: must be at most {WARN_AT_MOST_S}: sbatch takes no more"
-        )
+    found: list[str] = []
     if not slurm.time_limit:
         return found
     limit = time_limit_s(slurm.time_limit)
@@ -128,10 +119,10 @@ def _times(slurm: SlurmSpec) -> list[str]:
             f"allocation.slurm.time_limit = {slurm.time_limit!r}: must be minutes, minutes:seconds, hours:minutes:seconds, "
             f"days-hours, days-hours:minutes or days-hours:minutes:seconds; nearest: {_nearest(slurm.time_limit)!r}"
         )
-    elif limit < (needed := slurm.warn_s + max(slurm.warn_s, EARLY_S)):
+    elif limit < (needed := slurm.warn_s + max(slurm.warn_s, int(EARLY_S))):
         found.append(
             f"allocation.slurm.time_limit = {slurm.time_limit!r} ({limit} s) is below twice allocation.slurm.warn_s = "
-            f"{slurm.warn_s}: a job would be leaving for most of its time, and Slurm may warn {EARLY_S} s early; at least "
+            f"{slurm.warn_s}: a job would be leaving for most of its time, and Slurm may warn {EARLY_S:g} s early; at least "
             f"{_written(needed)!r}, or a smaller warn_s"
         )
     return found

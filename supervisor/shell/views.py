@@ -165,6 +165,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     slots=registration.slots if registration is not None else 0,
                     # What was said last outlives the lease.
                     facts={f.kind: f.evidence for f in health.facts} if health is not None else {},
+                    store_ms=health.store_ms if health is not None else 0.0,
                     warm=health is not None and health.warm == "ready" and registration is not None,
                     ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
                     lighthouses_ended=tuple(
@@ -211,6 +212,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         data_past_s=trainer.data_past_s,
         numerics=progress.numerics if progress is not None else "",
         spike=SpikeView(**asdict(progress.spike)) if progress is not None and progress.spike is not None else None,
+        measured=trainer.measured,
     )
 
 

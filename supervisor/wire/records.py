@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 
 VERSION = 1
@@ -296,6 +297,8 @@ class Health:
     load_1m: float
     problems: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
+    store_ms: float = 0.0
+    """How long etcd usually takes for a report of this agent, rounded up to a power of two; 0: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +366,8 @@ class TrainerObserved:
     compute_past_s: float = 0.0
     """What compute_s was over the first steps of this generation; 0: not learned yet."""
     data_past_s: float = 0.0
+    measured: Measured = field(default_factory=Measured)
+    """What its steps, its start and its way to the gate were seen to take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -48,12 +49,33 @@ async def until(predicate: Callable[[], object], deadline_s: float = 10.0) -> No
 def with_forwarder(body: Callable[[Forwarder, Holder, list[bool]], Awaitable[None]]) -> None:
     async def run() -> None:
         told: list[bool] = []
-        holder, forwarder = Holder(), Forwarder("n0", lambda _, reaches: told.append(reaches))
+        holder, forwarder = Holder(), Forwarder("n0", lambda _, reaches: told.append(reaches), lambda *_: None)
         try:
             await body(forwarder, holder, told)
         finally:
             forwarder.close()
             await asyncio.sleep(0)  # what was cancelled ends
+            holder.close()
+
+    asyncio.run(run())
+
+
+def test_the_time_to_the_gate_is_told_in_classes_of_powers_of_two() -> None:
+    async def run() -> None:
+        told: list[tuple[str, float]] = []
+        holder = Holder()
+        forwarder = Forwarder("n0", lambda *_: None, lambda way, ms: told.append((way, ms)))
+        try:
+            assert forwarder.trips == {}
+            await forwarder.set(WAY, "toy", 0, 1, holder.endpoint)
+            await until(lambda: told)
+            way, ms = told[-1]
+            assert forwarder.trips == {WAY: ms}
+            assert (way, math.log2(ms)) == (WAY, int(math.log2(ms)))
+            assert ms <= 1000 * PONG_WITHIN_S
+        finally:
+            forwarder.close()
+            await asyncio.sleep(0)
             holder.close()
 
     asyncio.run(run())
@@ -129,7 +151,7 @@ import asyncio, sys
 from agents.forwarder import Forwarder
 
 async def main():
-    forwarder = Forwarder("n0", lambda _, reaches: print(int(reaches), flush=True))
+    forwarder = Forwarder("n0", lambda _, reaches: print(int(reaches), flush=True), lambda *_: None)
     await forwarder.set("toy.0.1", "toy", 0, 1, sys.argv[1])
     await asyncio.Event().wait()
 

@@ -19,6 +19,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.pace, self.now, self.commits, self.changes, self.quorum = Pace(), 0.0, 0, 0, 1
+        self.failed = 0
         self.doing: Activity = "other"
         self.reaches = True
         self.look()
@@ -28,6 +29,7 @@ class Rank:
             run="r", group=0, generation=1, rank=0, pid=1, sequence=self.changes, phase=phase,  # type: ignore[arg-type]
             step=self.commits, commits=self.commits, step_s=step_s, quorum_id=self.quorum,
             compute_s=own.compute_s, data_s=own.data_s,
+            failed_commits=self.failed,
         )  # fmt: skip
         self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches)
         return self.pace.stuck(self.now, LIMITS)
@@ -153,3 +155,64 @@ def test_what_it_takes_itself_is_told_and_what_it_took_at_first() -> None:
     for _ in range(2 * KEPT):
         rank.step(2.0, own=Own(0.8, 0.3))
     assert (rank.pace.own, rank.pace.past) == (Own(0.8, 0.3), Own(0.4, 0.1))
+
+
+# --- what timeouts have to leave room for ---
+
+
+def test_nothing_is_measured_before_it_was_learned() -> None:
+    rank = Rank()
+    for _ in range(WARM_UP_COMMITS + LEARNED_AT_LEAST - 1):
+        rank.step(1.0)
+    assert (rank.pace.measured.step_s, rank.pace.measured.longest_step_s) == (0.0, 0.0)
+    rank.step(3.0)
+    assert (rank.pace.measured.step_s, rank.pace.measured.longest_step_s) == (1.0, 3.0)
+
+
+def test_a_collective_counts_once_its_step_is_committed(learned: Rank) -> None:
+    assert learned.pace.measured.collective_s == 0.0
+    learned.does("collective", 0.5)
+    learned.does("collective", 4.0)
+    learned.does("compute", 0.1)
+    assert learned.pace.measured.collective_s == 0.0, "it may still be given up"
+    learned.step(1.0)
+    assert learned.pace.measured.collective_s == 4.0
+
+
+def test_a_collective_that_failed_or_that_had_a_new_quorum_says_nothing_of_healthy_ones(learned: Rank) -> None:
+    learned.does("collective", 9.0)
+    learned.failed += 1
+    learned.step(1.0)
+    learned.does("collective", 8.0)
+    learned.quorum += 1
+    learned.step(1.0)
+    assert learned.pace.measured.collective_s == 0.0
+    learned.does("collective", 2.0)
+    learned.step(1.0)
+    assert learned.pace.measured.collective_s == 2.0
+
+
+def test_a_start_is_measured_to_the_first_commit_and_only_by_who_saw_it() -> None:
+    rank = Rank()
+    rank.now += 40.0
+    rank.step(2.0)
+    rank.step(5.0)
+    assert rank.pace.measured.start_s == 42.0
+    rank.pace, rank.commits = Pace(), 0
+    rank.reaches = False
+    rank.look()
+    rank.now += 1000.0
+    rank.look()
+    rank.reaches = True
+    rank.step(3.0)
+    assert rank.pace.measured.start_s == 3.0, "to wait for a lighthouse that is away is no part of it"
+    rank.pace = Pace()  # another agent takes over
+    rank.look()
+    rank.step(5.0)
+    assert rank.pace.measured.start_s == 0.0
+
+
+def test_the_longest_checkpoint_is_measured(learned: Rank) -> None:
+    learned.step(1.0, checkpoint_s=7.0)
+    learned.step(1.0, checkpoint_s=3.0)
+    assert learned.pace.measured.apart_s == 7.0

@@ -121,7 +121,13 @@ def test_a_notice_never_kills_the_shim_and_is_not_lost(
 
 def test_messages_that_a_client_does_not_know_are_passed_over(tmp_path: Path) -> None:
     heard: list[object] = []
-    lines = [{"of_tomorrow": 1}, {"warm": "off"}, {"leaving": "it was said"}, {"stopping": True}]
+    lines = [
+        {"of_tomorrow": 1},
+        {"warm": "off"},
+        {"trips": {"toy.0.1": 2.0}},
+        {"leaving": "it was said"},
+        {"stopping": True},
+    ]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -133,10 +139,10 @@ def test_messages_that_a_client_does_not_know_are_passed_over(tmp_path: Path) ->
         async with await asyncio.start_unix_server(serve, sock=listener):
             client = ShimClient(asyncio.StreamReader(), None, tmp_path / "shim.sock")
             with pytest.raises(ShimLost):
-                await client.watch(Watched(*[heard.append] * 4, stopping=lambda: heard.append("stopping")))
+                await client.watch(Watched(*[heard.append] * 5, stopping=lambda: heard.append("stopping")))
 
     asyncio.run(talk())
-    assert heard == ["off", "it was said", "stopping"]
+    assert heard == ["off", {"toy.0.1": 2.0}, "it was said", "stopping"]
 
 
 # --- the end of a job ---

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell import doctor
+from supervisor.shell import doctor, views
 from supervisor.shell.doctor import Finding, trust
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.store.stubs import rpc
@@ -21,7 +21,7 @@ from supervisor.wire.records import Registration, RunRecord, encode
 from tests.helpers.tls import Certificates, tls_etcd
 from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli
-from tests.integration.world import World
+from tests.integration.world import LEASE_S, World
 from tests.security.world import authed_etcd
 
 pytestmark = pytest.mark.etcd
@@ -49,7 +49,28 @@ def test_a_healthy_system_has_nothing_bad(toy_run: tuple[World, RunRecord]) -> N
     ):  # fmt: skip
         assert words in said
     assert all(f["do"] for f in findings if f["level"] != "good")
-    assert "etcd answers in" in cli("doctor", world=w).stdout
+    text = cli("doctor", world=w).stdout
+    assert "etcd answers in" in text
+    assert "timeouts of run toy" in text
+    rows = {f["row"]["key"]: f["row"] for f in findings if "row" in f}
+    assert rows["policy.node_lease_s"]["value"] == LEASE_S
+    assert rows["torchft.quorum_timeout_ms"]["least"]["why"] in text
+
+
+def test_timeouts_are_held_against_what_the_run_was_seen_to_take(toy_run: tuple[World, RunRecord]) -> None:
+    w, _ = toy_run
+
+    def measured() -> bool:
+        said = cli("doctor", world=w).stdout
+        # the way to the gate by the forwarders, etcd's answers and the starts by the agents
+        seen = ("the gate answers within", "etcd's usual answer 0.", "longest start to first commit")
+        return all(word in said for word in seen) and "first commit: not measured" not in said
+
+    eventually(measured, 30, "the nodes have told what they measured")
+    eventually(lambda: views.memory(w.mirror(), "toy").measured.gate_ms > 0, 20, "the leader has written it down")
+    refused = cli("policy", "set", "start_timeout_s=4", "--because", "why", world=w)
+    assert refused.returncode == 2
+    assert "policy.start_timeout_s = 4 is below" in refused.stderr
 
 
 def test_a_lease_that_nobody_renews(empty: World) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from supervisor.ports.errors import PortError
 from supervisor.shell import status
-from supervisor.shell.doctor import addresses, machine, ports, slurm, store, system, trust
+from supervisor.shell.doctor import addresses, machine, ports, slurm, store, system, timeouts, trust
 from supervisor.shell.doctor.finding import Finding, bad, note
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import connect
@@ -53,9 +53,13 @@ def _live(endpoints: list[str], security: Security) -> list[Finding]:
 
 
 def render(findings: list[Finding]) -> RenderableType:
-    """A row a finding, with what to do."""
+    """A row a finding, with what to do; then the timeouts of each run, which are findings only where they do not fit."""
     table = Table(box=None, pad_edge=False, show_header=False)
     colour = {"good": "green", "note": "yellow", "bad": "red"}
+    fits: dict[str, list[timeouts.Fit]] = {}
     for finding in findings:
-        table.add_row(Text(finding.level, colour[finding.level]), finding.what, finding.do)
-    return table
+        if isinstance(finding, timeouts.Fit):
+            fits.setdefault(finding.run, []).append(finding)
+        if not isinstance(finding, timeouts.Fit) or finding.level != "good":
+            table.add_row(Text(finding.level, colour[finding.level]), finding.what, finding.do)
+    return Group(table, *(timeouts.lines(of_run) for of_run in fits.values()))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from supervisor.core.timeouts import RENEWED_AT
 from supervisor.ports.errors import PortError
 from supervisor.shell.doctor.finding import Finding, bad, good, note
 from supervisor.shell.mirror import Mirror
@@ -111,13 +112,13 @@ def round_trips(store: EtcdStore) -> list[float]:
 
 
 def pace(trips_s: Sequence[float], least_ttl_s: int) -> Iterator[Finding]:
-    """A lease is renewed at a third of its time: a round trip must be short against that."""
+    """A lease is renewed when a part of its time is over: a round trip must be short against that."""
     worst, median = max(trips_s), statistics.median(trips_s)
     what = f"etcd answers in {1000 * median:.1f} ms ({1000 * worst:.1f} ms at worst of {len(trips_s)})"
     do = "give etcd a disk and cores of its own, or lengthen the leases (supervisor run --lease-s, policy.node_lease_s)"
     if not least_ttl_s:
         yield good(what)
-    elif worst > least_ttl_s / 3:
+    elif worst > least_ttl_s / RENEWED_AT:
         yield bad(f"{what}: longer than a third of the shortest lease ({least_ttl_s} s)", do)
     elif worst > least_ttl_s / 10:
         yield note(f"{what}: the shortest lease is {least_ttl_s} s", do)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from supervisor.core.model import Memory
 from supervisor.shell import standing, status, views
 from supervisor.shell.audit import audit
+from supervisor.shell.doctor import timeouts
 from supervisor.shell.doctor.finding import Finding, bad, good, note
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
@@ -41,6 +42,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
         if memory.phase not in ENDED:
             yield from lighthouse(mirror, record.spec.name, memory)
             yield from forwarders(mirror, record.spec.name, memory)
+            yield from timeouts.examine(mirror, record, memory)
     for key, reason in unreadable.items():
         yield bad(f"{key} cannot be read: {reason}", "it is left alone; delete it if nobody needs it")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
@@ -10,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from supervisor.core import timeouts as core_timeouts
+from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.model import GroupMemory, Lighthouse, Memory
+from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.ports.store import Item, Snapshot
-from supervisor.shell.doctor import machine, ports, store, system, trust
+from supervisor.shell import doctor
+from supervisor.shell.doctor import machine, ports, store, system, timeouts, trust
 from supervisor.shell.doctor.finding import Finding
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import Member, StoreStatus
@@ -27,6 +33,7 @@ from supervisor.wire.records import (
     NodeObserved,
     Registration,
     Restoring,
+    RunRecord,
     TrainerObserved,
     encode,
 )
@@ -332,3 +339,54 @@ def test_the_whole_look() -> None:
     assert "restore" in only(found, "bad").what
     torn = list(system.examine(_mirror(leader=leader, seen=b"{torn")))
     assert f"{keys.observed('n1')} cannot be read" in only(torn, "bad").what
+
+
+# --- timeouts ---
+
+
+def _fits(seen: Measured = NOTHING, **policy: Any) -> list[Finding]:
+    spec = RunSpec(name="run", policy=PolicySpec(**policy))
+    trainer = TrainerObserved(run="run", group=0, generation=3, rank=0, pid=1, state="running", measured=seen)
+    mirror = _mirror(n1=_registration("n1"), seen=encode(NodeObserved(node="n1", sequence=1, trainers=(trainer,))))
+    return list(timeouts.examine(mirror, RunRecord(spec=spec, run_dir="/r", launched_unix_s=1.0), MEMORY))
+
+
+def _printed(found: list[Finding]) -> str:
+    out = io.StringIO()
+    Console(file=out, soft_wrap=True, width=400).print(doctor.render(found))
+    return out.getvalue()
+
+
+def test_the_whole_table_of_timeouts_is_printed_and_one_that_fits_is_no_finding_of_its_own() -> None:
+    found = _fits()
+    assert set(levels(found)) == {"good"}
+    said = _printed(found)
+    for row in core_timeouts.rows(RunSpec(name="run")):
+        (line,) = [line for line in said.splitlines() if line.startswith(f"{row.key} ")]
+        assert line.endswith("fits")
+        assert f"best: {row.best.why}" in said
+        assert not row.least.value or f"safe: {row.least.why}" in said
+    assert "timeouts of run run" in said
+    assert "run run:" not in said
+
+
+def test_a_timeout_that_a_live_run_has_outgrown_is_bad_and_one_that_is_short_a_note() -> None:
+    found = _fits(Measured(collective_s=12.0, start_s=200.0))
+    bad = only(found, "bad")
+    assert "torchft.process_group_timeout_ms = 10000 is below 12001 ms: a healthy collective has taken 12 s" in bad.what
+    assert bad.do == "torchft.process_group_timeout_ms = 24000 in the run file of the next run"
+    do = {f.do for f in found if f.level == "note"}
+    assert do == {
+        "supervisor policy set hang.at_least_s=58 --because WHY --run run",
+        "supervisor policy set start_timeout_s=600 --because WHY --run run",
+    }
+    said = _printed(found)
+    assert bad.what in said
+    assert "(longest collective 12 s, usual step: not measured yet)" in said
+
+
+def test_what_the_run_was_seen_to_take_before_counts_too() -> None:
+    known = replace(MEMORY, measured=Measured(start_s=301.0))
+    record = RunRecord(spec=RunSpec(name="run"), run_dir="/r", launched_unix_s=1.0)
+    found = list(timeouts.examine(_mirror(), record, known))
+    assert "policy.start_timeout_s = 300 is below 301 s" in only(found, "bad").what

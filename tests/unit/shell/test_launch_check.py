@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
+from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import AllocationSpec, RunSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
@@ -17,6 +21,7 @@ from supervisor.shell import client
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 from tests.helpers.memory_store import MemoryStore
+from tests.unit.shell.records import MEMORY, run_values
 
 SPEC = RunSpec(name="run", allocation=AllocationSpec(engine="slurm", slurm=SlurmSpec(partition="gpu")))
 
@@ -94,3 +99,65 @@ def test_a_run_that_was_launched_before() -> None:
     assert known.run_dir == "/r"
     with pytest.raises(Fatal, match="there is another run named 'run' already"):
         client.launched_before(store, RunSpec(name="run"))
+
+
+# --- timeouts ---
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Result, bool]]:
+    """`launch` of a run file, where a run named `before` was seen to take what is given; and whether it was launched."""
+
+    def launch(text: str, seen: Measured = NOTHING, *more: str) -> tuple[Result, bool]:
+        store = MemoryStore()
+        store.commit(run_values(replace(MEMORY, measured=seen), "before"))
+        store.put(keys.LEADER, encode(LeaderRecord(host="h", pid=1, home="")))
+        monkeypatch.setattr(common, "connect", lambda *_, **__: store)
+        monkeypatch.setattr(client, "check_titan", lambda spec: [])
+        file = tmp_path / "run.toml"
+        file.write_text(f'name = "new"\n{text}')
+        command = ["launch", str(file), "--etcd", "127.0.0.1:1", "--home", str(tmp_path / "runs"), *more]
+        result = CliRunner().invoke(cli.app, command)
+        return result, any(keys.spec("new") in puts for puts in store.commits)
+
+    return launch
+
+
+UNSAFE = "[policy.hang]\nat_least_s = 10.0\n"
+
+
+@pytest.mark.parametrize("more", [(), ("--check",)])
+def test_an_unsafe_set_is_refused_with_key_value_the_least_and_why(launched: Any, more: Sequence[str]) -> None:
+    result, done = launched(UNSAFE, NOTHING, *more)
+    assert result.exit_code == 2
+    for words in ("policy.hang.at_least_s = 10 is below 15 s", "taken for hanging", "at least 15"):
+        assert words in result.output
+    assert not done
+
+
+def test_a_collective_that_the_same_recipe_took_before_refuses_a_shorter_timeout(launched: Any) -> None:
+    seen = Measured(collective_s=12.0)
+    result, done = launched("", seen)
+    assert result.exit_code == 2
+    assert "torchft.process_group_timeout_ms = 10000 is below 12001 ms" in result.output
+    assert "as run before was seen, which trained the same" in result.output
+    assert not done
+    result, _ = launched("[torchft]\nprocess_group_timeout_ms = 13000\n[policy.hang]\nat_least_s = 60.0\n", seen)
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("text", ['[titan.overrides]\n"training.seq_len" = 64\n', "[groups]\nranks_per_group = 2\n"])
+def test_what_another_model_took_says_nothing(launched: Any, text: str) -> None:
+    result, done = launched(text, Measured(collective_s=12.0))
+    assert result.exit_code == 0, result.output
+    assert done
+
+
+@pytest.mark.parametrize("more", [(), ("--check",)])
+def test_what_is_only_short_is_noted_in_a_line_and_what_fits_is_not_printed(launched: Any, more: Sequence[str]) -> None:
+    result, _ = launched("[policy]\nsilent_timeout_s = 7.0\n", NOTHING, *more)
+    assert result.exit_code == 0
+    (note,) = [line for line in result.output.splitlines() if "policy." in line]
+    assert note == "supervisor: policy.silent_timeout_s = 7 is safe but short: two leases; better 10"
+    result, _ = launched("", NOTHING, *more)
+    assert len(result.output.splitlines()) == 1

@@ -7,7 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from supervisor import cli
+from supervisor.cli import common
+from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell import policy, views
@@ -16,7 +20,7 @@ from supervisor.shell.runfile import RunFileError
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, decode
 from tests.helpers.memory_store import MemoryStore
-from tests.unit.shell.records import SPEC
+from tests.unit.shell.records import MEMORY, SPEC, run_values
 from tests.unit.shell.test_loop import _loop, launched
 
 RECORD = RunRecord(spec=SPEC, run_dir="/r", launched_unix_s=0.0)
@@ -145,3 +149,32 @@ def test_a_policy_that_cannot_be_read_holds_the_run(tmp_path: Path) -> None:
     views.runs(mirror)
     with pytest.raises(views.Unreadable, match="policy"):
         views.memory(mirror, "run")
+
+
+def test_a_bound_below_what_the_run_was_seen_to_take_is_refused() -> None:
+    seen = Measured(start_s=120.0)
+    assert policy.changed(SPEC, ["start_timeout_s=100"]).start_timeout_s == 100
+    with pytest.raises(RunFileError, match=r"policy.start_timeout_s = 100 is below 120 s: a start has taken 120 s"):
+        policy.changed(SPEC, ["start_timeout_s=100"], seen)
+    assert policy.changed(SPEC, ["start_timeout_s=130"], seen).start_timeout_s == 130
+
+
+def test_what_was_unsafe_before_does_not_keep_a_run_from_being_observed() -> None:
+    outgrown = replace(SPEC, torchft=replace(SPEC.torchft, process_group_timeout_ms=900))
+    assert policy.changed(outgrown, ["mode=observe"], Measured(start_s=900.0)).mode == "observe"
+    with pytest.raises(RunFileError, match=r"policy.hang.at_least_s = 5 is below 5.9 s"):
+        policy.changed(outgrown, ["hang.at_least_s=5"])
+
+
+def test_the_command_holds_a_change_against_what_the_leader_has_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given_s, code in ((100, 2), (130, 0)):
+        store = MemoryStore()
+        store.commit(run_values(replace(MEMORY, measured=Measured(start_s=120.0))))
+        monkeypatch.setattr(common, "connect", lambda *_, store=store, **__: store)
+        given = ["policy", "set", f"start_timeout_s={given_s}", "--because", "why", "--etcd", "127.0.0.1:1"]
+        result = CliRunner().invoke(cli.app, given)
+        assert result.exit_code == code
+        assert ("supervisor: policy.start_timeout_s = 100 is below 120 s" in result.output) is (code == 2)
+        assert any(keys.policy("run") in puts for puts in store.commits) is (code == 0)
+    short = "policy.start_timeout_s = 130 is safe but short: three times the longest start; better 360"
+    assert [line for line in result.output.splitlines() if "short" in line] == [f"supervisor: {short}"]

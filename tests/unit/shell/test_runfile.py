@@ -36,12 +36,12 @@ def test_every_section_is_taken() -> None:
             "allocation": {"nodes": 3, "spares": 2},
             "titan": {"steps": 7, "overrides": {"optimizer.lr": 0.1}, "data": {"text_field": "body"}},
             "torchft": {"quorum_timeout_ms": 60000, "quorum_retries": 10},
-            "policy": {"silent_timeout_s": 3.5, "budget": {"restart": 9, "window_s": 60}},
+            "policy": {"silent_timeout_s": 7.5, "budget": {"restart": 9, "window_s": 60}},
         }
     )
     assert (spec.groups.count, spec.allocation.spares, spec.titan.steps) == (3, 2, 7)
     assert (spec.titan.overrides, spec.titan.data.text_field) == ({"optimizer.lr": 0.1}, "body")
-    assert (spec.policy.silent_timeout_s, spec.policy.budget.restart) == (3.5, 9)
+    assert (spec.policy.silent_timeout_s, spec.policy.budget.restart) == (7.5, 9)
     assert spec.policy.budget.window_s == 60.0
 
 
@@ -153,15 +153,19 @@ def _default(key: str) -> Any:
         ({"groups": {"count": 4}}, ("allocation.nodes = 2", "groups.count = 4", "at least 4")),
         (
             {"torchft": {"heartbeat_timeout_ms": 6000}},
-            ("torchft.heartbeat_timeout_ms = 6000 must be below torchft.join_timeout_ms = 5000",),
+            ("torchft.join_timeout_ms = 5000 is below 6001 ms", "above torchft.heartbeat_timeout_ms = 6000"),
         ),
         (
             {"torchft": {"process_group_timeout_ms": 900}},
-            ("torchft.heartbeat_timeout_ms = 1000 must be below torchft.process_group_timeout_ms = 900",),
+            (
+                "torchft.process_group_timeout_ms = 900 is below 1001 ms",
+                "above torchft.heartbeat_timeout_ms = 1000",
+                "at least 1001",
+            ),
         ),
         (
-            {"torchft": {"quorum_timeout_ms": 8000, "quorum_retries": 1}},
-            ("torchft.process_group_timeout_ms = 10000 must be below torchft.quorum_timeout_ms = 8000",),
+            {"torchft": {"process_group_timeout_ms": 20_000, "quorum_timeout_ms": 18_000, "quorum_retries": 1}},
+            ("torchft.quorum_timeout_ms = 18000 is below 20001 ms: torchft.process_group_timeout_ms = 20000", "20001"),
         ),
         (
             {"torchft": {"quorum_retries": 100_000}},

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from supervisor.core import timeouts
+from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.model import Checkpoint, Grant, Memory
 from supervisor.ports.store import Changes, Item
 from supervisor.shell import views
@@ -193,6 +196,21 @@ def test_a_node_is_seen_with_its_host_and_with_why_it_is_leaving() -> None:
     assert (node.host, node.leaving) == ("h1", "time limit")
     node = views.observed(mirror_of({**values, **registration("n1")}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
     assert node.host == "n1", "an engine without host names: the node's own"
+
+
+def test_what_was_measured_is_seen_and_what_an_older_agent_does_not_say_is_not_known() -> None:
+    about = {"node": "n1", "sequence": 1, "disk_free_bytes": 1, "memory_available_bytes": 1, "load_1m": 0.0}
+    health = encode(Health(warm="off", store_ms=8.0, **about))
+    told = observed_record("n1", trainer(measured=Measured(step_s=1.5, gate_ms=2.0)))
+    for of_today in (True, False):
+        values = {**run_values(), **registration("n1"), **told, keys.health("n1"): health}
+        if not of_today:
+            older = {key: json.loads(values[key]) for key in (keys.health("n1"), keys.observed("n1"))}
+            del older[keys.health("n1")]["store_ms"], older[keys.observed("n1")]["trainers"][0]["measured"]
+            values |= {key: json.dumps(body).encode() for key, body in older.items()}
+        seen = views.observed(mirror_of(values), "run", MEMORY, 0.0, 0.0)
+        wanted = Measured(step_s=1.5, gate_ms=2.0, store_ms=8.0) if of_today else NOTHING
+        assert timeouts.measured(seen) == wanted
 
 
 @pytest.mark.parametrize("said", ["off", "starting", "ready", ""])

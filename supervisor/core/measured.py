@@ -1,0 +1,57 @@
+"""What a run was seen to take: what timeouts have to leave room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+CLASS = 2.0
+"""A measurement is written down again when it is so many times what is known: a step that goes well writes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """0: not measured (yet)."""
+
+    step_s: float = 0.0
+    """An ordinary step: the median of the slowest rank's last ones."""
+    longest_step_s: float = 0.0
+    """The longest of the same ones."""
+    collective_s: float = 0.0
+    """The longest that a rank was inside a collective of a step that it committed; seen ten times a second."""
+    apart_s: float = 0.0
+    """The longest that a checkpoint or a heal took."""
+    start_s: float = 0.0
+    """The longest from the start of a rank's process to its first commit, but for waits for a lighthouse that was away."""
+    gate_ms: float = 0.0
+    """There and back from a forwarder to the gate: the median of the slowest's last ones, rounded up to a power of two."""
+    store_ms: float = 0.0
+    """Of etcd's answer to an agent's report; as `gate_ms`."""
+    engine_word_s: float = 0.0
+    """The longest that the engine took to say that an allocation is gone."""
+
+
+NOTHING = Measured()
+USUAL = ("step_s", "gate_ms", "store_ms")
+
+
+def together(found: Iterable[Measured]) -> Measured:
+    """The longest of each."""
+    longest = NOTHING
+    for each in found:
+        longest = replace(longest, **{name: max(getattr(longest, name), getattr(each, name)) for name in _NAMES})
+    return longest
+
+
+def remembered(known: Measured, seen: Measured) -> Measured:
+    """What is to be known of a run from now on. Longest times only grow; usual ones may become shorter."""
+    return Measured(**{name: _kept(name, getattr(known, name), getattr(seen, name)) for name in _NAMES})
+
+
+def _kept(name: str, known: float, seen: float) -> float:
+    grown = seen > CLASS * known
+    shrunk = name in USUAL and 0 < seen < known / CLASS
+    return seen if grown or shrunk else known
+
+
+_NAMES = tuple(field.name for field in fields(Measured))

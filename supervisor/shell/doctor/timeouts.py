@@ -1,0 +1,73 @@
+"""The timeouts of every run that is not over: the whole table, with what each was held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from supervisor.core.bounds import Row
+from supervisor.core.model import Memory
+from supervisor.shell import fit
+from supervisor.shell.doctor.finding import Finding
+from supervisor.shell.mirror import Mirror
+from supervisor.wire.records import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(Finding):
+    """A finding about one timeout of a run."""
+
+    run: str
+    row: Row
+
+
+COLOURS = {"unsafe": "red", "tight": "yellow", "fits": "green"}
+
+
+def examine(mirror: Mirror, record: RunRecord, memory: Memory) -> Iterator[Finding]:
+    """A finding a row."""
+    for row in fit.live(mirror, record, memory):
+        yield judged(record.spec.name, row)
+
+
+def judged(run: str, row: Row) -> Fit:
+    fits = f"{row.key} = {_number(row.value)} {row.unit}".rstrip() + f": {row.best.why}"
+    what = f"run {run}: {row.sentence or fits}"
+    match row.state:
+        case "fits":
+            return Fit(level="good", what=what, run=run, row=row)
+        case "tight":
+            return Fit(level="note", what=what, do=_do(run, row), run=run, row=row)
+        case "unsafe":
+            return Fit(level="bad", what=what, do=_do(run, row), run=run, row=row)
+
+
+def _do(run: str, row: Row) -> str:
+    if not row.settable:
+        return "look at what keeps the engine from answering"
+    if row.key.startswith("policy.") and row.key != "policy.node_lease_s":
+        return f"supervisor policy set {row.key[7:]}={_number(row.best.value)} --because WHY --run {run}"
+    return f"{row.key} = {_number(row.best.value)} in the run file of the next run"
+
+
+def lines(fits: Sequence[Fit]) -> Text:
+    """The table of one run: a block for each timeout, so that it can be read in a narrow terminal too."""
+    text = Text(f"{f'timeouts of run {fits[0].run}':34}{'now':>12}{'safe':>12}{'best':>10}\n", "bold")
+    for each in fits:
+        row = each.row
+        bounds = [(">=", row.least)] if row.least.value else []
+        bounds += [("<=", row.most)] if row.most is not None else []
+        safe = " ".join(f"{sign}{_number(bound.value)}" for sign, bound in bounds)
+        now, best = f"{_number(row.value)} {row.unit}".rstrip(), _number(row.best.value) if row.settable else ""
+        text.append(f"{row.key:34}{now:>12}{safe:>12}{best:>10}  ", "none")
+        text.append(f"{row.state}\n", COLOURS[row.state])
+        text.append("".join(f"    safe: {bound.why}\n" for _, bound in bounds), "dim")
+        text.append(f"    best: {row.best.why}{f' ({row.measured})' if row.measured else ''}\n", "dim")
+    text.rstrip()
+    return text
+
+
+def _number(value: float) -> str:
+    return f"{value:.10g}"

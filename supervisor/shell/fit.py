@@ -1,0 +1,52 @@
+"""A run's timeouts against what it was seen to take, or one like it before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import timeouts
+from supervisor.core.bounds import Row
+from supervisor.core.measured import NOTHING, Measured, together
+from supervisor.core.model import Memory
+from supervisor.core.spec import RunSpec
+from supervisor.shell import views
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
+
+
+def remembered(mirror: Mirror, run: str) -> Measured:
+    """What the leader has written down of a run; nothing where that cannot be read."""
+    memory = mirror.record(keys.memory(run, "run"), Memory)
+    return memory.measured if memory is not None else NOTHING
+
+
+def live(mirror: Mirror, record: RunRecord, memory: Memory) -> tuple[Row, ...]:
+    """The table of a run that is there, with what its ranks say now."""
+    now = timeouts.measured(views.observed(mirror, record.spec.name, memory, now=memory.clock, store_stable_s=0.0))
+    seen = together([memory.measured, now])
+    # the usual step is that of now, where there is one; the others are the longest of all time
+    return timeouts.rows(record.spec, replace(seen, step_s=now.step_s or seen.step_s))
+
+
+def of_one_like_it(mirror: Mirror, spec: RunSpec) -> tuple[str, Measured]:
+    """The newest run that trained the same, and what it was seen to take; an empty name when there is none."""
+    alike = [
+        record
+        for record in views.runs(mirror).values()
+        if _what(record.spec) == _what(spec) and remembered(mirror, record.spec.name) != NOTHING
+    ]
+    if not alike:
+        return "", NOTHING
+    newest = max(alike, key=lambda record: record.launched_unix_s).spec.name
+    return newest, remembered(mirror, newest)
+
+
+def _what(spec: RunSpec) -> tuple[object, ...]:
+    """What decides how long a step takes."""
+    return spec.titan.recipe, spec.titan.overrides, spec.groups.ranks_per_group, spec.allocation.engine
+
+
+def short(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
+    """A sentence for each timeout that is safe and nothing more."""
+    return [row.sentence for row in timeouts.rows(spec, seen) if row.settable and row.state == "tight"]
