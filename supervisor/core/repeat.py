@@ -19,7 +19,7 @@ TRIED = 3
 after steps that went well, at the same step, two are enough."""
 
 NOBODYS = (
-    Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.LEAVING, Kind.REQUESTED, Kind.SILENT, Kind.PEERS_GONE,
+    Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.LEAVING, Kind.REQUESTED, Kind.SILENT, Kind.PEERS_GONE, Kind.GPU,
 )  # fmt: skip
 """Ends that say nothing of the program: what was seen before them is not over."""
 
