@@ -21,23 +21,26 @@ class Effect:
     """Of a condition. `replaces`: a group that fails there moves, and none is placed there. `at_once`: it has failed. `passes`: it
     may be over by itself, so the node is kept."""
 
+    meaning: str
     replaces: bool = False
     at_once: bool = False
     passes: bool = False
 
 
 CONDITIONS: Mapping[str, Effect] = {
-    "gpu_lost": Effect(replaces=True, at_once=True),
-    "gpu_reset_required": Effect(replaces=True),
-    "gpu_rows_failed": Effect(replaces=True),
-    "gpu_nvlink_down": Effect(replaces=True),
-    "nvml_stalled": Effect(replaces=True, passes=True),
-    "nvml_failed": Effect(),
-    "gpu_rows_pending": Effect(),
-    "gpu_ecc": Effect(),
-    "gpu_ecc_lifetime": Effect(),
-    "gpu_nvlink_errors": Effect(),
-    "gpu_throttled": Effect(),
+    "gpu_lost": Effect(
+        "the driver does not reach it, or it was there and is not any more", replaces=True, at_once=True
+    ),
+    "gpu_reset_required": Effect("the driver says that it needs a reset, or its machine a restart", replaces=True),
+    "gpu_rows_failed": Effect("a row of its memory could not be remapped, ever", replaces=True),
+    "gpu_nvlink_down": Effect("an NVLink that was up is down", replaces=True),
+    "nvml_stalled": Effect("NVML has not answered for 30 s", replaces=True, passes=True),
+    "nvml_failed": Effect("NVML worked and does not any more"),
+    "gpu_rows_pending": Effect("rows of its memory are to be remapped at its next reset"),
+    "gpu_ecc": Effect("memory errors that ECC cannot correct, since the driver was loaded"),
+    "gpu_ecc_lifetime": Effect("such errors, but all from before the driver was loaded"),
+    "gpu_nvlink_errors": Effect("new errors were counted on an NVLink"),
+    "gpu_throttled": Effect("it runs slower for its temperature, a power brake or a slowdown by its hardware"),
 }
 """gpu_rows_failed: a row could not be remapped, ever; NVIDIA's "GPU Memory Error Management" has that GPU replaced.
 gpu_rows_pending: new work may be started there, says the same document."""
