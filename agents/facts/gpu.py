@@ -71,7 +71,7 @@ class Gpus:
         """Returns at once."""
         # What is new in the log was written after the last time that it was read.
         during, self._ways_at_read = self._ways_at_read, self._ways
-        for line in self._log_lines():
+        for line in self._log_lines() if self._devices.handles else ():
             found = in_line(line)
             gpu = self._devices.at_bus(found[0]) if found is not None else None
             if found is not None and gpu is not None:

@@ -121,8 +121,8 @@ class Round:
 
     def unfit(self) -> list[str]:
         """Nodes that are free, and no group is placed on: why."""
-        nodes = self.observed.nodes.values()
-        free = [n for n in nodes if n.registered and n.role == "trainer" and n.gpus and n.name not in self.taken()]
+        held, nodes = self.taken(), self.observed.nodes.values()
+        free = (n for n in nodes if n.gpus and n.registered and n.role == "trainer" and n.name not in held)
         return [f"node {n.name} is given no group: {why}" for n in free if (why := gpu.unfit(n, self.spec))]
 
     def is_barred(self, host: str) -> bool:

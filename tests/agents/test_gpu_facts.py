@@ -258,6 +258,24 @@ def test_what_was_started_after_an_event_was_queued_is_not_said_to_have_run(
     assert gpus.read()[2].during == ("run.0.2",)
 
 
+def test_what_was_started_during_a_wait_is_not_said_to_have_run_before_the_next(
+    state: dict[str, Any], nvml: FakeNvml, started: Make
+) -> None:
+    gpus = started()
+    gpus.running(frozenset({"run.0.1"}))
+    eventually(lambda: nvml._registered, 10)
+    settled(nvml)
+
+    def at_the_end_of_a_wait() -> None:
+        nvml.before_timeout = lambda: None
+        state["events"].append([0, 79])
+        gpus.running(frozenset({"run.0.2"}))
+
+    nvml.before_timeout = at_the_end_of_a_wait
+    eventually(lambda: gpus.read(), 10)
+    assert [fact.during for fact in gpus.read()] == [("run.0.1",)]
+
+
 def test_what_was_started_since_the_kernels_log_was_read_is_not_said_to_have_run(started: Make) -> None:
     lines: list[str] = []
     gpus = started(log_lines=lambda: lines)

@@ -46,6 +46,7 @@ class FakeNvml:
         self._registered: list[int] = []
         self.freed = threading.Event()
         self.waits = 0
+        self.before_timeout: Callable[[], None] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -142,6 +143,7 @@ class FakeNvml:
         if len(told) <= self._events_told and not self.freed.wait(timeout_ms / 1e5):
             told = self._read().get("events", [])
         if len(told) <= self._events_told:
+            self.before_timeout()
             self._raise("Timeout")
         number, xid = told[self._events_told]
         self._events_told += 1

@@ -75,6 +75,31 @@ def test_an_exception_keeps_its_text() -> None:
     assert "uncorrectable ECC error" in w.incident.error
 
 
+def test_the_text_is_that_of_the_newest_end() -> None:
+    w = World().bring_up()
+    w.fail(1, error="OldError: one", trace="old")
+    w.round()
+    w.start_again(1)
+    tell(w, holds("gpu_rows_failed"))
+    w.fail(1, error="NewError: two", trace="new")
+    w.round()
+    assert len(w.incidents) == 1
+    assert (w.incident.kind, w.incident.error, w.incident.trace) == (Kind.GPU, "NewError: two", "new")
+
+
+def test_it_says_nothing_of_the_program() -> None:
+    """As a lost node: what the program did before is not forgotten for it."""
+    w = World().bring_up()
+    w.fail(1, error="ValueError: mine")
+    w.round()
+    w.start_again(1)
+    seen = w.group(1).seen
+    assert seen is not None
+    tell(w, xid(w, 79))
+    w.round()
+    assert (w.incident.kind, w.group(1).seen) == (Kind.GPU, seen)
+
+
 def test_a_hang_is_the_gpus_also_when_all_wait() -> None:
     """A collective with a GPU that does not answer ends for nobody, so nobody hangs by itself."""
     w = World().bring_up()
@@ -204,6 +229,17 @@ def test_no_group_is_placed_where_a_gpu_cannot_be_used(kind: str) -> None:
     w.round()
     w.start_again(1)
     assert w.group(1).node == "n4"
+
+
+def test_an_xid_alone_bars_no_spare() -> None:
+    """It was, and nobody knows that it still matters: what lasts is a condition."""
+    w = World().bring_up()
+    tell(w, replace(xid(w, 48), during=frozenset()), node="n3")
+    w.crash(0)
+    tell(w, xid(w, 79))
+    w.round()
+    w.start_again(1)
+    assert w.group(1).node == "n3"
 
 
 def test_why_a_node_is_given_no_group_is_said() -> None:
