@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core import xids
-from supervisor.core.model import Failure, GpuFact, GroupMemory, Kind, NodeView, Observed, Rung
+from supervisor.core.model import Confidence, Failure, GpuFact, GroupMemory, Kind, NodeView, Observed, Rung
 from supervisor.core.spec import RunSpec
 
 XID = "gpu_xid"
@@ -72,16 +72,25 @@ def replaces(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuF
 def at_once(group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure | None:
     """The failure of a group that cannot go on, whatever its processes still do."""
     found = [fact for fact in replaces(group, observed, spec) if _at_once(fact)]
-    return Failure(Kind.GPU, _sentences(found, group, observed)) if found else None
+    return Failure(Kind.GPU, _sentences(found, group, observed), rank=found[0].rank) if found else None
 
 
 def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
-    """The failure, as its GPU's fault if that may be and the GPU says so. What was seen of the process stays as evidence."""
+    """The failure, as its GPU's fault if that may be and the GPU says so. What was seen of the process stays as evidence. That
+    the one led to the other nobody has said, so it is likely."""
     found = replaces(group, observed, spec) if failure.kind in MAY_BE_ITS_FAULT else []
     if not found:
         return failure
     evidence = (*_sentences(found, group, observed), f"and so ({failure.kind.value}): {failure.evidence[0]}")
-    return replace(failure, kind=Kind.GPU, evidence=(*evidence, *failure.evidence[1:]), same="")
+    rank = next((fact.rank for fact in found if fact.rank is not None), failure.rank)
+    return replace(
+        failure,
+        kind=Kind.GPU,
+        evidence=(*evidence, *failure.evidence[1:]),
+        same="",
+        rank=rank,
+        confidence=Confidence.LIKELY,
+    )
 
 
 def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:

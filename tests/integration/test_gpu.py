@@ -72,6 +72,7 @@ def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, R
     eventually(w.running(record, 1, 2), 60, "it runs elsewhere")
     (incident,) = w.incidents(record)
     assert (incident.kind, incident.rung, incident.node, incident.group) == (Kind.GPU, Rung.REPLACE, node, 1)
+    assert incident.rank == 0
     assert any(
         "GPU 0 (0000:10:00.0, GPU-0000)" in said and f"on host {node}, rank 0" in said for said in incident.evidence
     )

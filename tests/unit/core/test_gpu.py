@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.core import gpu
-from supervisor.core.model import GpuFact, Kind, NodeView, Rung, StuckView
+from supervisor.core.model import Confidence, GpuFact, Kind, NodeView, Rung, StuckView
 from supervisor.core.spec import GroupsSpec
 from tests.unit.core.world import World
 
@@ -51,6 +51,7 @@ def test_a_crash_after_an_xid_that_needs_a_reset_is_the_gpus(code: int) -> None:
         f"on host {node}, rank 0: {NAME}: Xid {code}",
         "and so (crash): rank 0 was ended by SIGSEGV (signal 11)",
     )
+    assert (w.incident.rank, w.incident.confidence) == (0, Confidence.LIKELY)
     assert moved(w)
     assert node in w.memory.cordons
 
@@ -146,9 +147,10 @@ def test_a_persons_restart_and_a_kill_for_memory_stay_what_they_are() -> None:
 @pytest.mark.parametrize("code", [79, 95])
 def test_a_gpu_that_is_gone_is_a_failure_before_the_process_notices(code: int) -> None:
     w = World().bring_up()
-    tell(w, xid(w, code))
+    tell(w, xid(w, code, rank=0))
     w.round()
-    assert (w.incident.kind, w.incident.rung) == (Kind.GPU, Rung.REPLACE)
+    assert (w.incident.kind, w.incident.rung, w.incident.rank) == (Kind.GPU, Rung.REPLACE, 0)
+    assert w.incident.confidence == Confidence.CERTAIN
     assert moved(w)
     w.recover(1)
     assert w.incidents["i1"].state == "recovered"
