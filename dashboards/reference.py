@@ -74,6 +74,8 @@ done for it.
 An Xid counts for the generations that surely ran on the node when it came, and for no later one. A condition holds until it is over, for
 whoever runs there; while it does, no group is placed on the node, and a spare with it is given back (not for `nvml_stalled`).
 
+An agent keeps NVML open: to reset a GPU by hand (`nvidia-smi -r`), end the node's agent with its shim first.
+
 What is not seen: a GPU that was gone before the agent started, Xids from before then, and those of the first second of a generation.
 """
 
