@@ -24,6 +24,7 @@ from agents.desired import DesiredWatch, Wanted
 from agents.exporter import Exporter
 from agents.facts import Facts, host
 from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
+from agents.facts.gpu import Gpus
 from agents.names import TrainerName, parse
 from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from agents.reporter import Reporter
@@ -117,7 +118,8 @@ class Agent:
         self._known_facts: tuple[Fact, ...] = ()
         self._run_folders = SharedFolders()
         local = Probe(settings.node_folder, writes, EVERY_S)
-        sources = (host.memory, host.clock, host.Links().read, local.read, self._run_folders.read)
+        self._gpus = Gpus()
+        sources = (host.memory, host.clock, host.Links().read, local.read, self._run_folders.read, self._gpus.read)
         self._facts = Facts(sources, self._from_thread(self._on_facts))
 
     def _from_thread(self, callback: Callable[[T], None]) -> Callable[[T], None]:
@@ -156,6 +158,7 @@ class Agent:
         self._reporter.start()
         self._desired.start()
         self._facts.start()
+        self._gpus.start(self._facts.soon)
         try:
             while not self._ending.is_set():
                 if watching.done():
@@ -188,6 +191,7 @@ class Agent:
             commands.close()
         self._desired.stop()
         self._facts.stop()
+        self._gpus.stop()
         self._report(self._loop.time())
         # with processes running this is only a change of agents: the next one takes the registration over
         self._reporter.stop(give_back=not self._view.running())
@@ -284,6 +288,7 @@ class Agent:
             if newest is not None:
                 self._exporter.progress(name, newest)
         self._view.look_for_hangs(self._hang_limits(), awake)
+        self._gpus.running(self._view.ways())
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
         stops = self._stops_of_our_own(awake)
         actions = reconcile(wanted, list(self._view.processes.values()), self._settings.allocation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from collections.abc import Callable
 
 TAIL_BYTES = 256 * 1024
 EARLY_S = 2.0
@@ -23,6 +24,28 @@ def tail(size: int = TAIL_BYTES) -> str:
     buffer = ctypes.create_string_buffer(size)
     read = _libc.klogctl(_READ_ALL, buffer, size)
     return buffer.raw[:read].decode(errors="replace") if read > 0 else ""
+
+
+class Follower:
+    """Reads on from where it was, in calls that never wait; what was there at the first one is left out."""
+
+    def __init__(self, read: Callable[[], str] = tail) -> None:
+        self._read = read
+        self._newest: tuple[float, str] | None = None
+
+    def new(self) -> list[str]:
+        """The lines since the last call, without their times."""
+        lines = [
+            (float(parts["at"]), parts["text"]) for line in self._read().splitlines() if (parts := _LINE.match(line))
+        ]
+        newest = self._newest
+        if lines:
+            self._newest = lines[-1]
+        if newest is None:
+            self._newest = self._newest or (-1.0, "")
+            return []
+        known = next((place for place in range(len(lines), 0, -1) if lines[place - 1] == newest), 0)
+        return [text for at, text in lines[known:] if at >= newest[0]]
 
 
 def killed_for_memory(pid: int, start_ticks: int) -> str:

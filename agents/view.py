@@ -141,6 +141,10 @@ class View:
                 ways.setdefault(name.way, []).append(text)
         return ways
 
+    def ways(self) -> frozenset[str]:
+        """The generations of which there are processes here, also those that have ended."""
+        return frozenset(name.way for text in self.processes if isinstance(name := parse(text), TrainerName))
+
     def runs(self) -> set[str]:
         return {name.run for text in self.processes if (name := parse(text)) is not None}
 

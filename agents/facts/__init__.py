@@ -25,17 +25,21 @@ class Facts(threading.Thread):
         super().__init__(name="facts", daemon=True)
         self._sources = sources
         self._changed = changed
-        self._stop_now = threading.Event()
+        self._wake = threading.Event()
+        self._stopped = False
         self._broken: set[int] = set()
 
     def run(self) -> None:
         told: tuple[Fact, ...] = ()
-        while not self._stop_now.is_set():
+        while True:
+            self._wake.clear()
+            if self._stopped:
+                return
             found = self.look()
             if found != told:
                 told = found
                 self._changed(found)
-            self._stop_now.wait(LOOK_S)
+            self._wake.wait(LOOK_S)
 
     def look(self) -> tuple[Fact, ...]:
         """All that holds now, in a fixed order."""
@@ -50,5 +54,10 @@ class Facts(threading.Thread):
                 self._broken.add(number)
         return tuple(sorted(found, key=lambda fact: (fact.kind, fact.subject)))
 
+    def soon(self) -> None:
+        """Ask all again now: a source has news. From any thread."""
+        self._wake.set()
+
     def stop(self) -> None:
-        self._stop_now.set()
+        self._stopped = True
+        self._wake.set()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from supervisor.core import gpu
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
 from supervisor.core.spec import RunSpec
 
@@ -56,6 +57,9 @@ def blame(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) 
         )
     if own:
         return Blame(own)
+    broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
+    if broken and len(broken) < len(running):
+        return Blame(broken)  # a collective with a GPU that has failed ends for nobody
     steps = {g: _step(group, observed) for g, group in running.items()}
     ahead = max((step for g, step in steps.items() if g not in stuck), default=None)
     left = tuple(sorted(g for g in stuck if ahead is not None and steps[g] + STEPS_BEHIND <= ahead))

@@ -226,7 +226,7 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         return
     if r.full(group.group):
         return
-    failure = shadow.or_asked_for(r, group, detect.with_facts(failure, group, r.observed))
+    failure = shadow.or_asked_for(r, group, detect.with_facts(failure, group, r.observed, r.spec))
     ranks = detect.ranks_of(group, r.observed)
     step = max((rank.step for rank in ranks), default=0)
     if r.phase == "stopping":

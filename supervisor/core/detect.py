@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from supervisor.core import blame, ending, numerics
+from supervisor.core import blame, ending, gpu, numerics
 from supervisor.core.model import Confidence, Failure, GateView, GroupMemory, Kind, Memory, Observed, RankView, Verdict
 from supervisor.core.spec import RunSpec
 
@@ -143,19 +143,20 @@ def _lapsed(group: GroupMemory, observed: Observed) -> bool:
 
 ON_THE_NODE = {
     Kind.CRASH, Kind.ERROR, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT, Kind.NODE_LOST, Kind.PEERS_GONE,
-    Kind.STRAGGLER,
+    Kind.STRAGGLER, Kind.GPU,
 }  # fmt: skip
 """What the state of the machine may explain."""
 EXPLAINS_NOTHING = {"clock_unsynchronised"}
 
 
-def with_facts(failure: Failure, group: GroupMemory, observed: Observed) -> Failure:
+def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
     """With what its node's agent says of the machine, as further evidence."""
     node = observed.nodes.get(group.node)
     if node is None or failure.kind not in ON_THE_NODE:
         return failure
     sentences = (f"on its node: {said}" for kind, said in sorted(node.facts.items()) if kind not in EXPLAINS_NOTHING)
-    return replace(failure, evidence=(*failure.evidence, *sentences))
+    of_gpus = gpu.further(failure, group, observed, spec)
+    return replace(failure, evidence=(*failure.evidence, *of_gpus, *sentences))
 
 
 def failure(
@@ -189,20 +190,24 @@ def failure(
         return None
     exited = ending.ended(ranks_of(group, observed))
     if exited is not None:
-        return numerics.judged(exited, group, memory, observed)
+        return gpu.judged(numerics.judged(exited, group, memory, observed), group, observed, spec)
+    lost = gpu.at_once(group, observed, spec)
+    if lost is not None:
+        return lost
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
     if group.group in hanging:
-        return blame.failure(group, observed)
+        return gpu.judged(blame.failure(group, observed), group, observed, spec)
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
-        return silence
+        return gpu.judged(silence, group, observed, spec)
     # After an outage of the store its first commit may not be reported yet, and without a gate it waits at no fault of its own.
     told = observed.store_stable_s >= spec.policy.node_lease_s and listening(observed) is not None
     since = max(group.since, memory.lighthouse.opened)
     if group.phase == "starting" and told and observed.now - since > spec.policy.start_timeout_s:
         waited_s = spec.policy.start_timeout_s
-        return Failure(Kind.START_TIMEOUT, (f"no commit {waited_s:g} s after its start",), took_s=waited_s)
+        late = Failure(Kind.START_TIMEOUT, (f"no commit {waited_s:g} s after its start",), took_s=waited_s)
+        return gpu.judged(late, group, observed, spec)
     return slow.get(group.group) if slow else None
 
 

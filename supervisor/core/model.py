@@ -47,6 +47,8 @@ class Kind(StrEnum):
     """No failure: it takes longer for a step than the others, which wait for it."""
     NUMERICS = "numerics"
     """A number that is not finite, in this group alone: its hardware is suspect."""
+    GPU = "gpu"
+    """Its GPU is not to be used any more, as the driver says."""
     HANG = "hang"
     """A rank's step takes far longer than it did, and it is not one that waits for others."""
     REQUESTED = "requested"
@@ -160,6 +162,21 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFact:
+    """What a node's agent says of one of its GPUs."""
+
+    kind: str
+    """As `supervisor.core.gpu` names it."""
+    evidence: str
+    """A sentence that names the GPU."""
+    xid: int = 0
+    rank: int | None = None
+    """Local rank that uses it. None: not known."""
+    during: frozenset[tuple[int, int]] | None = None
+    """(group, generation) of this run that ran on the node when it happened. None: it holds now, for whoever runs there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node. `registered` is whether its agent's lease lives."""
 
@@ -176,7 +193,8 @@ class NodeView:
     """Its warm process is ready: a group starts there without importing anything first."""
     ranks: tuple[RankView, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What holds on the machine now, as its agent says: kind -> a sentence."""
+    """What else holds on the machine now, as its agent says: kind -> a sentence."""
+    gpus: tuple[GpuFact, ...] = ()
     lighthouses_ended: tuple[int, ...] = ()
     """Generations of the run's lighthouse that ran here and have ended."""
     store_ms: float = 0.0
@@ -377,7 +395,7 @@ class AllocationMemory:
     unheard_since: float | None = None
     """Since when it is granted and its node is not there, on the run clock. None: it is there, or nothing was granted."""
     unheard: tuple[str, ...] = ()
-    """Released, because these hosts' nodes did not register: others are asked for."""
+    """Released, because these hosts' nodes did not register or have a GPU that cannot be used: others are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

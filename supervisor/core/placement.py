@@ -24,6 +24,8 @@ def place(r: Round) -> None:
     if r.handover_at_step is not None:
         return  # all start again together
     free = r.spares()
+    for sentence in r.unfit():
+        r.wait(sentence)
     if not _enough_to_begin(r, waiting, free):
         return
     for group in sorted(waiting, key=lambda g: g.group):

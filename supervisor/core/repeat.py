@@ -20,7 +20,7 @@ after steps that went well, at the same step, two are enough."""
 
 NOBODYS = (
     Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.LEAVING, Kind.REQUESTED, Kind.SILENT, Kind.PEERS_GONE,
-    Kind.STRAGGLER,
+    Kind.STRAGGLER, Kind.GPU,
 )  # fmt: skip
 """Ends that say nothing of the program: what was seen before them is not over."""
 

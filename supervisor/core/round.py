@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from supervisor.core import budget as budgets
-from supervisor.core import cordons
+from supervisor.core import cordons, gpu
 from supervisor.core.ladder import Choice, choose, first_rung
 from supervisor.core.model import (
     Action,
@@ -133,6 +133,12 @@ class Round:
             if name not in held and not (bars and self.is_barred(self.host_of(name))):
                 yield name
 
+    def unfit(self) -> list[str]:
+        """Nodes that are free, and no group is placed on: why."""
+        held, nodes = self.taken(), self.observed.nodes.values()
+        free = (n for n in nodes if n.gpus and n.registered and n.role == "trainer" and n.name not in held)
+        return [f"node {n.name} is given no group: {why}" for n in free if (why := gpu.unfit(n, self.spec))]
+
     def is_barred(self, host: str) -> bool:
         """Whether a cordon keeps new groups away from it: one of this run's own, or one for every run."""
         return host in self.cordons or host in self._barred_for_all
@@ -144,7 +150,7 @@ class Round:
 
     def _usable(self, node: NodeView) -> bool:
         allocation = self.allocations.get(node.allocation)
-        if allocation is None or allocation.state != "wanted" or self.leaving(node.name):
+        if allocation is None or allocation.state != "wanted" or self.leaving(node.name) or gpu.unfit(node, self.spec):
             return False
         grant = self.observed.grants.get(node.allocation)
         return grant is not None and grant.state == "granted" and node.slots >= self.spec.groups.ranks_per_group
@@ -281,7 +287,7 @@ class Round:
                 return known
             evidence = (*known.evidence, *(e for e in failure.evidence if e not in known.evidence))
             # An end has its own text, or none: that of an earlier one says nothing of it.
-            newest = failure if failure.kind in (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.NUMERICS) else known
+            newest = failure if failure.kind in (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.NUMERICS, Kind.GPU) else known
             incident = replace(
                 known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
                 rank=failure.rank, confidence=failure.confidence, took_s=failure.took_s,

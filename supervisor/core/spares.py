@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import budget as budgets
-from supervisor.core.model import AllocationMemory, Rung
+from supervisor.core import gpu
+from supervisor.core.model import AllocationMemory, Grant, Rung
 from supervisor.core.round import Round
 
 RENEWED_A_ROUND = 10
@@ -82,7 +83,9 @@ def _enough_without(r: Round, allocation: AllocationMemory) -> bool:
 
 def _give_up(r: Round, allocation: AllocationMemory, why: str) -> None:
     grant = r.observed.grants.get(allocation.key)
-    if allocation.unheard_since is not None and grant is not None and grant.state == "granted":
+    # Once it is released its node says nothing of its GPUs any more, and the engine would give it again.
+    bad = grant is not None and grant.state == "granted" and (allocation.unheard_since is not None or _unfit(r, grant))
+    if grant is not None and bad:
         r.set_allocation(replace(allocation, unheard=tuple(sorted({r.host_of(node) for node in grant.nodes}))))
     r.release(allocation.key, why)
 
@@ -121,10 +124,20 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         # One that it was told not to give it may give for ever.
         told = any(host in allocation.exclude for host in hosts)
         return f"its host {sorted(hosts)[0]} was cordoned meanwhile", 0.0, not told
+    broken = _unfit(r, grant)
+    if broken:
+        return broken, 0.0, False
     if allocation.unheard_since is not None:
         about = f"its node did not register within {timeout_s:g} s"
         return about, allocation.unheard_since + timeout_s, False
     return "", 0.0, True
+
+
+def _unfit(r: Round, grant: Grant) -> str:
+    """Why no group can be placed on the nodes that it brought: none of them has GPUs that can be used. Else empty."""
+    nodes = [view for node in grant.nodes if (view := r.observed.nodes.get(node)) is not None and view.registered]
+    found = [gpu.unfit(view, r.spec, for_good=True) for view in nodes]
+    return found[0] if found and all(found) else ""
 
 
 def _free_again(r: Round, allocation: AllocationMemory) -> str:

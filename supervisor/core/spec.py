@@ -171,6 +171,9 @@ class FirstRungSpec:
     numerics: Literal["restart", "replace", "reallocate", "stop"] = setting(
         "replace", "its numbers were not finite while the others' were: its hardware is suspect"
     )
+    gpu: Literal["replace", "reallocate", "stop"] = setting(
+        "replace", "its GPU needs a reset or a hand before it can be used again"
+    )
     node_lost: Literal["replace", "reallocate", "stop"] = setting(
         "replace", "its node is gone, nothing can be started there"
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 
+from supervisor.core import gpu
 from supervisor.core.model import (
     AllocationMemory,
     Checkpoint,
     ControlView,
     GateView,
+    GpuFact,
     Grant,
     GroupMemory,
     Incident,
@@ -26,6 +29,7 @@ from supervisor.wire.records import (
     Control,
     EpochsBefore,
     ExitObserved,
+    Fact,
     GateObserved,
     GatePresence,
     Health,
@@ -152,6 +156,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
             continue
         seen = mirror.record(keys.observed(name), NodeObserved)
         health = mirror.record(keys.health(name), Health)
+        facts = health.facts if health is not None else ()
         found.append(
             (
                 name,
@@ -164,7 +169,8 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     role=registration.role if registration is not None else "trainer",
                     slots=registration.slots if registration is not None else 0,
                     # What was said last outlives the lease.
-                    facts={f.kind: f.evidence for f in health.facts} if health is not None else {},
+                    facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
+                    gpus=tuple(_gpu(f, run) for f in facts if f.kind in gpu.KINDS),
                     store_ms=health.store_ms if health is not None else 0.0,
                     warm=health is not None and health.warm == "ready" and registration is not None,
                     ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
@@ -177,6 +183,14 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
             )
         )
     return found
+
+
+def _gpu(fact: Fact, run: str) -> GpuFact:
+    during = None
+    if fact.during is not None:
+        found = (re.fullmatch(r"(.*)\.(\d+)\.(\d+)", way) for way in fact.during)
+        during = frozenset((int(way[2]), int(way[3])) for way in found if way is not None and way[1] == run)
+    return GpuFact(kind=fact.kind, evidence=fact.evidence, xid=fact.xid, rank=fact.rank, during=during)
 
 
 def _rank(trainer: TrainerObserved) -> RankView:

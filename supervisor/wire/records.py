@@ -277,12 +277,19 @@ class Fact:
     """Something that holds on a node now and that training may suffer from."""
 
     kind: str
-    """disk_full, disk_read_only, file_system_stalled, file_system_error, memory_pressure, clock_unsynchronised, link_down; other
-    sources have other ones."""
+    """disk_full, disk_read_only, file_system_stalled, file_system_error, memory_pressure, clock_unsynchronised, link_down, and
+    those of supervisor.core.gpu; other sources have other ones."""
     subject: str
     """Which folder, interface or device."""
     evidence: str
     """A sentence."""
+    xid: int = 0
+    """Of gpu_xid: its number."""
+    rank: int | None = None
+    """Of a GPU: the local rank that uses it. None: not known."""
+    during: tuple[str, ...] | None = None
+    """Of an event: the generations (RUN.GROUP.GENERATION) that surely ran on the node when it happened, and of no other does it say
+    anything. None: it holds now, for whoever runs here."""
 
 
 @dataclass(frozen=True, kw_only=True)

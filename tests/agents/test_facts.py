@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.facts import Facts, host
+from agents.facts import LOOK_S, Facts, host
 from agents.facts.files import BYTES, DEADLINE_S, EVERY_S, Probe, SharedFolders, lists, writes
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
@@ -168,6 +168,19 @@ def test_a_source_that_is_broken_does_not_silence_the_others(caplog: pytest.LogC
     facts.stop()
     facts.join(10)
     assert told == [(fact,)]
+
+
+def test_a_source_with_news_is_asked_before_its_turn() -> None:
+    holds: list[Fact] = []
+    told: list[tuple[Fact, ...]] = []
+    facts = Facts([lambda: list(holds)], told.append)
+    facts.start()
+    for number in range(5):
+        holds.append(Fact(kind="k", subject=str(number), evidence="e"))
+        facts.soon()
+        eventually(lambda: told and told[-1] == tuple(holds), LOOK_S / 2)
+    facts.stop()
+    facts.join(10)
 
 
 @ROOT

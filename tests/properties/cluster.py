@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from supervisor.core import budget as budgets
-from supervisor.core import invariants
+from supervisor.core import gpu, invariants
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
 from supervisor.core.decide import decide
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
@@ -24,6 +24,7 @@ from supervisor.core.model import (
     ControlView,
     Decision,
     GateView,
+    GpuFact,
     Grant,
     Kind,
     Memory,
@@ -150,6 +151,8 @@ class Machine:
     leaving: str = ""
     """What its shim was told."""
     wanted: tuple[TrainerDesired, ...] = ()
+    gpu_lost: bool = False
+    xids: tuple[GpuFact, ...] = ()
     processes: dict[tuple[int, int], Process] = field(default_factory=dict)
     begun: set[tuple[int, int]] = field(default_factory=set)
     ways: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -158,6 +161,11 @@ class Machine:
     @property
     def host(self) -> str:
         return f"h{self.name}"
+
+    def gpus(self) -> tuple[GpuFact, ...]:
+        """What its agent says of them."""
+        lost = (GpuFact(kind="gpu_lost", evidence=f"the GPU of {self.name} is lost"),) if self.gpu_lost else ()
+        return (*lost, *self.xids)
 
     def live(self) -> list[Process]:
         return [p for p in self.processes.values() if not p.exited] if self.power else []
@@ -236,6 +244,7 @@ class Cluster:
         """Machines that the engine has written off, whose processes may live on."""
         self.reported: dict[str, tuple[RankView, ...]] = {}
         self.reported_leaving: dict[str, str] = {}
+        self.reported_gpus: dict[str, tuple[GpuFact, ...]] = {}
         self.drained: set[str] = set()
         self.refusing = 0
         """Ticks for which the engine refuses what is asked."""
@@ -391,6 +400,7 @@ class Cluster:
                     for key, p in machine.processes.items()
                 )
                 self.reported_leaving[machine.name] = machine.leaving
+                self.reported_gpus[machine.name] = machine.gpus()
                 machine.said_something = True
                 for process in machine.processes.values():
                     process.reported = process.reported or process.exited
@@ -626,6 +636,22 @@ class Cluster:
         if (machine := self._pick(target)) is not None:
             machine.power = False
 
+    def _lose_gpu(self, target: int) -> None:
+        if (machine := self._pick(target)) is not None:
+            machine.gpu_lost = True
+
+    def _mend_gpus(self, target: int) -> None:
+        for machine in self.machines.values():
+            machine.gpu_lost = False
+
+    def _xid(self, target: int) -> None:
+        """One that needs a reset, of all generations that have run there: it is told from now on, whatever runs there then."""
+        if (machine := self._pick(target)) is not None:
+            code = (13, 48, 79)[target % 3]
+            said = f"Xid {code} on {machine.name} at {self.now:g}"
+            fact = GpuFact(kind="gpu_xid", evidence=said, xid=code, during=frozenset(machine.processes))
+            machine.xids = (*machine.xids, fact)
+
     def _kill_agent(self, target: int) -> None:
         if (machine := self._pick(target)) is not None:
             machine.agent = False
@@ -799,6 +825,7 @@ class Cluster:
                 registered=here,
                 host=machine.host if machine is not None and here else "",
                 leaving=self.reported_leaving.get(name, "") if here else "",
+                gpus=self.reported_gpus.get(name, ()) if here else (),
                 allocation=machine.allocation if machine is not None and here else given.get(name, ""),
                 slots=1 if here else 0,
                 # it comes and goes, for no reason that anybody knows
@@ -881,6 +908,8 @@ class Cluster:
             )
             if action.verb == "place" and node is not None and barred:
                 self.broken.append(f"cordon: {action.key} on {action.node} of the cordoned host {node.machine}")
+            if action.verb == "place" and node is not None and gpu.unfit(node, self.spec):
+                self.broken.append(f"gpu: {action.key} on {action.node}: {gpu.unfit(node, self.spec)}")
             if action.verb in ("start", "place", "fence", "move", "acquire", "release"):
                 if action.key in self.committed_keys:
                     self.broken.append(f"stale: {action.key} is done twice")
@@ -890,6 +919,17 @@ class Cluster:
                 self.broken.append(f"paused: {action.key} ({action.reason})")
         self._check_budgets(decision, observed, before)
         self._check_rungs(decision)
+        self._check_gpus(decision, observed, before)
+
+    def _check_gpus(self, decision: Decision, observed: Observed, before: Memory) -> None:
+        """Nobody moves for what befell another generation."""
+        for incident in decision.incidents:
+            if incident.kind != Kind.GPU or incident.decided != self.now:
+                continue
+            now = (incident.group, before.groups[incident.group].generation)
+            facts = observed.nodes[before.groups[incident.group].node].gpus
+            if not any(f.during is None or (now in f.during and f.xid != 13) for f in facts):
+                self.broken.append(f"gpu: {incident.id} of generation {now[1]}, and only {facts} was said")
 
     def _person_bars(self, observed: Observed, host: str) -> bool:
         return host in observed.cordons and bool(observed.cordons[host].why)
@@ -914,6 +954,8 @@ class Cluster:
             if node in observed.nodes
         ):
             pass  # its host was cordoned meanwhile
+        elif any(gpu.unfit(observed.nodes[node], self.spec) for node in grant.nodes if node in observed.nodes):
+            pass
         elif (since := before.allocations[key].unheard_since) is not None:
             if observed.now < since + self.spec.policy.allocation_timeout_s:
                 self.broken.append(f"acquired: spare {key} may still come and is renewed")

@@ -28,6 +28,9 @@ FAULTS = [
     "unlink",
     "link",
     "power_off",
+    "lose_gpu",
+    "mend_gpus",
+    "xid",
     "kill_agent",
     "revive_agents",
     "take_away",
@@ -351,7 +354,7 @@ def test_every_fault_of_the_model_can_happen(fault: str) -> None:
     c = live(0, [], cluster.spec())
     undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "unsplit": "split",
             "hosts_up": "host_down", "store_back": "store_down", "resume": "pause", "undrain": "drain",
-            "accept": "refuse", "uncordon": "cordon"}  # fmt: skip
+            "accept": "refuse", "mend_gpus": "lose_gpu", "uncordon": "cordon"}  # fmt: skip
     if fault in undo:
         c.fault(undo[fault], 1)
     c.fault(fault, 1)

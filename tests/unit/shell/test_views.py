@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import timeouts
 from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.model import Checkpoint, Grant, Memory
+from supervisor.core.model import Checkpoint, GpuFact, Grant, Memory
 from supervisor.ports.store import Changes, Item
 from supervisor.shell import views
 from supervisor.wire import keys
@@ -18,6 +18,7 @@ from supervisor.wire.records import (
     CheckpointMark,
     Control,
     ExitObserved,
+    Fact,
     GateGroup,
     GateObserved,
     Health,
@@ -276,3 +277,24 @@ def test_grants_are_seen() -> None:
     mirror = mirror_of({**run_values(), **grant(1, "gone", "n1")})
     (seen,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).grants.values()
     assert (seen.key, seen.state, seen.nodes, seen.engine_id, seen.reason) == ("run-a1", "gone", ("n1",), "e", "r")
+
+
+def test_what_is_said_of_gpus_is_kept_apart_from_the_other_facts() -> None:
+    """An Xid is bound to generations of this run; another run's, and what is no generation's name, says nothing here."""
+    seen = [
+        Fact(kind="disk_full", subject="/", evidence="full"),
+        Fact(kind="gpu_lost", subject="GPU 1", evidence="GPU 1 is lost", rank=1),
+        Fact(kind="gpu_xid", subject="GPU 0", evidence="e", xid=79, rank=0, during=("run.0.3", "other.1.7", "odd")),
+        Fact(kind="gpu_xid", subject="GPU 0", evidence="e", xid=48, during=()),
+    ]
+    health = Health(
+        node="n1", sequence=1, warm="off", disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0, facts=tuple(seen)
+    )
+    values = {keys.health("n1"): encode(health), **registration("n1"), **grant(1, node="n1")}
+    node = views.observed(mirror_of({**run_values(), **values}), "run", MEMORY, 0.0, 0.0).nodes["n1"]
+    assert node.facts == {"disk_full": "full"}
+    assert node.gpus == (
+        GpuFact(kind="gpu_lost", evidence="GPU 1 is lost", rank=1),
+        GpuFact(kind="gpu_xid", evidence="e", xid=79, rank=0, during=frozenset({(0, 3)})),
+        GpuFact(kind="gpu_xid", evidence="e", xid=48, during=frozenset()),
+    )

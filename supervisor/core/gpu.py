@@ -1,0 +1,128 @@
+"""What agents say of GPUs, and when a group's failure is its GPU's fault.
+
+Two sorts. A condition holds now, for whoever runs there: a GPU that is lost, one that needs a reset. An event (an Xid) was: it
+says something of the generations that ran on the node when it came, and of no later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from supervisor.core import xids
+from supervisor.core.model import Confidence, Failure, GpuFact, GroupMemory, Kind, NodeView, Observed, Rung
+from supervisor.core.spec import RunSpec
+
+XID = "gpu_xid"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Of a condition. `replaces`: a group that fails there moves, and none is placed there. `at_once`: it has failed. `passes`: it
+    may be over by itself, so the node is kept."""
+
+    meaning: str
+    replaces: bool = False
+    at_once: bool = False
+    passes: bool = False
+
+
+CONDITIONS: Mapping[str, Effect] = {
+    "gpu_lost": Effect(
+        "the driver does not reach it, or it was there and is not any more", replaces=True, at_once=True
+    ),
+    "gpu_reset_required": Effect("the driver says that it needs a reset, or its machine a restart", replaces=True),
+    "gpu_rows_failed": Effect("a row of its memory could not be remapped, ever", replaces=True),
+    "gpu_nvlink_down": Effect("an NVLink that was up is down", replaces=True),
+    "nvml_stalled": Effect("NVML has not answered for 30 s", replaces=True, passes=True),
+    "nvml_failed": Effect("NVML worked and does not any more"),
+    "gpu_rows_pending": Effect("rows of its memory are to be remapped at its next reset"),
+    "gpu_ecc": Effect("memory errors that ECC cannot correct, since the driver was loaded"),
+    "gpu_ecc_lifetime": Effect("such errors, but all from before the driver was loaded"),
+    "gpu_nvlink_errors": Effect("new errors were counted on an NVLink"),
+    "gpu_throttled": Effect("it runs slower for its temperature, a power brake or a slowdown by its hardware"),
+}
+"""gpu_rows_failed: a row could not be remapped, ever; NVIDIA's "GPU Memory Error Management" has that GPU replaced.
+gpu_rows_pending: new work may be started there, says the same document."""
+
+KINDS = frozenset({XID, *CONDITIONS})
+
+EXPLAINS_NOTHING = frozenset({"gpu_ecc_lifetime"})
+
+MAY_BE_ITS_FAULT = frozenset({
+    Kind.CRASH, Kind.ERROR, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT, Kind.NUMERICS,
+})  # fmt: skip
+"""What a GPU that fails looks like from its process."""
+
+
+def signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
+    """What is said of GPUs that this generation of the group uses, while it ran. A node that does not answer says nothing."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered:
+        return []
+    now = (group.group, group.generation)
+    return [fact for fact in node.gpus if _used(fact, spec) and (fact.during is None or now in fact.during)]
+
+
+def replaces(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
+    """Those after which it has to leave its node, if it fails."""
+    return [fact for fact in signs(group, observed, spec) if _replaces(fact)]
+
+
+def at_once(group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure | None:
+    """The failure of a group that cannot go on, whatever its processes still do."""
+    found = [fact for fact in replaces(group, observed, spec) if _at_once(fact)]
+    return Failure(Kind.GPU, _sentences(found, group, observed), rank=found[0].rank) if found else None
+
+
+def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
+    """The failure, as its GPU's fault if that may be and the GPU says so. What was seen of the process stays as evidence. That
+    the one led to the other nobody has said, so it is likely."""
+    found = replaces(group, observed, spec) if failure.kind in MAY_BE_ITS_FAULT else []
+    if not found:
+        return failure
+    evidence = (*_sentences(found, group, observed), f"and so ({failure.kind.value}): {failure.evidence[0]}")
+    rank = next((fact.rank for fact in found if fact.rank is not None), failure.rank)
+    return replace(
+        failure,
+        kind=Kind.GPU,
+        evidence=(*evidence, *failure.evidence[1:]),
+        same="",
+        rank=rank,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
+    """What else is said of its GPUs, as evidence."""
+    found = [fact for fact in signs(group, observed, spec) if fact.kind not in EXPLAINS_NOTHING]
+    return tuple(s for s in _sentences(found, group, observed) if s not in failure.evidence)
+
+
+def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
+    """Why no group is placed on a node: a condition that holds (`for_good`: and will); empty when there is none."""
+    holds = (fact for fact in node.gpus if fact.during is None and _used(fact, spec))
+    found = (f.evidence for f in holds if _replaces(f) and not (for_good and CONDITIONS[f.kind].passes))
+    return next(found, "")
+
+
+def _used(fact: GpuFact, spec: RunSpec) -> bool:
+    return fact.rank is None or fact.rank < spec.groups.ranks_per_group
+
+
+def _replaces(fact: GpuFact) -> bool:
+    if fact.kind == XID:
+        known = xids.XIDS.get(fact.xid)
+        return known is not None and known.rung == Rung.REPLACE
+    return CONDITIONS[fact.kind].replaces
+
+
+def _at_once(fact: GpuFact) -> bool:
+    return fact.xid in xids.AT_ONCE if fact.kind == XID else CONDITIONS[fact.kind].at_once
+
+
+def _sentences(found: list[GpuFact], group: GroupMemory, observed: Observed) -> tuple[str, ...]:
+    host = observed.nodes[group.node].machine
+    return tuple(
+        f"on host {host}{f', rank {fact.rank}' if fact.rank is not None else ''}: {fact.evidence}" for fact in found
+    )
