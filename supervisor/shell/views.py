@@ -28,6 +28,7 @@ from supervisor.wire.records import (
     GateObserved,
     GatePresence,
     Health,
+    NodeCheck,
     NodeObserved,
     PolicySet,
     Registration,
@@ -151,6 +152,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
             continue
         seen = mirror.record(keys.observed(name), NodeObserved)
         health = mirror.record(keys.health(name), Health)
+        check = mirror.record(keys.check(name), NodeCheck)
         found.append(
             (
                 name,
@@ -162,6 +164,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     allocation=registration.allocation if registration is not None else given.get(name, ""),
                     role=registration.role if registration is not None else "trainer",
                     slots=registration.slots if registration is not None else 0,
+                    checking=check is not None and check.state == "pending" and registration is not None,
                     # What was said last outlives the lease.
                     facts={f.kind: f.evidence for f in health.facts} if health is not None else {},
                     warm=health is not None and health.warm == "ready" and registration is not None,

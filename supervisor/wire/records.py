@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.wire.checks import CheckResult
 
 VERSION = 1
 """Version of every kind that is not in VERSIONS."""
@@ -275,6 +276,21 @@ class Health:
     load_1m: float
     problems: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCheck:
+    """The newest checks of a node's machine: by its agent before its first rank and after a failure, or by hand."""
+
+    node: str
+    host: str
+    """The machine: a failed check keeps every run's groups away from it."""
+    state: Literal["pending", "passed", "failed"]
+    why: str
+    """On what occasion."""
+    began: int = 0
+    """An etcd revision at which they had not begun: what is held against the host since then they do not answer."""
+    results: tuple[CheckResult, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
