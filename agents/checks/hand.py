@@ -74,15 +74,13 @@ def _tell(store: Store, node: str, results: Sequence[CheckResult], began: int) -
 
 def _host(store: Store, node: str) -> str:
     """As its agent says, or said."""
-    for key, kind in ((keys.registration(node), Registration), (keys.check(node), NodeCheck)):
-        item = store.get(key)
-        try:
-            found = decode(item.value, kind).host if item is not None else ""
-        except RecordError:
-            continue
-        if found:
-            return found
-    return node
+    registration, check = store.get(keys.registration(node)), store.get(keys.check(node))
+    try:
+        if registration is not None:
+            return decode(registration.value, Registration).host or node
+        return decode(check.value, NodeCheck).host if check is not None else node
+    except RecordError:
+        return node
 
 
 def render(results: Sequence[CheckResult], follows: str) -> RenderableType:
