@@ -157,7 +157,7 @@ class Reporter(threading.Thread):
             with self._some:
                 if self._check is check:
                     self._check = None
-            self._checked(check, revision, neighbours(store, check.node))
+            self._checked(check, revision, neighbours(store, check.node) if check.state == "pending" else ())
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
         if health is not None:

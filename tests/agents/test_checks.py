@@ -21,9 +21,11 @@ from agents.checks.network import Peer
 from agents.checks.node import AGAIN, FIRST, IDLE_S, NodeChecks
 from agents.checks.run import Check, answers
 from agents.settings import Settings
+from supervisor.ports.store import Store
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
-from supervisor.wire.records import NodeCheck
+from supervisor.wire.records import NodeCheck, decode
+from tests.agents.nodes import Nodes, desire, kill, running, trainer
 from tests.agents.test_facts import ROOT, tmpfs
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import eventually
@@ -331,3 +333,31 @@ def test_what_says_nothing_has_failed(tmp_path: Path, monkeypatch: pytest.Monkey
     eventually(lambda: len(told.records) == 2, 30)
     assert told.records[1].state == "failed"
     assert told.records[1].results[0].evidence == "they ended with 1, without a word"
+
+
+def _check(store: Store) -> NodeCheck | None:
+    item = store.get(keys.check("n0"))
+    return decode(item.value, NodeCheck) if item is not None else None
+
+
+def _done(store: Store, why: str) -> NodeCheck | None:
+    found = _check(store)
+    return found if found is not None and found.state != "pending" and found.why == why else None
+
+
+@pytest.mark.etcd
+def test_a_nodes_agent_says_so_before_it_registers_and_checks_again_after_a_failure(nodes: Nodes, store: Store) -> None:
+    node = nodes.cold("n0")
+    first = eventually(lambda: _done(store, FIRST), 60, "the first checks end")
+    assert (first.state, first.host) == ("passed", "n0")
+    assert [r.name for r in first.results] == ["memory", "disk", "loopback", "peers", "device"]
+    registered = eventually(lambda: store.get(keys.registration("n0")), 30, "it registers")
+    assert 0 < first.began < registered.create_revision, "whoever sees the node sees that it is being checked"
+    desire(store, "n0", trainer())
+    pid = running(store, node, 1)
+    (node.folder.parent.parent / "broken-n0").write_text("it fell off the bus")
+    kill(pid)
+    desire(store, "n0")
+    again = eventually(lambda: _done(store, AGAIN), 60, "it is checked again")
+    assert (again.state, again.began > registered.create_revision) == ("failed", True)
+    assert [r.evidence for r in again.results if r.outcome == "failed"] == ["it fell off the bus"]
