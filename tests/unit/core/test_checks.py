@@ -117,6 +117,9 @@ def test_the_invariant_holds_it_off() -> None:
     w = World(groups=2, spares=1).bring_up()
     before = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(), phase="placing", node="", host="")})
     after = replace(before, groups={**before.groups, 0: replace(w.group(), phase="starting", node="n3", host="n3")})
+    w.node(3, checking=True)
+    found = invariants.violations(before, after, w.observed(), w.spec)
+    assert "I20: group 0 is placed on n3, which is being checked" in found
     fail(w, 3)
     assert any("I20" in v and FAILED in v for v in invariants.violations(before, after, w.observed(), w.spec))
 
