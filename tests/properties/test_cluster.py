@@ -38,6 +38,8 @@ FAULTS = [
     "cordon",
     "drain_host",
     "uncordon",
+    "fail_check",
+    "pass_check",
     "stall_engine",
     "gate_down",
     "gate_frozen",
@@ -55,7 +57,7 @@ FAULTS = [
 
 REFUSALS = ["refuse", "accept"]
 
-PERSONS = ["cordon", "drain_host", "drain_host", "uncordon"]
+PERSONS = ["cordon", "drain_host", "drain_host", "uncordon", "fail_check", "pass_check"]
 
 LEAVES = ["limit", "limit", "limit_all", "drain", "undrain"]
 
@@ -351,7 +353,7 @@ def test_every_fault_of_the_model_can_happen(fault: str) -> None:
     c = live(0, [], cluster.spec())
     undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "unsplit": "split",
             "hosts_up": "host_down", "store_back": "store_down", "resume": "pause", "undrain": "drain",
-            "accept": "refuse", "uncordon": "cordon"}  # fmt: skip
+            "accept": "refuse", "uncordon": "cordon", "pass_check": "fail_check"}  # fmt: skip
     if fault in undo:
         c.fault(undo[fault], 1)
     c.fault(fault, 1)
