@@ -75,6 +75,9 @@ class NodeChecks:
         """A record is in the etcd, at this revision. From the thread that wrote it."""
         if record.state == "pending":
             threading.Thread(target=self._run, args=(revision, peers), name="checks", daemon=True).start()
+        else:
+            self._mark.write("done")
+            self._why = ""
 
     def stop(self) -> None:
         with self._lock:
@@ -84,11 +87,14 @@ class NodeChecks:
 
     def _run(self, revision: int, peers: Sequence[network.Peer]) -> None:
         command = arguments(self._settings.node_folder, self._settings.slots, peers)
-        with self._lock:
-            if self._stopped.is_set():
-                return
-            self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        results = collect(self._child)
+        try:
+            with self._lock:
+                if self._stopped.is_set():
+                    return
+                self._child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            results = collect(self._child)
+        except OSError as error:  # no memory, no processes: nor would a rank start
+            results = [CheckResult(name="checks", outcome="failed", evidence=f"cannot be run: {error.strerror}")]
         if self._stopped.is_set():
             return  # cut short: the next agent does it
         record = self._record("failed" if any(r.outcome == "failed" for r in results) else "passed", results, revision)
@@ -97,8 +103,6 @@ class NodeChecks:
                 logging.WARNING if result.outcome == "failed" else logging.INFO,
                 "check of %s %s: %s", result.name, result.outcome, result.evidence,
             )  # fmt: skip
-        self._mark.write("done")
-        self._why = ""
         self._tell(record)
 
     def _record(self, state: str, results: Sequence[CheckResult], began: int = 0) -> NodeCheck:

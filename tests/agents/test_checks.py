@@ -289,6 +289,9 @@ def test_once_in_a_nodes_life_before_its_first_rank(tmp_path: Path) -> None:
     assert told.said[1] == ("passed", FIRST)
     assert (told.records[1].host, told.records[1].began) == ("m1", 7)
     assert {"memory", "disk", "matmul"} <= {r.name for r in told.records[1].results}
+    told.checks().start(runs_here=True)
+    assert told.said.pop() == ("pending", FIRST), "etcd was not told yet"
+    del told.records[2]
     checks.written(told.records[1], 8, [])
     told.checks().start(runs_here=True)
     told.checks().start(runs_here=False)
