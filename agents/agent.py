@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from agents import health, launch, process
 from agents.awake import AwakeClock
+from agents.checks.node import NodeChecks, life
 from agents.commands import RankCommands
 from agents.cut_off import CutOff
 from agents.desired import DesiredWatch, Wanted
@@ -110,7 +111,10 @@ class Agent:
             insecure=security.insecure,
         )
         told = self._from_thread(self._on_written)
-        self._reporter = Reporter(registration, settings.node_folder, settings.etcd, settings.lease_s, told, security)
+        self._checks = NodeChecks(settings, life(), lambda record: self._reporter.check(record))
+        self._reporter = Reporter(
+            registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written
+        )
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
         )
@@ -154,6 +158,7 @@ class Agent:
             leaving=self._on_leaving,
             stopping=self._on_stopping,
         )
+        self._checks.start(runs_here=bool(adopted))
         watching = asyncio.create_task(self._shim.watch(watched))
         self._reporter.start()
         self._desired.start()
@@ -192,6 +197,7 @@ class Agent:
         self._desired.stop()
         self._facts.stop()
         self._gpus.stop()
+        self._checks.stop()
         self._report(self._loop.time())
         # with processes running this is only a change of agents: the next one takes the registration over
         self._reporter.stop(give_back=not self._view.running())
@@ -214,6 +220,8 @@ class Agent:
         elif self._view.put(record):
             log.info("%s ended: exit code %s, signal %s", record.name, record.exit_code, record.signal)
             self._exporter.ended(record)
+            if record.exit_code != 0 and isinstance(parse(record.name), TrainerName):
+                self._checks.failed()
         self._wake.set()
 
     def _tell_news(self) -> None:
@@ -299,6 +307,8 @@ class Agent:
             except ShimRefused as error:
                 log.warning("the shim refused %s: %s", action, error)
         self._command(now)
+        wants = any(node.trainers for node in self._wanted.by_run.values())
+        self._checks.look(not wants and self._told_to_end is None and not self._view.running(), awake)
         self._runs = frozenset(self._view.runs())
         if self._view.milestones() != self._last_report[0] or now - self._last_report[1] >= self._settings.report_s:
             self._report(now)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ import typer  # noqa: E402
 from agents.settings import Settings  # noqa: E402
 from supervisor.shell import failpoints  # noqa: E402
 from supervisor.wire import address as addresses  # noqa: E402
-from supervisor.wire.security import VARIABLE  # noqa: E402
+from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port  # noqa: E402
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Runs one node: its shim, agent and trainers.")
 
@@ -84,6 +85,47 @@ def run(
         os.environ.pop(name, None)  # submitted from within another node: its next shim would take us for a leftover
     # a fresh image without typer: the shim lives as long as the node
     os.execv(sys.executable, [sys.executable, "-m", "agents.shim", *settings.arguments()])
+
+
+@app.command()
+def check(
+    home: Annotated[Path, typer.Option(help="Folder on the disk to check: the --home of the nodes here.")] = Path("."),
+    node: Annotated[
+        str, typer.Option(help="A node that ran here: etcd is told, and a host that passes is freed (docs/NODES.md).")
+    ] = "",
+    etcd: Annotated[str, typer.Option(help="HOST:PORT of the etcd: who the other nodes are.")] = "",
+    ranks: Annotated[int, typer.Option(min=1, help="How many ranks, each with a device of its own, are to fit.")] = 1,
+    security: Annotated[
+        str, typer.Option(envvar=VARIABLE, help="The security file, of the node or of an operator.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check this machine: devices, arithmetic, memory, disk, network. Exits 0 when nothing failed, 1 when something did."""
+    # only here: a node that starts is to be the shim at once, and grpc takes longer than all else
+    from rich.console import Console
+
+    from agents.checks import hand
+    from supervisor.ports.errors import PortError
+
+    endpoints = tuple(part.strip() for part in etcd.split(",") if part.strip())
+    if node and not endpoints:
+        process.say("--node needs the --etcd that is to be told")
+        raise typer.Exit(2)
+    try:
+        for endpoint in endpoints:
+            host_and_port(endpoint)
+        results, follows = hand.by_hand(home, node, ranks, endpoints, checked(security, endpoints))
+    except PortError as error:
+        process.say(str(error))
+        raise typer.Exit(1) from None
+    except (SecurityError, ValueError) as error:  # NoSuchNode is one, and so is an endpoint that is none
+        process.say(str(error))
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps([asdict(result) for result in results]))
+    else:
+        Console(soft_wrap=not sys.stdout.isatty()).print(hand.render(results, follows))
+    raise typer.Exit(int(any(result.outcome == "failed" for result in results)))
 
 
 def _resolved(settings: Settings) -> Settings:

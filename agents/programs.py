@@ -14,6 +14,8 @@ _MODULES = {
     "lighthouse": programs.LIGHTHOUSE,
     "gate": programs.GATE,
     "agent": programs.AGENT,
+    "checks": programs.CHECKS,
+    "check_device": programs.CHECK_DEVICE,
 }
 
 SEAM = "SUPERVISOR_PROGRAMS"

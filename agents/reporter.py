@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from agents.checks.neighbours import neighbours
+from agents.checks.network import Peer
 from agents.patience import OneSentence, connect_patiently, pause_after
 from agents.trips import Trip
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Lease, Store
 from supervisor.wire import keys
-from supervisor.wire.records import Health, NodeObserved, RecordError, Registration, decode, encode
+from supervisor.wire.records import Health, NodeCheck, NodeObserved, RecordError, Registration, decode, encode
 from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,10 @@ class Reporter(threading.Thread):
         lease_s: int,
         written: Callable[[int], None],
         security: Security | None = None,
+        checked: Callable[[NodeCheck, int, Sequence[Peer]], None] = lambda record, revision, peers: None,
     ) -> None:
+        """`checked` is called in this thread with each record of checks that has reached the etcd, its revision, and the
+        other nodes that are there."""
         super().__init__(name="reporter", daemon=True)
         self._registration = registration
         self._mark = folder / "lease.json"
@@ -65,6 +70,8 @@ class Reporter(threading.Thread):
         self._some = threading.Condition()
         self._observed: tuple[int, NodeObserved] | None = None
         self._health: Health | None = None
+        self._check: NodeCheck | None = None
+        self._checked = checked
         self._tickets = 0
         self._stop_now = threading.Event()
         self._give_back = False
@@ -91,6 +98,12 @@ class Reporter(threading.Thread):
             self._health = record
             self._some.notify()
 
+    def check(self, record: NodeCheck) -> None:
+        """Have this written, before the node is registered if it is not yet."""
+        with self._some:
+            self._check = record
+            self._some.notify()
+
     def stop(self, give_back: bool) -> None:
         """Write what is left to write, once, and end. `give_back`: the node is gone at once, not when its lease lapses."""
         with self._some:
@@ -107,7 +120,8 @@ class Reporter(threading.Thread):
         said = OneSentence("etcd takes our reports again")
         while not self._stop_now.is_set():
             with self._some:
-                if self._observed is None and self._health is None and not self._stop_now.is_set():
+                quiet = self._observed is None and self._health is None and self._check is None
+                if quiet and not self._stop_now.is_set():
                     self._some.wait(LOOK_S)
             try:
                 self._write(store)
@@ -130,7 +144,7 @@ class Reporter(threading.Thread):
     def _write(self, store: Store) -> None:
         """What runs comes first: whoever sees the registration may count on what is observed."""
         with self._some:
-            observed, health = self._observed, self._health
+            observed, health, check = self._observed, self._health, self._check
         if not self.standing.registered and not self._stop_now.is_set():
             self._may_register(store)  # before anything is written in the name of this node
         if observed is not None:
@@ -144,6 +158,12 @@ class Reporter(threading.Thread):
                     self._observed = None
             self.standing.written += 1
             self._written(ticket)
+        if check is not None:
+            revision = store.put(keys.check(check.node), encode(check))
+            with self._some:
+                if self._check is check:
+                    self._check = None
+            self._checked(check, revision, neighbours(store, check.node) if check.state == "pending" else ())
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
         if health is not None:

@@ -14,12 +14,20 @@ OF_THE_PROGRAM = (Kind.ERROR, Kind.PEERS_GONE, Kind.SAME_ERROR)
 """What a program says of itself bars a host for its own run only: else a bug that is launched twice would cordon a cluster."""
 
 
+def freeable(answered: Iterable[Suspicion], all_of_host: Iterable[Suspicion]) -> list[Suspicion]:
+    """Of the suspicions that are older than a passed check, those that it frees the host from. Once: one within a day of
+    another that a check has freed already shows that the checks do not see what is wrong there."""
+    before = [s.at for s in all_of_host if s.freed]
+    return [s for s in answered if not s.freed and not any(0.0 <= s.at - at <= REPEATED_S for at in before)]
+
+
 def repeated(held: Iterable[Suspicion]) -> str:
-    """Why a host's incidents bar it for every run; empty when they do not. It does not change as time passes."""
+    """Why a host's incidents bar it for every run; empty when they do not. It does not change as time passes. Two that were
+    freed by one check bar nothing; one that came after a check still counts with the one before."""
     told = sorted((s for s in held if s.kind not in OF_THE_PROGRAM), key=lambda s: (s.at, s.run, s.incident))
     for number, two in enumerate(told[1:]):
         one = told[number]
-        if two.at - one.at <= REPEATED_S:
+        if two.at - one.at <= REPEATED_S and not (one.freed and two.freed):
             return f"{_sentence(one)} and {_sentence(two)} within a day"
     return ""
 
@@ -30,7 +38,7 @@ def barred(observed: Observed, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def freed(observed: Observed, own: Mapping[str, str]) -> list[str]:
-    """Those of a run's own cordons that a person has freed: what was held against them is there no more."""
+    """Those of a run's own cordons that a person or a passed check has freed: nothing is held against them any more."""
     there = {host for host, cordon in observed.cordons.items() if cordon.ours}
     return sorted(own.keys() - there)
 

@@ -102,4 +102,8 @@ def _cordoned(old: GroupMemory, new: GroupMemory, after: Memory, observed: Obser
         return []
     host = new.host or new.node
     why = barred(observed, after.cordons).get(host, "")
-    return [f"I20: group {new.group} is placed on {new.node}, whose host {host} is cordoned: {why}"] if why else []
+    if why:
+        return [f"I20: group {new.group} is placed on {new.node}, whose host {host} is cordoned: {why}"]
+    view = observed.nodes.get(new.node)
+    checking = view is not None and view.checking
+    return [f"I20: group {new.group} is placed on {new.node}, which is being checked"] if checking else []

@@ -192,6 +192,8 @@ class NodeView:
     warm: bool = False
     """Its warm process is ready: a group starts there without importing anything first."""
     ranks: tuple[RankView, ...] = ()
+    checking: bool = False
+    """Its machine is being checked: no group is started there before that has ended."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What else holds on the machine now, as its agent says: kind -> a sentence."""
     gpus: tuple[GpuFact, ...] = ()
@@ -260,6 +262,8 @@ class CordonView:
     """Why what runs there is to leave it; empty: it may stay."""
     ours: bool = False
     """An incident of this run is held against it."""
+    passed: str = ""
+    """An incident of this run was held against it until these checks passed there; empty: none was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -552,6 +556,8 @@ class Suspicion:
     kind: Kind
     at: float
     """On the run clock, which is one for all runs."""
+    freed: str = ""
+    """The checks that the host has passed since: it is not held any more, but remembered. Empty: it is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,9 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     unplaced = [g for g in waiting if g.phase == "unplaced"]
     if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
         return True
+    if checking := r.checking():
+        r.wait(f"{len(free)} of {len(unplaced)} nodes are there; {checking}")
+        return False
     # of what is wanted now: a run that was resumed has released ones, as old as it is itself
     since = min((a.since for a in r.allocations.values() if a.state == "wanted"), default=r.now)
     deadline = since + r.spec.policy.allocation_timeout_s
@@ -67,6 +70,12 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
             f"queue{r.engines_word(queued[0].key)}"
         )
         return False
+    # one that was asked for in the place of another, whose host failed its checks: it has had no time yet
+    instead = [a.since + r.spec.policy.allocation_timeout_s for a in pending if any(map(r.why_barred, a.exclude))]
+    if instead and r.now < max(instead) and not refused:
+        about = f"{len(free)} of {len(unplaced)} nodes are there, and others were asked for in the place of barred ones"
+        r.wait(about, until=max(instead))
+        return False
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
     r.halt(f"{len(free)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
     return False
@@ -75,8 +84,11 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
 def _start_in_place(r: Round, group: GroupMemory) -> None:
     verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
     other = detect.under_another(group, r.observed)
+    view = r.observed.nodes.get(group.node)
     if other:
         r.wait(f"group {group.group}: {other}: nothing is started there", until=r.now + 1.0)
+    elif view is not None and view.checking:
+        r.wait(f"group {group.group}: node {group.node} is being checked")
     elif verdict == Verdict.HEALTHY:
         if not r.full(group.group):
             _start(r, group, group.node)
@@ -130,6 +142,9 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
 
 def _no_node(r: Round, group: GroupMemory) -> None:
     if r.full(group.group):
+        return
+    if checking := r.checking():
+        r.wait(f"group {group.group}: {checking}")
         return
     pending = r.pending()
     if pending:

@@ -123,9 +123,7 @@ class Round:
         if self._candidates is None:
             held = self.taken()
             free = (
-                n
-                for n in self.observed.nodes.values()
-                if n.registered and n.role == "trainer" and n.name not in held and self._usable(n)
+                n for n in self.observed.nodes.values() if n.name not in held and not n.checking and self._may_serve(n)
             )
             self._candidates = [n.name for n in sorted(free, key=lambda n: (not n.warm, n.name))]
         held, bars = self._held_now, bool(self.cordons or self._barred_for_all)
@@ -143,12 +141,25 @@ class Round:
         """Whether a cordon keeps new groups away from it: one of this run's own, or one for every run."""
         return host in self.cordons or host in self._barred_for_all
 
+    def why_barred(self, host: str) -> str:
+        return self.cordons.get(host) or self._barred_for_all.get(host, "")
+
+    def checking(self) -> str:
+        """That nodes which could take a group are being checked; empty: none is. Their agents set the checks a limit."""
+        held = self.taken()
+        nodes = self.observed.nodes.values()
+        found = sorted(n.name for n in nodes if n.checking and n.name not in held and self._may_serve(n))
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        return f"node {found[0]}{more} is being checked before its first rank" if found else ""
+
     def drained(self, host: str) -> str:
         """Why a person has its groups leave a host; empty when they may stay."""
         cordon = self.observed.cordons.get(host)
         return cordon.drain if cordon is not None else ""
 
-    def _usable(self, node: NodeView) -> bool:
+    def _may_serve(self, node: NodeView) -> bool:
+        if not node.registered or node.role != "trainer":
+            return False
         allocation = self.allocations.get(node.allocation)
         if allocation is None or allocation.state != "wanted" or self.leaving(node.name) or gpu.unfit(node, self.spec):
             return False
@@ -392,9 +403,11 @@ class Round:
         self.act("cordon", f"cordon:{host}:{incident.id}", self.cordons[host], node=node, incident=incident.id)
 
     def uncordon(self, host: str) -> None:
-        """A person has freed it."""
+        """A person, or a check that it passed, has freed it."""
         was = self.cordons.pop(host)
-        self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by a person ({was})")
+        view = self.observed.cordons.get(host)
+        by = view.passed if view is not None and view.passed else "a person"
+        self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by {by} ({was})")
 
     def halt(self, reason: str, incident: Incident | None) -> None:
         """Rung 4: drain what still runs, then stop, and say why."""

@@ -123,7 +123,8 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
     if hosts and all(r.is_barred(host) for host in hosts):
         # One that it was told not to give it may give for ever.
         told = any(host in allocation.exclude for host in hosts)
-        return f"its host {sorted(hosts)[0]} was cordoned meanwhile", 0.0, not told
+        host = min(hosts)
+        return f"its host {host} was cordoned meanwhile ({r.why_barred(host)})", 0.0, not told
     broken = _unfit(r, grant)
     if broken:
         return broken, 0.0, False

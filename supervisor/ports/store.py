@@ -84,7 +84,9 @@ class Store(Protocol):
 
     def get(self, key: str) -> Item | None: ...
 
-    def list(self, prefix: str) -> Snapshot: ...
+    def list(self, prefix: str, *, after: str = "", limit: int = 0) -> Snapshot:
+        """In the order of keys; only those behind `after`, and so many (0: all)."""
+        ...
 
     def put(self, key: str, value: bytes, lease: int = 0) -> int:
         """Returns the revision."""

@@ -20,6 +20,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"nodes/[^/]+/registration", records.Registration),
         (r"nodes/[^/]+/health", records.Health),
         (r"nodes/[^/]+/observed", records.NodeObserved),
+        (r"nodes/[^/]+/check", records.NodeCheck),
         (r"nodes/[^/]+/gate/[^/]+", records.GateObserved),
         (r"nodes/[^/]+/gate-presence/[^/]+", records.GatePresence),
         (r"cordons/[^/]+/person", records.Cordon),

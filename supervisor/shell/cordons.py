@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from supervisor.core.cordons import repeated
+from supervisor.core.cordons import freeable, repeated
 from supervisor.core.model import CordonView, Memory, Suspicion
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import Cordon
+from supervisor.wire.records import Cordon, NodeCheck
 
 UNREADABLE = "a person's cordon that cannot be read: say `supervisor uncordon` and cordon it again"
 
@@ -24,6 +24,8 @@ class HostCordons:
     suspicions: list[Suspicion] = field(default_factory=list)
     runs: set[str] = field(default_factory=set)
     """Of which an incident is held against it, also where the record cannot be read."""
+    failed: str = ""
+    """What of its newest checks failed; empty: nothing did, or it was never checked."""
     keys: list[str] = field(default_factory=list)
 
     @property
@@ -31,7 +33,7 @@ class HostCordons:
         """Why it is barred for every run, and by whom; empty: it is not."""
         if self.person is not None:
             return f"{'drained' if self.person.drain else 'cordoned'} by {self.person.by}: {self.person.why}"
-        return UNREADABLE if self.unreadable else repeated(self.suspicions)
+        return UNREADABLE if self.unreadable else self.failed or repeated(self.suspicions)
 
 
 def by_host(mirror: Mirror) -> dict[str, HostCordons]:
@@ -45,13 +47,57 @@ def by_host(mirror: Mirror) -> dict[str, HostCordons]:
                 held.unreadable = held.person is None
             case [host, "incident", run, _]:
                 held = found.setdefault(host, HostCordons())
-                held.runs.add(run)
                 suspicion = mirror.record(key, Suspicion)
                 held.suspicions += [suspicion] if suspicion is not None else []
+                if suspicion is None or not suspicion.freed:
+                    held.runs.add(run)
             case _:
                 continue  # none of ours: the audit says so
         held.keys.append(key)
+    for host, (key, check) in newest_checks(mirror).items():
+        if check.state == "failed":
+            held = found.setdefault(host, HostCordons())
+            held.failed = failure(check)
+            held.keys.append(key)
     return found
+
+
+def newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
+    """By host, the key and record of the checks that were told last. Those that cannot be read say nothing."""
+    found: dict[str, tuple[int, str, NodeCheck]] = {}
+    for key in [key for key in mirror.items if key.startswith(keys.NODES) and key.endswith("/check")]:
+        check = mirror.record(key, NodeCheck)
+        revision = mirror.items[key].mod_revision
+        if check is not None and revision > found.get(check.host, (0, "", check))[0]:
+            found[check.host] = (revision, key, check)
+    return {host: (key, check) for host, (_, key, check) in found.items()}
+
+
+def failure(check: NodeCheck) -> str:
+    """What failed of it, as a sentence."""
+    said = "; ".join(f"{r.name}: {r.evidence}" for r in check.results if r.outcome == "failed")
+    return f"its checks failed on node {check.node} ({check.why}): {said}"
+
+
+def freed_by_checks(mirror: Mirror) -> dict[str, Suspicion]:
+    """By key, the suspicions that a passed check of their host frees it from, as they are to be written: those that were
+    there when it began."""
+    found: dict[str, Suspicion] = {}
+    checks = newest_checks(mirror)
+    for host, held in by_host(mirror).items():
+        _, check = checks.get(host, ("", None))
+        if check is None or check.state != "passed":
+            continue
+        by_key = {key: s for key in held.keys if (s := _suspicion(mirror, key)) is not None}
+        older = [s for key, s in by_key.items() if mirror.items[key].mod_revision <= check.began]
+        freed = freeable(older, by_key.values())
+        why = f"the checks that it passed on node {check.node} ({check.why})"
+        found |= {key: replace(s, freed=why) for key, s in by_key.items() if s in freed}
+    return found
+
+
+def _suspicion(mirror: Mirror, key: str) -> Suspicion | None:
+    return mirror.record(key, Suspicion) if "/incident/" in key else None
 
 
 def seen_by(mirror: Mirror, run: str) -> dict[str, CordonView]:
@@ -61,6 +107,7 @@ def seen_by(mirror: Mirror, run: str) -> dict[str, CordonView]:
             why=held.why,
             drain=held.why if held.person is not None and held.person.drain else "",
             ours=run in held.runs,
+            passed=max((s.freed for s in held.suspicions if s.run == run), default=""),
         )
         for host, held in by_host(mirror).items()
     }

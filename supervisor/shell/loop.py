@@ -17,7 +17,7 @@ from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
-from supervisor.shell import projection, standing, views
+from supervisor.shell import cordons, projection, standing, views
 from supervisor.shell.audit import audit
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
 """Longest sleep: lost leadership is seen within this."""
+
+FREED_AT_ONCE = 40
+"""Suspicions that one transaction marks as freed: an operation and an expectation each."""
 
 SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is asked for every second."""
@@ -113,6 +116,7 @@ class Loop:
             self._stable_since = self._monotonic()
         try:
             self._engine.offer(self._mirror, self._term)
+            self._free_checked()
             for name, record in views.runs(self._mirror).items():
                 self._round(name, record)
         except Retryable as error:
@@ -122,6 +126,22 @@ class Loop:
             self._resynchronise()
         self._telemetry.store(self._watch.silent_s <= SILENCE_S)
         self._report_unreadable(changed)
+
+    def _free_checked(self) -> None:
+        """Note that hosts have passed their checks since an incident was held against them (ADR 9)."""
+        freed = list(cordons.freed_by_checks(self._mirror).items())[:FREED_AT_ONCE]
+        if not freed:
+            return
+        as_it_is = [Expect(key, mod_revision=self._mirror.items[key].mod_revision) for key, _ in freed]
+        puts = {key: encode(suspicion) for key, suspicion in freed}
+        try:
+            revision = self._store.commit(puts, (), [self._term.expect(), *as_it_is])
+        except Fenced:
+            return  # a person freed it meanwhile; or we lead no more, which the next write will say
+        self._mirror.wrote(puts, revision)
+        for _, suspicion in freed:
+            about = f"incident {suspicion.incident} of run {suspicion.run}"
+            log.info("host %s is free of %s: %s", suspicion.host, about, suspicion.freed)
 
     def _round(self, run: str, record: RunRecord) -> None:
         try:

@@ -83,6 +83,7 @@ def nodes(found: Sequence[NodeStatus]) -> RenderableType:
 def _kept_away(n: NodeStatus) -> list[str]:
     """Why it is left, and why nothing is placed there: once, where a person's drain is both."""
     found = [f"leaving: {n.leaving}"] if n.leaving else []
+    found += [f"being checked ({n.check.why})"] if n.alive and n.check and n.check.state == "pending" else []
     return found + ([f"cordoned: {n.cordon}"] if n.cordon and n.cordon != n.leaving else [])
 
 

@@ -20,6 +20,7 @@ from supervisor.wire.records import (
     GateObserved,
     Health,
     LeaderRecord,
+    NodeCheck,
     NodeObserved,
     Registration,
     RunRecord,
@@ -108,6 +109,8 @@ class NodeStatus:
     problems: tuple[str, ...]
     facts: tuple[str, ...] = ()
     """What holds on its machine that training may suffer from."""
+    check: NodeCheck | None = None
+    """What the checks of its machine said last; None: it was never checked."""
     cordon: str = ""
     """Why no group is placed on its host any more, and by whom; empty: none is kept away."""
 
@@ -226,6 +229,7 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 memory_available_bytes=health.memory_available_bytes if health is not None else None,
                 problems=health.problems if health is not None else (),
                 facts=tuple(f"{f.kind}: {f.evidence}" for f in health.facts) if health is not None else (),
+                check=mirror.record(keys.check(name), NodeCheck),
                 cordon=away.get(host, ""),
             )
         )

@@ -33,6 +33,7 @@ from supervisor.wire.records import (
     GateObserved,
     GatePresence,
     Health,
+    NodeCheck,
     NodeObserved,
     PolicySet,
     Registration,
@@ -157,6 +158,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
         seen = mirror.record(keys.observed(name), NodeObserved)
         health = mirror.record(keys.health(name), Health)
         facts = health.facts if health is not None else ()
+        check = mirror.record(keys.check(name), NodeCheck)
         found.append(
             (
                 name,
@@ -168,6 +170,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     allocation=registration.allocation if registration is not None else given.get(name, ""),
                     role=registration.role if registration is not None else "trainer",
                     slots=registration.slots if registration is not None else 0,
+                    checking=check is not None and check.state == "pending" and registration is not None,
                     # What was said last outlives the lease.
                     facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
                     gpus=tuple(_gpu(f, run) for f in facts if f.kind in gpu.KINDS),

@@ -38,6 +38,11 @@ def observed(node: str) -> str:
     return f"{NODES}{node}/observed"
 
 
+def check(node: str) -> str:
+    """What the checks of the node's machine said. Written by the agent, and by a check by hand; it outlives the node."""
+    return f"{NODES}{node}/check"
+
+
 def gate(node: str, run: str) -> str:
     """What the gate of `run` on this node hears, admits and has fenced. Written by the gate."""
     return f"{NODES}{node}/gate/{run}"

@@ -20,6 +20,12 @@ GATE = "agents.gate"
 AGENT = "agents.agent"
 """`python -m agents.agent ...`: a child of the shim."""
 
+CHECKS = "agents.checks.run"
+"""`python -m agents.checks.run ...`: looks at the machine, prints a CheckResult a line."""
+
+CHECK_DEVICE = "titan_actor.check_device"
+"""`python -m titan_actor.check_device --ranks N`: the same for what needs torch: devices, arithmetic, their memory."""
+
 CONTROL_PLANE = "SUPERVISOR_CONTROL_PLANE"
 """Environment variable in which a control-plane job of Slurm finds how to submit its successor (JSON). Nobody else's: it
 holds what the run file says of Slurm."""

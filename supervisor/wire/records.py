@@ -18,6 +18,7 @@ from pydantic_core import to_jsonable_python
 
 from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.wire.checks import CheckResult
 
 VERSION = 1
 """Version of every kind that is not in VERSIONS."""
@@ -306,6 +307,21 @@ class Health:
     facts: tuple[Fact, ...] = ()
     store_ms: float = 0.0
     """How long etcd usually takes for a report of this agent, rounded up to a power of two; 0: not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCheck:
+    """The newest checks of a node's machine: by its agent before its first rank and after a failure, or by hand."""
+
+    node: str
+    host: str
+    """The machine: a failed check keeps every run's groups away from it."""
+    state: Literal["pending", "passed", "failed"]
+    why: str
+    """On what occasion."""
+    began: int = 0
+    """An etcd revision at which they had not begun: what is held against the host since then they do not answer."""
+    results: tuple[CheckResult, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

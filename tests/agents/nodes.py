@@ -31,6 +31,7 @@ from tests.helpers.waiting import eventually
 TOYS = {
     "trainer": "tests.agents.toy_trainer",
     "warm": "tests.agents.toy_warm",
+    "check_device": "tests.agents.toy_check_device",
 }
 
 RUN = "toy"

@@ -78,10 +78,12 @@ class MemoryStore:
             self._read()
             return self._items.get(key)
 
-    def list(self, prefix: str) -> Snapshot:
+    def list(self, prefix: str, *, after: str = "", limit: int = 0) -> Snapshot:
         with self._changed:
             self._read()
-            return self._snapshot(prefix)
+            found = self._snapshot(prefix)
+            items = [item for item in found.items if item.key > after]
+            return Snapshot(found.revision, tuple(items[:limit] if limit else items))
 
     def put(self, key: str, value: bytes, lease: int = 0) -> int:
         return self._write({key: value}, [], [], lease)

@@ -31,7 +31,11 @@ from supervisor.wire.security import Security
 from tests.helpers.etcd import Cluster
 from tests.helpers.waiting import eventually
 
-TOYS = {"trainer": "tests.agents.toy_trainer", "warm": "tests.agents.toy_warm"}
+TOYS = {
+    "trainer": "tests.agents.toy_trainer",
+    "warm": "tests.agents.toy_warm",
+    "check_device": "tests.agents.toy_check_device",
+}
 """Trainers that step without torch: these tests are about the control plane."""
 
 LEASE_S = 2

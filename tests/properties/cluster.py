@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from supervisor.core import budget as budgets
 from supervisor.core import gpu, invariants
@@ -38,7 +38,8 @@ from supervisor.ports.store import Item, Snapshot
 from supervisor.shell import cordons, projection, views
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import Cordon, NodeDesired, TrainerDesired, encode
+from supervisor.wire.checks import CheckResult
+from supervisor.wire.records import Cordon, NodeCheck, NodeDesired, TrainerDesired, encode
 
 TICK_S = 0.5
 HOST = "host"
@@ -49,6 +50,9 @@ ENDED = ("finished", "stopped", "halted")
 WARN_S = 80
 LIMIT_TICKS = int(WARN_S / TICK_S)
 """From the warning of a time limit to the end of the allocation."""
+CHECKS_S = 2.0
+"""For how long a node that has come is being checked, where it takes any time."""
+
 FACTS = ("checkpoint", "fence", "uncordon")
 """Actions that only note what was seen; a paused run may take them."""
 
@@ -148,6 +152,8 @@ class Machine:
     agent: bool = True
     lease_until: float = -1.0
     said_something: bool = False
+    checked_at: float = 0.0
+    """When the checks before its first rank end."""
     leaving: str = ""
     """What its shim was told."""
     wanted: tuple[TrainerDesired, ...] = ()
@@ -401,6 +407,8 @@ class Cluster:
                 )
                 self.reported_leaving[machine.name] = machine.leaving
                 self.reported_gpus[machine.name] = machine.gpus()
+                if not machine.said_something and self.luck(0.3):
+                    machine.checked_at = self.now + CHECKS_S
                 machine.said_something = True
                 for process in machine.processes.values():
                     process.reported = process.reported or process.exited
@@ -704,10 +712,26 @@ class Cluster:
 
     def _uncordon(self, target: int) -> None:
         """A person frees a host, whoever held what against it."""
-        hosts = sorted({key[len(keys.CORDONS) :].split("/")[0] for key in self.held})
-        if hosts:
-            gone = keys.CORDONS + hosts[target % len(hosts)] + "/"
-            self.held = {key: value for key, value in self.held.items() if not key.startswith(gone)}
+        against = cordons.by_host(_mirror(self.held))
+        if against:
+            gone = against[sorted(against)[target % len(against)]].keys
+            self.held = {key: value for key, value in self.held.items() if key not in gone}
+
+    def _fail_check(self, target: int) -> None:
+        if (machine := self._pick(target)) is not None:
+            self._tell_check(machine.name, "failed")
+
+    def _pass_check(self, target: int) -> None:
+        """By hand, on any host: the leader frees it at once."""
+        against = sorted(cordons.by_host(_mirror(self.held)))
+        if against:
+            self._tell_check(against[target % len(against)].removeprefix("h"), "passed")
+            self.held |= {key: encode(s) for key, s in cordons.freed_by_checks(_mirror(self.held)).items()}
+
+    def _tell_check(self, name: str, state: Literal["failed", "passed"]) -> None:
+        said = CheckResult(name="disk", outcome=state, evidence="it is a disk")
+        record = NodeCheck(node=name, host=f"h{name}", state=state, why="by hand", began=1, results=(said,))
+        self.held[keys.check(name)] = encode(record)
 
     def _refuse(self, target: int) -> None:
         self.refusing = 1
@@ -828,6 +852,7 @@ class Cluster:
                 gpus=self.reported_gpus.get(name, ()) if here else (),
                 allocation=machine.allocation if machine is not None and here else given.get(name, ""),
                 slots=1 if here else 0,
+                checking=machine is not None and here and self.now < machine.checked_at,
                 # it comes and goes, for no reason that anybody knows
                 warm=here and (int(self.now // 4) + int(name[1:])) % 3 == 0,
                 ranks=self.reported.get(name, ()),

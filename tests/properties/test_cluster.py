@@ -41,6 +41,8 @@ FAULTS = [
     "cordon",
     "drain_host",
     "uncordon",
+    "fail_check",
+    "pass_check",
     "stall_engine",
     "gate_down",
     "gate_frozen",
@@ -58,7 +60,7 @@ FAULTS = [
 
 REFUSALS = ["refuse", "accept"]
 
-PERSONS = ["cordon", "drain_host", "drain_host", "uncordon"]
+PERSONS = ["cordon", "drain_host", "drain_host", "uncordon", "fail_check", "pass_check"]
 
 LEAVES = ["limit", "limit", "limit_all", "drain", "undrain"]
 
@@ -354,7 +356,8 @@ def test_every_fault_of_the_model_can_happen(fault: str) -> None:
     c = live(0, [], cluster.spec())
     undo = {"thaw": "freeze", "link": "unlink", "revive_agents": "kill_agent", "unsplit": "split",
             "hosts_up": "host_down", "store_back": "store_down", "resume": "pause", "undrain": "drain",
-            "accept": "refuse", "mend_gpus": "lose_gpu", "uncordon": "cordon"}  # fmt: skip
+            "accept": "refuse", "mend_gpus": "lose_gpu", "uncordon": "cordon",
+            "pass_check": "fail_check"}  # fmt: skip
     if fault in undo:
         c.fault(undo[fault], 1)
     c.fault(fault, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,19 @@ class StoreContract:
         snapshot = kit.store.list("/t/")
         assert [item.key for item in snapshot.items] == ["/t/a", "/t/b"]
         assert snapshot.revision == last
+
+    def test_a_list_may_begin_behind_a_key_and_end_early(self, kit: Kit) -> None:
+        for name in "abcd":
+            kit.store.put(f"/t/{name}", b"")
+        kit.store.put("/u/a", b"other")
+
+        def listed(**which: Any) -> list[str]:
+            return [item.key for item in kit.store.list("/t/", **which).items]
+
+        assert listed(after="/t/b") == ["/t/c", "/t/d"]
+        assert listed(after="/t/a", limit=2) == ["/t/b", "/t/c"]
+        assert listed(limit=1) == listed(after="/s", limit=1) == ["/t/a"]
+        assert listed(after="/t/d", limit=2) == []
 
     def test_commit_is_one_revision(self, kit: Kit) -> None:
         kit.store.put("/t/c", b"")

@@ -76,9 +76,12 @@ class EtcdStore:
             found = client.get_response(convert.bytes_of(key)).kvs
         return convert.item_of(found[0]) if found else None
 
-    def list(self, prefix: str) -> Snapshot:
+    def list(self, prefix: str, *, after: str = "", limit: int = 0) -> Snapshot:
+        start, end = convert.range_of(prefix)
+        start = max(start, convert.bytes_of(after) + b"\0") if after else start
         with self._connection.call(f"list {prefix}") as client:
-            answer = client.get_range_response(*convert.range_of(prefix))
+            # not etcd3's get_range: it takes a limit and sends none
+            answer = client.kvstub.Range(rpc.RangeRequest(key=start, range_end=end, limit=limit), self.timeout_s)
         return Snapshot(answer.header.revision, tuple(convert.item_of(kv) for kv in answer.kvs))
 
     def put(self, key: str, value: bytes, lease: int = 0) -> int:

@@ -22,6 +22,7 @@ KINDS = {
     "registration": "Registration",
     "health": "Health",
     "observed": "NodeObserved",
+    "check": "NodeCheck",
     "gate": "GateObserved",
     "desired": "NodeDesired",
     "spec": "RunRecord",

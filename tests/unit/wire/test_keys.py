@@ -13,6 +13,7 @@ KEYS = {
     "registration": keys.registration("n1"),
     "health": keys.health("n1"),
     "observed": keys.observed("n1"),
+    "check": keys.check("n1"),
     "gate": keys.gate("n1", "run"),
     "desired": keys.desired("n1", "run"),
     "spec": keys.spec("run"),

@@ -1,0 +1,113 @@
+"""Memory, the node's disk, the loopback interface. Each is used as training would, what comes back is compared, and the
+best of a few tries counts: a busy machine is slow now and then, a broken one always."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from supervisor.wire.checks import CheckResult, floored
+
+PATTERN = bytes(range(256)) * 4096
+"""A megabyte in which every byte differs from its neighbours."""
+
+MEMORY_BYTES = 32 << 20
+"""Above what one processor core has of its own caches."""
+MEMORY_FLOOR = 0.5
+"""GB/s. One channel of DDR3-800, the slowest that a 64-bit server has had for 15 years, moves 6.4 GB/s (JESD79-3)."""
+
+DISK_BYTES = 8 << 20
+DISK_FLOOR = 1.0
+"""MB/s. A node's own disk takes logs and records. A hard disk writes 100 MB/s and more in a row; a hundredth of that is left
+to one that others keep busy."""
+DISK_TRIES = 3
+
+LOOPBACK_BYTES = 16 << 20
+LOOPBACK_FLOOR = 10.0
+"""MB/s. The kernel copies memory: hundreds on the slowest machine, and trainers reach the lighthouse through it."""
+BLOCK = 1 << 16
+
+
+def memory() -> CheckResult:
+    """Copies within main memory, and whether they are equal."""
+    source, target = PATTERN * (MEMORY_BYTES // len(PATTERN)), bytearray(MEMORY_BYTES)
+    view = memoryview(target)  # a bytearray would copy the source once more
+
+    def copy() -> None:
+        view[:] = source
+
+    best = min(_timed(copy) for _ in range(5))
+    if target != source:
+        return CheckResult(name="memory", outcome="failed", evidence="what was copied is not what is there")
+    return floored("memory", MEMORY_BYTES / best / 1e9, MEMORY_FLOOR, "GB/s", "copied")
+
+
+def disk(folder: Path) -> CheckResult:
+    """Writes, syncs and reads back a file that has no name any more, so that nothing is left whatever happens. Raises
+    OSError."""
+    rate = 0.0
+    for _ in range(DISK_TRIES):
+        path = folder / f".check-{os.getpid()}"
+        handle = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        try:
+            path.unlink()
+            took_s = _timed(lambda handle=handle: _write(handle))  # type: ignore[misc]
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache would answer
+            began = time.monotonic()
+            if not _reads(handle):
+                said = f"what was written to {folder} is not what is read there"
+                return CheckResult(name="disk", outcome="failed", evidence=said)
+            took_s = max(took_s, time.monotonic() - began)
+        finally:
+            os.close(handle)
+        rate = max(rate, DISK_BYTES / took_s / 1e6)
+        if rate >= DISK_FLOOR:
+            break
+    return floored("disk", rate, DISK_FLOOR, "MB/s", f"written and read in {folder}")
+
+
+def _write(handle: int) -> None:
+    for _ in range(DISK_BYTES // len(PATTERN)):
+        left = memoryview(PATTERN)
+        while left:
+            left = left[os.write(handle, left) :]
+    os.fsync(handle)
+
+
+def _reads(handle: int) -> bool:
+    os.lseek(handle, 0, os.SEEK_SET)
+    with open(handle, "rb", closefd=False) as file:
+        return all(file.read(len(PATTERN)) == PATTERN for _ in range(DISK_BYTES // len(PATTERN)))
+
+
+def loopback() -> CheckResult:
+    """Sends through TCP on 127.0.0.1. Raises OSError."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_send_all, args=(server,), daemon=True)
+        thread.start()
+        with socket.create_connection(server.getsockname()) as reading:
+            began, left = time.monotonic(), LOOPBACK_BYTES
+            while left and (block := reading.recv(BLOCK)):
+                left -= len(block)
+            took_s = time.monotonic() - began
+        thread.join()
+    if left:
+        return CheckResult(name="loopback", outcome="failed", evidence=f"{left} of {LOOPBACK_BYTES} bytes never came")
+    return floored("loopback", LOOPBACK_BYTES / took_s / 1e6, LOOPBACK_FLOOR, "MB/s", "sent through 127.0.0.1")
+
+
+def _send_all(server: socket.socket) -> None:
+    writing, _ = server.accept()
+    with writing:
+        for _ in range(LOOPBACK_BYTES // BLOCK):
+            writing.sendall(bytes(BLOCK))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return max(time.monotonic() - began, 1e-9)

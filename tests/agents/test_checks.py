@@ -1,0 +1,366 @@
+"""The checks of a machine, each made to fail by its own cause where a test can make it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.checks import machine, network, run
+from agents.checks.neighbours import PEERS, neighbours
+from agents.checks.network import Peer
+from agents.checks.node import AGAIN, FIRST, IDLE_S, NodeChecks
+from agents.checks.run import Check, answers
+from agents.settings import Settings
+from supervisor.ports.store import Store
+from supervisor.wire import keys
+from supervisor.wire.checks import CheckResult
+from supervisor.wire.records import NodeCheck, decode
+from tests.agents.nodes import Nodes, desire, kill, running, trainer
+from tests.agents.test_facts import ROOT, tmpfs
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.waiting import eventually
+from tests.unit.shell.records import registration
+from titan_actor import check_device
+
+
+def one(look: Any = None, limit_s: float = 20.0, argv: tuple[str, ...] = ()) -> CheckResult:
+    """The only thing that a check says."""
+    (found,) = answers(Check("it", limit_s, look, argv))
+    return found
+
+
+def program(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text)
+
+
+# --- what runs them ---
+
+
+def test_all_pass_on_this_machine_and_leave_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = Peer("n1", "127.0.0.1", server.getsockname()[1])
+        found = [r for check in run.checks(tmp_path, 1, [here, here]) for r in answers(check)]
+    outcomes = {r.name: r.outcome for r in found}
+    assert outcomes == {
+        **dict.fromkeys(("memory", "disk", "loopback", "peers", "matmul"), "passed"),
+        "device": "skipped",
+    }
+    assert all(r.took_s > 0 and r.evidence for r in found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_hangs_costs_its_limit_and_is_told() -> None:
+    began = time.monotonic()
+    found = one(lambda: time.sleep(600), limit_s=0.5)
+    assert (found.outcome, found.evidence) == ("failed", "no answer within 0.5 s")
+    assert 0.5 <= time.monotonic() - began < 20 * 0.5
+
+
+def test_what_a_program_said_before_it_hung_is_kept_and_its_children_end_with_it(tmp_path: Path) -> None:
+    text = (
+        "import os, sys, time\nfrom supervisor.wire.checks import CheckResult, to_line\n"
+        "print(to_line(CheckResult(name='device', outcome='passed', evidence='eight')), flush=True)\n"
+        f"pid = os.fork()\nif pid: open({str(tmp_path / 'pid')!r}, 'w').write(str(pid))\ntime.sleep(600)"
+    )
+    first, second = answers(Check("device", 5.0, argv=program(text)))
+    assert (first.name, first.outcome, first.evidence) == ("device", "passed", "eight")
+    assert (second.outcome, second.evidence) == ("failed", "no answer within 5 s (after device)")
+    child = (tmp_path / "pid").read_text()
+    eventually(lambda: _ended(child), 10)
+
+
+def _ended(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "it ended with signal 11"),
+        ("raise RuntimeError('CUDA error: unknown error')", "exit code 1: RuntimeError: CUDA error: unknown error"),
+        ("pass", "it ended with exit code 0"),
+    ],
+)
+def test_one_that_ends_without_a_word_has_failed(text: str, words: str) -> None:
+    found = one(argv=program(text))
+    assert found.outcome == "failed"
+    assert words in found.evidence
+
+
+def test_one_that_raises_has_failed() -> None:
+    def raises() -> CheckResult:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = one(raises)
+    assert (found.outcome, found.evidence) == ("failed", "OSError: Input/output error")
+
+
+# --- the disk ---
+
+
+@ROOT
+def test_a_full_disk(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", machine.DISK_BYTES // 2) as folder:
+        found = one(lambda: machine.disk(folder))
+        assert (found.outcome, found.evidence) == ("failed", "OSError: No space left on device")
+        assert list(folder.iterdir()) == []
+
+
+@ROOT
+def test_a_read_only_disk(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 2 * machine.DISK_BYTES) as folder:
+        assert one(lambda: machine.disk(folder)).outcome == "passed"
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        assert one(lambda: machine.disk(folder)).evidence == "OSError: Read-only file system"
+
+
+def test_a_disk_that_gives_back_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = os.fsync
+
+    def flips(handle: int) -> None:
+        os.pwrite(handle, b"\xff", machine.DISK_BYTES // 2)
+        read(handle)
+
+    monkeypatch.setattr(os, "fsync", flips)
+    found = one(lambda: machine.disk(tmp_path))
+    assert (found.outcome, found.evidence) == (
+        "failed", f"what was written to {tmp_path} is not what is read there"
+    )  # fmt: skip
+
+
+def test_a_disk_that_is_slow_three_times_in_a_row_and_one_that_is_slow_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that runs a thousand times as fast while it is slow."""
+    slow: list[bool] = []
+
+    def timed(work: Any) -> float:
+        began = time.monotonic()
+        work()
+        return (time.monotonic() - began) + (2 * machine.DISK_BYTES / 1e6 / machine.DISK_FLOOR if slow.pop(0) else 0.0)
+
+    monkeypatch.setattr(machine, "_timed", timed)
+    slow[:] = [True] * machine.DISK_TRIES
+    found = machine.disk(tmp_path)
+    assert found.outcome == "failed"
+    assert f"below {machine.DISK_FLOOR:g} MB/s" in found.evidence
+    slow[:] = [True, False]
+    assert machine.disk(tmp_path).outcome == "passed"
+
+
+# --- the network ---
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def silent(node: str) -> Peer:
+    """A name that nobody has: no answer comes."""
+    return Peer(node, "no-such-host.invalid", 1)
+
+
+def test_a_closed_port_is_an_answer_and_most_silent_is_a_failure() -> None:
+    refuses = Peer("n1", "127.0.0.1", closed_port())
+    assert (network.peers([refuses]).outcome, network.peers([]).outcome) == ("passed", "skipped")
+    one_of_two = network.peers([refuses, silent("n2")])
+    assert one_of_two.outcome == "passed"
+    assert "1 of 2 other nodes answer; not n2 (no-such-host.invalid)" in one_of_two.evidence
+    alone = network.peers([silent("n2")])
+    assert (alone.outcome, "not known" in alone.evidence) == ("skipped", True)
+    most = network.peers([refuses, silent("n2"), silent("n3")])
+    assert (most.outcome, most.unit) == ("failed", "ms")
+
+
+def test_a_peer_that_never_answers_costs_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose queue is full drops what comes: as a host behind a broken link."""
+    monkeypatch.setattr(network, "PATIENCE_S", 0.3)
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        found = network.peers([Peer(f"n{i}", *full.getsockname()) for i in range(3)])
+    assert found.outcome == "failed"
+    assert "0 of 3 other nodes answer; not n0 (127.0.0.1): timed out" in found.evidence
+
+
+def test_the_neighbours_are_the_registered_nodes_that_follow_by_name_round_the_end() -> None:
+    store = MemoryStore()
+    for number in range(PEERS + 4):
+        name = f"n{number:02}"
+        record = {k: v for k, v in registration(name, metrics_port=9000 + number).items() if number != 5}
+        for key, value in {**record, keys.health(name): b"x", keys.check(name): b"x"}.items():
+            store.put(key, value)
+    found = [peer.node for peer in neighbours(store, "n03")]
+    assert found == ["n04", "n06", "n07", "n08", "n09", "n10", "n11", "n00"]
+    assert neighbours(store, "n03")[0] == Peer("n04", "127.0.0.1", 9004)
+    store.away = True
+    assert neighbours(store, "n03") == []
+
+
+# --- devices ---
+
+
+def test_a_product_is_known_to_the_bit_and_one_wrong_bit_is_seen() -> None:
+    a, b = check_device.factors(check_device.ON_CPU)
+    exact = (a.astype(np.int64) @ b.astype(np.int64)).astype(np.float32)
+    assert check_device.product("matmul", check_device.ON_CPU, lambda: exact).outcome == "passed"
+    wrong = exact.copy()
+    wrong.view(np.uint32)[17, 23] ^= 1
+    tries = [exact, exact, wrong, exact, exact]
+    found = check_device.product("matmul", check_device.ON_CPU, lambda: tries.pop(0))
+    assert (found.outcome, "wrong (try 3 of 5)" in found.evidence) == ("failed", True)
+
+
+def test_a_device_that_may_not_be_opened_is_anothers_and_one_that_does_not_answer_is_broken(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia1").mkdir()  # cannot be opened for writing, and not for want of rights
+    count, broken = check_device.devices(tmp_path)
+    assert (count, broken) == (1, [f"{tmp_path / 'nvidia1'}: Is a directory"])
+    assert check_device.devices(tmp_path / "none") == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("cuda", "there", "broken", "outcome", "words"),
+    [
+        (None, 8, [], "skipped", "a torch without CUDA"),
+        ("12.9", 8, [], "failed", "CUDA has 7 devices; 8 ranks may be placed here"),
+        (
+            "12.9",
+            7,
+            ["/dev/nvidia7: Input/output error"],
+            "failed",
+            "CUDA has 7 devices; /dev/nvidia7: Input/output error",
+        ),
+    ],
+)
+def test_fewer_devices_than_ranks(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, there: int, broken: list[str], outcome: str, words: str
+) -> None:
+    fake = SimpleNamespace(device_count=lambda: 7, is_available=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, version=SimpleNamespace(cuda=cuda)))
+    (found,) = check_device.on_gpu(8, there, broken)
+    assert (found.outcome, words in found.evidence) == (outcome, True)
+
+
+# --- when the agent runs them ---
+
+
+class Told:
+    """What an agent has written, and lets happen."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:
+        self.settings = Settings(**{"node": "n1", "home": home, "etcd": ("127.0.0.1:1",), "host": "m1", **settings})
+        self.settings.node_folder.mkdir(parents=True, exist_ok=True)
+        self.records: list[NodeCheck] = []
+
+    def checks(self, life: str = "shim-1") -> NodeChecks:
+        return NodeChecks(self.settings, life, self.records.append)
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        return [(record.state, record.why) for record in self.records]
+
+
+def test_once_in_a_nodes_life_before_its_first_rank(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    checks = told.checks()
+    checks.start(runs_here=False)
+    assert told.said == [("pending", FIRST)]
+    checks.written(told.records[0], 7, [])
+    eventually(lambda: len(told.records) == 2, 30, "they end")
+    assert told.said[1] == ("passed", FIRST)
+    assert (told.records[1].host, told.records[1].began) == ("m1", 7)
+    assert {"memory", "disk", "matmul"} <= {r.name for r in told.records[1].results}
+    told.checks().start(runs_here=True)
+    assert told.said.pop() == ("pending", FIRST), "etcd was not told yet"
+    del told.records[2]
+    checks.written(told.records[1], 8, [])
+    told.checks().start(runs_here=True)
+    told.checks().start(runs_here=False)
+    assert len(told.records) == 2, "the next agent of this life does not"
+    told.checks("shim-2").start(runs_here=False)
+    assert told.said[2] == ("pending", FIRST)
+    told.checks("shim-2").start(runs_here=True)
+    assert len(told.records) == 4, "an agent that was killed in the midst of it left nodes waiting"
+
+
+def test_not_beside_a_rank_nor_on_a_service_host(tmp_path: Path) -> None:
+    told, host = Told(tmp_path / "a"), Told(tmp_path / "b", role="service")
+    told.checks().start(runs_here=True)
+    host.checks().start(runs_here=False)
+    assert told.said == host.said == []
+
+
+def test_again_once_a_rank_has_failed_and_nothing_is_to_run_there_for_a_while(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    checks = told.checks()
+    checks.look(True, 0.0)
+    checks.look(True, 100.0)
+    assert told.said == [], "no rank has failed"
+    checks.failed()
+    checks.look(False, 101.0)
+    checks.look(True, 102.0)
+    checks.look(True, 102.0 + IDLE_S / 2)
+    checks.look(False, 102.0 + IDLE_S)
+    checks.look(True, 103.0 + IDLE_S)
+    assert told.said == [], "it was started again in place"
+    checks.look(True, 103.0 + 2 * IDLE_S)
+    checks.look(True, 200.0)
+    assert told.said == [("pending", AGAIN)], "once"
+
+
+def test_what_says_nothing_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUPERVISOR_PROGRAMS", '{"checks": "antigravity.no"}')
+    told = Told(tmp_path)
+    checks = told.checks()
+    checks.start(runs_here=False)
+    checks.written(told.records[0], 7, [])
+    eventually(lambda: len(told.records) == 2, 30)
+    assert told.records[1].state == "failed"
+    assert told.records[1].results[0].evidence == "they ended with 1, without a word"
+
+
+def _check(store: Store) -> NodeCheck | None:
+    item = store.get(keys.check("n0"))
+    return decode(item.value, NodeCheck) if item is not None else None
+
+
+def _done(store: Store, why: str) -> NodeCheck | None:
+    found = _check(store)
+    return found if found is not None and found.state != "pending" and found.why == why else None
+
+
+@pytest.mark.etcd
+def test_a_nodes_agent_says_so_before_it_registers_and_checks_again_after_a_failure(nodes: Nodes, store: Store) -> None:
+    node = nodes.cold("n0")
+    first = eventually(lambda: _done(store, FIRST), 60, "the first checks end")
+    assert (first.state, first.host) == ("passed", "n0")
+    assert [r.name for r in first.results] == ["memory", "disk", "loopback", "peers", "device"]
+    registered = eventually(lambda: store.get(keys.registration("n0")), 30, "it registers")
+    assert 0 < first.began < registered.create_revision, "whoever sees the node sees that it is being checked"
+    desire(store, "n0", trainer())
+    pid = running(store, node, 1)
+    (node.folder.parent.parent / "broken-n0").write_text("it fell off the bus")
+    kill(pid)
+    desire(store, "n0")
+    again = eventually(lambda: _done(store, AGAIN), 60, "it is checked again")
+    assert (again.state, again.began > registered.create_revision) == ("failed", True)
+    assert [r.evidence for r in again.results if r.outcome == "failed"] == ["it fell off the bus"]

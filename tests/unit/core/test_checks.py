@@ -1,0 +1,165 @@
+"""Nodes whose machine is being checked, or failed; and what a passed check frees a host from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import invariants
+from supervisor.core.cordons import REPEATED_S, freeable, repeated
+from supervisor.core.model import CordonView, Kind, Suspicion
+from tests.unit.core.world import World
+
+FAILED = "its checks failed on node n1 (before its first rank): disk: 0.1 MB/s: below 1 MB/s"
+
+
+def arrived(groups: int = 2, spares: int = 0, **about: object) -> World:
+    """Nodes and gate are there, nothing was started."""
+    w = World(groups=groups, spares=spares, **about)  # type: ignore[arg-type]
+    w.host()
+    w.round()
+    for number in range(1, groups + spares + 1):
+        w.bring(number)
+    w.open_gate()
+    return w
+
+
+def homes(w: World) -> list[str]:
+    return [g.node for g in w.memory.groups.values()]
+
+
+def fail(w: World, number: int) -> None:
+    w.node(number, checking=False)
+    w.cordons[f"n{number}"] = CordonView(why=FAILED)
+
+
+# --- being checked ---
+
+
+def test_nothing_starts_on_a_node_before_it_is_checked_however_late_it_is() -> None:
+    w = arrived()
+    w.node(2, checking=True)
+    assert w.verbs(after=2 * w.spec.policy.allocation_timeout_s) == [], "it is there: its run is not given up for it"
+    assert w.waits() == "1 of 2 nodes are there; node n2 is being checked before its first rank"
+    w.node(2, checking=False)
+    w.round()
+    assert homes(w) == ["n1", "n2"]
+
+
+def test_a_group_without_a_node_waits_for_the_spare_that_is_being_checked() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    w.node(3, checking=True)
+    w.hear(0, "gone")
+    w.lapse("n1")
+    w.round()
+    w.admit(0)
+    w.round(1.0)
+    w.round(w.spec.policy.backoff_max_s)
+    assert w.group().phase == "placing"
+    assert "group 0: node n3 is being checked before its first rank" in w.waits()
+    w.node(3, checking=False)
+    w.recover(0)
+    assert w.group().node == "n3"
+
+
+def test_a_restart_in_place_waits_too() -> None:
+    w = World(groups=2, spares=0).bring_up()
+    w.node(1, checking=True)
+    assert w.verbs(after=10.0) == [], "what runs there goes on"
+    w.crash(0)
+    w.admit(0)
+    assert "start" not in [verb for _ in range(3) for verb in w.verbs(after=1.0)]
+    assert "group 0: node n1 is being checked" in w.waits()
+    w.node(1, checking=False)
+    w.recover(0)
+    assert (w.group().node, w.group().generation) == ("n1", 2)
+
+
+def test_a_node_that_could_take_no_group_is_not_waited_for() -> None:
+    w = arrived(groups=1, spares=1)
+    w.nodes["n9"] = replace(w.nodes["n1"], name="n9", allocation="run-a9", checking=True)
+    w.nodes["host"] = replace(w.nodes["host"], checking=True)
+    w.round()
+    assert homes(w) == ["n1"]
+
+
+# --- failed ---
+
+
+def test_a_run_asks_for_another_in_the_place_of_one_whose_checks_failed_and_gives_it_time() -> None:
+    w = arrived(min_groups=2)
+    for number in (1, 2):
+        w.node(number, checking=True)
+    timeout_s = w.spec.policy.allocation_timeout_s
+    w.round(2 * timeout_s)
+    fail(w, 1)
+    w.node(2, checking=False)
+    decision = w.round()
+    assert [a.verb for a in decision.actions] == ["release", "acquire"]
+    assert FAILED in decision.actions[0].reason
+    assert w.memory.allocations["run-a3"].exclude == ("n1",)
+    assert (w.memory.phase, w.memory.spent) == ("running", {})
+    assert "others were asked for in the place of barred ones" in w.waits()
+    w.bring(3)
+    w.round(timeout_s / 2)
+    assert homes(w) == ["n2", "n3"]
+
+
+def test_it_is_halted_when_that_one_does_not_come_either() -> None:
+    w = arrived(min_groups=2)
+    fail(w, 1)
+    w.round()
+    assert w.memory.phase == "running"
+    w.round(w.spec.policy.allocation_timeout_s + 1.0)
+    assert w.memory.phase == "stopping"
+
+
+def test_the_invariant_holds_it_off() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    before = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(), phase="placing", node="", host="")})
+    after = replace(before, groups={**before.groups, 0: replace(w.group(), phase="starting", node="n3", host="n3")})
+    w.node(3, checking=True)
+    found = invariants.violations(before, after, w.observed(), w.spec)
+    assert "I20: group 0 is placed on n3, which is being checked" in found
+    fail(w, 3)
+    assert any("I20" in v and FAILED in v for v in invariants.violations(before, after, w.observed(), w.spec))
+
+
+# --- freed ---
+
+
+def held(at: float, freed: str = "", run: str = "a", incident: str = "i1", kind: Kind = Kind.NODE_LOST) -> Suspicion:
+    return Suspicion(host="h1", run=run, incident=incident, kind=kind, at=at, freed=freed)
+
+
+def test_a_check_frees_a_host_of_all_that_was_before_it() -> None:
+    two = [held(5.0), held(9.0, run="b")]
+    assert freeable(two, two) == two
+    assert freeable(two[:1], two) == two[:1], "of the other it knew nothing"
+    assert repeated([replace(s, freed="passed") for s in two]) == ""
+
+
+def test_one_that_comes_within_a_day_of_one_that_was_freed_needs_a_person() -> None:
+    old, soon, late = held(5.0, freed="passed"), held(5.0 + REPEATED_S, run="b"), held(5.1 + REPEATED_S, run="c")
+    assert freeable([old, soon], [old, soon]) == []
+    assert "and incident i1 of run b" in repeated([old, soon]), "and it bars the host for every run"
+    assert freeable([late], [old, late]) == [late]
+    assert repeated([old, late]) == ""
+
+
+def test_what_a_program_says_of_itself_is_freed_once_a_day_too() -> None:
+    old, soon = held(5.0, freed="passed", kind=Kind.ERROR), held(6.0, run="b", kind=Kind.ERROR)
+    assert (freeable([soon], [old, soon]), repeated([old, soon])) == ([], "")
+
+
+def test_a_run_lets_go_of_a_host_that_passed_and_says_by_what() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    w.hear(0, "gone")
+    w.lapse("n1")
+    w.round()
+    w.recover(0)
+    assert "n1" in w.memory.cordons
+    w.cordons["n1"] = CordonView(passed="the checks that it passed on node n1 (by hand, ann@n1)")
+    decision = w.round()
+    assert decision.actions[0].verb == "uncordon"
+    assert "freed by the checks that it passed on node n1 (by hand, ann@n1)" in decision.actions[0].reason
+    assert w.memory.cordons == {}

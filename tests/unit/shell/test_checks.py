@@ -1,0 +1,158 @@
+"""What nodes say of their checks, as the supervisor reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.model import Kind, Suspicion
+from supervisor.ports.errors import Fatal
+from supervisor.shell import cordons, hosts, projection, render, status, views
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.checks import CheckResult, from_line, to_line
+from supervisor.wire.records import NodeCheck, decode, encode
+from tests.helpers.memory_store import MemoryStore
+from tests.unit.shell.records import MEMORY, registration
+from tests.unit.shell.test_loop import _loop, launched
+from tests.unit.shell.test_status import text
+
+FULL = CheckResult(name="disk", outcome="failed", evidence="OSError: No space left on device")
+FINE = CheckResult(name="memory", outcome="passed", evidence="9 GB/s copied", value=9.0, unit="GB/s")
+WHY = "its checks failed on node n9 (before its first rank): disk: OSError: No space left on device"
+
+
+def check(node: str = "n9", state: Any = "failed", began: int = 0, host: str = "h9") -> dict[str, bytes]:
+    results = (FINE, FULL) if state == "failed" else (FINE,)
+    record = NodeCheck(
+        node=node, host=host, state=state, why="before its first rank", began=began,
+        results=() if state == "pending" else results,
+    )  # fmt: skip
+    return {keys.check(node): encode(record)}
+
+
+def suspicion(incident: str = "i1", at: float = 5.0, run: str = "run", freed: str = "") -> dict[str, bytes]:
+    found = Suspicion(host="h9", run=run, incident=incident, kind=Kind.NODE_LOST, at=at, freed=freed)
+    return projection.suspicion_records([found])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MemoryStore:
+    store = launched(tmp_path)
+    for key, value in registration("n9", host="h9").items():
+        store.put(key, value)
+    return store
+
+
+def put(store: MemoryStore, *values: dict[str, bytes]) -> int:
+    """The revision of the last."""
+    return [store.put(key, value) for found in values for key, value in found.items()][-1]
+
+
+def mirror(store: MemoryStore) -> Mirror:
+    return Mirror(store.list(keys.PREFIX))
+
+
+def test_a_result_is_a_line() -> None:
+    assert from_line(to_line(FINE)) == FINE
+    for line in ("", "{", "[]", '{"name": "x"}', "7"):
+        with pytest.raises(ValueError):
+            from_line(line)
+
+
+def test_a_failed_check_bars_its_host_for_every_run_until_the_next_one_passes(store: MemoryStore) -> None:
+    put(store, check())
+    seen = cordons.seen_by(mirror(store), "other")
+    assert (seen["h9"].why, seen["h9"].ours) == (WHY, False)
+    put(store, check("n9.77", "passed"))
+    assert cordons.seen_by(mirror(store), "other") == {}, "the newest of the host, by whatever name its node had"
+
+
+def test_one_that_cannot_be_read_bars_nothing(store: MemoryStore) -> None:
+    put(store, {keys.check("n9"): b"{torn"})
+    assert cordons.seen_by(mirror(store), "run") == {}
+
+
+def test_a_person_frees_it_and_it_is_shown_until_then(store: MemoryStore) -> None:
+    put(store, check())
+    (row,) = [n for n in status.node_status(mirror(store)) if n.node == "n9"]
+    assert (row.cordon, row.check is not None and row.check.state) == (WHY, "failed")
+    assert json.dumps(status.as_json(row))
+    assert "free again" in hosts.uncordon(store, mirror(store), "h9")
+    assert cordons.by_host(mirror(store)) == {}
+    with pytest.raises(Fatal):
+        hosts.uncordon(store, mirror(store), "h9")
+
+
+def test_a_node_that_is_being_checked_is_one_only_while_its_agent_lives(store: MemoryStore) -> None:
+    put(store, check("n1", "pending", host="n1"))
+    observed = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0)
+    assert not observed.nodes["n1"].checking
+    put(store, registration("n1", allocation="run-a1"))
+    assert views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"].checking
+    assert "being checked (before its first rank)" in text(render.nodes(status.node_status(mirror(store))))
+
+
+# --- freed ---
+
+
+def held(store: MemoryStore) -> list[tuple[str, bool]]:
+    found = [decode(item.value, Suspicion) for item in store.list(keys.CORDONS).items]
+    return sorted((s.incident, not s.freed) for s in found)
+
+
+def test_the_leader_frees_a_host_from_what_was_before_its_passed_check(store: MemoryStore) -> None:
+    before = put(store, suspicion("i1"))
+    put(store, suspicion("i2", at=9.0, run="other"))
+    put(store, check(state="passed", began=before))
+    loop = _loop(store)
+    loop.step()
+    assert held(store) == [("i1", False), ("i2", True)]
+    seen = cordons.seen_by(mirror(store), "run")["h9"]
+    assert (seen.ours, seen.passed) == (False, "the checks that it passed on node n9 (before its first rank)")
+    assert "within a day" in seen.why, "i2 came after the check, and within a day of i1"
+    put(store, check(state="passed", began=store.revision))
+    loop.step()
+    assert held(store) == [("i1", False), ("i2", True)], "only a person frees it now"
+    hosts.uncordon(store, mirror(store), "h9")
+    loop.step()
+    assert held(store) == []
+
+
+def test_both_of_two_are_freed_by_a_check_after_them(store: MemoryStore) -> None:
+    last = put(store, suspicion("i1"), suspicion("i2", at=9.0, run="other"))
+    assert cordons.seen_by(mirror(store), "third")["h9"].why
+    put(store, check(state="passed", began=last))
+    _loop(store).step()
+    assert held(store) == [("i1", False), ("i2", False)]
+    assert cordons.seen_by(mirror(store), "third")["h9"].why == ""
+
+
+@pytest.mark.parametrize("state", ["failed", "pending"])
+def test_nothing_else_frees_it(store: MemoryStore, state: str) -> None:
+    last = put(store, suspicion())
+    put(store, check(state=state, began=last))
+    _loop(store).step()
+    assert held(store) == [("i1", True)]
+
+
+def test_a_persons_cordon_stays(store: MemoryStore) -> None:
+    hosts.cordon(store, mirror(store), "h9", "its fan", drain=False)
+    last = put(store, suspicion())
+    put(store, check(state="passed", began=last))
+    _loop(store).step()
+    assert "its fan" in cordons.seen_by(mirror(store), "run")["h9"].why
+
+
+def test_what_a_person_frees_at_the_same_moment_does_not_come_back_nor_end_the_term(store: MemoryStore) -> None:
+    last = put(store, suspicion())
+    put(store, check(state="passed", began=last))
+    loop = _loop(store)
+    hosts.uncordon(store, mirror(store), "h9")
+    loop._free_checked()  # it has not seen that yet
+    assert held(store) == []
+    loop.step()
+    assert held(store) == []
