@@ -101,8 +101,8 @@ def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunS
 
 def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
     """Why no group is placed on a node: a condition that holds (`for_good`: and will); empty when there is none."""
-    holds = (fact for fact in node.gpus if fact.during is None and _used(fact, spec))
-    found = (f.evidence for f in holds if _replaces(f) and not (for_good and CONDITIONS[f.kind].passes))
+    holds = (fact for fact in node.gpus if fact.kind in CONDITIONS and _used(fact, spec) and _replaces(fact))
+    found = (f.evidence for f in holds if not (for_good and CONDITIONS[f.kind].passes))
     return next(found, "")
 
 

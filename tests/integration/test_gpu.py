@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from supervisor.core.model import Kind, Rung
-from supervisor.wire.records import RunRecord
+from supervisor.wire import keys
+from supervisor.wire.records import Health, RunRecord
 from tests.helpers.fake_nvml import gpu
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
@@ -57,12 +58,6 @@ def toys(gpus: Gpus, tmp_path: Path) -> Iterator[tuple[World, RunRecord]]:
         w.check(record)
 
 
-def shown(w: World, node: str) -> list[str]:
-    done = cli("nodes", "--json", world=w)
-    assert done.returncode == 0, done.stderr
-    return next(list(n["facts"]) for n in json.loads(done.stdout) if n["node"] == node)
-
-
 def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, RunRecord]) -> None:
     """And the same node's GPU that stays lost keeps others away from it."""
     w, record = toys
@@ -78,17 +73,26 @@ def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, R
     )
     assert w.status(record).groups[1].node not in (node, "")
     assert w.status(record).groups[0].generation == 1, "the other trains on"
+    assert "GPU 0 (0000:10:00.0, GPU-0000)" in cli("nodes", "--json", world=w).stdout
     explained = cli("explain", incident.id, world=w).stdout
     assert "gpu" in explained
     assert "rung 2 (replace)" in explained
 
 
-def test_an_xid_13_moves_nobody_and_neither_does_an_old_one(gpus: Gpus, toys: tuple[World, RunRecord]) -> None:
+def xids(w: World, node: str) -> dict[int, tuple[str, ...] | None]:
+    """Number -> the generations that ran when it came."""
+    health = w.mirror().record(keys.health(node), Health)
+    return {fact.xid: fact.during for fact in health.facts if fact.xid} if health is not None else {}
+
+
+def test_an_xid_13_moves_nobody_and_one_that_needs_a_reset_only_who_failed_by_it(
+    gpus: Gpus, toys: tuple[World, RunRecord]
+) -> None:
     w, record = toys
     node = w.status(record).groups[1].node
     passes(2 * LEASE_S)
     gpus.say(node, events=[[0, 13], [0, 48]])
-    eventually(lambda: sum("Xid" in fact for fact in shown(w, node)) == 2, 30, "both are shown")
+    eventually(lambda: xids(w, node) == {13: ("toy.1.1",), 48: ("toy.1.1",)}, 30, "both are told")
     passes(2 * LEASE_S)
     assert w.incidents(record) == []
     # a person's restart: what came before it says nothing of the generation that follows
@@ -98,4 +102,14 @@ def test_an_xid_13_moves_nobody_and_neither_does_an_old_one(gpus: Gpus, toys: tu
     eventually(w.running(record, 1, 3), 60, "and again")
     assert [(i.kind, i.rung) for i in w.incidents(record)][-1] == (Kind.CRASH, Rung.RESTART)
     assert w.status(record).groups[1].node == node
-    assert any("Xid 48" in fact for fact in shown(w, node)), "it is still told"
+    assert xids(w, node)[48] == ("toy.1.1",), "it is still told"
+
+    passes(2 * LEASE_S)
+    gpus.say(node, events=[[0, 13], [0, 48], [0, 119]])
+    eventually(lambda: xids(w, node).get(119) == ("toy.1.3",), 30, "another one, of its own")
+    w.kill_trainer(record, 1)
+    eventually(w.running(record, 1, 4), 60, "it runs elsewhere")
+    newest = w.incidents(record)[-1]
+    assert (newest.kind, newest.rung, newest.rank) == (Kind.GPU, Rung.REPLACE, 0)
+    assert [said for said in newest.evidence if "Xid 48" in said] == []
+    assert w.status(record).groups[1].node != node

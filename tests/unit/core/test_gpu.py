@@ -236,7 +236,7 @@ def test_no_group_is_placed_where_a_gpu_cannot_be_used(kind: str) -> None:
 def test_an_xid_alone_bars_no_spare() -> None:
     """It was, and nobody knows that it still matters: what lasts is a condition."""
     w = World().bring_up()
-    tell(w, replace(xid(w, 48), during=frozenset()), node="n3")
+    tell(w, replace(xid(w, 48), during=frozenset()), replace(xid(w, 79), during=None), node="n3")
     w.crash(0)
     tell(w, xid(w, 79))
     w.round()
