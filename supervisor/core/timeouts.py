@@ -352,7 +352,7 @@ def _engine(spec: RunSpec, seen: Measured, lease: Row) -> Iterator[Row]:
         least=Bound(0, ""),
         best=Bound(0, "a sign of a lost node is held so long: the engine may say that it took it"),
         most=Bound(ENGINE_AWAY_S, "it is not waited for any longer, and what it took passes for a lost node"),
-        measured=said(f"longest, if above the usual {usual_s:.10g} s", seen.engine_word_s),
+        measured=f"usually {usual_s:.10g} s" if word_s == usual_s else f"longest {word_s:.3g} s",
     )
     yield made(
         key="policy.allocation_timeout_s",
