@@ -317,11 +317,14 @@ class ReplicaTrainer(FaultTolerantTrainer):
         return wait_quorum
 
     def _committing(self, commit: Callable[..., bool]) -> Callable[..., bool]:
+        # TorchFT gives it the time of one collective, and raises: a rank whose neighbour hangs would fail in its place
+        patience = timedelta(milliseconds=self.launch.torchft.quorum_timeout_ms)
+
         def should_commit(*args: Any, **kwargs: Any) -> bool:
             loss = self._share_loss()
             self._check_loss(loss)
             with self.seconds.part("commit"), self.activity.during("commit"):
-                self._committed = commit(*args, **kwargs)
+                self._committed = commit(*args, **{"timeout": patience, **kwargs})
             self._lr = float(self.optimizers.optimizers[0].param_groups[0]["lr"])
             if self._committed:
                 self._commits += 1

@@ -54,3 +54,20 @@ def that_freezes_group_1_in_step_5() -> Any:
 
     ReplicaTrainer.forward_backward_step = freeze
     return recipes.llama3_debug_small()
+
+
+def that_freezes_rank_1_before_a_commit() -> Any:
+    """It stops itself in step 5, when its last collective is over and the other ranks go on to the commit."""
+    from titan_actor.replica import ReplicaTrainer
+
+    check = ReplicaTrainer._check_loss
+
+    def freeze(self: Any, mean: float | None) -> None:
+        check(self, mean)
+        at = (self.launch.group, self.launch.rank, self.manager.current_step())
+        if at == (1, 1, 4) and not hasattr(self, "frozen"):
+            self.frozen = True
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    ReplicaTrainer._check_loss = freeze
+    return recipes.llama3_debug_small()

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,23 @@ def test_two_groups_of_two_ranks_heal_to_equal_state(groups: Groups) -> None:
     assert mark is not None
     assert mark.step == survivors[0].step
     assert {name.name for name in os.scandir(mark.path)} >= {"__0_0.distcp", "__1_0.distcp", "complete.json"}
+
+
+def test_a_rank_waits_for_its_frozen_neighbour_longer_than_for_a_collective(groups: Groups) -> None:
+    """TorchFT's commit gives up after the time of one collective, and raises: then a rank that is well would fail in the
+    place of the one that hangs, before the hang is found."""
+    hasty = TorchFTSpec(process_group_timeout_ms=3000, join_timeout_ms=1000)
+    recipe = "tests.titan.recipes:that_freezes_rank_1_before_a_commit"
+    others = groups.start_group(0, 2, torchft=hasty, recipe=recipe)
+    neighbour, frozen = groups.start_group(1, 2, torchft=hasty, recipe=recipe)
+    frozen.stopped()
+    still = 3 * hasty.process_group_timeout_ms / 1000
+    began = time.monotonic()
+    eventually(lambda: not neighbour.running or time.monotonic() - began > still, still + 5)
+    assert neighbour.running, neighbour.log()[-2000:]
+    frozen.signal(signal.SIGCONT)
+    for rank in (*others, neighbour, frozen):
+        rank.reached(8)
 
 
 def test_abort_frees_a_survivor_in_a_collective(groups: Groups) -> None:
