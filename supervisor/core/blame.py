@@ -23,6 +23,9 @@ in flight."""
 OTHERS_AT_LEAST = 2
 """So many ranks of other groups must wait at one place: of two that differ either may be the odd one."""
 
+COLLECTIVES = "(distributed_c10d.py:"
+"""File of torch.distributed's collectives, as an innermost frame names it."""
+
 _LINE = re.compile(r":\d+\)")
 
 _STATES = {
@@ -100,17 +103,23 @@ def _place(rank: RankView) -> str:
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:
     """The hang of a group that is to blame, with a sentence for each rank that takes too long, the ones that wait for nobody
-    first."""
-    ranks = sorted(stuck_ranks(group, observed), key=lambda r: (not _own(r), r.rank))
+    first, and those inside a collective of the group, which may be seen by their stacks alone, last: they wait for the others."""
+    ranks = sorted(stuck_ranks(group, observed), key=lambda r: (_in_a_collective(r), not _own(r), r.rank))
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
-    own = [rank.rank for rank in ranks if _own(rank)]
+    own = any(_own(rank) for rank in ranks)
     return Failure(
         Kind.HANG,
         tuple(_sentence(rank, what) for rank, what in stuck),
-        rank=own[0] if own else None,
+        rank=ranks[0].rank if ranks and (_own(ranks[0]) or _left_it_out(ranks)) else None,
         confidence=Confidence.LIKELY if own else Confidence.SUSPECTED,
         took_s=max((what.bound_s for _, what in stuck), default=0.0),
     )
+
+
+def _left_it_out(ranks: list[RankView]) -> bool:
+    """Whether the first is at the commit while others of its group are inside a collective: they wait for it there."""
+    first = ranks[0].stuck
+    return first is not None and first.activity == "commit" and _in_a_collective(ranks[-1])
 
 
 def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
@@ -139,6 +148,10 @@ def _own(rank: RankView) -> bool:
     """A stopped process hangs wherever it was stopped. Of one that does not say what it does nothing is known."""
     stuck = rank.stuck
     return stuck is not None and (stuck.process == "stopped" or stuck.activity not in WAITING | {""})
+
+
+def _in_a_collective(rank: RankView) -> bool:
+    return rank.stuck is not None and COLLECTIVES in rank.stuck.stack.partition(" < ")[0]
 
 
 def _step(group: GroupMemory, observed: Observed) -> int:

@@ -176,6 +176,19 @@ def test_a_shard_that_waits_for_one_that_waits_for_a_peer_is_not_to_blame() -> N
     assert w.incident.evidence[0].startswith("rank 0 ")
 
 
+@pytest.mark.parametrize("culprit", ["compute", "commit"])
+def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere(culprit: str) -> None:
+    """Computing, or, as one that left it out, at the commit."""
+    w = World(groups=2, ranks=2).bring_up()
+    inside = "in all_reduce (distributed_c10d.py:3252) < step (train.py:9)"
+    for rank, activity, stack in ((0, "compute", inside), (1, culprit, "in step (train.py:7)")):
+        stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, stack=stack)
+        w.report(1, rank, commits=1, step=50, stuck=stuck)
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 1)
+    assert [sentence[:7] for sentence in w.incident.evidence] == ["rank 1 ", "rank 0 "]
+
+
 def test_one_group_alone_is_restarted() -> None:
     w = World(groups=1).bring_up()
     hangs(w, 0, "compute")
