@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed, SpikeView
+from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, SpikeView
 from supervisor.core.spec import RunSpec
 
 
@@ -25,8 +25,10 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
         sentence = f"its own loss was not finite, that of group {finite} was: its hardware is suspect"
         same = f"{failure.same} (its own)" if failure.same else ""
         return replace(
-            failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same, confidence=Confidence.LIKELY
-        )
+            failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same,
+            rank=min(rank.rank for rank in _ended(group, observed) if rank.numerics == "own"),
+            confidence=Confidence.LIKELY,
+        )  # fmt: skip
     spoilt = sorted(g for g, told in others.items() if "own" in told)
     if mine == {"peers"} and spoilt:
         sentence = f"its own loss was finite, that of group {', '.join(map(str, spoilt))} was not"
@@ -36,13 +38,17 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
 
 def said(group: GroupMemory, observed: Observed) -> set[str]:
     """What its ended ranks say: own, peers, parameters; empty when it is not this that ended them."""
+    return {rank.numerics for rank in _ended(group, observed)}
+
+
+def _ended(group: GroupMemory, observed: Observed) -> list[RankView]:
     node = observed.nodes.get(group.node)
     ranks = node.ranks if node is not None else ()
-    return {
-        rank.numerics
+    return [
+        rank
         for rank in ranks
         if (rank.group, rank.generation, rank.state) == (group.group, group.generation, "exited") and rank.numerics
-    }
+    ]
 
 
 def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> str:

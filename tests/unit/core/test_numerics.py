@@ -45,6 +45,21 @@ def test_the_one_whose_own_loss_it_was_is_moved_and_its_host_cordoned(w: World) 
     assert w.memory.phase == "running"
 
 
+def test_of_its_ranks_the_one_whose_own_loss_it_was_is_named_whoever_ended_first() -> None:
+    w = World(groups=2, ranks=2, spares=1).bring_up()
+    for group, rank, whose, ended_s in (
+        (0, 0, "peers", 1.0),
+        (0, 1, "peers", 1.1),
+        (1, 0, "peers", 1.0),
+        (1, 1, "own", 1.1),
+    ):
+        w.report(
+            group, rank, state="exited", exit_code=1, error=ERROR, numerics=whose, step=50, commits=1, ended_s=ended_s
+        )
+    judged(w)
+    assert {(i.kind, i.rank) for i in w.incidents.values() if i.group == 1} == {(Kind.NUMERICS, 1)}
+
+
 def test_nothing_is_judged_before_the_others_had_time_to_end(w: World) -> None:
     ends(w, 1, "own")
     assert w.verbs(0.1) == []
