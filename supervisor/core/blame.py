@@ -23,6 +23,9 @@ in flight."""
 OTHERS_AT_LEAST = 2
 """So many ranks of other groups must wait at one place: of two that differ either may be the odd one."""
 
+EXPLAINS_NOTHING = frozenset({"clock_unsynchronised"})
+"""Facts of a machine that are no reason for a failure."""
+
 COLLECTIVES = "(distributed_c10d.py:"
 """File of torch.distributed's collectives, as an innermost frame names it."""
 
@@ -72,6 +75,8 @@ def blame(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) 
     all_told = set(stuck) == set(running) and all(len(ranks) == spec.groups.ranks_per_group for ranks in stuck.values())
     if all_told and (odd := _elsewhere(stuck)):
         return Blame(odd)
+    if set(stuck) == set(running) and len(ill := _ill(running, observed)) == 1:
+        return Blame(ill)
     names = ", ".join(map(str, sorted(stuck)))
     said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
     where = f" in {' and '.join(said)}" if said else ""
@@ -91,6 +96,13 @@ def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
         if len(others) == 1 and waiting >= OTHERS_AT_LEAST and at - others:
             found.append(g)
     return tuple(found) if len(found) == 1 else ()
+
+
+def _ill(running: Mapping[int, GroupMemory], observed: Observed) -> tuple[int, ...]:
+    """Groups on whose machine something holds that may keep a process from going on: a library that cannot write its log, for
+    one, may wait like the others."""
+    nodes = {g: observed.nodes.get(group.node) for g, group in running.items()}
+    return tuple(g for g, node in nodes.items() if node is not None and set(node.facts) - EXPLAINS_NOTHING)
 
 
 def _place(rank: RankView) -> str:

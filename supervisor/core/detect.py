@@ -146,7 +146,6 @@ ON_THE_NODE = {
     Kind.STRAGGLER, Kind.GPU,
 }  # fmt: skip
 """What the state of the machine may explain."""
-EXPLAINS_NOTHING = {"clock_unsynchronised"}
 
 
 def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
@@ -154,7 +153,9 @@ def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: R
     node = observed.nodes.get(group.node)
     if node is None or failure.kind not in ON_THE_NODE:
         return failure
-    sentences = (f"on its node: {said}" for kind, said in sorted(node.facts.items()) if kind not in EXPLAINS_NOTHING)
+    sentences = (
+        f"on its node: {said}" for kind, said in sorted(node.facts.items()) if kind not in blame.EXPLAINS_NOTHING
+    )
     of_gpus = gpu.further(failure, group, observed, spec)
     return replace(failure, evidence=(*failure.evidence, *of_gpus, *sentences))
 

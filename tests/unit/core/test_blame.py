@@ -141,6 +141,42 @@ def test_of_two_that_differ_either_may_be_the_odd_one() -> None:
     assert not w.memory.incidents
 
 
+def facts(w: World, group: int, **about: str) -> None:
+    node = w.group(group).node
+    w.nodes[node] = replace(w.nodes[node], facts=about)
+
+
+def test_where_all_wait_the_one_whose_machine_is_not_well_is_to_blame(w: World) -> None:
+    for group in range(3):
+        hangs(w, group, "quorum")
+        facts(w, group, clock_unsynchronised="nobody keeps it")
+    w.round()
+    assert not w.memory.incidents
+    facts(w, 1, disk_full="/var: No space left on device")
+    w.round()
+    incident = w.incident
+    assert (incident.kind, incident.group, incident.rank) == (Kind.HANG, 1, None)
+    assert incident.confidence == Confidence.SUSPECTED
+    assert "on its node: /var: No space left on device" in incident.evidence
+
+
+def test_where_several_machines_are_not_well_nobody_is_blamed(w: World) -> None:
+    for group in range(3):
+        hangs(w, group, "quorum")
+    for group in range(2):
+        facts(w, group, file_system_stalled="/shared has not answered for 11 s")
+    w.round()
+    assert not w.memory.incidents
+
+
+def test_a_machine_that_is_not_well_is_no_reason_while_its_group_steps(w: World) -> None:
+    for group in range(2):
+        hangs(w, group, "quorum")
+    facts(w, 0, disk_full="/var: No space left on device")
+    w.round()
+    assert not w.memory.incidents
+
+
 def test_waiting_for_a_group_that_is_being_started_is_nobodys_hang(w: World) -> None:
     w.crash(2)
     w.round()
