@@ -50,13 +50,20 @@ def where(pid: int, folder: Path) -> str:
         try:
             done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False)
             if done.returncode == 0:
-                (folder / FILE).write_bytes(done.stdout)
+                _leave(done.stdout, folder)
                 return innermost(json.loads(done.stdout), pid)
             said = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1][:200]
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             said = f"{type(error).__name__}: {error}"[:200]
     log.warning("no stack of process %d: %s", pid, said)
     return f"its stack is not known ({said})"
+
+
+def _leave(dump: bytes, folder: Path) -> None:
+    try:
+        (folder / FILE).write_bytes(dump)
+    except OSError as error:  # a full disk may be why it hangs
+        log.warning("the stacks are not left in %s: %s", folder, error)
 
 
 def innermost(threads: list[dict[str, Any]], pid: int) -> str:

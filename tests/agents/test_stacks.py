@@ -45,6 +45,12 @@ def test_the_innermost_frames_of_a_live_and_of_a_stopped_process(tmp_path: Path,
     assert json.loads((tmp_path / FILE).read_text())[0]["os_thread_id"] == pid
 
 
+def test_a_disk_that_takes_no_dump_costs_the_dump_alone(tmp_path: Path) -> None:
+    with running(tmp_path, SLEEPS) as pid:
+        found = eventually(lambda: (w := where(pid, tmp_path / "missing")).startswith("in waits") and w, 30)
+    assert found == "in waits (program.py:4) < <module> (program.py:5)"
+
+
 def test_one_that_holds_the_interpreters_lock_is_named_as_such(tmp_path: Path) -> None:
     with running(tmp_path, HOLDS) as pid:
         found = eventually(lambda: (w := where(pid, tmp_path)).endswith("lock") and w, 30)
