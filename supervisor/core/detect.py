@@ -86,6 +86,10 @@ def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
     return len(ranks) == world_size and all(ending.clean(r) for r in ranks)
 
 
+NAN = "nan:"
+"""Begins the sign of a group that ended because of a number that is not finite."""
+
+
 def suspect(group: GroupMemory, observed: Observed) -> str:
     """A sign that a lost node or process gives, and a lost allocation too; empty when there is none."""
     node = observed.nodes.get(group.node)
@@ -94,7 +98,7 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     if any(r.state == "exited" and ending.terminated(r) for r in ranks_of(group, observed)):
         return f"term:{group.group}:{group.generation}"
     if numerics.said(group, observed):
-        return f"nan:{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was
+        return f"{NAN}{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was
     if under_another(group, observed):
         return f"other:{group.node}:{node.allocation}"
     return ""
@@ -125,6 +129,12 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     waited_s = observed.now - since
     if waited_s < still_to_wait_s(group, observed, spec):
         return False
+    if sign.startswith(NAN) and waited_s < ENGINE_AWAY_S:
+        # judged together: one that is already being started again does not say any more whose number it was
+        signs = (suspect(g, observed) for g in memory.groups.values())
+        newest = max(memory.suspects.get(s, observed.now) for s in signs if s.startswith(NAN))
+        if observed.now - newest < engine_word_s(observed, spec):
+            return False
     asked = observed.engine_listed_at
     silent_s = spec.policy.node_lease_s if _lapsed(group, observed) else 0.0
     return asked is None or asked >= since - silent_s or waited_s >= ENGINE_AWAY_S

@@ -60,13 +60,32 @@ def test_of_its_ranks_the_one_whose_own_loss_it_was_is_named_whoever_ended_first
     assert {(i.kind, i.rank) for i in w.incidents.values() if i.group == 1} == {(Kind.NUMERICS, 1)}
 
 
+@pytest.mark.parametrize("first", ["own", "peers"])
+def test_those_that_end_one_after_the_other_are_judged_together(first: str) -> None:
+    w = World(groups=2, spares=1).bring_up()
+    later = "peers" if first == "own" else "own"
+    ends(w, 0, first)
+    w.round(0.1)
+    ends(w, 1, later)
+    w.round(ENGINE_WORD_S - 0.05)
+    w.round(0.1)
+    assert not w.incidents, "the first one's time is over, the second one's is not"
+    w.round(ENGINE_WORD_S)
+    whose = {0: first, 1: later}
+    assert {i.group: i.kind for i in w.incidents.values()} == {
+        group: Kind.NUMERICS if said == "own" else Kind.ERROR for group, said in whose.items()
+    }
+
+
 def test_nothing_is_judged_before_the_others_had_time_to_end(w: World) -> None:
     ends(w, 1, "own")
     assert w.verbs(0.1) == []
     for group in (0, 2):
         ends(w, group, "peers")
     w.round(ENGINE_WORD_S)
-    assert {i.kind for i in w.memory.incidents.values()} == {Kind.NUMERICS}
+    assert not w.incidents, "the last of them has only now ended"
+    w.round(ENGINE_WORD_S)
+    assert {i.group: i.kind for i in w.incidents.values()} == {0: Kind.ERROR, 1: Kind.NUMERICS, 2: Kind.ERROR}
 
 
 @pytest.mark.parametrize("words", [("own", "own", "own"), ("own", "parameters", "own"), ("parameters",) * 3])
