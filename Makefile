@@ -8,11 +8,11 @@ PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
 LIGHT := tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/gpu
 HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slurm/test_rungs.py \
-	tests/integration/test_demo.py tests/integration/test_hang.py tests/titan
+	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/titan
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check chaos bench bench-slurm install install-dev debian docs clean
+.PHONY: demo test check chaos bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -36,6 +36,10 @@ bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.decide
 	$(BIN)/python -m benchmarks.control_plane
 
+bench-detection: debian  ## break a run in some twenty ways, ten times each; then leave a healthy one alone for half an hour
+	$(BIN)/python -m benchmarks.detection
+	$(BIN)/python -m benchmarks.healthy
+
 bench-slurm: debian  ## measure on a real Slurm how long a lost node costs: as root, about an hour
 	$(BIN)/python -m benchmarks.slurm_node_loss
 
@@ -58,7 +62,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 debian: install-dev
-	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace \
+	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 clean:

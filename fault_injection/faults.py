@@ -1,7 +1,8 @@
-"""The faults of the demo: each breaks one thing for real and says what it did."""
+"""Faults that are made from outside: each breaks one thing for real and says what it did. Those inside a rank are in `causes`."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.processes import is_running, start_ticks
+
+FILLER = ".filler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,34 @@ def kill_trainer(group: int, node: str, pid: int) -> Injected:
             raise Fatal(f"fault kill_trainer: process {pid} lives on after SIGKILL")
         time.sleep(0.001)
     return Injected(name="kill_trainer", group=group, node=node, unix_s=at, evidence=f"SIGKILL to pid {pid}")
+
+
+def stop_rank(group: int, node: str, pid: int) -> Injected:
+    """SIGSTOP to one rank: it stays where it is, with all that it holds."""
+    at = time.time()
+    os.kill(pid, signal.SIGSTOP)
+    return Injected(name="stop_rank", group=group, node=node, unix_s=at, evidence=f"SIGSTOP to pid {pid}")
+
+
+def kill_agent(group: int, node: str, pid: int) -> Injected:
+    """SIGKILL to a node's agent alone. No failure of the node: its shim starts the next one."""
+    at = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return Injected(name="kill_agent", group=group, node=node, unix_s=at, evidence=f"SIGKILL to pid {pid}")
+
+
+def fill_disk(group: int, node: str, folder: Path) -> Injected:
+    """Write a file until the file system of `folder` takes no more. Whoever injects it removes the file: FILLER."""
+    at = time.time()
+    with (folder / FILLER).open("wb", buffering=0) as file:
+        try:
+            for size in (1 << 16, 1 << 12):
+                while file.write(b"\0" * size) == size:
+                    pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+    return Injected(name="fill_disk", group=group, node=node, unix_s=at, evidence=f"the disk of {folder} is full")
 
 
 def cut_node(group: int, node: str, cut: Callable[[], None]) -> Injected:

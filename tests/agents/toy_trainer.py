@@ -1,7 +1,8 @@
 """A stand-in for titan_actor.trainer. What it does is asked for in `titan.overrides`, under keys that begin with `toy.`.
 
 toy.mode: "idle" (default) steps without torch; "exit" ends at once; "torchft" steps in a real TorchFT quorum; "quorum" does
-so too, but with TorchFT's native manager alone: no torch and no collective, so it starts in a fraction of a second.
+so too, but with TorchFT's native manager alone: no torch and no collective, so it starts in a fraction of a second; "model" is
+toy_model.py: several ranks a group, collectives, a loss, checkpoints.
 toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 only): what the name says.
 toy.needs: a path without which it fails at once.
 toy.raise_at: it raises after this step, counted by itself from 1. toy.segfault_at: the kernel ends it there.
@@ -137,15 +138,22 @@ class Toy:
             print(f"nobody minds {len(taken)} MiB", flush=True)
 
     def stepped(
-        self, start: float, step: int, committed: bool, participants: int, quorum_id: int, **about: object
+        self,
+        start: float,
+        step: int,
+        committed: bool,
+        participants: int,
+        quorum_id: int,
+        took: dict[str, float] | None = None,
+        **about: object,
     ) -> None:
-        """Write down and report an attempt in a real quorum."""
+        """Write down and report an attempt in a real quorum. `took`: step_s and compute_s, if they are known."""
         self.note_step(start, step, committed, participants=participants, quorum_id=quorum_id, **about)
         counted = {
             "commits": self.progress.commits + committed,
             "failed_commits": self.progress.failed_commits + (not committed),
         }
-        self.say(phase="step", step=step, participants=participants, quorum_id=quorum_id, **counted)
+        self.say(phase="step", step=step, participants=participants, quorum_id=quorum_id, **counted, **(took or {}))
 
     def quorum(self) -> int:
         from titan_actor.lighthouse import native
@@ -279,6 +287,11 @@ def main(arguments: list[str]) -> int:
         case "quorum":
             toy.serve_commands()
             return toy.quorum()
+        case "model":
+            from tests.agents import toy_model
+
+            toy.serve_commands()
+            return toy_model.train(toy)
         case _:
             toy.serve_commands()
             toy.say(phase="built")

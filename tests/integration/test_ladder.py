@@ -81,6 +81,19 @@ def test_a_segfault_is_named_with_what_python_said_of_it(empty: World) -> None:
     assert "toy_trainer.py, line " in words
 
 
+def test_a_group_that_never_commits_is_started_again(empty: World) -> None:
+    spec = toy_spec(name="mute", groups=1, spares=0, start_timeout_s=3.0)
+    record = empty.launch(replace(spec, titan=replace(spec.titan, overrides={"toy.step_s": 1000.0})))
+    eventually(lambda: empty.incidents(record), 60, "it is seen")
+    (incident,) = empty.incidents(record)
+    assert (incident.kind, incident.group, incident.node) == (
+        Kind.START_TIMEOUT,
+        0,
+        empty.status(record).groups[0].node,
+    )
+    assert (incident.rung, incident.evidence) == (Rung.RESTART, ("no commit 3 s after its start",))
+
+
 def test_a_bug_at_a_step_stops_the_run_when_it_comes_back(empty: World) -> None:
     """One group: restarted once, the same error at the same step again, and no more is spent on it."""
     spec = toy_spec(name="bug", groups=1, spares=1, backoff_first_s=0.0)

@@ -1,0 +1,513 @@
+"""What failed, who did it, and what is done: how often the verdict is right, and how soon it is there.
+
+`python -m benchmarks.detection [--seeds 10] [--only CAUSE ...]` writes benchmarks/results/detection.json.
+
+One run of two groups with two ranks each is broken again and again for a real cause, in a rank and at a moment that the seed
+picks, and left alone until it trains again. The control plane is the real one; the trainers are toys that step in a real TorchFT
+quorum with real collectives (tests/agents/toy_model.py), for a fault in TorchTitan itself is no other to the supervisor.
+`detect_s` is from the instant just before the fault to the incident with its rung in etcd, as a watch brings it here, by one
+monotonic clock. An incident that rides something through (rung 0) is a first sign, no verdict. Right are:
+the kind; the culprit: group and node, the rank too where it is one's doing, and nobody else is acted on; the first rung.
+Where nothing is to be done (rung "none") all three are right if nothing was done; a straggler is named in the journal besides.
+With few seeds the 99th percentile is the slowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.decide import machine
+from benchmarks.detection_cases import CASES, CRASH, HANG, NOTHING, RANK_ZERO, Case, Target, mount, unmount
+from fault_injection import causes, checkers
+from fault_injection.causes import Order
+from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.spec import BudgetSpec, GroupsSpec, HangSpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.ports.errors import Fatal
+from supervisor.shell import client, cordons, hosts, runfile, status
+from supervisor.shell.etcd_server import start_etcd
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.status import RunStatus
+from supervisor.shell.store import connect
+from supervisor.wire import keys
+from supervisor.wire.records import Health, NodeObserved, Registration, RunRecord, TrainerObserved, decode
+from tests.helpers.waiting import eventually
+from tests.integration.world import World, toy_spec, world_on
+
+RESULTS = Path(__file__).parent / "results" / "detection.json"
+NODES = 5
+"""Two for the groups, a spare, and two in the place of those that are lost."""
+GROUPS, RANKS = 2, 2
+STEP_S = 0.1
+LEARNED_STEPS = 16
+"""Committed by a generation before it is broken: warm-up, enough to learn from, and a checkpoint."""
+CHECKPOINT_STEPS = 10
+VERDICT_S = 60.0
+QUIET = 1.75
+"""How long nothing may be done where nothing is to be done, in times of the shortest bound of a hang."""
+BACK_S = 120.0
+DISK_BYTES = 96 << 20
+
+TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=1500, process_group_timeout_ms=2500)
+HANGS = HangSpec(factor=10.0, at_least_s=4.0, at_most_s=30.0)
+"""`at_least_s`: the least that a run file takes with these timeouts of TorchFT."""
+GOALS = {"crash_detect_s": 0.2, "hang_times_the_bound": 2.0, "culprit_right_share": 0.98}
+
+
+def spec(checkpoint_steps: int = CHECKPOINT_STEPS, hang_at_least_s: float = HANGS.at_least_s) -> RunSpec:
+    """Budgets and backoff that let one run live through all of it."""
+    hang = replace(HANGS, at_least_s=hang_at_least_s)
+    many = BudgetSpec(restart=100_000, replace=100_000, reallocate=100_000, window_s=1.0)
+    made = toy_spec(name="detection", groups=GROUPS, spares=1, hang=hang, budget=many, backoff_first_s=0.0)
+    made = replace(
+        made,
+        titan=TitanSpec(
+            steps=10**6,
+            checkpoint_interval_steps=checkpoint_steps,
+            overrides={"toy.mode": "model", "toy.step_s": STEP_S},
+        ),
+        groups=GroupsSpec(count=GROUPS, ranks_per_group=RANKS),
+        torchft=TORCHFT,
+    )
+    wrong = runfile.contradictions(made)
+    if wrong:
+        raise Fatal("; ".join(wrong))
+    return made
+
+
+class Watcher(threading.Thread):
+    """What etcd holds, and when each incident came here."""
+
+    def __init__(self, endpoint: str, run: str) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self._store = connect(endpoint.split(","))
+        snapshot = self._store.list(keys.PREFIX)
+        self._mirror = Mirror(snapshot)
+        self._watch = self._store.watch(keys.PREFIX, snapshot.revision)
+        self._incidents = keys.incident(run, "")
+        self._lock = threading.Lock()
+        self._stop_now = threading.Event()
+        self.came: list[tuple[float, Incident]] = []
+        self.bounds: dict[tuple[int, int], float] = {}
+        """(group, generation) -> what its agent had learned that a step may take, when one took longer."""
+
+    def run(self) -> None:
+        while not self._stop_now.is_set():
+            changes = self._watch.poll(0.1)
+            at = time.monotonic()
+            if changes is None:
+                continue
+            with self._lock:
+                self._mirror.apply(changes)
+                for item in changes.puts:
+                    if item.key.startswith(self._incidents):
+                        self.came.append((at, decode(item.value, Incident)))
+                    elif item.key.startswith(keys.NODES) and item.key.endswith("/observed"):
+                        self._note(decode(item.value, NodeObserved))
+
+    def _note(self, observed: NodeObserved) -> None:
+        for trainer in observed.trainers:
+            if trainer.stuck is not None:
+                self.bounds.setdefault((trainer.group, trainer.generation), trainer.stuck.bound_s)
+
+    @contextmanager
+    def mirror(self) -> Iterator[Mirror]:
+        with self._lock:
+            yield self._mirror
+
+    def since(self, count: int) -> list[tuple[float, Incident]]:
+        with self._lock:
+            return self.came[count:]
+
+    def stop(self) -> None:
+        self._stop_now.set()
+        self.join()
+        self._watch.close()
+        self._store.close()
+
+
+@dataclass
+class Bench:
+    """The run that is broken."""
+
+    w: World
+    record: RunRecord
+    watcher: Watcher
+    disks: bool
+    trials: int = 0
+    step_s: float = STEP_S
+
+    @property
+    def run_dir(self) -> str:
+        return self.record.run_dir
+
+    def status(self) -> RunStatus:
+        with self.watcher.mirror() as mirror:
+            return status.run_status(mirror, self.record)
+
+    def ranks(self, group: int) -> list[TrainerObserved]:
+        """Of its current generation."""
+        state = self.status().groups[group]
+        with self.watcher.mirror() as mirror:
+            seen = mirror.record(keys.observed(state.node), NodeObserved) if state.node else None
+        of_it = (group, state.generation)
+        return [t for t in (seen.trainers if seen else ()) if (t.group, t.generation) == of_it]
+
+    def targets(self, rank: int) -> list[Target]:
+        found = []
+        for state in self.status().groups:
+            with self.watcher.mirror() as mirror:
+                registered = mirror.record(keys.registration(state.node), Registration)
+            pids = {t.rank: t.pid for t in self.ranks(state.group)}
+            folder = self.w.system / "nodes" / state.node
+            allocation = registered.allocation if registered is not None else ""
+            found.append(Target(state.group, state.generation, state.node, rank, pids, allocation, folder))
+        return found
+
+    def step(self) -> int:
+        return max(t.progress.step for g in range(GROUPS) for t in self.ranks(g) if t.progress is not None)
+
+    def ordered(self, target: Target, wanted: Order) -> float:
+        causes.order(self.run_dir, target.group, target.generation, target.rank, wanted)
+        return self.done(target.group, target.generation, target.rank)
+
+    def done(self, group: int, generation: int, rank: int) -> float:
+        return eventually(lambda: causes.done_at(self.run_dir, group, generation, rank), 20, "the rank does as ordered")
+
+    def restart(self, group: int) -> None:
+        client.restart(self.w.store, self.record, group)
+        before = self.status().groups[group].generation
+        eventually(lambda: self.status().groups[group].generation > before, 30, "a person's restart")
+
+    def agent_of(self, node: str) -> int:
+        with self.watcher.mirror() as mirror:
+            registered = mirror.record(keys.registration(node), Registration)
+        return registered.agent_pid if registered is not None else 0
+
+    def settle(self) -> None:
+        """Let go of what is held against hosts, end a halt, and wait until everything trains and a spare is warm."""
+        eventually(lambda: not self.status().incidents_open or self.status().phase == "halted", BACK_S, "all is over")
+        if self.status().phase in ("halted", "stopping"):
+            eventually(lambda: self.status().phase == "halted", BACK_S, "it is halted")
+            with self.watcher.mirror() as mirror:
+                client.resume(self.w.store, mirror, self.record, "the benchmark goes on")
+        eventually(self._free, BACK_S, "every host is free again")
+        eventually(self._well, BACK_S, "everything trains, and a spare is warm")
+
+    def settled_or_helped(self) -> bool:
+        """As `settle`; what does not come back by itself is restarted as a person would. Returns whether it was."""
+        try:
+            self.settle()
+        except AssertionError as error:
+            print(f"    helped: {error}", flush=True)
+            for group in range(GROUPS):
+                self.restart(group)
+            self.settle()
+            return True
+        return False
+
+    def _free(self) -> bool:
+        with self.watcher.mirror() as mirror:
+            held = list(cordons.by_host(mirror))
+            for host in held:
+                try:
+                    hosts.uncordon(self.w.store, mirror, host)
+                except Fatal:
+                    continue  # it was freed a moment ago
+        return not held
+
+    def _well(self) -> bool:
+        state = self.status()
+        if state.phase != "running" or state.incidents_open or not state.spares:
+            return False
+        if not all(g.phase == "running" for g in state.groups):
+            return False
+        for g in range(GROUPS):
+            ranks = self.ranks(g)
+            learned = [t for t in ranks if t.progress is not None and t.progress.commits >= LEARNED_STEPS]
+            if len(learned) < RANKS or any(t.stuck is not None for t in ranks):
+                return False
+        with self.watcher.mirror() as mirror:
+            warm = [mirror.record(keys.health(node), Health) for node in state.spares]
+        return any(health is not None and health.warm == "ready" for health in warm)
+
+    def acted(self, count: int) -> dict[str, tuple[float, Incident]]:
+        """Of each incident after the first `count` writes: the first word that something was done, and when it came."""
+        first: dict[str, tuple[float, Incident]] = {}
+        for at, incident in self.watcher.since(count):
+            if incident.decided is not None and incident.rung > Rung.RIDE_THROUGH and incident.kind != Kind.REQUESTED:
+                first.setdefault(incident.id, (at, incident))
+        return first
+
+    def waits_since(self, at: int) -> list[str]:
+        """What the journal says is waited for, after that byte of it."""
+        with (Path(self.run_dir) / "journal.jsonl").open("rb") as file:
+            file.seek(at)
+            lines = file.read().splitlines()
+        return [
+            wait
+            for line in lines
+            if line.startswith(b"{") and line.endswith(b"}")
+            for wait in json.loads(line).get("waits", [])
+        ]
+
+
+def trial(bench: Bench, name: str, seed: int) -> dict[str, Any]:
+    """Break it once. Raises Fatal where this machine cannot."""
+    case, rng = CASES[name], random.Random(f"{name}:{seed}")
+    helped = bench.settled_or_helped()
+    bench.trials += 1
+    rank = 0 if name in RANK_ZERO else rng.randrange(RANKS)
+    group = rng.randrange(GROUPS)
+    time.sleep(rng.uniform(0.0, 1.0))
+    count, journal = len(bench.watcher.came), (Path(bench.run_dir) / "journal.jsonl").stat().st_size
+    with ExitStack() as after:
+        target = bench.targets(rank)[group]
+        began = case.inject(bench, target, after)
+        if case.rung is None:
+            found = _quiet(bench, name, target, began, count, journal)
+        else:
+            found = _judged(bench, case, target, began, count, after)
+    before = {"helped_before": True} if helped else {}
+    return {"seed": seed, "group": group, "rank": rank, **before, **found}
+
+
+def _judged(bench: Bench, case: Case, target: Target, began: float, count: int, after: ExitStack) -> dict[str, Any]:
+    def right() -> list[tuple[float, Incident]]:
+        return [(at, i) for at, i in bench.acted(count).values() if i.kind in case.kinds]
+
+    def over() -> bool:
+        state = bench.status()
+        back = not state.incidents_open and all(g.phase == "running" for g in state.groups)
+        return state.phase in ("halted", "stopping") or back
+
+    try:
+        eventually(lambda: bench.acted(count), VERDICT_S)
+        after.close()  # a disk that stays full would let nothing start there
+        eventually(over, BACK_S)
+    except AssertionError:
+        pass  # nothing was found, or it does not come back: both are told by what there is
+    acted, main = list(bench.acted(count).values()), right()
+    rest = [i for _, i in acted if i.kind not in case.kinds]
+    detected = min((at for at, _ in main or acted), default=math.nan) - began
+    seen = bench.watcher.since(count)
+    bound = bench.watcher.bounds.get((target.group, target.generation))
+    result: dict[str, Any] = {
+        "found": sorted({f"{i.kind.value} rung {int(i.rung)}" for _, i in main or acted}) or ["nothing"],
+        "kind_right": bool(main) and all(i.kind in case.echoes for i in rest),
+        "culprit_right": bool(main) and _culprit(bench, case, target, [i for _, i in main], rest),
+        "rung_right": bool(main) and {i.rung for _, i in main} == {case.rung},
+        "detect_s": round(detected, 4),
+        "first_sign_s": round(min((at for at, _ in seen), default=math.nan) - began, 4),
+        "evidence": [f"group {i.group} rank {i.rank} on {i.node}: {' | '.join(i.evidence)[:400]}" for _, i in acted],
+    }
+    if case.family == HANG and bound is not None:
+        result |= {"bound_s": bound, "times_the_bound": round(detected / bound, 3)}
+    return result
+
+
+def _culprit(bench: Bench, case: Case, target: Target, main: list[Incident], rest: list[Incident]) -> bool:
+    if case.whole_run:
+        with bench.watcher.mirror() as mirror:
+            return not cordons.by_host(mirror)
+    there = {(i.group, i.node) for i in main} == {(target.group, target.node)}
+    named = not case.rank_named or {i.rank for i in main} == {target.rank}
+    return there and named and all(i.kind in case.echoes and i.group != target.group for i in rest)
+
+
+def _quiet(bench: Bench, name: str, target: Target, began: float, count: int, journal: int) -> dict[str, Any]:
+    """Nothing may be done; a straggler is to be named meanwhile."""
+    sentences: list[str] = []
+    at = math.nan
+    if name == "straggler":
+
+        def said() -> bool:
+            sentences[:] = [
+                wait for wait in bench.waits_since(journal) if wait.startswith("group") and " is slow: " in wait
+            ]
+            return bool(sentences)
+
+        try:
+            eventually(said, VERDICT_S)
+            at = time.monotonic() - began
+        except AssertionError:
+            pass
+    else:
+        time.sleep(QUIET * bench.record.spec.policy.hang.at_least_s)
+    acted = [i for _, i in bench.acted(count).values()]
+    signs = sorted({f"{i.kind.value} rung {int(i.rung)}" for _, i in bench.watcher.since(count) if i not in acted})
+    well, found = not acted, "nothing"
+    if name == "straggler":
+        found = "straggler, reported" if sentences else "nothing"
+        culprit = bool(sentences) and all(
+            s.startswith(f"group {target.group} is slow: rank {target.rank} on node {target.node} ") for s in sentences
+        )
+        return {
+            "found": [found, *sorted({i.kind.value for i in acted})],
+            "kind_right": bool(sentences) and well, "culprit_right": culprit and well, "rung_right": well,
+            "detect_s": round(at, 4), "evidence": sentences[:1],
+        }  # fmt: skip
+    return {
+        "found": sorted({f"{i.kind.value} rung {int(i.rung)}" for i in acted}) or [found],
+        "kind_right": well, "culprit_right": well, "rung_right": well,
+        "detect_s": None, "rode_through": signs, "evidence": [i.evidence[0][:200] for i in acted],
+    }  # fmt: skip
+
+
+def percentile(values: list[float], share: float) -> float:
+    """By the nearest rank."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """One cause over its seeds."""
+    seconds = [t["detect_s"] for t in trials if t["detect_s"] is not None and not math.isnan(t["detect_s"])]
+    ratios = [t["times_the_bound"] for t in trials if "times_the_bound" in t]
+    kinds = " or ".join(k.value for k in case.kinds) or "nothing is done"
+    made: dict[str, Any] = {
+        "how": case.how,
+        "family": case.family,
+        "right_kind": kinds,
+        "right_rung": int(case.rung) if case.rung is not None else "none",
+        "seeds": len(trials),
+        **{key: sum(bool(t[key]) for t in trials) for key in ("kind_right", "culprit_right", "rung_right")},
+        "detect_s_median": round(statistics.median(seconds), 4) if seconds else None,
+        "detect_s_p99": round(percentile(seconds, 0.99), 4) if seconds else None,
+        "found": dict(Counter(" and ".join(t["found"]) for t in trials)),
+    }
+    if ratios:
+        made |= {"times_the_bound_median": statistics.median(ratios), "times_the_bound_most": max(ratios)}
+        made["bound_s_median"] = statistics.median(t["bound_s"] for t in trials if "bound_s" in t)
+    return made
+
+
+def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The goals over all causes, and whether they are met."""
+    crashes = [r["detect_s_p99"] for r in rows.values() if r["family"] == CRASH and r["detect_s_p99"] is not None]
+    medians = [r["detect_s_median"] for r in rows.values() if r["family"] == CRASH and r["detect_s_median"] is not None]
+    ratios = [r["times_the_bound_most"] for r in rows.values() if "times_the_bound_most" in r]
+    faulty = [r for r in rows.values() if r["family"] != NOTHING]
+    share = sum(r["culprit_right"] for r in faulty) / max(1, sum(r["seeds"] for r in faulty))
+    return {
+        "goals": GOALS,
+        "crash_detect_s_slowest_median": max(medians, default=None),
+        "crash_detect_s_slowest": max(crashes, default=None),
+        "crash_goal_met": bool(crashes) and max(crashes) < GOALS["crash_detect_s"],
+        "hang_times_the_bound_most": max(ratios, default=None),
+        "hang_goal_met": bool(ratios) and max(ratios) <= GOALS["hang_times_the_bound"],
+        "culprit_right_share": round(share, 4),
+        "culprit_goal_met": share >= GOALS["culprit_right_share"],
+        "all_kinds_right": all(r["kind_right"] == r["seeds"] for r in rows.values()),
+        "all_rungs_right": all(r["rung_right"] == r["seeds"] for r in rows.values()),
+        "nothing_done_where_nothing_is_to_be_done": all(
+            r["kind_right"] == r["seeds"] for r in rows.values() if r["family"] == NOTHING
+        ),
+    }
+
+
+@contextmanager
+def bench(folder: Path, spec_: RunSpec) -> Iterator[Bench]:
+    """The system, with a run that trains."""
+    nodes = [folder / "runs" / ".supervisor" / "nodes" / f"n{i + 1}" for i in range(NODES)]
+    with ExitStack() as stack:
+        disks = [node for node in nodes if mount(node, DISK_BYTES)]
+        for disk in disks:
+            stack.callback(unmount, disk)
+        server = start_etcd(folder / "etcd")
+        stack.callback(server.stop)
+        w = stack.enter_context(world_on(server, folder, nodes=NODES, warm_torch=True))
+        w.supervisor()
+        record = w.launch(spec_)
+        watcher = Watcher(server.endpoint, record.spec.name)
+        watcher.start()
+        stack.callback(watcher.stop)
+        yield Bench(w, record, watcher, disks=len(disks) == NODES)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`history`: what the checkers say of all of it."""
+
+    trials: dict[str, list[dict[str, Any]]]
+    not_here: dict[str, str]
+    history: dict[str, str]
+    machine: dict[str, object]
+
+
+def measure(seeds: int, names: list[str], partial: Path) -> Measured:
+    """All trials, and the causes that this machine cannot make. A seed makes each cause once, in an order of its own."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    not_here: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="detection-") as folder, bench(Path(folder), spec()) as made:
+        made.settle()
+        before = machine()
+        for seed in range(seeds):
+            order = [name for name in names if name not in not_here]
+            random.Random(seed).shuffle(order)
+            for name in order:
+                try:
+                    found[name].append(trial(made, name, seed))
+                except Fatal as error:
+                    not_here[name] = str(error)
+                    print(f"{name}: not here: {error}", flush=True)
+                    continue
+                t = found[name][-1]
+                right = "".join("+" if t[key] else "-" for key in ("kind_right", "culprit_right", "rung_right"))
+                print(f"seed {seed} {name:20} {right} {t['detect_s']} {', '.join(t['found'])}", flush=True)
+                if "-" in right:
+                    print(f"    {json.dumps(t)}", flush=True)
+                partial.write_text(json.dumps(found, indent=1) + "\n")
+        made.settle()
+        history = {verdict.checker: verdict.answer for verdict in checkers.check(made.w.history(made.record))}
+    done = {name: trials for name, trials in found.items() if trials}
+    return Measured(done, not_here, history, before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    partial = options.results.with_suffix(".partial.json")
+    began = time.monotonic()
+    measured = measure(options.seeds, options.only, partial)
+    rows = {name: row(CASES[name], found) for name, found in measured.trials.items()}
+    result = {
+        "what": "kind, culprit and rung of what was broken, and the seconds until etcd has the verdict",
+        "command": f"python -m benchmarks.detection --seeds {options.seeds}",
+        **summary(rows),
+        "kinds": rows,
+        "not_measured": measured.not_here,
+        "history_checkers": measured.history,
+        "took_s": round(time.monotonic() - began),
+        "set": {
+            "groups": GROUPS, "ranks_per_group": RANKS, "step_s": STEP_S, "node_lease_s": spec().policy.node_lease_s,
+            "hang": {"factor": HANGS.factor, "at_least_s": HANGS.at_least_s, "at_most_s": HANGS.at_most_s},
+            "torchft_ms": [TORCHFT.heartbeat_timeout_ms, TORCHFT.join_timeout_ms, TORCHFT.process_group_timeout_ms],
+        },
+        "trials": measured.trials,
+        "machine": measured.machine,
+    }  # fmt: skip
+    options.results.write_text(json.dumps(result, indent=1) + "\n")
+    partial.unlink(missing_ok=True)
+    print(json.dumps(summary(rows), indent=1))
+    met = all(result[key] for key in ("crash_goal_met", "hang_goal_met", "culprit_goal_met"))
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

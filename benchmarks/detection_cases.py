@@ -1,0 +1,252 @@
+"""What is broken in `benchmarks.detection`, how, and what is to come of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fault_injection import causes, faults
+from fault_injection.causes import Order
+from fault_injection.memory_cgroup import memory_cgroup
+from supervisor.core.model import Kind, Rung
+from supervisor.ports.errors import Fatal
+from tests.helpers.waiting import eventually
+
+if TYPE_CHECKING:
+    from benchmarks.detection import Bench
+
+SHIM_LOOKS_S = 2.0
+"""The shim notes in which cgroup its processes are once a second."""
+HOG_HAS = 96 << 20
+AHEAD = 10
+"""Steps until something happens in every group at once."""
+HICCUP_S = 1.5
+
+
+@dataclass(frozen=True)
+class Target:
+    """One rank, and where it is. `pids`: of all ranks of its group."""
+
+    group: int
+    generation: int
+    node: str
+    rank: int
+    pids: Mapping[int, int]
+    allocation: str
+    folder: Path
+    """Its node's."""
+
+    @property
+    def pid(self) -> int:
+        return self.pids[self.rank]
+
+
+Inject = Callable[["Bench", Target, ExitStack], float]
+"""Breaks it and returns the moment, by this machine's monotonic clock. What is left to mend is put on the stack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A cause, and the verdict that is right. `kinds`: each of them is. `rung`: None: nothing may be done."""
+
+    how: str
+    inject: Inject
+    kinds: tuple[Kind, ...]
+    rung: Rung | None
+    family: str
+    whole_run: bool = False
+    """No group is to blame: the run is halted, and no host is held guilty."""
+    rank_named: bool = True
+    """The rank is to be named, beside group and node."""
+    echoes: tuple[Kind, ...] = field(default=())
+    """What the other groups may show of it as well, at rung 1."""
+
+
+def _ordered(cause: str) -> Inject:
+    """One rank does it to itself at its next step."""
+
+    def inject(bench: Bench, target: Target, after: ExitStack) -> float:
+        return bench.ordered(target, Order(cause=cause))
+
+    return inject
+
+
+def _everywhere(cause: str, one_rank: bool) -> Inject:
+    """Every group does it at the same step; in each the target's rank alone, or all of them."""
+
+    def inject(bench: Bench, target: Target, after: ExitStack) -> float:
+        wanted = Order(cause=cause, at_step=bench.step() + AHEAD)
+        moments = []
+        for each in bench.targets(target.rank):
+            ranks = [target.rank] if one_rank else list(each.pids)
+            for rank in ranks:
+                causes.order(bench.run_dir, each.group, each.generation, rank, wanted)
+            moments.append((each.group, each.generation, ranks[0]))
+        return min(bench.done(*moment) for moment in moments)
+
+    return inject
+
+
+def _sigkill(bench: Bench, target: Target, after: ExitStack) -> float:
+    at = time.monotonic()
+    faults.kill_trainer(target.group, target.node, target.pid)
+    return at
+
+
+def _sigstop(bench: Bench, target: Target, after: ExitStack) -> float:
+    at = time.monotonic()
+    faults.stop_rank(target.group, target.node, target.pid)
+    return at
+
+
+def _hiccup(bench: Bench, target: Target, after: ExitStack) -> float:
+    at = _sigstop(bench, target, after)
+    time.sleep(HICCUP_S)
+    os.kill(target.pid, 18)
+    return at
+
+
+def _for_memory(bench: Bench, target: Target, after: ExitStack) -> float:
+    cgroup = after.enter_context(memory_cgroup(f"hog-{bench.trials}"))
+    cgroup.add(target.pid)
+    time.sleep(SHIM_LOOKS_S)
+    cgroup.limit(cgroup.used() + HOG_HAS)
+    return bench.ordered(target, Order(cause=causes.HOG))
+
+
+def _node_killed(bench: Bench, target: Target, after: ExitStack) -> float:
+    at = time.monotonic()
+    faults.kill_node(target.group, target.node, bench.w.system)
+    return at
+
+
+def _allocation_gone(bench: Bench, target: Target, after: ExitStack) -> float:
+    at = time.monotonic()
+    faults.take_allocation(target.group, target.node, target.allocation, bench.w.system)
+    return at
+
+
+def _disk_full(bench: Bench, target: Target, after: ExitStack) -> float:
+    if not bench.disks:
+        raise Fatal("nodes have no disk of their own here: a tmpfs needs root")
+    after.callback((target.folder / faults.FILLER).unlink, missing_ok=True)
+    at = time.monotonic()
+    faults.fill_disk(target.group, target.node, target.folder)
+    return at
+
+
+def _slow(bench: Bench, target: Target, after: ExitStack) -> float:
+    at = bench.ordered(target, Order(cause=causes.SLOW, seconds=bench.step_s))
+    after.callback(bench.restart, target.group)
+    return at
+
+
+def _slow_steps(bench: Bench, target: Target, after: ExitStack) -> float:
+    at = bench.ordered(target, Order(cause=causes.SLOW, seconds=4 * bench.step_s))
+    after.callback(bench.restart, target.group)
+    return at
+
+
+def _agent_killed(bench: Bench, target: Target, after: ExitStack) -> float:
+    pid = bench.agent_of(target.node)
+    at = time.monotonic()
+    faults.kill_agent(target.group, target.node, pid)
+    eventually(lambda: bench.agent_of(target.node) != pid, 20, "the shim starts the next agent")
+    return at
+
+
+def _busy(bench: Bench, target: Target, after: ExitStack) -> float:
+    for _ in range(os.cpu_count() or 1):
+        child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        after.callback(child.wait)
+        after.callback(child.kill)
+    return time.monotonic()
+
+
+CRASH, HANG, OTHER, NOTHING = "crash", "hang", "other", "nothing"
+"""Families: an end of a process; a process that lives and does not go on; what is neither; what heals by itself."""
+
+
+def _crash(how: str, inject: Inject, kind: Kind) -> Case:
+    return Case(how=how, inject=inject, kinds=(kind,), rung=Rung.RESTART, family=CRASH)
+
+
+def _hang(how: str, inject: Inject, *also: Kind) -> Case:
+    return Case(how=how, inject=inject, kinds=(Kind.HANG, *also), rung=Rung.RESTART, family=HANG)
+
+
+CASES: dict[str, Case] = {
+    "segfault": _crash("a rank reads address 0", _ordered(causes.SEGFAULT), Kind.CRASH),
+    "abort": _crash("a rank calls abort()", _ordered(causes.ABORT), Kind.CRASH),
+    "sigkill": _crash("SIGKILL to a rank", _sigkill, Kind.CRASH),
+    "exit_code": _crash("a rank exits with code 7", _ordered(causes.EXIT), Kind.ERROR),
+    "exception": _crash("a rank raises", _ordered(causes.RAISE), Kind.ERROR),
+    "killed_for_memory": _crash("a rank takes more than its memory cgroup has", _for_memory, Kind.OOM),
+    "stopped": _hang("SIGSTOP to a rank", _sigstop, Kind.STALLED),
+    "gil_held": _hang("C code keeps the interpreter's lock", _ordered(causes.HOLD_GIL)),
+    "endless_loop": _hang("a rank computes for ever", _ordered(causes.LOOP)),
+    "data_blocked": _hang("the data loader reads a pipe that nobody writes", _ordered(causes.BLOCK_DATA)),
+    "checkpoint_blocked": _hang(
+        "rank 0 writes its checkpoint into a pipe that nobody reads", _ordered(causes.BLOCK_CHECKPOINT)
+    ),
+    "collective_skipped": _hang("a rank leaves out a collective of its group", _ordered(causes.SKIP_COLLECTIVE)),
+    "nan_in_one_group": Case(
+        how="NaN planted in a weight of one group",
+        inject=_ordered(causes.PLANT_NAN),
+        kinds=(Kind.NUMERICS,), rung=Rung.REPLACE, family=OTHER, echoes=(Kind.ERROR,),
+    ),
+    "nan_everywhere": Case(
+        how="NaN planted in a weight of every group, at one step",
+        inject=_everywhere(causes.PLANT_NAN, one_rank=True),
+        kinds=(Kind.SAME_ERROR,), rung=Rung.STOP, family=OTHER, whole_run=True, echoes=(Kind.ERROR,),
+    ),
+    "bug_everywhere": Case(
+        how="every rank raises the same at one step",
+        inject=_everywhere(causes.RAISE, one_rank=False),
+        kinds=(Kind.SAME_ERROR,), rung=Rung.STOP, family=OTHER, whole_run=True, echoes=(Kind.ERROR,),
+    ),
+    "node_killed": Case(
+        how="all processes of a node are killed",
+        inject=_node_killed, kinds=(Kind.NODE_LOST,), rung=Rung.REPLACE, family=OTHER, rank_named=False,
+    ),
+    "allocation_gone": Case(
+        how="the engine takes an allocation away",
+        inject=_allocation_gone, kinds=(Kind.ALLOCATION_LOST,), rung=Rung.REALLOCATE, family=OTHER, rank_named=False,
+    ),
+    "disk_full": Case(
+        how="the disk of a node fills, on which its ranks write logs and checkpoints: one fails, or hangs for its log",
+        inject=_disk_full, kinds=(Kind.ERROR, Kind.HANG), rung=Rung.RESTART, family=OTHER, rank_named=False,
+    ),
+    "straggler": Case(
+        how="a rank computes twice as long as the others", inject=_slow, kinds=(), rung=None, family=OTHER,
+    ),
+    "hiccup": Case(how="a rank is stopped for 1.5 s", inject=_hiccup, kinds=(), rung=None, family=NOTHING),
+    "slow_steps": Case(how="every step of a rank takes five times as long", inject=_slow_steps, kinds=(), rung=None, family=NOTHING),
+    "agent_killed": Case(how="SIGKILL to a node's agent", inject=_agent_killed, kinds=(), rung=None, family=NOTHING),
+    "noisy_neighbours": Case(how="busy loops on all processors", inject=_busy, kinds=(), rung=None, family=NOTHING),
+}  # fmt: skip
+
+RANK_ZERO = ("checkpoint_blocked",)
+"""Rank 0 writes the checkpoints."""
+
+
+def mount(folder: Path, size: int) -> bool:
+    """A tmpfs there; False where that is not allowed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return False
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "node", str(folder)]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def unmount(folder: Path) -> None:
+    """Once what was killed there has let go of its files."""
+    eventually(lambda: subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode == 0, 20)

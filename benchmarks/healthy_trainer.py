@@ -1,0 +1,65 @@
+"""The debug model, with what a healthy run does now and then and a detector may take for a hang: evaluation that pauses the
+training, and steps that take five times as long."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from statistics import median
+from typing import Any
+
+from titan_actor import recipes
+
+EVALUATE_EVERY, EVALUATE_S = 40, 4.0
+"""Steps; how long it computes without stepping, in every group."""
+SLOW_EVERY, SLOW_TIMES = 20, 5
+"""Steps; so much longer one of them takes, in one group after the other."""
+
+
+def debug() -> Any:
+    """The shipped llama3-debug. The additional time is spent in forward passes of the model on its last batch."""
+    from titan_actor.replica import ReplicaTrainer
+
+    forward, between = ReplicaTrainer.forward_backward_step, ReplicaTrainer._between
+
+    def forward_backward_step(self: Any, **batch: Any) -> Any:
+        if not hasattr(self, "usual"):
+            self.usual = deque(maxlen=20)
+            self.model_parts[0].register_forward_pre_hook(_keep(self), with_kwargs=True)
+        began = time.monotonic()
+        loss = forward(self, **batch)
+        self.usual.append(time.monotonic() - began)
+        step = self.manager.current_step() + 1
+        if step % SLOW_EVERY == 0 and step // SLOW_EVERY % self.launch.groups == self.launch.group:
+            _compute(self, (SLOW_TIMES - 1) * max(self.report.progress.step_s, median(self.usual)))
+            self.ledger.note("slow_step", start=time.time(), step=step)
+        return loss
+
+    def then(self: Any, wishes: Any) -> None:
+        between(self, wishes)
+        step = self.manager.current_step()
+        if self._committed and step % EVALUATE_EVERY == 0:
+            began = time.time()
+            _compute(self, EVALUATE_S)
+            self.ledger.note("evaluation", start=began, step=step)
+
+    ReplicaTrainer.forward_backward_step = forward_backward_step
+    ReplicaTrainer._between = then
+    return recipes.llama3_debug()
+
+
+def _keep(trainer: Any) -> Any:
+    def keep(_: Any, args: Any, kwargs: Any) -> None:
+        trainer.last_batch = (args, kwargs)
+
+    return keep
+
+
+def _compute(trainer: Any, seconds: float) -> None:
+    import torch
+
+    until = time.monotonic() + seconds
+    args, kwargs = trainer.last_batch
+    with torch.no_grad():
+        while time.monotonic() < until:
+            trainer.model_parts[0](*args, **kwargs)

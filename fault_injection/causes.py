@@ -1,0 +1,155 @@
+"""What goes wrong inside a rank, each by its real cause. It is ordered from outside, by a file in the run's folder, and done by
+the rank itself, at the place of its step where it belongs.
+
+A trainer for tests asks `Orders.due` at each such place; what needs its model or its collectives (PLANT_NAN, SKIP_COLLECTIVE,
+SLOW) it does itself. An order is of one generation: what is started in its place is well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FOR_EVER_S = 3600
+HOG_BYTES = 1 << 30
+
+SEGFAULT, ABORT, EXIT, RAISE, HOG, WRITE = "segfault", "abort", "exit", "raise", "hog", "write"
+HOLD_GIL, LOOP, BLOCK_DATA, BLOCK_CHECKPOINT = "hold_gil", "loop", "block_data", "block_checkpoint"
+SKIP_COLLECTIVE, PLANT_NAN, SLOW = "skip_collective", "plant_nan", "slow"
+
+EXIT_CODE = 7
+
+
+class Bug(Exception):
+    """As a program's own error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """`at_step`: not before this step is made. `seconds`: how much longer each step takes, for SLOW."""
+
+    cause: str
+    at_step: int = 0
+    seconds: float = 0.0
+
+
+def order(run_dir: str | Path, group: int, generation: int, rank: int, wanted: Order) -> None:
+    """From now on."""
+    path = _path(run_dir, group, generation, rank)
+    path.parent.mkdir(exist_ok=True)
+    scratch = path.with_name(f"{path.name}.tmp")
+    scratch.write_text(json.dumps(asdict(wanted)))
+    scratch.replace(path)
+
+
+def done_at(run_dir: str | Path, group: int, generation: int, rank: int) -> float | None:
+    """When the rank began it, by this machine's monotonic clock; None: not yet."""
+    try:
+        return float(_mark(_path(run_dir, group, generation, rank)).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+class Orders:
+    """The rank's side."""
+
+    def __init__(self, run_dir: str | Path, group: int, generation: int, rank: int) -> None:
+        self._path = _path(run_dir, group, generation, rank)
+        self._known: Order | None = None
+
+    def due(self, *causes: str, step: int) -> Order | None:
+        """What is to be done now, if it is one of these. The moment is noted, once."""
+        if self._known is None:
+            try:
+                self._known = Order(**json.loads(self._path.read_text()))
+            except (OSError, ValueError):
+                return None
+        if self._known.cause not in causes or step < self._known.at_step:
+            return None
+        if not _mark(self._path).exists():
+            scratch = self._path.with_name(f"{self._path.name}.at.tmp")
+            scratch.write_text(repr(time.monotonic()))
+            scratch.replace(_mark(self._path))
+        return self._known
+
+
+def suffer(wanted: Order, folder: Path) -> None:
+    """Do it. `folder` is the rank's own, for what blocks on a file there."""
+    BY_ITSELF[wanted.cause](folder)
+
+
+def _segfault(folder: Path) -> None:
+    ctypes.string_at(0)
+
+
+def _abort(folder: Path) -> None:
+    os.abort()
+
+
+def _exit(folder: Path) -> None:
+    os._exit(EXIT_CODE)
+
+
+def _raise(folder: Path) -> None:
+    raise Bug("the shapes do not fit")
+
+
+def _hog(folder: Path) -> None:
+    taken = bytearray(HOG_BYTES)
+    page = os.sysconf("SC_PAGE_SIZE")
+    for at in range(0, HOG_BYTES, page):
+        taken[at] = 1
+    print(f"nobody minds {len(taken)} bytes", flush=True)
+
+
+def _write(folder: Path) -> None:
+    """Goes wrong where the disk is full or read-only."""
+    (folder / "written").write_bytes(b"\0" * 65536)
+
+
+def _hold_gil(folder: Path) -> None:
+    ctypes.PyDLL(None).sleep(FOR_EVER_S)  # C code that does not give the interpreter's lock away
+
+
+def _loop(folder: Path) -> None:
+    while True:
+        pass
+
+
+def _block_reading(folder: Path) -> None:
+    os.mkfifo(folder / "batches")
+    (folder / "batches").read_bytes()  # nobody ever writes there
+
+
+def _block_writing(folder: Path) -> None:
+    os.mkfifo(folder / "checkpoint.pipe")
+    with open(os.open(folder / "checkpoint.pipe", os.O_RDWR), "wb", buffering=0) as pipe:
+        while True:
+            pipe.write(b"\0" * 65536)  # nobody ever reads there: it blocks when the pipe is full
+
+
+BY_ITSELF: Mapping[str, Callable[[Path], None]] = {
+    SEGFAULT: _segfault,
+    ABORT: _abort,
+    EXIT: _exit,
+    RAISE: _raise,
+    HOG: _hog,
+    WRITE: _write,
+    HOLD_GIL: _hold_gil,
+    LOOP: _loop,
+    BLOCK_DATA: _block_reading,
+    BLOCK_CHECKPOINT: _block_writing,
+}
+
+
+def _path(run_dir: str | Path, group: int, generation: int, rank: int) -> Path:
+    return Path(run_dir) / "faults" / f"{group}.{generation}.{rank}"
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(f"{path.name}.at")

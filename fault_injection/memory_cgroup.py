@@ -1,0 +1,74 @@
+"""A memory cgroup of our own, under whichever version this machine has."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agents import ooms
+from supervisor.ports.errors import Fatal
+
+UNIFIED_ROOT = Path("/sys/fs/cgroup")
+EMPTY_WITHIN_S = 10.0
+
+
+class MemoryCgroup:
+    """Its folder; what is put into it must have ended before the block does."""
+
+    def __init__(self, folder: Path, legacy: bool) -> None:
+        self.folder = folder
+        self._legacy = legacy
+
+    def add(self, pid: int) -> None:
+        """Move a process here; what it forks from now on is born here."""
+        (self.folder / "cgroup.procs").write_text(str(pid))
+
+    def used(self) -> int:
+        """Bytes."""
+        return int((self.folder / ("memory.usage_in_bytes" if self._legacy else "memory.current")).read_text())
+
+    def limit(self, size: int) -> None:
+        """Bytes, of memory and of nothing else to go to."""
+        (self.folder / ("memory.limit_in_bytes" if self._legacy else "memory.max")).write_text(str(size))
+        swap = self.folder / ("memory.memsw.limit_in_bytes" if self._legacy else "memory.swap.max")
+        if swap.exists():
+            swap.write_text(str(size) if self._legacy else "0")
+
+    def kills(self) -> int:
+        """How many the kernel has counted."""
+        count = ooms.read_count(self.folder / (ooms.LEGACY if self._legacy else ooms.UNIFIED))
+        assert count is not None
+        return count
+
+
+def _parent() -> tuple[Path, bool]:
+    legacy = ooms.counter(ooms.cgroup_of(os.getpid()))
+    if legacy is not None and legacy.name == ooms.LEGACY:
+        return legacy.parent, True
+    control = UNIFIED_ROOT / "cgroup.subtree_control"
+    if not control.exists() or "memory" not in control.read_text().split():
+        raise Fatal(
+            "the kernel gives no memory controller here: neither a version 1 mount, nor in cgroup.subtree_control"
+        )
+    return UNIFIED_ROOT, False
+
+
+@contextmanager
+def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
+    """An empty one without a limit. Raises Fatal where no memory controller is, or the user may make no cgroup."""
+    parent, legacy = _parent()
+    folder = parent / f"supervisor-{os.getpid()}-{name}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise Fatal(f"no cgroup can be made in {parent}: {error.strerror}") from error
+    try:
+        yield MemoryCgroup(folder, legacy)
+    finally:
+        until = time.monotonic() + EMPTY_WITHIN_S
+        while (folder / "cgroup.procs").read_text().split() and time.monotonic() < until:
+            time.sleep(0.02)
+        folder.rmdir()

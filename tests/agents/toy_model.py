@@ -1,0 +1,213 @@
+"""A model of a few numbers, trained as a real one is: the ranks of a group share each gradient by a collective of their own,
+the groups theirs by TorchFT's; loss and weights are looked at before a commit; checkpoints are written. It says at each moment
+what it does, and suffers what it is ordered to (fault_injection.causes).
+
+`toy.mode = "model"`; toy.step_s is what a step takes at least, `titan.checkpoint_interval_steps` as in a real run; toy.quiet: no
+log (TorchFT's manager writes one at every step). It needs torch: warm processes (TOY_TORCHFT=1) make its starts short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fault_injection import causes
+from titan_actor.activity import ActivityFile
+from titan_actor.ledger import write_error_file
+
+if TYPE_CHECKING:
+    from tests.agents.toy_trainer import Toy
+
+SIZE = 64
+CHECKPOINT_BYTES = 1 << 16
+CHECKPOINT_S = 0.2
+"""As of a larger model: an agent that looks ten times a second sees it."""
+GROUP_TIMEOUT = timedelta(seconds=60)
+"""Of the group's own collectives: as the shipped recipes' `comm.train_timeout_seconds`."""
+
+
+ANYWHERE = (
+    causes.SEGFAULT, causes.ABORT, causes.EXIT, causes.RAISE, causes.HOG, causes.WRITE, causes.HOLD_GIL, causes.LOOP,
+)  # fmt: skip
+"""What may befall it while it computes."""
+
+
+class NotFinite(FloatingPointError):
+    """As titan_actor.replica's."""
+
+    def __init__(self, text: str, whose: str) -> None:
+        super().__init__(text)
+        self.whose = whose
+
+
+class Model:
+    """One rank's part of it."""
+
+    def __init__(self, toy: Toy) -> None:
+        import torch
+        import torch.distributed as dist
+        from torchft import Manager, ProcessGroupGloo
+
+        torch.set_num_threads(1)
+        launch = self.launch = toy.launch
+        self.toy = toy
+        self.orders = causes.Orders(launch.run_dir, launch.group, launch.generation, launch.rank)
+        self.activity = ActivityFile(launch.rank_dir)
+        self.weight = torch.ones(SIZE)
+        self.healed = False
+        if launch.node_address != "127.0.0.1":
+            # a namespace that stands for a machine, but has this one's name
+            from titan_actor import address, mends
+
+            address.use(launch.node_address)
+            mends._heal_address(None)
+        store = dist.TCPStore(
+            launch.node_address, launch.master_port, is_master=launch.rank == 0, wait_for_workers=False,
+            timeout=GROUP_TIMEOUT,
+        )  # fmt: skip
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("group", store), rank=launch.rank, world_size=launch.world_size,
+            timeout=GROUP_TIMEOUT,
+        )  # fmt: skip
+        limit = timedelta(milliseconds=launch.torchft.process_group_timeout_ms)
+        self.patience = timedelta(milliseconds=launch.torchft.quorum_timeout_ms)
+        self.manager = Manager(
+            pg=ProcessGroupGloo(timeout=limit),
+            load_state_dict=self._load,
+            state_dict=lambda: {"weight": self.weight.clone()},
+            min_replica_size=launch.min_groups,
+            use_async_quorum=False,
+            timeout=limit,
+            quorum_timeout=self.patience,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            store_addr=launch.node_address,
+            store_port=store.port,
+            lighthouse_addr=f"http://{launch.lighthouse}",
+            replica_id=f"toy_{launch.group}",
+            hostname=launch.node_address,
+            quorum_retries=launch.torchft.quorum_retries,
+        )
+        self.replica_id = self.manager._store.get("replica_id").decode()
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.weight.copy_(state["weight"])
+        self.healed = True
+
+    def step(self) -> tuple[bool, float]:
+        """One attempt: whether it was committed, and how long its computing took."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import ReduceOp
+
+        manager, number = self.manager, self.manager.current_step() + 1
+        with self.activity.during("data"):
+            self._suffer(number, causes.BLOCK_DATA)
+            batch = torch.rand(SIZE)
+        with self.activity.during("quorum"):
+            manager.start_quorum()
+        number = manager.current_step() + 1
+        began = time.perf_counter()
+        with self.activity.during("compute"):
+            self._suffer(number, *ANYWHERE)
+            if self.orders.due(causes.PLANT_NAN, step=number):
+                self.weight[0] = math.nan
+            if slow := self.orders.due(causes.SLOW, step=number):
+                time.sleep(slow.seconds)
+            time.sleep(self.toy.options.get("step_s", 0.05))
+            loss = ((self.weight * batch) ** 2).mean()
+            gradient = 2 * self.weight * batch**2 / SIZE
+            computed = time.perf_counter() - began
+            dist.all_reduce(gradient)
+        with self.activity.during("collective"):
+            manager.allreduce(gradient).wait()
+            both = torch.stack((loss, torch.ones(())))
+            manager.allreduce(both, reduce_op=ReduceOp.SUM).wait()
+        mean = both[0] / both[1].clamp(min=1.0)
+        with self.activity.during("compute"):
+            # the step's last one: where another follows, a collective library takes that for the one that was left out
+            if not self.orders.due(causes.SKIP_COLLECTIVE, step=number):
+                dist.all_reduce(mean)
+        if not math.isfinite(float(mean)) and manager.errored() is None:
+            text = f"loss is {float(mean)} at step {number}"
+            raise NotFinite(text, "peers" if math.isfinite(float(loss)) else "own")
+        with self.activity.during("commit"):
+            committed = bool(manager.should_commit(timeout=self.patience))
+        if committed:
+            self.weight -= 0.01 * gradient
+        return committed, computed
+
+    def checkpoint(self) -> None:
+        """To this node's own disk, by rank 0."""
+        with self.activity.during("checkpoint"):
+            self._suffer(self.manager.current_step(), causes.BLOCK_CHECKPOINT)
+            path = Path(self.launch.rank_dir) / "checkpoint"
+            with path.open("wb") as file:
+                file.write(b"\0" * CHECKPOINT_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+            time.sleep(CHECKPOINT_S)
+
+    def _suffer(self, step: int, *names: str) -> None:
+        if wanted := self.orders.due(*names, step=step):
+            causes.suffer(wanted, Path(self.launch.rank_dir))
+
+
+def train(toy: Toy) -> int:
+    """Until it is drained, or fails."""
+    faulthandler.enable()
+    if toy.options.get("quiet"):
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    model = Model(toy)
+    toy.say(phase="built", replica_id=model.replica_id)
+    if toy.launch.rank == 0:
+        toy.announce(model.replica_id)
+    try:
+        _steps(toy, model)
+    except Exception as error:  # noqa: BLE001 - the top of the process: whatever it is, it is reported
+        return _fail(toy, error)
+    toy.say(phase="finished")
+    return 0
+
+
+def _steps(toy: Toy, model: Model) -> None:
+    manager, interval = model.manager, toy.launch.titan.checkpoint_interval_steps
+    while not toy.stop.is_set():
+        start = time.time()
+        committed, computed = model.step()
+        number = manager.current_step()
+        about = {"participants": manager.num_participants(), "participating_rank": manager.participating_rank()}
+        about |= {"quorum_id": manager._quorum_id, "healed": model.healed}
+        took = {"step_s": time.time() - start, "compute_s": computed}
+        model.healed = False
+        _as_on_a_full_disk(partial(toy.stepped, start, number, committed, took=took, **about))
+        if committed and number % interval == 0 and toy.launch.rank == 0:
+            model.checkpoint()
+
+
+def _as_on_a_full_disk(write: Callable[[], None]) -> None:
+    """A line or a report that finds no room is lost, as in a real trainer."""
+    try:
+        write()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # its log may be on that disk
+            print(f"not written: {error}", flush=True)
+
+
+def _fail(toy: Toy, error: Exception) -> int:
+    text = f"{type(error).__name__}: {error}"
+    _as_on_a_full_disk(lambda: traceback.print_exception(error, file=sys.stderr))
+    _as_on_a_full_disk(lambda: write_error_file(toy.folder, error, "".join(traceback.format_exception(error))))
+    _as_on_a_full_disk(lambda: toy.say(phase="failed", error=text, numerics=getattr(error, "whose", "")))
+    return 1

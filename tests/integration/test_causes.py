@@ -1,0 +1,76 @@
+"""Every kind by a real cause: kind, group, node, rank and rung come out right. The causes, and what is right, are those that
+`benchmarks.detection` measures, once each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from agents.facts.files import EVERY_S
+from benchmarks import detection
+from benchmarks.detection import Bench, trial
+from benchmarks.detection_cases import CASES
+from fault_injection import causes, faults
+from fault_injection.causes import Order
+from supervisor.core.model import Kind, Rung
+from supervisor.ports.errors import Fatal
+from supervisor.wire import keys
+from supervisor.wire.records import Health
+from tests.helpers.waiting import eventually
+
+pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(300)]
+
+SEED = 1
+HANG_AT_LEAST_S = 8.0
+"""Twice what is measured with: other tests run beside this one."""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with detection.bench(tmp_path_factory.mktemp("causes"), detection.spec(hang_at_least_s=HANG_AT_LEAST_S)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict_is_right(bench: Bench, name: str) -> None:
+    try:
+        found = trial(bench, name, SEED)
+    except Fatal as error:
+        pytest.skip(str(error))
+    wrong = [what for what in ("kind_right", "culprit_right", "rung_right") if not found[what]]
+    assert wrong == [], json.dumps(found, indent=1)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytest.TempPathFactory, quiet: bool) -> None:
+    """A write of the rank's own fails; or, where TorchFT's manager writes its log there, that hangs in the middle of a line,
+    and all groups wait in the quorum."""
+    # on a full disk a rank that trains on cannot say so: the fact is to be there before that counts as a hang
+    spec = detection.spec(checkpoint_steps=10**6, hang_at_least_s=25.0 if quiet else HANG_AT_LEAST_S)
+    spec = replace(spec, titan=replace(spec.titan, overrides={**spec.titan.overrides, "toy.quiet": quiet}))
+    with detection.bench(tmp_path_factory.mktemp("full"), spec) as made:
+        if not made.disks:
+            pytest.skip("nodes have no disk of their own here: a tmpfs needs root")
+        made.settle()
+        target = made.targets(1)[1]
+        faults.fill_disk(target.group, target.node, target.folder)
+
+        def told() -> bool:
+            with made.watcher.mirror() as mirror:
+                health = mirror.record(keys.health(target.node), Health)
+            return health is not None and any(fact.kind == "disk_full" for fact in health.facts)
+
+        eventually(told, 4 * EVERY_S, "its node says that the disk is full")
+        if quiet:
+            assert made.acted(0) == {}, "nothing is done for a fact alone"
+            made.ordered(target, Order(cause=causes.WRITE))
+        _, incident = eventually(lambda: next(iter(made.acted(0).values()), None), 60, "the group has failed")
+        (target.folder / faults.FILLER).unlink()
+        assert (incident.kind, incident.rung) == (Kind.ERROR if quiet else Kind.HANG, Rung.RESTART)
+        assert (incident.group, incident.node) == (target.group, target.node)
+        assert incident.rank == (1 if quiet else None)
+        assert f"on its node: {target.folder}: No space left on device" in incident.evidence
+        made.settle()
