@@ -11,6 +11,7 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple
 
+from supervisor.core.blame import WAITING
 from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import Activity
@@ -52,6 +53,7 @@ class Pace:
         self._apart = False
         self._mark: tuple[int, Activity] | None = None
         self._mark_since = 0.0
+        self._waits_since: float | None = None
         self._moved_at: float | None = None
 
     def look(self, now: float, progress: Progress | None, activity: tuple[int, Activity] | None, reaches: bool) -> None:
@@ -68,6 +70,7 @@ class Pace:
             return
         if activity != self._mark:
             self._end_of(now)
+            self._forgive(now, activity)
             self._mark, self._mark_since = activity, now
         if activity is not None and activity[1] in APART:
             self._apart = True
@@ -135,6 +138,16 @@ class Pace:
             if len(self._own) == KEPT and self.past == Own():
                 self.past = self.own
         self._commits, self._quorum_id, self._apart = progress.commits, progress.quorum_id, False
+
+    def _forgive(self, now: float, activity: tuple[int, Activity] | None) -> None:
+        """A wait for others that is over is no part of how long it takes itself: they came, and it goes on."""
+        waits = activity is not None and activity[1] in WAITING
+        if waits and self._waits_since is None:
+            self._waits_since = now
+        elif not waits and self._waits_since is not None:
+            if self._moved_at is not None:
+                self._moved_at = min(now, self._moved_at + now - self._waits_since)
+            self._waits_since = None
 
     def _end_of(self, now: float) -> None:
         if self._mark is not None and self._mark[1] in APART:

@@ -10,7 +10,7 @@ from typing import Any
 
 from titan_actor import recipes
 
-EVALUATE_EVERY, EVALUATE_S = 40, 4.0
+EVALUATE_EVERY, EVALUATE_S = 40, 6.0
 """Steps; how long it computes without stepping, in every group."""
 SLOW_EVERY, SLOW_TIMES = 20, 5
 """Steps; so much longer one of them takes, in one group after the other."""

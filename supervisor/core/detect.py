@@ -95,10 +95,11 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return f"lease:{group.node}"
-    if any(r.state == "exited" and ending.terminated(r) for r in ranks_of(group, observed)):
-        return f"term:{group.group}:{group.generation}"
-    if numerics.said(group, observed):
-        return f"{NAN}{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was
+    if any(r.state == "exited" for r in node.ranks):
+        if any(r.state == "exited" and ending.terminated(r) for r in ranks_of(group, observed)):
+            return f"term:{group.group}:{group.generation}"
+        if numerics.said(group, observed):
+            return f"{NAN}{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was
     if under_another(group, observed):
         return f"other:{group.node}:{node.allocation}"
     return ""

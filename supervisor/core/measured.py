@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 CLASS = 2.0
 """A measurement is written down again when it is so many times what is known: a step that goes well writes nothing."""
@@ -37,10 +38,8 @@ USUAL = ("step_s", "gate_ms", "store_ms")
 
 def together(found: Iterable[Measured]) -> Measured:
     """The longest of each."""
-    longest = NOTHING
-    for each in found:
-        longest = replace(longest, **{name: max(getattr(longest, name), getattr(each, name)) for name in _NAMES})
-    return longest
+    told = [each for each in found if each is not NOTHING] or [NOTHING]
+    return Measured(**{name: max(map(attrgetter(name), told)) for name in _NAMES})
 
 
 def remembered(known: Measured, seen: Measured) -> Measured:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from supervisor.core.bounds import Bound, Row, above_ms, highest, in_ms, made, said, top, up
 from supervisor.core.detect import ENGINE_AWAY_S, ENGINE_WORD_S, GATE_ETCD_SILENCE_S, SLURM_WORD_S
@@ -49,9 +50,9 @@ WARN_AT_MOST_S = 65535
 def measured(observed: Observed) -> Measured:
     """What is seen of a run now: the longest of its ranks that run, of their nodes, and of its engine."""
     nodes = [node for node in observed.nodes.values() if node.registered]
-    of_ranks = [rank.measured for node in nodes for rank in node.ranks if rank.state == "running"]
-    of_nodes = [Measured(store_ms=node.store_ms) for node in nodes if node.ranks]
-    return together([*of_ranks, *of_nodes, Measured(engine_word_s=observed.engine_word_s)])
+    of_ranks = together(rank.measured for node in nodes for rank in node.ranks if rank.state == "running")
+    store_ms = max((node.store_ms for node in nodes if node.ranks), default=0.0)
+    return replace(of_ranks, store_ms=store_ms, engine_word_s=observed.engine_word_s)
 
 
 def rows(spec: RunSpec, seen: Measured = NOTHING) -> tuple[Row, ...]:

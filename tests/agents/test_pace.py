@@ -216,3 +216,34 @@ def test_the_longest_checkpoint_is_measured(learned: Rank) -> None:
     learned.step(1.0, checkpoint_s=7.0)
     learned.step(1.0, checkpoint_s=3.0)
     assert learned.pace.measured.apart_s == 7.0
+
+
+# --- a wait that is over ---
+
+
+@pytest.mark.parametrize("waits", ["quorum", "collective", "commit", "heal"])
+def test_one_that_has_waited_for_others_and_goes_on_does_not_hang(learned: Rank, waits: Activity) -> None:
+    """Whom it waited for came: at that instant it computes, for no time at all, and is to blame for nothing."""
+    learned.does("compute", 0.2)
+    learned.does(waits, LIMITS.at_most_s + 1.0)
+    assert learned.look() is not None, "it waits for longer than a step may take, and says so"
+    learned.does("compute", 0.1)
+    assert learned.look() is None
+
+
+def test_what_it_takes_itself_after_a_wait_counts(learned: Rank) -> None:
+    bound = learned.pace.bound_s(LIMITS)
+    learned.does("compute", 0.6 * bound)
+    learned.does("collective", 20.0 * bound)
+    learned.does("compute", 0.6 * bound)
+    found = learned.look()
+    assert found is not None
+    assert found.activity == "compute"
+
+
+def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_does_between(learned: Rank) -> None:
+    bound = learned.pace.bound_s(LIMITS)
+    for _ in range(30):
+        learned.does("quorum", 0.3 * bound)
+        learned.does("compute", 0.05 * bound)
+    assert learned.look() is not None
