@@ -107,12 +107,12 @@ class Pace:
             start_s=round(self._start_s, 1),
         )
 
-    def stuck(self, now: float, limits: HangSpec) -> Stuck | None:
-        """What it hangs in, once its step has taken longer than the bound; None while all is well."""
+    def stuck(self, now: float, limits: HangSpec, share: float = 1.0) -> Stuck | None:
+        """What it hangs in, once its step has taken longer than the bound, or than this share of it; None while all is well."""
         if self._moved_at is None or self._commits == 0:
             return None  # before the first commit the policy's time for a start counts
         bound = self.bound_s(limits)
-        if now - self._moved_at <= bound:
+        if now - self._moved_at <= share * bound:
             return None
         return Stuck(
             activity=self._mark[1] if self._mark is not None else "",

@@ -27,7 +27,7 @@ class Stacks:
     """Dumps in a thread of its own: py-spy takes from tenths of a second to seconds."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stacks")
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stacks")
         self._asked: dict[str, Future[str]] = {}
 
     def of(self, name: str, pid: int, folder: str) -> str:

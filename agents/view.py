@@ -31,6 +31,10 @@ from supervisor.wire.records import (
 
 log = logging.getLogger(__name__)
 
+NEARLY = 0.9
+"""Where one rank of a group hangs, those that come so near to their own bound are told with it: what each has waited for others
+is not counted, so they do not come to it at the same instant."""
+
 
 class View:
     """The process table as the agent knows it. Memory only: a new agent reads it again from the shim."""
@@ -114,24 +118,36 @@ class View:
 
     def look_for_hangs(self, limits: Mapping[str, HangSpec], awake: float) -> None:
         """Whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look."""
+        ways: dict[str, list[str]] = {}
         for name, file in self.progress.items():
             record, parsed = self.processes[name], parse(name)
             if not isinstance(parsed, TrainerName):
                 continue
-            pace = self._paces.setdefault(name, Pace())
-            pace.look(awake, file.newest, activity.read(record.folder), self.reaches.get(parsed.way, True))
-            use = self._uses.setdefault(name, ProcessorUse())
-            use.look(awake, record.pid)
-            stuck = pace.stuck(awake, limits.get(parsed.way, HangSpec())) if not record.exited else None
-            if stuck is None:
-                self._stuck.pop(name, None)
-                self._stacks.drop(name)
-                continue
-            # said together: whoever acts on the first ends the process that the second is read from
-            stack = self._stacks.of(name, record.pid, record.folder)
-            if stack and name not in self._stuck:
-                self._stuck[name] = replace(stuck, process=use.state(record.pid), stack=stack)
-                log.warning("%s hangs: no step for %g s, %s", name, stuck.bound_s, stack)
+            self._paces.setdefault(name, Pace()).look(
+                awake, file.newest, activity.read(record.folder), self.reaches.get(parsed.way, True)
+            )
+            self._uses.setdefault(name, ProcessorUse()).look(awake, record.pid)
+            ways.setdefault(parsed.way, []).append(name)
+        for way, names in ways.items():
+            self._look_at(names, limits.get(way, HangSpec()), awake)
+
+    def _look_at(self, names: list[str], limits: HangSpec, awake: float) -> None:
+        """The ranks of one generation. All that hang are told at once, each with its stack: whoever acts on the first ends the
+        processes that the others are read from, and the first is not always the one to blame."""
+        running = [name for name in names if not self.processes[name].exited]
+        hangs = any(self._paces[name].stuck(awake, limits) is not None for name in running)
+        share = NEARLY if hangs else 1.0
+        found = {n: stuck for n in running if (stuck := self._paces[n].stuck(awake, limits, share)) is not None}
+        for name in set(names) - found.keys():
+            self._stuck.pop(name, None)
+            self._stacks.drop(name)
+        at = {name: (self.processes[name].pid, self.processes[name].folder) for name in found}
+        stacks = {name: self._stacks.of(name, *at[name]) for name in found}
+        if not all(stacks.values()):
+            return
+        for name in found.keys() - self._stuck.keys():
+            self._stuck[name] = replace(found[name], process=self._uses[name].state(at[name][0]), stack=stacks[name])
+            log.warning("%s hangs: no step for %g s, %s", name, found[name].bound_s, stacks[name])
 
     def running_ways(self) -> dict[str, list[str]]:
         """The generations that run here, with their running ranks."""

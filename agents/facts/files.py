@@ -17,6 +17,9 @@ EVERY_S = 10.0
 EVERY_SHARED_S = 30.0
 """Thousands of nodes look at one shared file system."""
 BYTES = 4096
+ROOM_BYTES = 1 << 20
+"""A disk with less is full for whatever ranks write. A file that is removed frees blocks now and then: one block that fits
+says nothing."""
 
 _KINDS = {
     errno.ENOSPC: "disk_full",
@@ -26,13 +29,14 @@ _KINDS = {
 
 
 def writes(folder: Path) -> None:
-    """Write, sync and remove a block. For a folder that is this node's alone."""
+    """Write, sync and remove a block, with some room beside it. For a folder that is this node's alone."""
     path = folder / f".probe-{os.getpid()}"
     try:
         with path.open("wb") as file:
             file.write(b"\0" * BYTES)
             file.flush()
             os.fsync(file.fileno())
+            os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
     finally:
         path.unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.facts import LOOK_S, Facts, host
-from agents.facts.files import BYTES, DEADLINE_S, EVERY_S, Probe, SharedFolders, lists, writes
+from agents.facts.files import BYTES, DEADLINE_S, EVERY_S, ROOM_BYTES, Probe, SharedFolders, lists, writes
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
@@ -53,13 +53,17 @@ def once(probe: Probe, clock: Clock) -> list[Fact]:
 @ROOT
 def test_a_disk_that_fills_and_is_emptied_again(tmp_path: Path) -> None:
     clock = Clock()
-    with tmpfs(tmp_path / "disk", 64 * BYTES) as folder:
+    with tmpfs(tmp_path / "disk", 4 * ROOM_BYTES) as folder:
         probe = Probe(folder, writes, EVERY_S, clock)
         assert once(probe, clock) == []
         (folder / "filler").write_bytes(b"x" * os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize)
         (found,) = once(probe, clock)
         assert (found.kind, found.subject) == ("disk_full", str(folder))
         assert "No space left on device" in found.evidence
+        with (folder / "filler").open("r+b") as filler:
+            filler.truncate(filler.seek(0, os.SEEK_END) - 2 * BYTES)
+        (found,) = once(probe, clock)
+        assert found.kind == "disk_full", "a block that fits says nothing"
         (folder / "filler").unlink()
         assert once(probe, clock) == []
         assert list(folder.iterdir()) == [], "nothing of ours is left"
@@ -68,7 +72,7 @@ def test_a_disk_that_fills_and_is_emptied_again(tmp_path: Path) -> None:
 @ROOT
 def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
     clock = Clock()
-    with tmpfs(tmp_path / "disk", 64 * BYTES) as folder:
+    with tmpfs(tmp_path / "disk", 4 * ROOM_BYTES) as folder:
         probe = Probe(folder, writes, EVERY_S, clock)
         assert once(probe, clock) == []
         subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)

@@ -46,8 +46,8 @@ def test_the_verdict_is_right(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytest.TempPathFactory, quiet: bool) -> None:
-    """A write of the rank's own fails; or, where TorchFT's manager writes its log there, that hangs in the middle of a line,
-    and all groups wait in the quorum."""
+    """A write of the rank's own fails; or, where TorchFT's manager writes its log there, that hangs in the middle of a line and all
+    groups wait in the quorum, unless another write of the rank meets the full disk first."""
     # on a full disk a rank that trains on cannot say so: the fact is to be there before that counts as a hang
     spec = detection.spec(checkpoint_steps=10**6, hang_at_least_s=25.0 if quiet else HANG_AT_LEAST_S)
     spec = replace(spec, titan=replace(spec.titan, overrides={**spec.titan.overrides, "toy.quiet": quiet}))
@@ -69,8 +69,9 @@ def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytes
             made.ordered(target, Order(cause=causes.WRITE))
         _, incident = eventually(lambda: next(iter(made.acted(0).values()), None), 60, "the group has failed")
         (target.folder / faults.FILLER).unlink()
-        assert (incident.kind, incident.rung) == (Kind.ERROR if quiet else Kind.HANG, Rung.RESTART)
+        assert incident.kind in ({Kind.ERROR} if quiet else {Kind.ERROR, Kind.HANG})
+        assert incident.rung == Rung.RESTART
         assert (incident.group, incident.node) == (target.group, target.node)
-        assert incident.rank == (1 if quiet else None)
+        assert incident.rank == 1 or not quiet
         assert f"on its node: {target.folder}: No space left on device" in incident.evidence
         made.settle()

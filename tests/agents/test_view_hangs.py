@@ -1,0 +1,107 @@
+"""The ranks of a group that hang are told together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agents import view as views
+from agents.pace import LEARNED_AT_LEAST, WARM_UP_COMMITS
+from agents.settings import Settings
+from agents.view import View
+from supervisor.core.spec import HangSpec
+from supervisor.wire.records import ProcessRecord, Progress, encode
+
+WAY = "toy.0.1"
+LIMITS = {WAY: HangSpec(factor=10.0, at_least_s=5.0, at_most_s=600.0)}
+LEARNED = WARM_UP_COMMITS + LEARNED_AT_LEAST + 1
+
+
+class Slow:
+    """Stacks that come when the test says so."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self.asked: set[str] = set()
+
+    def of(self, name: str, pid: int, folder: str) -> str:
+        self.asked.add(name)
+        return self.known.get(name, "")
+
+    def drop(self, name: str) -> None:
+        self.known.pop(name, None)
+        self.asked.discard(name)
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    made = Slow()
+    monkeypatch.setattr(views, "Stacks", lambda: made)
+    return made
+
+
+@pytest.fixture
+def view(tmp_path: Path, stacks: Slow) -> View:
+    """Two ranks that have learned a bound of 10 s; rank 1's last step was committed half a second after rank 0's."""
+    made = View(Settings(node="n1", home=tmp_path, etcd=("h:1",)))
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        made.put(ProcessRecord(name=f"{WAY}.{rank}", pid=os.getpid(), start_ticks=1, folder=str(folder)))
+    for step in range(1, LEARNED + 1):
+        for rank in range(2):
+            commits(made, tmp_path, rank, step)
+            made.look_for_hangs(LIMITS, step + 0.5 * rank)
+    assert told(made) == set()
+    return made
+
+
+def commits(view: View, home: Path, rank: int, step: int) -> None:
+    progress = Progress(
+        run="toy",
+        group=0,
+        generation=1,
+        rank=rank,
+        pid=1,
+        sequence=step,
+        phase="step",
+        step=step,
+        commits=step,
+        step_s=1.0,
+    )
+    (home / str(rank) / "progress.json").write_bytes(encode(progress))
+    view.poll(100.0 * step + rank)
+
+
+def told(view: View) -> set[int]:
+    return {trainer.rank for trainer in view.observed().trainers if trainer.stuck is not None}
+
+
+def test_one_that_is_nearly_at_its_bound_is_told_with_the_one_that_is(view: View, stacks: Slow) -> None:
+    view.look_for_hangs(LIMITS, LEARNED + 9.9)
+    assert stacks.asked == set()
+    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    view.look_for_hangs(LIMITS, LEARNED + 10.1)
+    assert told(view) == {0, 1}
+
+
+def test_nobody_is_told_before_the_stacks_of_all_are_known(view: View, stacks: Slow) -> None:
+    stacks.known = {f"{WAY}.0": "in a"}
+    view.look_for_hangs(LIMITS, LEARNED + 10.1)
+    assert told(view) == set()
+    stacks.known[f"{WAY}.1"] = "in b"
+    view.look_for_hangs(LIMITS, LEARNED + 10.2)
+    assert told(view) == {0, 1}
+
+
+def test_one_that_goes_on_is_told_no_more(view: View, stacks: Slow, tmp_path: Path) -> None:
+    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    view.look_for_hangs(LIMITS, LEARNED + 11.0)
+    commits(view, tmp_path, 1, LEARNED + 1)
+    view.look_for_hangs(LIMITS, LEARNED + 11.1)
+    assert told(view) == {0}
+    commits(view, tmp_path, 0, LEARNED + 1)
+    view.look_for_hangs(LIMITS, LEARNED + 11.2)
+    assert told(view) == set()
