@@ -19,6 +19,10 @@ from supervisor.wire.records import Progress, Stuck
 
 WARM_UP_COMMITS = 3
 LEARNED_AT_LEAST = 5
+STANDS_S = 1.0
+"""Who hangs stays where it is; who has just gone on, or has begun to wait for another, is not told before it has stayed there."""
+MOVES_ON = 3.0
+"""In bounds: whoever goes from one thing to the next for so long, and commits nothing, hangs too."""
 KEPT = 64
 """Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
 APART: frozenset[Activity] = frozenset({"checkpoint", "heal"})
@@ -88,6 +92,10 @@ class Pace:
         spread = median(abs(step - median(self._steps)) for step in self._steps)
         return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
 
+    def stands(self, now: float) -> tuple[int, Activity] | None:
+        """What it does, once it has done that for a while."""
+        return self._mark if now - self._mark_since >= STANDS_S else None
+
     @property
     def own(self) -> Own:
         """Medians over the last steps; all 0 until enough were seen."""
@@ -112,7 +120,8 @@ class Pace:
         if self._moved_at is None or self._commits == 0:
             return None  # before the first commit the policy's time for a start counts
         bound = self.bound_s(limits)
-        if now - self._moved_at <= share * bound:
+        still_s = now - self._moved_at
+        if still_s <= share * bound or (now - self._mark_since < STANDS_S and still_s <= MOVES_ON * bound):
             return None
         return Stuck(
             activity=self._mark[1] if self._mark is not None else "",

@@ -50,6 +50,8 @@ class View:
         self._paces: dict[str, Pace] = {}
         self._uses: dict[str, ProcessorUse] = {}
         self._stuck: dict[str, Stuck] = {}
+        self._stuck_in: dict[str, tuple[int, activity.Activity] | None] = {}
+        """What each was in when that was told, with the count of such changes."""
         self._stacks = Stacks()
         self.gates: dict[str, tuple[str, str]] = {}
         """way -> gate and its node, as this agent has set them and the shim has answered."""
@@ -78,7 +80,7 @@ class View:
 
     def drop(self, name: str) -> None:
         of_files = (self.processes, self.progress, self._exits, self._addresses, self._stills)
-        for table in (*of_files, self._paces, self._uses, self._stuck):
+        for table in (*of_files, self._paces, self._uses, self._stuck, self._stuck_in):
             table.pop(name, None)
         self._stacks.drop(name)
         way = name.rpartition(".")[0]
@@ -138,14 +140,18 @@ class View:
         hangs = any(self._paces[name].stuck(awake, limits) is not None for name in running)
         share = NEARLY if hangs else 1.0
         found = {n: stuck for n in running if (stuck := self._paces[n].stuck(awake, limits, share)) is not None}
-        for name in set(names) - found.keys():
-            self._stuck.pop(name, None)
-            self._stacks.drop(name)
+        for name in names:
+            stands = self._paces[name].stands(awake)
+            if name not in found or (stands is not None and self._stuck_in.get(name, stands) != stands):
+                for table in (self._stuck, self._stuck_in):
+                    table.pop(name, None)
+                self._stacks.drop(name)  # what it was found in is over
         at = {name: (self.processes[name].pid, self.processes[name].folder) for name in found}
         stacks = {name: self._stacks.of(name, *at[name]) for name in found}
         if not all(stacks.values()):
             return
         for name in found.keys() - self._stuck.keys():
+            self._stuck_in[name] = self._paces[name].stands(awake)
             self._stuck[name] = replace(found[name], process=self._uses[name].state(at[name][0]), stack=stacks[name])
             log.warning("%s hangs: no step for %g s, %s", name, found[name].bound_s, stacks[name])
 
@@ -202,7 +208,7 @@ class View:
             tuple(sorted(self._addresses.items())),
             tuple(sorted(self.gates.items())),
             tuple(sorted(self.reaches.items())),
-            tuple(sorted(self._stuck)),
+            tuple(sorted((name, stuck.activity) for name, stuck in self._stuck.items())),
             self.announced,
             self.leaving,
         )

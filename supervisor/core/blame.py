@@ -4,7 +4,7 @@ and where that is a wait for all of them, their stacks do."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from supervisor.core import gpu
@@ -47,10 +47,14 @@ class Blame:
     """Whose fault it is; several hang on their own."""
     held: str = ""
     """Why nobody is blamed though somebody hangs; empty: somebody is, or nobody hangs."""
+    unsure: bool = False
+    """Held, because others may hang of the same cause and have not said so yet."""
 
 
-def blame(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> Blame:
-    """Of the groups that run, those by whose own doing a step takes too long."""
+def blame(
+    groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, unsure_since: float | None = None
+) -> Blame:
+    """Of the groups that run, those by whose own doing a step takes too long. `unsure_since`: as `Blame.unsure`, since when."""
     if observed.store_stable_s < spec.policy.node_lease_s:
         return Blame()  # what was reported before the store was away may be over
     running = {g.group: g for g in groups.values() if g.phase == "running"}
@@ -61,12 +65,20 @@ def blame(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) 
         return Blame(
             held=f"every group hangs, in {' and '.join(what)}: it is a cause that they share, so none is ended"
         )
+    steps = {g: _step(group, observed) for g, group in running.items()}
     if own:
-        return Blame(own)
+        # Who hangs stalls all others, or is left behind: until each of them has said one or the other, the cause may be shared.
+        least = min(steps[g] for g in own)
+        alive = {g for g, group in running.items() if _runs(group, observed)}
+        silent = [g for g in sorted(alive - stuck.keys()) if steps[g] < least + STEPS_BEHIND]
+        waited = unsure_since is not None and observed.now - unsure_since >= spec.policy.hang.at_least_s
+        if not silent or waited:
+            return Blame(own)
+        about = f"{_listed(own)} hangs" if len(own) == 1 else f"{_listed(own)} hang"
+        return Blame(held=f"{about}; not known yet whether {_listed(silent)} does too", unsure=True)
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
     if broken and len(broken) < len(running):
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody
-    steps = {g: _step(group, observed) for g, group in running.items()}
     ahead = max((step for g, step in steps.items() if g not in stuck), default=None)
     left = tuple(sorted(g for g in stuck if ahead is not None and steps[g] + STEPS_BEHIND <= ahead))
     others_come = any(g.phase not in ("running", "finished") for g in groups.values())
@@ -81,6 +93,18 @@ def blame(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) 
     said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
     where = f" in {' and '.join(said)}" if said else ""
     return Blame(held=f"groups {names} wait{where} for longer than a step may take: not known for whom")
+
+
+def _runs(group: GroupMemory, observed: Observed) -> bool:
+    """Whether it could say that it hangs: its node answers, and all its processes are there."""
+    node = observed.nodes.get(group.node)
+    ranks = node.ranks if node is not None and node.registered else ()
+    own = [r.state for r in ranks if (r.group, r.generation) == (group.group, group.generation)]
+    return bool(own) and all(state == "running" for state in own)
+
+
+def _listed(groups: Collection[int]) -> str:
+    return f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
 
 
 def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:

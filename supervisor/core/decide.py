@@ -24,7 +24,7 @@ from supervisor.core import (
     timeouts,
 )
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
-from supervisor.core.blame import blame
+from supervisor.core.blame import Blame, blame
 from supervisor.core.leaving import leave
 from supervisor.core.measured import remembered
 from supervisor.core.model import (
@@ -73,15 +73,13 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     for g in sorted(r.groups):
         _follow(r, r.groups[g])
     _note_silent(r)
-    _note_suspects(r)
+    hanging = _who_hangs(r)
+    _note_suspects(r, hanging.unsure)
     breaker.look(r)
     slow = straggler.look(r)
     spike = numerics.spike(r.groups, r.observed, r.spec)
     if spike:
         r.wait(spike)
-    hanging = blame(r.groups, r.observed, r.spec)
-    if hanging.held:
-        r.wait(hanging.held)
     for g in sorted(r.groups):
         _judge(r, r.groups[g], hanging.groups, slow)
     _wind_down(r)
@@ -128,7 +126,7 @@ def _want_allocations(r: Round) -> None:
         r.look_again(r.now)
 
 
-def _note_suspects(r: Round) -> None:
+def _note_suspects(r: Round, unsure: bool) -> None:
     signs = (detect.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
     suspects = {sign: r.before.suspects.get(sign, r.now) for sign in signs if sign}
     for since in suspects.values():
@@ -136,8 +134,23 @@ def _note_suspects(r: Round) -> None:
             r.look_again(since + detect.engine_word_s(r.observed, r.spec))
         elif r.now < since + detect.ENGINE_AWAY_S and (r.observed.engine_listed_at or r.now) < since:
             r.look_again(r.now + 0.25)
+    if unsure:
+        suspects[UNSURE] = r.before.suspects.get(UNSURE, r.now)
     if suspects != r.before.suspects:
         r.rest["suspects"] = suspects
+
+
+UNSURE = "hang?"
+"""Among the suspects: that a group hangs, and that it is not known yet whether the others do too."""
+
+
+def _who_hangs(r: Round) -> Blame:
+    since = r.before.suspects.get(UNSURE)
+    found = blame(r.groups, r.observed, r.spec, since)
+    if found.held:
+        until = (r.now if since is None else since) + r.spec.policy.hang.at_least_s
+        r.wait(found.held, until=until if found.unsure else None)
+    return found
 
 
 def _note_silent(r: Round) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from operator import attrgetter
 
 CLASS = 2.0
 """A measurement is written down again when it is so many times what is known: a step that goes well writes nothing."""
@@ -39,7 +38,7 @@ USUAL = ("step_s", "gate_ms", "store_ms")
 def together(found: Iterable[Measured]) -> Measured:
     """The longest of each."""
     told = [each for each in found if each is not NOTHING] or [NOTHING]
-    return Measured(**{name: max(map(attrgetter(name), told)) for name in _NAMES})
+    return Measured(**{name: max([getattr(each, name) for each in told]) for name in _NAMES})
 
 
 def remembered(known: Measured, seen: Measured) -> Measured:

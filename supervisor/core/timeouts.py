@@ -179,7 +179,7 @@ def _outage(spec: RunSpec, heartbeat: Row, join: Row, group: Row, hang: Row, lea
             ),
             Bound(2 * max(top(join), top(group)), "twice what the quorum may wait while nobody is lost"),
             # of more than two, the others are a majority and go on without it
-            Bound(1000 * top(hang), f"the other group waits in the quorum for one that hangs, up to {hang.key}")
+            Bound(in_ms(top(hang)), f"the other group waits in the quorum for one that hangs, up to {hang.key}")
             if spec.groups.count == 2
             else Bound(0, ""),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.pace import KEPT, LEARNED_AT_LEAST, WARM_UP_COMMITS, Own, Pace
+from agents.pace import KEPT, LEARNED_AT_LEAST, MOVES_ON, STANDS_S, WARM_UP_COMMITS, Own, Pace
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import Activity
 from supervisor.wire.records import Progress, Stuck
@@ -61,7 +61,7 @@ def learned() -> Rank:
 
 def test_a_step_of_ten_times_the_usual_hangs(learned: Rank) -> None:
     assert learned.does("compute", 10.0) is None
-    found = learned.does("data", 0.1)
+    found = learned.does("data", STANDS_S)
     assert found is not None
     assert (found.activity, found.bound_s, found.usual_s) == ("data", 10.0, 1.0)
     assert learned.step(1.0) is not None, "until its step is over"
@@ -85,7 +85,8 @@ def test_a_short_usual_step_is_bounded_from_below() -> None:
     for _ in range(20):
         rank.step(0.01)
     assert rank.does("compute", 4.9) is None
-    assert rank.does("compute", 0.2) is not None
+    rank.now += 0.2
+    assert rank.look() is not None
 
 
 def test_the_first_steps_are_bounded_by_the_policy_alone() -> None:
@@ -135,10 +136,11 @@ def test_a_rank_that_ends_does_not_hang(learned: Rank, phase: str) -> None:
 
 
 def test_one_that_does_not_say_what_it_does_is_bounded_too(learned: Rank) -> None:
-    learned.now += 11.0
     progress = Progress(
         run="r", group=0, generation=1, rank=0, pid=1, sequence=9, phase="step", commits=learned.commits, quorum_id=1
     )
+    learned.pace.look(learned.now, progress, None, True)
+    learned.now += 11.0
     learned.pace.look(learned.now, progress, None, True)
     found = learned.pace.stuck(learned.now, LIMITS)
     assert found is not None
@@ -231,6 +233,15 @@ def test_one_that_has_waited_for_others_and_goes_on_does_not_hang(learned: Rank,
     assert learned.look() is None
 
 
+def test_one_that_goes_on_by_itself_is_not_told_where_it_has_not_stayed(learned: Rank) -> None:
+    learned.does("data", 20.0)
+    assert learned.does("collective", 0.5 * STANDS_S) is None
+    learned.now += STANDS_S
+    found = learned.look()
+    assert found is not None
+    assert found.activity == "collective"
+
+
 def test_what_it_takes_itself_after_a_wait_counts(learned: Rank) -> None:
     bound = learned.pace.bound_s(LIMITS)
     learned.does("compute", 0.6 * bound)
@@ -243,7 +254,8 @@ def test_what_it_takes_itself_after_a_wait_counts(learned: Rank) -> None:
 
 def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_does_between(learned: Rank) -> None:
     bound = learned.pace.bound_s(LIMITS)
-    for _ in range(30):
+    for _ in range(int(MOVES_ON / 0.05) + 1):
+        assert learned.look() is None
         learned.does("quorum", 0.3 * bound)
         learned.does("compute", 0.05 * bound)
     assert learned.look() is not None

@@ -38,6 +38,7 @@ def test_one_that_waits_for_nobody_hangs_and_is_restarted(w: World, activity: st
 
 def test_what_the_kernel_says_is_part_of_the_evidence(w: World) -> None:
     hangs(w, 1, "compute", process="busy")
+    w.others_wait(1)
     w.round()
     assert "burns a processor" in w.incident.evidence[0]
 
@@ -220,6 +221,7 @@ def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere
     for rank, activity, stack in ((0, "compute", inside), (1, culprit, "in step (train.py:7)")):
         stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, stack=stack)
         w.report(1, rank, commits=1, step=50, stuck=stuck)
+    w.others_wait(1)
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 1)
     assert [sentence[:7] for sentence in w.incident.evidence] == ["rank 1 ", "rank 0 "]
@@ -240,7 +242,9 @@ def test_one_that_does_not_say_what_it_does_is_not_blamed(w: World) -> None:
 
 def test_the_word_of_an_older_generation_does_not_count(w: World) -> None:
     hangs(w, 1, "data")
+    w.others_wait(1)
     w.round()
+    w.go_on()
     w.recover(1)
     old = StuckView(activity="data", bound_s=30.0)
     w.report_on(w.group(1).node, 1, 1, commits=1, step=50, stuck=old)
@@ -251,6 +255,7 @@ def test_the_word_of_an_older_generation_does_not_count(w: World) -> None:
 
 def test_nothing_is_done_on_what_was_said_before_the_store_was_away(w: World) -> None:
     hangs(w, 1, "data")
+    w.others_wait(1)
     w.stable = 1.0
     w.round()
     assert not w.memory.incidents
@@ -270,10 +275,47 @@ def test_nothing_is_done_on_the_word_of_a_node_that_is_gone(w: World) -> None:
 def test_one_that_steps_again_while_the_run_is_paused_is_left_alone(w: World) -> None:
     w.control = replace(w.control, paused=True)
     hangs(w, 1, "data")
+    w.others_wait(1)
     w.round()
     assert w.incident.state == "open"
-    w.commit(1, step=51)
+    w.go_on()
     w.control = replace(w.control, paused=False)
     w.round()
     assert w.group(1).generation == 1
     assert w.incidents["i1"].state == "recovered"
+
+
+# --- one cause for all, seen one after the other ---
+
+
+def test_the_first_that_says_so_may_be_one_of_many(w: World) -> None:
+    hangs(w, 0, "data")
+    w.round()
+    assert not w.memory.incidents
+    assert "group 0 hangs; not known yet whether groups 1, 2 does too" in w.waits()
+    for group in (1, 2):
+        hangs(w, group, "data")
+    w.round(5.0)
+    assert "it is a cause that they share" in w.waits()
+    for group in (2, 0, 1):  # what they share is over, and one after the other says so
+        w.commit(group, step=51)
+        w.round(1.0)
+    assert not w.memory.incidents
+    assert w.memory.suspects == {}
+
+
+def test_it_is_not_waited_for_ever_for_what_the_others_say(w: World) -> None:
+    hangs(w, 0, "data")
+    w.round()
+    w.round(w.spec.policy.hang.at_least_s - 1.0)
+    assert not w.memory.incidents
+    w.round(1.0)
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 0)
+
+
+def test_one_that_the_others_have_left_behind_is_to_blame_at_once(w: World) -> None:
+    hangs(w, 0, "data", step=50)
+    for group in (1, 2):
+        w.commit(group, step=52)
+    w.round()
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 0)

@@ -15,6 +15,7 @@ STUCK = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
 
 def hangs(w: World, group: int = 1) -> None:
     w.report(group, commits=1, step=50, stuck=STUCK)
+    w.others_wait(group)
 
 
 def observing(**policy: object) -> World:
@@ -40,7 +41,7 @@ def test_one_that_steps_again_has_recovered_by_itself() -> None:
     w = observing()
     hangs(w)
     w.round()
-    w.commit(1, step=51)
+    w.go_on()
     w.round(5.0)
     incident = w.incidents["i1"]
     assert (incident.state, incident.shadow) == ("recovered", True)

@@ -34,6 +34,8 @@ def ailing(sign: str) -> tuple[World, Kind]:
     kind, about = SIGNS[sign]
     w = World(groups=3, spares=3).bring_up()
     w.report(1, **{"commits": 1, "step": 50, **about})
+    if "stuck" in about:
+        w.others_wait(1)
     if "numerics" in about:  # it is in the mean, so the others end with it
         for other in (0, 2):
             w.report(other, **{"commits": 1, "step": 50, **about, "numerics": "peers"})
@@ -54,6 +56,7 @@ def test_it_never_fails_the_next_one(sign: str) -> None:
     """The record of the old generation stays where it was, on the old node or on the same, and comes once more."""
     w, _ = ailing(sign)
     old = w.nodes["n2"].ranks
+    w.go_on()
     for group in [g for g, memory in w.memory.groups.items() if memory.phase != "running"]:
         w.recover(group, step=60)
     seen = len(w.incidents)

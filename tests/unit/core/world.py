@@ -24,6 +24,7 @@ from supervisor.core.model import (
     NodeView,
     Observed,
     RankView,
+    StuckView,
     Suspicion,
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
@@ -192,6 +193,20 @@ class World:
         # as an agent does: an older generation of a group is forgotten once a newer one is there
         kept = tuple(r for r in kept if r.group != group or r.generation >= generation)
         self.nodes[node] = replace(view, ranks=(*kept, seen))
+
+    def others_wait(self, group: int, step: int = 50) -> None:
+        """All other groups that run wait for this one for longer than a step may take."""
+        waits = StuckView(activity="collective", activity_s=31.0, bound_s=30.0, usual_s=1.5)
+        for other, memory in self.memory.groups.items():
+            if other != group and memory.phase == "running":
+                for rank in range(self.ranks):
+                    self.report(other, rank, commits=1, step=step, stuck=waits)
+
+    def go_on(self, step: int = 51) -> None:
+        """All that run step again."""
+        for group, memory in self.memory.groups.items():
+            if memory.phase == "running":
+                self.commit(group, step=step)
 
     def commit(self, group: int, step: int = 1, **about: Any) -> None:
         for rank in range(self.ranks):
