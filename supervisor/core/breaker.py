@@ -1,13 +1,14 @@
-"""Many nodes lost at once are one cause that is not the nodes': a switch, a store, a power line. Nobody is evicted for it."""
+"""Many nodes lost at once are one cause that is not the nodes': a switch, a store, a power line, a driver. Nobody is evicted
+for it, and no run is halted because its budgets are smaller than a rack."""
 
 from __future__ import annotations
 
-from supervisor.core import detect
+from supervisor.core import detect, gpu
 from supervisor.core.model import Kind, Rung, Verdict
 from supervisor.core.round import Round
 
-HELD = frozenset({Kind.NODE_LOST, Kind.STALLED})
-"""What a lost network looks like. What the engine says of an allocation, and how a process ended, are no guesses."""
+HELD = frozenset({Kind.NODE_LOST, Kind.STALLED, Kind.GPU})
+"""What a lost network looks like, or a driver that fails everywhere. What the engine says of an allocation, and how a process ended, are no guesses."""
 
 
 def look(r: Round) -> None:
@@ -18,7 +19,8 @@ def look(r: Round) -> None:
         r.rest["evict_until"] = r.now + policy.window_s
         r.act("resume", f"evict:{r.observed.control.evictions}", f"a person says: {r.observed.control.because}")
     lost, nodes = _lost(r), max(1, len(r.groups))
-    holds = lost >= policy.at_least and lost > policy.share * nodes and not evicting(r)
+    unpaid = lost > _given_up(r) + r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
+    holds = lost >= policy.at_least and (lost > policy.share * nodes or unpaid) and not evicting(r)
     since = r.before.breaker_since
     if holds and since is None:
         r.rest["breaker_since"] = r.now
@@ -56,12 +58,19 @@ def _lost(r: Round) -> int:
     now_lost = 0
     for group in r.groups.values():
         node = r.observed.nodes.get(group.node)
-        if group.phase not in ("starting", "running") or not group.node or (node is not None and node.registered):
+        if group.phase not in ("starting", "running") or not group.node:
+            continue
+        if node is not None and node.registered:
+            now_lost += bool(node.gpus) and gpu.at_once(group, r.observed, r.spec) is not None
             continue
         grant = r.observed.grants.get(group.allocation)
         by_engine = grant is not None and grant.state == "gone"
         verdict, _ = detect.node_verdict(group.node, group, r.observed, r.spec)
         now_lost += verdict == Verdict.DEAD and not by_engine
+    return now_lost + _given_up(r)
+
+
+def _given_up(r: Round) -> int:
     since = r.now - r.spec.policy.breaker.window_s
     spent = (r.before.spent.get(rung.name.lower(), ()) for rung in (Rung.REPLACE, Rung.REALLOCATE))
-    return now_lost + sum(at > since for draws in spent for at in draws)
+    return sum(at > since for draws in spent for at in draws)

@@ -271,6 +271,8 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         incident, choice = repeat.stop(r, incident, fault)
     elif incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
+    elif failure.blameless and not tried:
+        choice = ladder.Choice(Rung.RESTART, f"another group is the cause: {failure.evidence[-1]}", (), free=True)
     elif incident.kind == Kind.ALLOCATION_LOST and nobody_left(r):
         choice = all_lost(r, group)
     elif incident.kind in TAKEN and (successor := r.successor(r.placed_by(group))):

@@ -264,6 +264,8 @@ class CordonView:
     """An incident of this run is held against it."""
     passed: str = ""
     """An incident of this run was held against it until these checks passed there; empty: none was."""
+    failed: bool = False
+    """Its own checks failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +302,8 @@ class Failure:
     rank: int | None = None
     """Whose it was. None: the whole group's, or not known."""
     confidence: Confidence = Confidence.CERTAIN
+    blameless: bool = False
+    """Another group is known to be the cause: this one is started again at no budget."""
     took_s: float = 0.0
     """How long it had to last before it was a failure, by the clock of whoever watched it. 0: an end, seen at once."""
 

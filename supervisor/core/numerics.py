@@ -32,7 +32,7 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
     spoilt = sorted(g for g, told in others.items() if "own" in told)
     if mine == {"peers"} and spoilt:
         sentence = f"its own loss was finite, that of group {', '.join(map(str, spoilt))} was not"
-        return replace(failure, evidence=(*failure.evidence, sentence), same="")
+        return replace(failure, evidence=(*failure.evidence, sentence), same="", blameless=True)
     return failure
 
 

@@ -124,7 +124,9 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         # One that it was told not to give it may give for ever.
         told = any(host in allocation.exclude for host in hosts)
         host = min(hosts)
-        return f"its host {host} was cordoned meanwhile ({r.why_barred(host)})", 0.0, not told
+        # What fails on every host it is given, as a driver or an environment does, is not to be tried on all of them.
+        failed = any((view := r.observed.cordons.get(host)) is not None and view.failed for host in hosts)
+        return f"its host {host} was cordoned meanwhile ({r.why_barred(host)})", 0.0, not (told or failed)
     broken = _unfit(r, grant)
     if broken:
         return broken, 0.0, False

@@ -63,12 +63,12 @@ def by_host(mirror: Mirror) -> dict[str, HostCordons]:
 
 
 def newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
-    """By host, the key and record of the checks that were told last. Those that cannot be read say nothing."""
+    """By host, the key and record of the checks that ended last. Those that run, or cannot be read, say nothing yet."""
     found: dict[str, tuple[int, str, NodeCheck]] = {}
     for key in [key for key in mirror.items if key.startswith(keys.NODES) and key.endswith("/check")]:
         check = mirror.record(key, NodeCheck)
         revision = mirror.items[key].mod_revision
-        if check is not None and revision > found.get(check.host, (0, "", check))[0]:
+        if check is not None and check.state != "pending" and revision > found.get(check.host, (0, "", check))[0]:
             found[check.host] = (revision, key, check)
     return {host: (key, check) for host, (_, key, check) in found.items()}
 
@@ -108,6 +108,7 @@ def seen_by(mirror: Mirror, run: str) -> dict[str, CordonView]:
             drain=held.why if held.person is not None and held.person.drain else "",
             ours=run in held.runs,
             passed=max((s.freed for s in held.suspicions if s.run == run), default=""),
+            failed=bool(held.failed),
         )
         for host, held in by_host(mirror).items()
     }

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Kind
-from supervisor.core.spec import BreakerSpec
+from supervisor.core.model import GpuFact, Kind
+from supervisor.core.spec import BreakerSpec, BudgetSpec
 from tests.unit.core.world import World
 
 
@@ -61,11 +61,42 @@ def test_five_of_twelve_at_once_are_held_and_come_back() -> None:
 @pytest.mark.parametrize(("groups", "lost"), [(12, 4), (60, 12)])
 def test_fewer_than_five_or_no_more_than_a_fifth_are_given_up(groups: int, lost: int) -> None:
     w = world(groups, spares=lost)
+    w.spec = replace(w.spec, policy=replace(w.spec.policy, budget=BudgetSpec(replace=lost)))
     lose(w, *range(lost))
     for _ in range(5):
         w.round(1.0)
     assert w.memory.breaker_since is None
     assert w.memory.cordons
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_more_than_the_budgets_can_pay_for_are_held_and_halt_nothing(at_once: bool) -> None:
+    """A switch takes 10 of 64 nodes, which is no fifth: 4 replacements and 3 allocations would be spent, and the run halted."""
+    w = world(64, spares=2)
+    for part in [range(10)] if at_once else [range(n, n + 1) for n in range(10)]:
+        lose(w, *part)
+    for _ in range(5):
+        w.round(10.0 if at_once else 1.0)
+    assert w.memory.breaker_since is not None
+    assert w.memory.phase == "running"
+    assert len(w.memory.cordons) <= (0 if at_once else 7)
+
+
+def test_gpus_that_are_lost_everywhere_at_once_are_held() -> None:
+    """A driver, or its upgrade: not so many GPUs."""
+    w = world(8)
+    for group in range(8):
+        lost = GpuFact(kind="gpu_lost", evidence="GPU 0 is lost")
+        w.nodes[w.group(group).node] = replace(w.nodes[w.group(group).node], gpus=(lost,))
+    for _ in range(3):
+        w.round(1.0)
+    assert w.memory.breaker_since is not None
+    assert generations(w) == {1}
+    assert w.memory.cordons == {}
+    for group in range(8):
+        w.nodes[w.group(group).node] = replace(w.nodes[w.group(group).node], gpus=())
+    w.round(1.0)
+    assert w.memory.breaker_since is None
 
 
 def test_those_that_were_given_up_a_moment_before_count() -> None:

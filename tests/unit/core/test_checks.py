@@ -29,7 +29,7 @@ def homes(w: World) -> list[str]:
 
 def fail(w: World, number: int) -> None:
     w.node(number, checking=False)
-    w.cordons[f"n{number}"] = CordonView(why=FAILED)
+    w.cordons[f"n{number}"] = CordonView(why=FAILED, failed=True)
 
 
 # --- being checked ---
@@ -97,7 +97,7 @@ def test_a_run_asks_for_another_in_the_place_of_one_whose_checks_failed_and_give
     assert [a.verb for a in decision.actions] == ["release", "acquire"]
     assert FAILED in decision.actions[0].reason
     assert w.memory.allocations["run-a3"].exclude == ("n1",)
-    assert (w.memory.phase, w.memory.spent) == ("running", {})
+    assert (w.memory.phase, set(w.memory.spent)) == ("running", {"reallocate"})
     assert "others were asked for in the place of barred ones" in w.waits()
     w.bring(3)
     w.round(timeout_s / 2)
@@ -163,3 +163,17 @@ def test_a_run_lets_go_of_a_host_that_passed_and_says_by_what() -> None:
     assert decision.actions[0].verb == "uncordon"
     assert "freed by the checks that it passed on node n1 (by hand, ann@n1)" in decision.actions[0].reason
     assert w.memory.cordons == {}
+
+
+def test_what_fails_on_every_host_is_not_tried_on_all_of_them() -> None:
+    """A driver, an environment, a file system: not so many machines. What stands in for them draws on the budget."""
+    w = arrived()
+    for _ in range(40):
+        for number in range(1, len(w.memory.allocations) + 1):
+            if f"run-a{number}" not in w.grants:
+                w.bring(number)
+            fail(w, number)
+        w.round(5.0)
+    budget = w.spec.policy.budget
+    assert len(w.memory.allocations) <= w.spec.allocation.nodes + w.spec.allocation.spares + budget.reallocate
+    assert homes(w) == ["", ""]

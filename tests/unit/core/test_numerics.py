@@ -173,3 +173,20 @@ def test_of_another_generation_nothing_is_told(w: World) -> None:
         w.recover(group)
     w.round(1.0)
     assert "loss spike" not in w.waits()
+
+
+def test_the_innocent_pay_nothing_however_often_another_group_spoils_the_mean() -> None:
+    w = World(groups=3, spares=8, budget={"restart": 1, "replace": 9}).bring_up()
+    homes = (w.group(0).node, w.group(2).node)
+    for time in range(4):
+        step = 100 * (time + 1)
+        for group, whose in enumerate(("peers", "own", "peers")):
+            w.fail(group, code=1, error=f"NotFinite: loss is nan at step {step}", numerics=whose, step=step, commits=1)
+        judged(w)
+        w.round(1.0)
+        assert w.memory.phase == "running"
+        for group in range(3):
+            w.recover(group, after=5.0, step=step + 1)
+    assert not [scope for scope in w.memory.spent if scope.startswith("restart")]
+    assert (w.group(0).node, w.group(2).node) == homes
+    assert not set(homes) & set(w.memory.cordons)

@@ -96,6 +96,13 @@ def test_a_node_that_is_being_checked_is_one_only_while_its_agent_lives(store: M
     assert "being checked (before its first rank)" in text(render.nodes(status.node_status(mirror(store))))
 
 
+def test_a_check_that_runs_hides_none_of_another_node_there_that_has_failed(store: MemoryStore) -> None:
+    put(store, check("h.1", "failed", host="h9"))
+    put(store, check("h.2", "pending", host="h9"))
+    assert cordons.by_host(mirror(store))["h9"].failed
+    assert cordons.seen_by(mirror(store), "run")["h9"].failed
+
+
 # --- freed ---
 
 
