@@ -270,7 +270,8 @@ def test_a_limit_that_slurm_holds_a_job_for(w: Office) -> None:
     """Where EnforcePartLimits is not set the job waits: so does the run, with Slurm's reason and one job each."""
     before, asked = {job["job_id"] for job in w.lab.jobs()}, w.submissions()
     file = w.file("long", 'partition = "short"\ntime_limit = "10"')
-    file.write_text(file.read_text().replace("[policy]", "[policy]\nallocation_timeout_s = 8"))
+    # no run before can have seen the engine's word take so long that this is refused: 10 s, and a lease of 5
+    file.write_text(file.read_text().replace("[policy]", "[policy]\nallocation_timeout_s = 16"))
     record = w.begun(file)
     eventually(lambda: w.says(record, "PartitionTimeLimit"), SOON_S, "status says what Slurm says")
     since = time.time()
