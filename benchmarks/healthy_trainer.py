@@ -17,7 +17,10 @@ SLOW_EVERY, SLOW_TIMES = 20, 5
 
 
 def debug() -> Any:
-    """The shipped llama3-debug. The additional time is spent in forward passes of the model on its last batch."""
+    """The shipped llama3-debug. The additional time is spent in forward passes of the model on its last batch.
+
+    A slow step is so many times the median of the last ones: the newest alone may have had a wait for another group in it.
+    """
     from titan_actor.replica import ReplicaTrainer
 
     forward, between = ReplicaTrainer.forward_backward_step, ReplicaTrainer._between
@@ -26,12 +29,12 @@ def debug() -> Any:
         if not hasattr(self, "usual"):
             self.usual = deque(maxlen=20)
             self.model_parts[0].register_forward_pre_hook(_keep(self), with_kwargs=True)
-        began = time.monotonic()
+        if self.report.progress.step_s > 0:
+            self.usual.append(self.report.progress.step_s)
         loss = forward(self, **batch)
-        self.usual.append(time.monotonic() - began)
         step = self.manager.current_step() + 1
         if step % SLOW_EVERY == 0 and step // SLOW_EVERY % self.launch.groups == self.launch.group:
-            _compute(self, (SLOW_TIMES - 1) * max(self.report.progress.step_s, median(self.usual)))
+            _compute(self, (SLOW_TIMES - 1) * median(self.usual))
             self.ledger.note("slow_step", start=time.time(), step=step)
         return loss
 
