@@ -419,12 +419,21 @@ def _wind_down(r: Round) -> None:
         r.rest["stop_at_step"] = handover.step_ahead(r, handover.AHEAD_S, at_most=20)
     if r.phase == "stopping":
         for group in list(r.groups.values()):
-            if group.phase in ("unplaced", "placing", "fencing") and not r.full(group.group):
+            if (group.phase in ("unplaced", "placing", "fencing") or _starts_in_vain(r, group)) and not r.full(
+                group.group
+            ):
                 r.set_group(replace(group, phase="finished", since=r.now))
         if not all(g.phase == "finished" for g in r.groups.values()):
             r.wait(f"draining: the groups end after step {r.rest.get('stop_at_step', r.before.stop_at_step)}")
     if r.groups and all(g.phase == "finished" for g in r.groups.values()):
         _wind_up(r)
+
+
+def _starts_in_vain(r: Round, group: GroupMemory) -> bool:
+    """Whether it is being started in a run that halts, and nobody trains that it could heal from: it has no step to save, and may
+    take all its time to start only to end as the others did."""
+    halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
+    return halted and group.phase == "starting" and not any(g.phase == "running" for g in r.groups.values())
 
 
 def _wind_up(r: Round) -> None:

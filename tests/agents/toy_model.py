@@ -65,6 +65,8 @@ class Model:
         self.activity = ActivityFile(launch.rank_dir)
         self.weight = torch.ones(SIZE)
         self.healed = False
+        self.leaving = False
+        """The ranks have agreed that this step is the last one: whoever left alone would leave the others in a collective."""
         if launch.node_address != "127.0.0.1":
             # a namespace that stands for a machine, but has this one's name
             from titan_actor import address, mends
@@ -128,7 +130,9 @@ class Model:
             loss = ((self.weight * batch) ** 2).mean()
             gradient = 2 * self.weight * batch**2 / SIZE
             computed = time.perf_counter() - began
-            dist.all_reduce(gradient)
+            shared = torch.cat((gradient, torch.tensor([float(self.toy.stop.is_set())])))
+            dist.all_reduce(shared)
+            gradient, self.leaving = shared[:-1], bool(shared[-1])
         with self.activity.during("collective"):
             manager.allreduce(gradient).wait()
             both = torch.stack((loss, torch.ones(())))
@@ -183,7 +187,7 @@ def train(toy: Toy) -> int:
 
 def _steps(toy: Toy, model: Model) -> None:
     manager, interval = model.manager, toy.launch.titan.checkpoint_interval_steps
-    while not toy.stop.is_set():
+    while not model.leaving:
         start = time.time()
         committed, computed = model.step()
         number = manager.current_step()

@@ -769,3 +769,25 @@ def test_right_after_a_store_outage_a_silent_group_says_nothing() -> None:
     w.stable = 60.0
     w.round()
     assert [i.kind for i in w.memory.incidents.values()] == [Kind.SILENT]
+
+
+def test_a_group_that_starts_in_a_run_that_halts_is_ended_at_once() -> None:
+    """Nobody trains that it could heal from, and it has no step to save: the run waits for no start of it."""
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, "ValueError: a bug", step=20)
+    w.round()
+    assert w.memory.groups[0].phase == "starting"
+    w.fail(1, 1, "ValueError: a bug", step=20)
+    w.round()
+    assert w.memory.halt_reason
+    assert [g.phase for g in w.memory.groups.values()] == ["finished", "finished"]
+
+
+def test_a_group_that_starts_in_a_run_that_a_person_stops_drains_as_the_others() -> None:
+    w = World(groups=2).bring_up()
+    w.fail(0, 1, "ValueError: a bug", step=20)
+    w.round()
+    w.control = replace(w.control, stop=True)
+    w.round()
+    assert w.memory.phase == "stopping"
+    assert w.memory.groups[0].phase == "starting"
