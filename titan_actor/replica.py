@@ -66,6 +66,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._stepping = "step"
         self._quorum_id = -1
         self._loss: Any = None
+        self._groups_loss = 0.0
+        """Of the newest step: the sum over the ranks of this group, before it is averaged over the groups."""
         self._mean_loss: float | None = None
         self._gradient_norm: float | None = None
         self._spikes = Spikes()
@@ -350,12 +352,13 @@ class ReplicaTrainer(FaultTolerantTrainer):
         """Before the commit: the weights that all replicas have are still good. All see the same mean, and end alike."""
         if mean is None or math.isfinite(mean) or self.manager.errored() is not None:
             return  # what a failed collective leaves says nothing, and its step is not committed
-        own = float(self._loss)
         text = f"loss is {mean} at step {self.manager.current_step() + 1}"
-        raise NotFinite(text, "peers" if math.isfinite(own) else "own")
+        if not math.isfinite(float(self._loss)):
+            raise NotFinite(text, "own")
+        raise NotFinite(text, "peers" if math.isfinite(self._groups_loss) else "group")
 
     def _share_loss(self) -> float | None:
-        """Mean loss of the participants; TorchTitan's own is local at one rank a group and a sum at more."""
+        """Mean loss of the participants; TorchTitan's own is local at one rank a group and a sum at more. Notes this group's, too."""
         if self._loss is None:
             return None
         # a healing replica adds zeros to both; a lost peer fails this step's commit like any other collective
@@ -363,7 +366,9 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.manager.allreduce(both, reduce_op=ReduceOp.SUM).wait()
         mean = both[0] / both[1].clamp(min=1.0)
         mesh = self.parallel_dims.get_optional_mesh("loss")
-        return float(dist_utils.dist_sum(mean, mesh)) if mesh is not None else float(mean.item())
+        found = torch.stack((mean, self._loss.reshape(()).float()))
+        mean_loss, self._groups_loss = (dist_utils.dist_sum_tensor(found, mesh) if mesh is not None else found).tolist()
+        return mean_loss
 
     def _on_commit_only(self, step: Callable[[], None]) -> Callable[[], None]:
         def lr_step() -> None:

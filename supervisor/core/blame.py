@@ -138,9 +138,12 @@ def _place(rank: RankView) -> str:
 
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:
-    """The hang of a group that is to blame, with a sentence for each rank that takes too long, the ones that wait for nobody
-    first, and those inside a collective of the group, which may be seen by their stacks alone, last: they wait for the others."""
-    ranks = sorted(stuck_ranks(group, observed), key=lambda r: (_in_a_collective(r), not _own(r), r.rank))
+    """The hang of a group that is to blame, with a sentence for each rank that takes too long, the ones that are stopped or wait
+    for nobody first, and those inside a collective of the group, which may be seen by their stacks alone, last: they wait for the
+    others."""
+    ranks = sorted(
+        stuck_ranks(group, observed), key=lambda r: (not _stopped(r), _in_a_collective(r), not _own(r), r.rank)
+    )
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
     own = any(_own(rank) for rank in ranks)
     return Failure(
@@ -182,8 +185,11 @@ def _by_itself(ranks: list[RankView]) -> bool:
 
 def _own(rank: RankView) -> bool:
     """A stopped process hangs wherever it was stopped. Of one that does not say what it does nothing is known."""
-    stuck = rank.stuck
-    return stuck is not None and (stuck.process == "stopped" or stuck.activity not in WAITING | {""})
+    return _stopped(rank) or (rank.stuck is not None and rank.stuck.activity not in WAITING | {""})
+
+
+def _stopped(rank: RankView) -> bool:
+    return rank.stuck is not None and rank.stuck.process == "stopped"
 
 
 def _in_a_collective(rank: RankView) -> bool:

@@ -13,6 +13,9 @@ from dataclasses import replace
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, SpikeView
 from supervisor.core.spec import RunSpec
 
+OWN = frozenset({"own", "group"})
+"""It was the group's. Of its ranks the first to end may be the only one that speaks: the others are ended with it."""
+
 
 def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Observed) -> Failure:
     """The failure of an ended group, as far as a number that is not finite was its cause and others say whose it was."""
@@ -20,16 +23,16 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
     if failure.kind != Kind.ERROR or not mine:
         return failure
     others = {g.group: told for g in memory.groups.values() if g.group != group.group and (told := said(g, observed))}
-    if "own" in mine and any("own" not in told and "peers" in told for told in others.values()):
-        finite = ", ".join(str(g) for g, told in sorted(others.items()) if "own" not in told)
+    if mine & OWN and any(not told & OWN and "peers" in told for told in others.values()):
+        finite = ", ".join(str(g) for g, told in sorted(others.items()) if not told & OWN)
         sentence = f"its own loss was not finite, that of group {finite} was: its hardware is suspect"
         same = f"{failure.same} (its own)" if failure.same else ""
         return replace(
             failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same,
-            rank=min(rank.rank for rank in _ended(group, observed) if rank.numerics == "own"),
+            rank=min((rank.rank for rank in _ended(group, observed) if rank.numerics == "own"), default=None),
             confidence=Confidence.LIKELY,
         )  # fmt: skip
-    spoilt = sorted(g for g, told in others.items() if "own" in told)
+    spoilt = sorted(g for g, told in others.items() if told & OWN)
     if mine == {"peers"} and spoilt:
         sentence = f"its own loss was finite, that of group {', '.join(map(str, spoilt))} was not"
         return replace(failure, evidence=(*failure.evidence, sentence), same="", blameless=True)
@@ -37,7 +40,7 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
 
 
 def said(group: GroupMemory, observed: Observed) -> set[str]:
-    """What its ended ranks say: own, peers, parameters; empty when it is not this that ended them."""
+    """What its ended ranks say: own, group, peers, parameters; empty when it is not this that ended them."""
     return {rank.numerics for rank in _ended(group, observed)}
 
 

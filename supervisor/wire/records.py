@@ -217,9 +217,9 @@ class Progress:
     error: str = ""
     spike: LossSpike | None = None
     """The largest of the last steps; None: there was none."""
-    numerics: Literal["", "own", "peers", "parameters"] = ""
-    """It failed because of a number that is not finite. own: this rank's own loss, before it was averaged. peers: only the
-    mean over the groups. parameters: found before a checkpoint, whoever's gradient made them so."""
+    numerics: Literal["", "own", "group", "peers", "parameters"] = ""
+    """It failed because of a number that is not finite. own: this rank's own loss, before it was averaged. group: another's of
+    its group. peers: only the mean over the groups. parameters: found before a checkpoint, whoever's gradient made them so."""
 
 
 # --- on a node: what the shim keeps ---

@@ -130,9 +130,10 @@ class Model:
             loss = ((self.weight * batch) ** 2).mean()
             gradient = 2 * self.weight * batch**2 / SIZE
             computed = time.perf_counter() - began
-            shared = torch.cat((gradient, torch.tensor([float(self.toy.stop.is_set())])))
+            shared = torch.cat((gradient, torch.tensor([float(self.toy.stop.is_set()), loss])))
             dist.all_reduce(shared)
-            gradient, self.leaving = shared[:-1], bool(shared[-1])
+            gradient, self.leaving = shared[:-2], bool(shared[-2])
+            self.groups_finite = bool(torch.isfinite(shared[-1]))
         with self.activity.during("collective"):
             manager.allreduce(gradient).wait()
             both = torch.stack((loss, torch.ones(())))
@@ -144,7 +145,9 @@ class Model:
                 dist.all_reduce(mean)
         if not math.isfinite(float(mean)) and manager.errored() is None:
             text = f"loss is {float(mean)} at step {number}"
-            raise NotFinite(text, "peers" if math.isfinite(float(loss)) else "own")
+            raise NotFinite(
+                text, "own" if not math.isfinite(float(loss)) else "peers" if self.groups_finite else "group"
+            )
         with self.activity.during("commit"):
             committed = bool(manager.should_commit(timeout=self.patience))
         if committed:

@@ -227,6 +227,18 @@ def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere
     assert [sentence[:7] for sentence in w.incident.evidence] == ["rank 1 ", "rank 0 "]
 
 
+def test_of_two_inside_collectives_the_one_that_is_stopped_is_named() -> None:
+    """It was stopped in one, and the other waits for it in the next."""
+    w = World(groups=2, ranks=2).bring_up()
+    for rank, process, line in ((0, "sleeping", 144), (1, "stopped", 134)):
+        stack = f"in all_reduce (distributed_c10d.py:3252) < step (train.py:{line})"
+        hangs(w, 1, "compute", rank=rank, process=process, stack=stack)
+    w.others_wait(1)
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 1)
+    assert [sentence[:7] for sentence in w.incident.evidence] == ["rank 1 ", "rank 0 "]
+
+
 def test_one_group_alone_is_restarted() -> None:
     w = World(groups=1).bring_up()
     hangs(w, 0, "compute")

@@ -60,6 +60,26 @@ def test_of_its_ranks_the_one_whose_own_loss_it_was_is_named_whoever_ended_first
     assert {(i.kind, i.rank) for i in w.incidents.values() if i.group == 1} == {(Kind.NUMERICS, 1)}
 
 
+def test_a_rank_whose_neighbour_it_was_speaks_for_its_group() -> None:
+    """It ends first, and the neighbour is ended with it before it can say anything."""
+    w = World(groups=2, ranks=2, spares=1).bring_up()
+    for group, whose in enumerate(("group", "peers")):
+        w.report(group, 1, state="exited", exit_code=1, error=ERROR, numerics=whose, step=50, commits=1, ended_s=1.0)
+        w.report(group, 0, state="exited", signal=15, step=50, commits=1, ended_s=1.1)
+    judged(w)
+    assert {i.group: (i.kind, i.rank) for i in w.incidents.values()} == {0: (Kind.NUMERICS, None), 1: (Kind.ERROR, 1)}
+
+
+def test_in_every_group_a_rank_or_its_neighbour_is_the_models_fault() -> None:
+    w = World(groups=2, ranks=2, spares=1).bring_up()
+    for group, whose in enumerate(("group", "own")):
+        w.report(group, 1, state="exited", exit_code=1, error=ERROR, numerics=whose, step=50, commits=1, ended_s=1.0)
+        w.report(group, 0, state="exited", signal=15, step=50, commits=1, ended_s=1.1)
+    judged(w)
+    assert not any(i.kind == Kind.NUMERICS for i in w.incidents.values())
+    assert any(i.kind == Kind.SAME_ERROR for i in w.incidents.values())
+
+
 @pytest.mark.parametrize("first", ["own", "peers"])
 def test_those_that_end_one_after_the_other_are_judged_together(first: str) -> None:
     w = World(groups=2, spares=1).bring_up()
