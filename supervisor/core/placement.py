@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core import breaker, cost, detect, handover, spares
 from supervisor.core import budget as budgets
-from supervisor.core import cost, detect, handover, spares
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
 from supervisor.core.round import MAX_GIVEN_BACK, Round
@@ -55,7 +55,8 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     deadline = since + r.spec.policy.allocation_timeout_s
     pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
     hope = not refused or len(free) + len(pending) >= least
-    if r.now < deadline and pending and hope:
+    repeated = breaker.unchecked(r, r.observed.nodes)  # their checks, and they may pass
+    if r.now < deadline and (repeated or (pending and hope)):
         r.wait(f"{len(free)} of {len(unplaced)} nodes are there", until=deadline)
         return False
     if len(free) >= least:
@@ -76,7 +77,11 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
         about = f"{len(free)} of {len(unplaced)} nodes are there, and others were asked for in the place of barred ones"
         r.wait(about, until=max(instead))
         return False
+    if breaker.tripped(r):
+        return False  # it says what is waited for
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
+    unfit = r.unfit()
+    why += f"; {len(unfit)} more are there, {unfit[0]}" if unfit else ""
     r.halt(f"{len(free)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
     return False
 
@@ -89,6 +94,8 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
         r.wait(f"group {group.group}: {other}: nothing is started there", until=r.now + 1.0)
     elif view is not None and view.checking:
         r.wait(f"group {group.group}: node {group.node} is being checked")
+    elif view is not None and view.failed:
+        r.wait(f"group {group.group}: {view.failed}: nothing is started there")
     elif verdict == Verdict.HEALTHY:
         if not r.full(group.group):
             _start(r, group, group.node)
