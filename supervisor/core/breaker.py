@@ -71,9 +71,10 @@ def sentence(r: Round) -> str:
     person = f'a person says so: supervisor resume {r.spec.name} --because "..."'
     if found := _unchecked_too_many(r):
         view = r.observed.nodes[found[0]]
+        given_up = f", and {_given_up(r)} were given up within {policy.window_s:g} s" if _given_up(r) else ""
         return (
-            f"breaker: the checks of {len(found)} of {_asked_for(r)} nodes did not pass: one cause, not so many nodes; none is "
-            f"given up until they do or {person} ({view.failed or view.unsure})"
+            f"breaker: the checks of {len(found)} of {_asked_for(r)} nodes did not pass{given_up}: one cause, not so many nodes; "
+            f"none is given up until they do or {person} ({view.failed or view.unsure})"
         )
     return (
         f"breaker: {_lost(r)} of {len(r.groups)} nodes lost within {policy.window_s:g} s: one cause, not so many nodes; none is "
@@ -82,9 +83,11 @@ def sentence(r: Round) -> str:
 
 
 def _unchecked_too_many(r: Round) -> list[str]:
-    """Nodes whose checks do not pass, where they are too many to be so many nodes' own fault; else none."""
+    """Nodes whose checks do not pass, where they are, with those that were given up a short while ago, too many to be so
+    many nodes' own fault; else none."""
     policy, found = r.spec.policy.breaker, _unchecked(r)
-    return found if len(found) >= policy.at_least and len(found) > policy.share * _asked_for(r) else []
+    count = len(found) + _given_up(r)
+    return found if count >= policy.at_least and count > policy.share * _asked_for(r) else []
 
 
 def _unchecked(r: Round) -> list[str]:

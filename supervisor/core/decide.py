@@ -302,6 +302,9 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     given_up = breaker.evicting(r)
     choice = r.choose(incident.kind, group.group, Rung.REPLACE, node.failed, unpaid=given_up)
     choice = replace(choice, free=given_up)
+    if choice.rung == Rung.STOP and any(g.phase in ("starting", "running") for g in r.groups.values()):
+        r.wait(f"group {group.group}: {node.failed}: nothing is started there until it passes; {choice.reason}")
+        return  # its agent checks again
     apply(r, group, replace(incident, costs=cost.of(r, group, incident.kind)), choice)
 
 

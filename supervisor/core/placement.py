@@ -157,6 +157,8 @@ def _no_node(r: Round, group: GroupMemory) -> None:
     if pending:
         _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
         return
+    if breaker.tripped(r) and breaker.unchecked(r, r.observed.nodes):
+        return  # it says what is waited for
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
         r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
         return

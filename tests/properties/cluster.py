@@ -252,6 +252,8 @@ class Cluster:
         self.reported_leaving: dict[str, str] = {}
         self.reported_gpus: dict[str, tuple[GpuFact, ...]] = {}
         self.drained: set[str] = set()
+        self.cause: bool | None = None
+        """Something that all share fails the checks of idle machines; False: no more, and they check again. None: no machine does."""
         self.refusing = 0
         """Ticks for which the engine refuses what is asked."""
         self.stalled = 0
@@ -412,6 +414,8 @@ class Cluster:
                 machine.said_something = True
                 for process in machine.processes.values():
                     process.reported = process.reported or process.exited
+                if self.cause is not None:
+                    self._check_again(machine)
             if machine.said_something:
                 machine.lease_until = self.now + self.spec.policy.node_lease_s
         if self.luck(0.7):
@@ -732,6 +736,16 @@ class Cluster:
         said = CheckResult(name="disk", outcome=state, evidence="it is a disk")
         record = NodeCheck(node=name, host=f"h{name}", state=state, why="by hand", began=1, results=(said,))
         self.held[keys.check(name)] = encode(record)
+
+    def _check_again(self, machine: Machine) -> None:
+        """What a cause that all share does to the checks of a machine on which nothing runs, and its own next try after it."""
+        if machine.wanted or not all(p.exited for p in machine.processes.values()) or not self.luck(0.2):
+            return
+        if self.cause:
+            self._tell_check(machine.name, "failed")
+        elif self._check_of(machine.name, "failed"):
+            self._tell_check(machine.name, "passed")
+            self.held |= {key: encode(s) for key, s in cordons.freed_by_checks(_mirror(self.held)).items()}
 
     def _refuse(self, target: int) -> None:
         self.refusing = 1

@@ -182,6 +182,19 @@ def test_a_restart_in_place_becomes_a_replacement_when_its_node_has_failed_its_c
     assert [s.host for s in w.suspicions] == ["n1"]
 
 
+def test_with_nothing_left_to_pay_it_waits_until_its_node_passes_while_others_train() -> None:
+    w = World(groups=2, spares=0, budget={"reallocate": 0}).bring_up()
+    ends_and_waits_there(w)
+    fail(w, 1)
+    for _ in range(3):
+        w.round(w.spec.policy.backoff_max_s)
+    assert (w.memory.phase, w.group().phase) == ("running", "placing")
+    assert f"group 0: {FAILED}: nothing is started there until it passes; nothing cheaper is left" in w.waits()
+    passes(w, 1)
+    w.recover(0)
+    assert w.group().node == "n1"
+
+
 def test_a_person_who_frees_it_meanwhile_is_obeyed() -> None:
     w = World(groups=2, spares=1).bring_up()
     ends_and_waits_there(w)
@@ -229,6 +242,26 @@ def test_a_cause_that_fails_the_checks_of_many_is_held_and_is_over_by_itself() -
         passes(w, number)
     w.round(1.0)
     assert w.memory.breaker_since is None
+    w.round(1.0)
+    assert all(homes(w))
+
+
+def test_those_that_pass_train_meanwhile_and_the_others_follow() -> None:
+    w = arrived(groups=10, spares=2)
+    for number in range(4, 13):
+        fail(w, number)
+    w.round()
+    w.round(w.spec.policy.allocation_timeout_s)
+    w.open_gate()
+    for group in range(3):
+        w.commit(group)
+    for _ in range(5):
+        w.round(10.0)
+    assert [g.phase for g in w.memory.groups.values()] == ["running"] * 3 + ["unplaced"] * 7
+    assert (w.memory.phase, w.memory.spent) == ("running", {})
+    for number in range(4, 13):
+        passes(w, number)
+    w.round(1.0)
     w.round(1.0)
     assert all(homes(w))
 
