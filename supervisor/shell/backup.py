@@ -26,7 +26,7 @@ from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
 from supervisor.shell import cordons, projection, views
 from supervisor.shell.journal import Journal
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.mirror import Mirror, sort_of
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import (
     EpochsBefore,
@@ -305,7 +305,7 @@ def _without_what_nodes_say(wanted: Plan, there: Mirror) -> Plan:
     told = cordons.newest_checks(there)
 
     def older(key: str, value: bytes) -> bool:
-        if keys.sort_of(key) != keys.CHECK:
+        if sort_of(key) != "check":
             return False
         return key in there.items or decode(value, NodeCheck).host in told
 

@@ -42,7 +42,7 @@ class HostCordons:
 
 def by_host(mirror: Mirror) -> dict[str, HostCordons]:
     """Hosts against which anything is held."""
-    return mirror.derived(_by_host, "cordons", keys.CHECK, "registration")
+    return mirror.derived(_by_host, "cordons", "check", "registration")
 
 
 def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
@@ -69,7 +69,7 @@ def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
         held = found.setdefault(host, HostCordons())
         held.failed, held.one_cause = failure(checks[host][1]), shared
         held.keys.append(key)
-    for key in mirror.of_sort(keys.CHECK):
+    for key in mirror.of_sort("check"):
         check = mirror.record(key, NodeCheck)
         if check is not None and check.stands == "unknown" and keys.registration(check.node) in mirror.items:
             held = found.setdefault(check.host, HostCordons())
@@ -81,12 +81,12 @@ def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
 def newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
     """By host, the key and record of the checks that ended last. Those that run for the first time, that could not be done
     or cannot be read, say nothing."""
-    return mirror.derived(_newest_checks, keys.CHECK)
+    return mirror.derived(_newest_checks, "check")
 
 
 def _newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
     found: dict[str, tuple[int, str, NodeCheck]] = {}
-    for key in mirror.of_sort(keys.CHECK):
+    for key in mirror.of_sort("check"):
         check = mirror.record(key, NodeCheck)
         revision = mirror.items[key].mod_revision
         if check is None or check.stands not in ("passed", "failed"):
@@ -108,7 +108,7 @@ def failure(check: NodeCheck) -> str:
 def freed_by_checks(mirror: Mirror) -> dict[str, Suspicion]:
     """By key, the suspicions that a passed check of their host frees it from, as they are to be written: those that were
     there when it began."""
-    return mirror.derived(_freed_by_checks, "cordons", keys.CHECK, "registration")
+    return mirror.derived(_freed_by_checks, "cordons", "check", "registration")
 
 
 def _freed_by_checks(mirror: Mirror) -> dict[str, Suspicion]:

@@ -12,6 +12,12 @@ from supervisor.wire.records import RecordError, decode
 T = TypeVar("T")
 
 
+def sort_of(key: str) -> str:
+    """What of a node a key is about (`check`, `registration`), or else the first part of its name (`cordons`, `runs`)."""
+    parts = key.removeprefix(keys.PREFIX).split("/", 3)
+    return parts[2] if parts[0] == "nodes" and len(parts) > 2 else parts[0]
+
+
 class Mirror:
     """Keys, values and their decoded records. A record that cannot be read is reported and left alone."""
 
@@ -62,13 +68,13 @@ class Mirror:
             self._note(key)
 
     def _note(self, key: str, there: bool = True) -> None:
-        sort = keys.sort_of(key)
+        sort = sort_of(key)
         self._changes[sort] = self._changes.get(sort, 0) + 1
         of_sort = self._of_sort.setdefault(sort, set())
         (of_sort.add if there else of_sort.discard)(key)
 
     def of_sort(self, sort: str) -> list[str]:
-        """All keys of a sort (`keys.sort_of`), sorted."""
+        """All keys of a sort (`sort_of`), sorted."""
         return sorted(self._of_sort.get(sort, ()))
 
     def derived(self, make: Callable[[Mirror], T], *sorts: str) -> T:

@@ -23,16 +23,6 @@ NODES = PREFIX + "nodes/"
 RUNS = PREFIX + "runs/"
 
 
-CHECK = "check"
-"""A sort of keys; as are those right under the prefix: `cordons`, `runs` and so on."""
-
-
-def sort_of(key: str) -> str:
-    """What of a node a key is about, or else the first part of its name."""
-    parts = key.removeprefix(PREFIX).split("/", 3)
-    return parts[2] if parts[0] == "nodes" and len(parts) > 2 else parts[0]
-
-
 def registration(node: str) -> str:
     """The agent's own key, under its lease: there while the agent lives. Written by the agent."""
     return f"{NODES}{node}/registration"
@@ -50,7 +40,7 @@ def observed(node: str) -> str:
 
 def check(node: str) -> str:
     """What the checks of the node's machine said. Written by the agent, and by a check by hand; it outlives the node."""
-    return f"{NODES}{node}/{CHECK}"
+    return f"{NODES}{node}/check"
 
 
 def gate(node: str, run: str) -> str:

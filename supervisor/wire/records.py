@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -325,7 +325,7 @@ class NodeCheck:
     results: tuple[CheckResult, ...] = ()
     """While they are repeated: those of the time before, which stand until then."""
 
-    @property
+    @cached_property
     def stands(self) -> Literal["pending", "passed", "failed", "unknown"]:
         """What holds now."""
         outcomes = {result.outcome for result in self.results}

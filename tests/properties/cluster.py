@@ -1004,9 +1004,11 @@ class Cluster:
             if node in observed.nodes
         ):
             pass  # its host was cordoned meanwhile
-        elif any(gpu.unfit(observed.nodes[node], self.spec) for node in grant.nodes if node in observed.nodes):
-            pass
-        elif any(v.failed or v.unsure for node in grant.nodes if (v := observed.nodes.get(node)) is not None):
+        elif any(
+            gpu.unfit(view, self.spec) or view.failed or view.unsure
+            for node in grant.nodes
+            if (view := observed.nodes.get(node)) is not None
+        ):
             pass
         elif (since := before.allocations[key].unheard_since) is not None:
             if observed.now < since + self.spec.policy.allocation_timeout_s:

@@ -347,7 +347,7 @@ def test_failed_checks_come_back_and_no_others(tmp_path: Path) -> None:
     fresh = MemoryStore()
     backup.restore(fresh, taken, tmp_path / "file")
     there = Mirror(fresh.list(keys.PREFIX))
-    assert there.of_sort(keys.CHECK) == [keys.check("n1")]
+    assert there.of_sort("check") == [keys.check("n1")]
     assert cordons.by_host(there)["n1"].why == "its checks failed on node n1 (by hand): disk: it is a disk"
     assert cordons.newest_checks(there)["n1"][1].began == 0, "no suspicion here is older than it"
 
