@@ -10,6 +10,9 @@ from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
 from supervisor.core.round import MAX_GIVEN_BACK, Round
 
+SHOWN = 5
+"""Nodes that are named each: one cause may make thousands unfit."""
+
 
 def place(r: Round) -> None:
     """Start the groups that are ready for a node and for which there is one; say why for the others."""
@@ -24,8 +27,11 @@ def place(r: Round) -> None:
     if r.handover_at_step is not None:
         return  # all start again together
     free = r.spares()
-    for sentence in r.unfit():
+    unfit = r.unfit()
+    for sentence in unfit[:SHOWN]:
         r.wait(sentence)
+    if len(unfit) > SHOWN:
+        r.wait(f"{len(unfit) - SHOWN} more nodes are given no group")
     if not _enough_to_begin(r, waiting, free):
         return
     for group in sorted(waiting, key=lambda g: g.group):

@@ -28,8 +28,9 @@ class HostCordons:
     """What of its newest checks failed; empty: nothing did, or it was never checked."""
     one_cause: bool = False
     """So many hosts' checks have failed that it bars none of them for every run."""
-    unsure: str = ""
-    """Why the checks of a node there say nothing; empty: they do. It bars no host."""
+    of_node: str = ""
+    """Why a node there is given no group, though that bars no host: its checks could not be done, or those of another node there
+    have passed since."""
     keys: list[str] = field(default_factory=list)
 
     @property
@@ -63,18 +64,19 @@ def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
                 continue  # none of ours: the audit says so
         held.keys.append(key)
     checks = newest_checks(mirror)
-    failed = {host: key for host, (key, check) in checks.items() if check.stands == "failed"}
+    failed = {host for host, (_, check) in checks.items() if check.stands == "failed"}
     shared = one_cause(len(failed), len(checks))
-    for host, key in failed.items():
+    for host in sorted(failed):
         held = found.setdefault(host, HostCordons())
         held.failed, held.one_cause = failure(checks[host][1]), shared
-        held.keys.append(key)
     for key in mirror.of_sort("check"):
         check = mirror.record(key, NodeCheck)
-        if check is not None and check.stands == "unknown" and keys.registration(check.node) in mirror.items:
-            held = found.setdefault(check.host, HostCordons())
-            held.unsure = failure(check)
-            held.keys.append(key)
+        if check is None or check.stands not in ("failed", "unknown"):
+            continue
+        if check.host not in failed and keys.registration(check.node) in mirror.items:
+            found.setdefault(check.host, HostCordons()).of_node = failure(check)
+        if check.host in found:
+            found[check.host].keys.append(key)
     return found
 
 
@@ -141,6 +143,7 @@ def seen_by(mirror: Mirror, run: str) -> dict[str, CordonView]:
             failed=bool(held.failed),
         )
         for host, held in by_host(mirror).items()
+        if held.why or held.failed or held.suspicions or held.runs
     }
 
 

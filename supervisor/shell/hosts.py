@@ -83,7 +83,7 @@ OF_AN_ENDED_RUN = "an incident of a run that has ended was held against it"
 
 
 def _was(held: cordons.HostCordons) -> str:
-    return held.why or held.failed or held.unsure
+    return held.why or held.failed or held.of_node
 
 
 def _write(store: Store, wanted: Cordon) -> Cordon:

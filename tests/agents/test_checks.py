@@ -23,12 +23,12 @@ from agents.checks.neighbours import PEERS, neighbours
 from agents.checks.network import Peer
 from agents.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
 from agents.checks.run import Check, answers
-from agents.reporter import _repeated
+from agents.reporter import Reporter, _repeated
 from agents.settings import Settings
 from supervisor.ports.store import Store
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
-from supervisor.wire.records import NodeCheck, NodeObserved, TrainerObserved, decode, encode
+from supervisor.wire.records import NodeCheck, NodeObserved, Registration, TrainerObserved, decode, encode
 from supervisor.wire.security import Security
 from tests.agents.nodes import Nodes, desire, kill, running, trainer
 from tests.agents.test_facts import ROOT, tmpfs
@@ -480,6 +480,25 @@ def test_who_frees_a_node_is_not_overruled() -> None:
     found = written(store, said("pending"))
     assert found is not None
     assert (found.state, found.stands) == ("pending", "unknown")
+
+
+def test_the_agent_is_told_what_was_written_and_what_was_not(tmp_path: Path) -> None:
+    store, told = MemoryStore(), []
+    (record,) = registration("n1", host="m1").values()
+    reporter = Reporter(
+        decode(record, Registration), tmp_path, ["e:1"], 5, lambda ticket: None,
+        checked=lambda said, revision, peers: told.append((said.state, revision > 0)),
+    )  # fmt: skip
+    for about in (
+        (said("failed", BAD),),
+        (said("pending"), True),
+        (said("passed", FINE), True),
+        (said("pending"), True),
+    ):
+        reporter.check(*about)
+        reporter._write(store)
+        reporter._write(store)
+    assert told == [("failed", True), ("pending", True), ("passed", True), ("pending", False)]
 
 
 # --- by hand ---

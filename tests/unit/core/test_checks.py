@@ -235,6 +235,8 @@ def test_a_cause_that_fails_the_checks_of_many_is_held_and_is_over_by_itself() -
     assert w.memory.breaker_since is not None
     assert "breaker: the checks of 12 of 12 nodes did not pass: one cause" in w.waits()
     assert "supervisor resume run --because" in w.waits()
+    assert w.waits().count("is given no group: ") == 5
+    assert "7 more nodes are given no group" in w.waits()
     for _ in range(30):
         w.round(w.spec.policy.allocation_timeout_s)
     assert (w.memory.phase, w.memory.spent, len(w.memory.allocations)) == ("running", {}, 12)

@@ -133,6 +133,18 @@ def test_one_alone_bars_its_host_however_few_there_are(store: MemoryStore) -> No
     assert barred(store) == ["h9"]
 
 
+def test_all_that_failed_on_a_host_is_forgotten_when_a_person_frees_it(store: MemoryStore) -> None:
+    put(store, registration("n8", host="h9"))
+    put(store, check("n8"), check("n9"))
+    hosts.uncordon(store, mirror(store), "h9")
+    assert barred(store) == []
+    put(store, check("n8"), check("n9", "passed"))
+    assert barred(store) == [], "the newest counts"
+    assert WHY.replace("n9", "n8") in hosts.uncordon(store, mirror(store), "n8")
+    assert store.get(keys.check("n8")) is None
+    assert store.get(keys.check("n9")) is not None
+
+
 def unsure(state: Any = "unknown") -> dict[str, bytes]:
     late = CheckResult(name="device", outcome="unknown", evidence="no answer within 120 s")
     record = NodeCheck(node="n9", host="h9", state=state, why="before its first rank", results=(FINE, late))
@@ -142,7 +154,7 @@ def unsure(state: Any = "unknown") -> dict[str, bytes]:
 def test_what_could_not_be_done_is_its_nodes_alone_and_a_person_may_say_that_it_is_well(store: MemoryStore) -> None:
     put(store, registration("n1", allocation="run-a1"), unsure(), check("n1", host="n1"))
     words = "its checks could not be done on node n9 (before its first rank): device: no answer within 120 s"
-    assert cordons.seen_by(mirror(store), "run")["h9"].why == ""
+    assert "h9" not in cordons.seen_by(mirror(store), "run")
     assert f"given no group: {words}" in text(render.nodes(status.node_status(mirror(store))))
     view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
     assert (view.failed, view.unsure) == (WHY.replace("n9", "n1"), "")
