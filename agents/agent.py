@@ -111,7 +111,7 @@ class Agent:
             insecure=security.insecure,
         )
         told = self._from_thread(self._on_written)
-        self._checks = NodeChecks(settings, life(), lambda record: self._reporter.check(record))
+        self._checks = NodeChecks(settings, life(), lambda record, still: self._reporter.check(record, still))
         self._reporter = Reporter(
             registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written
         )

@@ -100,7 +100,8 @@ def check(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Check this machine: devices, arithmetic, memory, disk, network. Exits 0 when nothing failed, 1 when something did."""
+    """Check this machine: devices, arithmetic, memory, disk, network. Exits 0 when nothing failed, 1 when
+    something did or could not be done."""
     # only here: a node that starts is to be the shim at once, and grpc takes longer than all else
     from rich.console import Console
 
@@ -125,7 +126,7 @@ def check(
         typer.echo(json.dumps([asdict(result) for result in results]))
     else:
         Console(soft_wrap=not sys.stdout.isatty()).print(hand.render(results, follows))
-    raise typer.Exit(int(any(result.outcome == "failed" for result in results)))
+    raise typer.Exit(int(any(result.outcome in ("failed", "unknown") for result in results)))
 
 
 def _resolved(settings: Settings) -> Settings:

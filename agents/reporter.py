@@ -59,7 +59,7 @@ class Reporter(threading.Thread):
         checked: Callable[[NodeCheck, int, Sequence[Peer]], None] = lambda record, revision, peers: None,
     ) -> None:
         """`checked` is called in this thread with each record of checks that has reached the etcd, its revision, and the
-        other nodes that are there."""
+        other nodes that are there; with revision 0 for one that was not to be written any more."""
         super().__init__(name="reporter", daemon=True)
         self._registration = registration
         self._mark = folder / "lease.json"
@@ -70,7 +70,7 @@ class Reporter(threading.Thread):
         self._some = threading.Condition()
         self._observed: tuple[int, NodeObserved] | None = None
         self._health: Health | None = None
-        self._check: NodeCheck | None = None
+        self._check: tuple[NodeCheck, bool] | None = None
         self._checked = checked
         self._tickets = 0
         self._stop_now = threading.Event()
@@ -98,10 +98,11 @@ class Reporter(threading.Thread):
             self._health = record
             self._some.notify()
 
-    def check(self, record: NodeCheck) -> None:
-        """Have this written, before the node is registered if it is not yet."""
+    def check(self, record: NodeCheck, only_if_bad: bool = False) -> None:
+        """Have this written, before the node is registered if it is not yet. `only_if_bad`: only where etcd says that this
+        node's checks have not passed; who has freed it meanwhile is not overruled."""
         with self._some:
-            self._check = record
+            self._check = (record, only_if_bad)
             self._some.notify()
 
     def stop(self, give_back: bool) -> None:
@@ -159,11 +160,13 @@ class Reporter(threading.Thread):
             self.standing.written += 1
             self._written(ticket)
         if check is not None:
-            revision = store.put(keys.check(check.node), encode(check))
+            said, only_if_bad = check
+            revision = _repeated(store, said) if only_if_bad else store.put(keys.check(said.node), encode(said))
             with self._some:
                 if self._check is check:
                     self._check = None
-            self._checked(check, revision, neighbours(store, check.node) if check.state == "pending" else ())
+            peers = neighbours(store, said.node) if said.state == "pending" and revision else ()
+            self._checked(said, revision, peers)
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
         if health is not None:
@@ -222,3 +225,22 @@ class Reporter(threading.Thread):
             return int(json.loads(self._mark.read_text())["lease"])
         except (OSError, ValueError, KeyError, TypeError):
             return -1
+
+
+def _repeated(store: Store, check: NodeCheck) -> int:
+    """Write what repeated checks say; until they end, what they said before stands. The revision; 0: nothing to repeat is
+    there. Raises Fenced when somebody wrote in between."""
+    key = keys.check(check.node)
+    item = store.get(key)
+    try:
+        before = decode(item.value, NodeCheck) if item is not None else None
+    except RecordError:
+        before = None
+    if item is None or before is None or before.stands not in ("failed", "unknown"):
+        return 0
+    record = check
+    if check.state == "pending":
+        record = replace(check, results=before.results)
+    elif check.state == "unknown" and before.stands == "failed":
+        record = replace(before, state="failed")  # what could not be done takes nothing of that back
+    return store.commit({key: encode(record)}, expect=[Expect(key, mod_revision=item.mod_revision)])

@@ -98,7 +98,18 @@ def on_gpu(ranks: int, there: int, broken: list[str]) -> Iterator[CheckResult]:
     yield CheckResult(name="device", outcome="passed", evidence=said, value=count, unit="devices")
     torch.backends.cuda.matmul.allow_tf32 = True
     for number in range(ranks):
-        yield from _one(torch, number)
+        try:
+            yield from _one(torch, number)
+        except torch.OutOfMemoryError as error:
+            yield CheckResult(
+                name=f"matmul {number}", outcome="unknown", evidence=f"its memory is in use: {_line(error)}"
+            )
+        except RuntimeError as error:  # as torch tells what CUDA says of a device
+            yield CheckResult(name=f"matmul {number}", outcome="failed", evidence=_line(error))
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _one(torch: Any, number: int) -> Iterator[CheckResult]:

@@ -15,19 +15,23 @@ from rich.text import Text
 
 from agents.checks.neighbours import neighbours
 from agents.checks.network import Peer
-from agents.checks.node import arguments, collect
+from agents.checks.node import arguments, collect, outcome
 from supervisor.ports.store import Store
 from supervisor.shell.store import connect
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
-from supervisor.wire.records import NodeCheck, RecordError, Registration, decode, encode
+from supervisor.wire.records import NodeCheck, NodeObserved, RecordError, Registration, decode, encode
 from supervisor.wire.security import Security
 
-_COLOUR = {"passed": "green", "skipped": "yellow", "failed": "red"}
+_COLOUR = {"passed": "green", "skipped": "yellow", "failed": "red", "unknown": "red"}
 
 
 class NoSuchNode(ValueError):
     """Nobody of that name ever ran on this machine; the text says so."""
+
+
+class NodeInUse(ValueError):
+    """A rank runs on that node: beside it a check would say nothing of the machine, or take from the rank what it needs."""
 
 
 def by_hand(
@@ -36,7 +40,7 @@ def by_hand(
     """What the checks say, and a sentence on what follows from it; empty: nothing, since etcd was told nothing.
 
     `home` is the folder whose disk is used; with `node` that of the node, which has to be there: else a slip of the
-    finger would free another host. Raises NoSuchNode, and PortError when there is no etcd at `etcd`.
+    finger would free another host. Raises NoSuchNode, NodeInUse, and PortError when there is no etcd at `etcd`.
     """
     folder = home / "nodes" / node if node else home
     if not folder.is_dir():
@@ -45,6 +49,8 @@ def by_hand(
     if not etcd:
         return _run(folder, ranks, ()), ""
     with closing(connect(etcd, security=security)) as store:
+        if node:
+            _refuse_beside_ranks(store, node)
         began = store.list(keys.check(node)).revision
         results = _run(folder, ranks, neighbours(store, node))
         return results, _tell(store, node, results, began) if node else ""
@@ -56,31 +62,58 @@ def _run(folder: Path, ranks: int, peers: Sequence[Peer]) -> list[CheckResult]:
 
 
 def _tell(store: Store, node: str, results: Sequence[CheckResult], began: int) -> str:
-    failed = any(result.outcome == "failed" for result in results)
-    host = _host(store, node)
+    state = outcome(results)
+    host, before = _host(store, node), _before(store, node)
+    if state == "unknown" and before is not None and before.stands == "failed":
+        return f"it says nothing of host {host}, whose checks had failed before: that stands"
     record = NodeCheck(
         node=node,
         host=host,
-        state="failed" if failed else "passed",
+        state=state,
         why=f"by hand, {_who()}",
         began=began,
         results=tuple(results),
     )
     store.put(keys.check(node), encode(record))
-    if failed:
+    if state == "unknown":
+        return f"it says nothing of host {host}: no group is placed on node {node} until it passes"
+    if state == "failed":
         return f"no group is placed on host {host} until it passes, or a person says: supervisor uncordon {host}"
     return f"the supervisor frees host {host} from what incidents held against it until now, once a day"
 
 
+def _refuse_beside_ranks(store: Store, node: str) -> None:
+    """What an agent said last outlives it: only while it is registered does a rank run there."""
+    item = store.get(keys.observed(node)) if store.get(keys.registration(node)) is not None else None
+    try:
+        ranks = decode(item.value, NodeObserved).trainers if item is not None else ()
+    except RecordError:
+        return
+    runs = sorted({f"group {rank.group} of run {rank.run}" for rank in ranks if rank.state != "exited"})
+    if runs:
+        raise NodeInUse(
+            f"node {node} runs {', '.join(runs)}: a check beside it takes memory of its devices and says nothing of them; "
+            f"first: supervisor drain {node} --because WHY"
+        )
+
+
+def _before(store: Store, node: str) -> NodeCheck | None:
+    item = store.get(keys.check(node))
+    try:
+        return decode(item.value, NodeCheck) if item is not None else None
+    except RecordError:
+        return None
+
+
 def _host(store: Store, node: str) -> str:
     """As its agent says, or said."""
-    registration, check = store.get(keys.registration(node)), store.get(keys.check(node))
+    registration, before = store.get(keys.registration(node)), _before(store, node)
     try:
         if registration is not None:
             return decode(registration.value, Registration).host or node
-        return decode(check.value, NodeCheck).host if check is not None else node
     except RecordError:
         return node
+    return before.host if before is not None else node
 
 
 def render(results: Sequence[CheckResult], follows: str) -> RenderableType:

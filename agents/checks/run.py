@@ -1,5 +1,6 @@
 """`python -m agents.checks.run --folder F --ranks N --peer NODE,PORT,ADDRESS ...`: all checks of this machine, one after the
-other, each in a process of its own with a limit. Prints a CheckResult a line; exit code 1 when one failed."""
+other, each in a process of its own with a limit. Prints a CheckResult a line; exit code 1 when one failed
+or could not be done."""
 
 from __future__ import annotations
 
@@ -71,10 +72,10 @@ def answers(check: Check) -> Iterator[CheckResult]:
     if not ended:
         after = f" (after {found[-1].name})" if found else ""
         said = f"no answer within {check.limit_s:g} s{after}"
-        yield CheckResult(name=check.name, outcome="failed", evidence=said, took_s=took_s)
+        yield CheckResult(name=check.name, outcome="unknown", evidence=said, took_s=took_s)
     elif not found or how:
         words = f"it ended with {how or 'exit code 0'}{_last_words(errors)}"
-        yield CheckResult(name=check.name, outcome="failed", evidence=words, took_s=took_s)
+        yield CheckResult(name=check.name, outcome="unknown", evidence=words, took_s=took_s)
     os.close(errors)
 
 
@@ -88,9 +89,11 @@ def _look(check: Check, writing: int, errors: int, parent: int) -> NoReturn:
             os.execv(check.argv[0], check.argv)
         try:
             result = check.look()
-        except Exception as error:  # noqa: BLE001 - whatever it is, this check has failed
-            what = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            result = CheckResult(name=check.name, outcome="failed", evidence=f"{type(error).__name__}: {what}")
+        except OSError as error:  # the machine's own word
+            said = f"{type(error).__name__}: {error.strerror or error}"
+            result = CheckResult(name=check.name, outcome="failed", evidence=said)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours and not the machine's
+            result = CheckResult(name=check.name, outcome="unknown", evidence=f"{type(error).__name__}: {error}")
         os.write(writing, to_line(result).encode() + b"\n")
         os._exit(0)
     finally:
@@ -151,7 +154,7 @@ def main() -> int:
     failed = False
     for check in checks(told.folder, told.ranks, told.peer):
         for result in answers(check):
-            failed = failed or result.outcome == "failed"
+            failed = failed or result.outcome in ("failed", "unknown")
             print(to_line(result), flush=True)
     return int(failed)
 

@@ -15,6 +15,9 @@ Because = Annotated[str, typer.Option(help="Why: `supervisor nodes` and `status`
 Host = Annotated[
     str, typer.Argument(metavar="HOST", help="The host, or a node on it, as `supervisor nodes` names them.")
 ]
+Hosts = Annotated[
+    list[str], typer.Argument(metavar="HOST...", help="Hosts, or nodes on them, as `supervisor nodes` names them.")
+]
 Drained = Annotated[
     str, typer.Argument(metavar="NODE_OR_HOST", help="A node, or its host: all that is on the host leaves.")
 ]
@@ -32,11 +35,11 @@ def drain(host: Drained, because: Because, etcd: Etcd = "", home: Home = HOME, s
     _kept_away(host, because, etcd, home, security, drain=True)
 
 
-@app.command(epilog="Example: supervisor uncordon n2")
-def uncordon(host: Host, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Free a host again for every run, whoever cordoned it: a person, or incidents."""
+@app.command(epilog="Example: supervisor uncordon n2 n7")
+def uncordon(hosts_: Hosts, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
+    """Free hosts again for every run, whoever cordoned them: a person, incidents, or their checks."""
     with opened_store(etcd, home, security) as store:
-        typer.echo(hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), host))
+        typer.echo(hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), *hosts_))
 
 
 def _kept_away(host: str, because: str, etcd: str, home: Home, security: str, *, drain: bool) -> None:

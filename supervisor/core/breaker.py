@@ -1,7 +1,9 @@
-"""Many nodes lost at once are one cause that is not the nodes': a switch, a store, a power line, a driver. Nobody is evicted
-for it, and no run is halted because its budgets are smaller than a rack."""
+"""Many nodes lost at once, or whose checks do not pass, are one cause that is not the nodes': a switch, a store, a power line,
+a driver. Nobody is evicted for it, and no run is halted because its budgets are smaller than a rack."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from supervisor.core import detect, gpu
 from supervisor.core.model import Kind, Rung, Verdict
@@ -20,22 +22,41 @@ def look(r: Round) -> None:
         r.act("resume", f"evict:{r.observed.control.evictions}", f"a person says: {r.observed.control.because}")
     lost, nodes = _lost(r), max(1, len(r.groups))
     unpaid = lost > _given_up(r) + r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
-    holds = lost >= policy.at_least and (lost > policy.share * nodes or unpaid) and not evicting(r)
+    too_many = lost >= policy.at_least and (lost > policy.share * nodes or unpaid)
+    holds = (too_many or bool(_unchecked_too_many(r))) and not evicting(r)
     since = r.before.breaker_since
     if holds and since is None:
         r.rest["breaker_since"] = r.now
         r.act("hold", f"hold:{r.before.decisions}", sentence(r))
     elif not holds and since is not None:
         r.rest["breaker_since"] = None
-        r.act("let_go", f"let_go:{r.before.decisions}", f"{lost} of {nodes} nodes are lost now")
+        checks = f", the checks of {len(_unchecked(r))} have not passed"
+        r.act("let_go", f"let_go:{r.before.decisions}", f"{lost} of {nodes} nodes are lost now{checks}")
     if holds:
         r.wait(sentence(r), until=r.now + 1.0)
 
 
 def holds(r: Round, kind: Kind) -> bool:
     """Whether a failure of this kind is held, not acted on."""
+    return tripped(r) and kind in HELD
+
+
+def tripped(r: Round) -> bool:
+    """Whether it holds now."""
     since: float | None = r.rest.get("breaker_since", r.before.breaker_since)
-    return since is not None and kind in HELD
+    return since is not None
+
+
+def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
+    """Of some nodes those of this run that are there and whose checks do not pass, unless a group runs there."""
+    found = []
+    for name in nodes:
+        view = r.observed.nodes.get(name)
+        if view is not None and view.registered and (view.failed or view.unsure):
+            allocation = r.allocations.get(view.allocation)
+            found += [name] if allocation is not None and allocation.state == "wanted" else []
+    runs = {g.node for g in r.groups.values() if g.phase in ("starting", "running")} if found else set()
+    return sorted(set(found) - runs)
 
 
 def evicting(r: Round) -> bool:
@@ -47,10 +68,34 @@ def evicting(r: Round) -> bool:
 def sentence(r: Round) -> str:
     """Why it holds, and what a person can do."""
     policy = r.spec.policy.breaker
+    person = f'a person says so: supervisor resume {r.spec.name} --because "..."'
+    if found := _unchecked_too_many(r):
+        view = r.observed.nodes[found[0]]
+        given_up = f", and {_given_up(r)} were given up within {policy.window_s:g} s" if _given_up(r) else ""
+        return (
+            f"breaker: the checks of {len(found)} of {_asked_for(r)} nodes did not pass{given_up}: one cause, not so many nodes; "
+            f"none is given up until they do or {person} ({view.failed or view.unsure})"
+        )
     return (
         f"breaker: {_lost(r)} of {len(r.groups)} nodes lost within {policy.window_s:g} s: one cause, not so many nodes; none is "
-        f'given up until they come back or a person says so: supervisor resume {r.spec.name} --because "..."'
+        f"given up until they come back or {person}"
     )
+
+
+def _unchecked_too_many(r: Round) -> list[str]:
+    """Nodes whose checks do not pass, where they are, with those that were given up a short while ago, too many to be so
+    many nodes' own fault; else none."""
+    policy, found = r.spec.policy.breaker, _unchecked(r)
+    count = len(found) + _given_up(r)
+    return found if count >= policy.at_least and count > policy.share * _asked_for(r) else []
+
+
+def _unchecked(r: Round) -> list[str]:
+    return unchecked(r, [node.name for node in r.observed.nodes.values() if node.failed or node.unsure])
+
+
+def _asked_for(r: Round) -> int:
+    return r.spec.allocation.nodes + r.spec.allocation.spares
 
 
 def _lost(r: Round) -> int:

@@ -32,6 +32,16 @@ def repeated(held: Iterable[Suspicion]) -> str:
     return ""
 
 
+SHARED = 0.2
+"""As the breaker's default share: of the hosts that were ever checked, those whose checks fail at once by their own fault are
+fewer. A host that is let in again is checked again before its first rank, so being wrong costs an allocation."""
+
+
+def one_cause(failed: int, checked: int) -> bool:
+    """Whether the checks of so many hosts have failed that it is not so many hosts' own fault."""
+    return failed > 1 and failed > SHARED * checked
+
+
 def barred(observed: Observed, own: Mapping[str, str]) -> dict[str, str]:
     """Host -> why it is given no group of a run whose own cordons are these."""
     return {**own, **{host: cordon.why for host, cordon in observed.cordons.items() if cordon.why}}

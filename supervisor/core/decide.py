@@ -236,6 +236,7 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     if failure is None:
         _say_unknown(r, group)
         _close_untouched(r, group)
+        _leave_what_failed_its_checks(r, group)
         return
     if r.full(group.group):
         return
@@ -287,6 +288,24 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     else:
         incident = shadow.ended(r, incident, failure, step)
         apply(r, r.groups[group.group], replace(incident, costs=costs), choice)
+
+
+def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
+    """It is to be started again where it was, and that machine has failed its checks since: a rung higher."""
+    incident, node = r.incidents.get(group.incident), r.observed.nodes.get(group.node)
+    if group.phase != "placing" or incident is None or node is None or not node.failed:
+        return
+    if r.paused or r.phase != "running" or breaker.tripped(r) or r.full(group.group):
+        return  # placing says what is waited for
+    if node.failed not in incident.evidence:
+        incident = replace(incident, evidence=(*incident.evidence, node.failed)[-8:])
+    given_up = breaker.evicting(r)
+    choice = r.choose(incident.kind, group.group, Rung.REPLACE, node.failed, unpaid=given_up)
+    choice = replace(choice, free=given_up)
+    if choice.rung == Rung.STOP and any(g.phase in ("starting", "running") for g in r.groups.values()):
+        r.wait(f"group {group.group}: {node.failed}: nothing is started there until it passes; {choice.reason}")
+        return  # its agent checks again
+    apply(r, group, replace(incident, costs=cost.of(r, group, incident.kind)), choice)
 
 
 def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
@@ -345,7 +364,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
         attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="")
-        r.restarts_done[group.group] = r.observed.control.restarts[group.group]
+        r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
     elif incident.kind == Kind.OOM:
         group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
     if not choice.free:

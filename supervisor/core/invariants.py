@@ -105,5 +105,7 @@ def _cordoned(old: GroupMemory, new: GroupMemory, after: Memory, observed: Obser
     if why:
         return [f"I20: group {new.group} is placed on {new.node}, whose host {host} is cordoned: {why}"]
     view = observed.nodes.get(new.node)
-    checking = view is not None and view.checking
-    return [f"I20: group {new.group} is placed on {new.node}, which is being checked"] if checking else []
+    if view is None or not (view.checking or view.failed or view.unsure):
+        return []
+    why = view.failed or view.unsure or "which is being checked"
+    return [f"I20: group {new.group} is placed on {new.node}, {why}"]

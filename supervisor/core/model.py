@@ -194,6 +194,10 @@ class NodeView:
     ranks: tuple[RankView, ...] = ()
     checking: bool = False
     """Its machine is being checked: no group is started there before that has ended."""
+    failed: str = ""
+    """What of its own newest checks failed, as a sentence: no group is started there any more, in place neither."""
+    unsure: str = ""
+    """Why its checks say nothing of it: they could not be done. No group is placed there, but may be started again in place."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What else holds on the machine now, as its agent says: kind -> a sentence."""
     gpus: tuple[GpuFact, ...] = ()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core import breaker, cost, detect, handover, spares
 from supervisor.core import budget as budgets
-from supervisor.core import cost, detect, handover, spares
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
 from supervisor.core.round import MAX_GIVEN_BACK, Round
+
+SHOWN = 5
+"""Nodes that are named each: one cause may make thousands unfit."""
 
 
 def place(r: Round) -> None:
@@ -24,8 +27,11 @@ def place(r: Round) -> None:
     if r.handover_at_step is not None:
         return  # all start again together
     free = r.spares()
-    for sentence in r.unfit():
+    unfit = r.unfit()
+    for sentence in unfit[:SHOWN]:
         r.wait(sentence)
+    if len(unfit) > SHOWN:
+        r.wait(f"{len(unfit) - SHOWN} more nodes are given no group")
     if not _enough_to_begin(r, waiting, free):
         return
     for group in sorted(waiting, key=lambda g: g.group):
@@ -55,7 +61,8 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     deadline = since + r.spec.policy.allocation_timeout_s
     pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
     hope = not refused or len(free) + len(pending) >= least
-    if r.now < deadline and pending and hope:
+    repeated = breaker.unchecked(r, r.observed.nodes)  # their checks, and they may pass
+    if r.now < deadline and (repeated or (pending and hope)):
         r.wait(f"{len(free)} of {len(unplaced)} nodes are there", until=deadline)
         return False
     if len(free) >= least:
@@ -76,7 +83,11 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
         about = f"{len(free)} of {len(unplaced)} nodes are there, and others were asked for in the place of barred ones"
         r.wait(about, until=max(instead))
         return False
+    if breaker.tripped(r):
+        return False  # it says what is waited for
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
+    unfit = r.unfit()
+    why += f"; {len(unfit)} more are there, {unfit[0]}" if unfit else ""
     r.halt(f"{len(free)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
     return False
 
@@ -89,6 +100,8 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
         r.wait(f"group {group.group}: {other}: nothing is started there", until=r.now + 1.0)
     elif view is not None and view.checking:
         r.wait(f"group {group.group}: node {group.node} is being checked")
+    elif view is not None and view.failed:
+        r.wait(f"group {group.group}: {view.failed}: nothing is started there")
     elif verdict == Verdict.HEALTHY:
         if not r.full(group.group):
             _start(r, group, group.node)
@@ -150,6 +163,8 @@ def _no_node(r: Round, group: GroupMemory) -> None:
     if pending:
         _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
         return
+    if breaker.tripped(r) and breaker.unchecked(r, r.observed.nodes):
+        return  # it says what is waited for
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
         r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
         return

@@ -134,8 +134,13 @@ class Round:
     def unfit(self) -> list[str]:
         """Nodes that are free, and no group is placed on: why."""
         held, nodes = self.taken(), self.observed.nodes.values()
-        free = (n for n in nodes if n.gpus and n.registered and n.role == "trainer" and n.name not in held)
-        return [f"node {n.name} is given no group: {why}" for n in free if (why := gpu.unfit(n, self.spec))]
+        told = (n for n in nodes if n.gpus or n.failed or n.unsure)
+        free = (n for n in told if n.registered and n.role == "trainer" and n.name not in held)
+        return [f"node {n.name} is given no group: {why}" for n in free if (why := self.unfit_for(n))]
+
+    def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
+        """Why no group is placed on a node: its own checks, or a condition of its GPUs (`for_good`: that will hold)."""
+        return node.failed or node.unsure or gpu.unfit(node, self.spec, for_good)
 
     def is_barred(self, host: str) -> bool:
         """Whether a cordon keeps new groups away from it: one of this run's own, or one for every run."""
@@ -161,7 +166,7 @@ class Round:
         if not node.registered or node.role != "trainer":
             return False
         allocation = self.allocations.get(node.allocation)
-        if allocation is None or allocation.state != "wanted" or self.leaving(node.name) or gpu.unfit(node, self.spec):
+        if allocation is None or allocation.state != "wanted" or self.leaving(node.name) or self.unfit_for(node):
             return False
         grant = self.observed.grants.get(node.allocation)
         return grant is not None and grant.state == "granted" and node.slots >= self.spec.groups.ranks_per_group

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core import breaker
 from supervisor.core import budget as budgets
-from supervisor.core import gpu
 from supervisor.core.model import AllocationMemory, Grant, Rung
 from supervisor.core.round import Round
 
@@ -119,6 +119,8 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         return f"the engine took it{word}", allocation.since + timeout_s, False
     if grant.state != "granted":
         return "", 0.0, True
+    if breaker.tripped(r) and breaker.unchecked(r, grant.nodes):
+        return "", 0.0, True
     hosts = {r.host_of(node) for node in grant.nodes}
     if hosts and all(r.is_barred(host) for host in hosts):
         # One that it was told not to give it may give for ever.
@@ -126,10 +128,11 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         host = min(hosts)
         # What fails on every host it is given, as a driver or an environment does, is not to be tried on all of them.
         failed = any((view := r.observed.cordons.get(host)) is not None and view.failed for host in hosts)
-        return f"its host {host} was cordoned meanwhile ({r.why_barred(host)})", 0.0, not (told or failed)
+        free = not (told or failed) or breaker.evicting(r)
+        return f"its host {host} was cordoned meanwhile ({r.why_barred(host)})", 0.0, free
     broken = _unfit(r, grant)
     if broken:
-        return broken, 0.0, False
+        return broken, 0.0, breaker.evicting(r)
     if allocation.unheard_since is not None:
         about = f"its node did not register within {timeout_s:g} s"
         return about, allocation.unheard_since + timeout_s, False
@@ -137,9 +140,10 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
 
 
 def _unfit(r: Round, grant: Grant) -> str:
-    """Why no group can be placed on the nodes that it brought: none of them has GPUs that can be used. Else empty."""
+    """Why no group can be placed on the nodes that it brought: none of them has passed its checks, or has GPUs that can be
+    used. Else empty."""
     nodes = [view for node in grant.nodes if (view := r.observed.nodes.get(node)) is not None and view.registered]
-    found = [gpu.unfit(view, r.spec, for_good=True) for view in nodes]
+    found = [r.unfit_for(view, for_good=True) for view in nodes]
     return found[0] if found and all(found) else ""
 
 

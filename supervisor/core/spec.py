@@ -200,7 +200,7 @@ class HangSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerSpec:
-    """Many nodes lost at once: hold, and have a person look, instead of giving them all up."""
+    """Many nodes lost at once, or whose checks do not pass: hold, and have a person look, instead of giving them all up."""
 
     share: float = setting(0.2, "a fifth of the nodes do not fail by themselves at once: a switch or a store did")
     at_least: int = setting(5, "below this many a share says nothing")

@@ -1,6 +1,7 @@
 """`supervisor backup` and `restore`: all that the supervisors know, in one file, and back into an empty etcd.
 
-What hangs on a lease or is an agent's is left out: it comes back by itself.
+What hangs on a lease or is an agent's is left out: it comes back by itself. Failed checks do not: the host's node may be
+gone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from supervisor.core.model import Action, Checkpoint, Decision, Memory, Observed
 from supervisor.core.restored import ENDED, closed, restored
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
-from supervisor.shell import projection, views
+from supervisor.shell import cordons, projection, views
 from supervisor.shell.journal import Journal
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.mirror import Mirror, sort_of
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import (
     EpochsBefore,
     LeaderRecord,
+    NodeCheck,
     NodeDesired,
     RecordError,
     Restoring,
@@ -87,10 +89,16 @@ def take(store: Store) -> Backup:
     return Backup(
         revision=mirror.revision,
         epochs_before=views.epochs_before(mirror),
-        records={key: item.value for key, item in mirror.items.items() if _is_state(key)},
+        records={key: item.value for key, item in mirror.items.items() if _is_state(key)} | _failed_checks(mirror),
         program=_program(),
         made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
     )
+
+
+def _failed_checks(mirror: Mirror) -> dict[str, bytes]:
+    """The newest of each host, as of no revision: another etcd counts its own."""
+    found = (of_host for of_host in cordons.newest_checks(mirror).values() if of_host[1].stands == "failed")
+    return {key: encode(replace(check, state="failed", began=0)) for key, check in found}
 
 
 def write(backup: Backup, out: Path) -> None:
@@ -263,7 +271,7 @@ def restore(store: Store, backup: Backup, file: Path) -> Plan:
     """
     found = store.list(keys.PREFIX)
     _refuse(found)
-    wanted = plan(backup)
+    wanted = _without_what_nodes_say(plan(backup), Mirror(found))
     there = {item.key: item for item in found.items}
     mark = encode(Restoring(file=str(file.resolve()), host=socket.gethostname(), pid=os.getpid()))
     known = there[keys.RESTORING].mod_revision if keys.RESTORING in there else 0
@@ -290,6 +298,18 @@ def restore(store: Store, backup: Backup, file: Path) -> Plan:
             f"the restore stopped half way: {error}. Nobody leads until the same command was run again"
         ) from error
     return wanted
+
+
+def _without_what_nodes_say(wanted: Plan, there: Mirror) -> Plan:
+    """Agents may have come to the new etcd first, and what their checks say is newer."""
+    told = cordons.newest_checks(there)
+
+    def older(key: str, value: bytes) -> bool:
+        if sort_of(key) != "check":
+            return False
+        return key in there.items or decode(value, NodeCheck).host in told
+
+    return replace(wanted, records={key: value for key, value in wanted.records.items() if not older(key, value)})
 
 
 def _begin_journals(backup: Backup, wanted: Plan) -> list[tuple[Journal, Decision]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from supervisor.core.cordons import freeable, repeated
+from supervisor.core.cordons import freeable, one_cause, repeated
 from supervisor.core.model import CordonView, Memory, Suspicion
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
@@ -26,6 +26,11 @@ class HostCordons:
     """Of which an incident is held against it, also where the record cannot be read."""
     failed: str = ""
     """What of its newest checks failed; empty: nothing did, or it was never checked."""
+    one_cause: bool = False
+    """So many hosts' checks have failed that it bars none of them for every run."""
+    of_node: str = ""
+    """Why a node there is given no group, though that bars no host: its checks could not be done, or those of another node there
+    have passed since."""
     keys: list[str] = field(default_factory=list)
 
     @property
@@ -33,13 +38,17 @@ class HostCordons:
         """Why it is barred for every run, and by whom; empty: it is not."""
         if self.person is not None:
             return f"{'drained' if self.person.drain else 'cordoned'} by {self.person.by}: {self.person.why}"
-        return UNREADABLE if self.unreadable else self.failed or repeated(self.suspicions)
+        return UNREADABLE if self.unreadable else (not self.one_cause and self.failed) or repeated(self.suspicions)
 
 
 def by_host(mirror: Mirror) -> dict[str, HostCordons]:
     """Hosts against which anything is held."""
+    return mirror.derived(_by_host, "cordons", "check", "registration")
+
+
+def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
     found: dict[str, HostCordons] = {}
-    for key in mirror.keys(keys.CORDONS):
+    for key in mirror.of_sort("cordons"):
         match key[len(keys.CORDONS) :].split("/"):
             case [host, "person"]:
                 held = found.setdefault(host, HostCordons())
@@ -54,34 +63,57 @@ def by_host(mirror: Mirror) -> dict[str, HostCordons]:
             case _:
                 continue  # none of ours: the audit says so
         held.keys.append(key)
-    for host, (key, check) in newest_checks(mirror).items():
-        if check.state == "failed":
-            held = found.setdefault(host, HostCordons())
-            held.failed = failure(check)
-            held.keys.append(key)
+    checks = newest_checks(mirror)
+    failed = {host for host, (_, check) in checks.items() if check.stands == "failed"}
+    shared = one_cause(len(failed), len(checks))
+    for host in sorted(failed):
+        held = found.setdefault(host, HostCordons())
+        held.failed, held.one_cause = failure(checks[host][1]), shared
+    for key in mirror.of_sort("check"):
+        check = mirror.record(key, NodeCheck)
+        if check is None or check.stands not in ("failed", "unknown"):
+            continue
+        if check.host not in failed and keys.registration(check.node) in mirror.items:
+            found.setdefault(check.host, HostCordons()).of_node = failure(check)
+        if check.host in found:
+            found[check.host].keys.append(key)
     return found
 
 
 def newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
-    """By host, the key and record of the checks that ended last. Those that run, or cannot be read, say nothing yet."""
+    """By host, the key and record of the checks that ended last. Those that run for the first time, that could not be done
+    or cannot be read, say nothing."""
+    return mirror.derived(_newest_checks, "check")
+
+
+def _newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
     found: dict[str, tuple[int, str, NodeCheck]] = {}
-    for key in [key for key in mirror.items if key.startswith(keys.NODES) and key.endswith("/check")]:
+    for key in mirror.of_sort("check"):
         check = mirror.record(key, NodeCheck)
         revision = mirror.items[key].mod_revision
-        if check is not None and check.state != "pending" and revision > found.get(check.host, (0, "", check))[0]:
+        if check is None or check.stands not in ("passed", "failed"):
+            continue
+        if revision > found.get(check.host, (0, "", check))[0]:
             found[check.host] = (revision, key, check)
     return {host: (key, check) for host, (_, key, check) in found.items()}
 
 
 def failure(check: NodeCheck) -> str:
-    """What failed of it, as a sentence."""
-    said = "; ".join(f"{r.name}: {r.evidence}" for r in check.results if r.outcome == "failed")
-    return f"its checks failed on node {check.node} ({check.why}): {said}"
+    """What failed of it, or could not be done, as a sentence; empty: nothing."""
+    if check.stands not in ("failed", "unknown"):
+        return ""
+    said = "; ".join(f"{r.name}: {r.evidence}" for r in check.results if r.outcome == check.stands)
+    how = "failed" if check.stands == "failed" else "could not be done"
+    return f"its checks {how} on node {check.node} ({check.why}): {said}"
 
 
 def freed_by_checks(mirror: Mirror) -> dict[str, Suspicion]:
     """By key, the suspicions that a passed check of their host frees it from, as they are to be written: those that were
     there when it began."""
+    return mirror.derived(_freed_by_checks, "cordons", "check", "registration")
+
+
+def _freed_by_checks(mirror: Mirror) -> dict[str, Suspicion]:
     found: dict[str, Suspicion] = {}
     checks = newest_checks(mirror)
     for host, held in by_host(mirror).items():
@@ -111,6 +143,7 @@ def seen_by(mirror: Mirror, run: str) -> dict[str, CordonView]:
             failed=bool(held.failed),
         )
         for host, held in by_host(mirror).items()
+        if held.why or held.failed or held.suspicions or held.runs
     }
 
 

@@ -60,20 +60,30 @@ def cordon(
     return f"host {host} is cordoned: no group is placed there any more; {stays}; {again}"
 
 
-def uncordon(store: Store, mirror: Mirror, name: str) -> str:
-    """Free a host for every run, whoever cordoned it. Returns what was done; raises Fatal when nothing is held against it."""
-    held = cordons.by_host(mirror)
-    host = name if name in held else _hosts(mirror).get(name, name)
-    if host not in held:
+def uncordon(store: Store, mirror: Mirror, *names: str) -> str:
+    """Free hosts for every run, whoever cordoned them. Returns what was done, a line a host; raises Fatal, and frees none,
+    when nothing is held against one."""
+    held, nodes = cordons.by_host(mirror), _hosts(mirror)
+    hosts = list(dict.fromkeys(name if name in held else nodes.get(name, name) for name in names))
+    free = [host for host in hosts if host not in held]
+    if free:
         known = f"cordoned are {_listed(held)}" if held else "no host is"
-        raise Fatal(f"host {host} is not cordoned ({known})")
-    was = held[host].why or cordons.sentences(mirror).get(
-        host, "an incident of a run that has ended was held against it"
-    )
-    found = held[host].keys
+        raise Fatal(f"host {free[0]} is not cordoned ({known})")
+    found = [key for host in hosts for key in held[host].keys]
     for start in range(0, len(found), MAX_OPERATIONS):
         store.commit({}, found[start : start + MAX_OPERATIONS])
-    return f"host {host} is free again, for every run (it was: {was})"
+    said = cordons.sentences(mirror)
+    return "\n".join(
+        f"host {host} is free again, for every run (it was: {_was(held[host]) or said.get(host) or OF_AN_ENDED_RUN})"
+        for host in hosts
+    )
+
+
+OF_AN_ENDED_RUN = "an incident of a run that has ended was held against it"
+
+
+def _was(held: cordons.HostCordons) -> str:
+    return held.why or held.failed or held.of_node
 
 
 def _write(store: Store, wanted: Cordon) -> Cordon:

@@ -84,6 +84,12 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("supervisor_budget_left", "uses", ("run", "rung"), "What is left of a rung's budget in its window."),
     _gauge("supervisor_spare_nodes", "nodes", ("run",), "Healthy nodes that run no rank."),
     _gauge("supervisor_nodes", "nodes", ("run", "state"), "Nodes by state: registered, lost, cordoned."),
+    _gauge(
+        "supervisor_breaker_held",
+        "bool",
+        ("run",),
+        "1 while many nodes lost, or whose checks fail, are held as one cause.",
+    ),
     _gauge("supervisor_committed_steps", "steps", ("run",), "The newest committed step."),
     _gauge("supervisor_checkpoint_step", "steps", ("run",), "Step of the newest complete checkpoint."),
     # --- a node ---

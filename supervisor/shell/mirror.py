@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from supervisor.ports.store import Changes, Item, Snapshot
+from supervisor.wire import keys
 from supervisor.wire.records import RecordError, decode
 
 T = TypeVar("T")
+
+
+def sort_of(key: str) -> str:
+    """What of a node a key is about (`check`, `registration`), or else the first part of its name (`cordons`, `runs`)."""
+    parts = key.removeprefix(keys.PREFIX).split("/", 3)
+    return parts[2] if parts[0] == "nodes" and len(parts) > 2 else parts[0]
 
 
 class Mirror:
@@ -20,22 +27,31 @@ class Mirror:
         self.unreadable: dict[str, str] = {}
         self._decoded: dict[str, tuple[int, Any]] = {}
         self._fresh = set(self.items)
+        self._of_sort: dict[str, set[str]] = {}
+        self._changes: dict[str, int] = {}
+        self._derived: dict[Callable[[Mirror], Any], tuple[tuple[int, ...], Any]] = {}
+        for key in self.items:
+            self._note(key)
 
     def apply(self, changes: Changes) -> None:
         """Take in what changed; what is older than what we have (our own write came first) is passed over."""
         if changes.reset:
+            for key in self.items:
+                self._note(key, there=False)
             self.items = {}
             self.unreadable = {}
         for item in changes.puts:
             known = self.items.get(item.key)
             if known is None or known.mod_revision <= item.mod_revision:
                 self.items[item.key] = item
+                self._note(item.key)
                 self.unreadable.pop(item.key, None)
                 self._fresh.add(item.key)
         for key in changes.deletes:
             known = self.items.get(key)
             if known is not None and known.mod_revision <= changes.revision:
                 del self.items[key]
+                self._note(key, there=False)
                 self.unreadable.pop(key, None)
         self.revision = max(self.revision, changes.revision)
 
@@ -49,6 +65,27 @@ class Mirror:
         for key, value in puts.items():
             old = self.items.get(key)
             self.items[key] = Item(key, value, old.create_revision if old else revision, revision)
+            self._note(key)
+
+    def _note(self, key: str, there: bool = True) -> None:
+        sort = sort_of(key)
+        self._changes[sort] = self._changes.get(sort, 0) + 1
+        of_sort = self._of_sort.setdefault(sort, set())
+        (of_sort.add if there else of_sort.discard)(key)
+
+    def of_sort(self, sort: str) -> list[str]:
+        """All keys of a sort (`sort_of`), sorted."""
+        return sorted(self._of_sort.get(sort, ()))
+
+    def derived(self, make: Callable[[Mirror], T], *sorts: str) -> T:
+        """What `make` makes of the records of these sorts: made again only when one of them has changed, since a round looks
+        at ten thousand nodes. Not to be changed by whoever is given it."""
+        changes = tuple(self._changes.get(sort, 0) for sort in sorts)
+        known = self._derived.get(make)
+        if known is None or known[0] != changes:
+            known = self._derived[make] = (changes, make(self))
+        made: T = known[1]
+        return made
 
     def record(self, key: str, kind: type[T]) -> T | None:
         """The record at a key, or None when it is absent or cannot be read (then it is in `unreadable`)."""

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from supervisor.core.model import Incident
+from supervisor.shell.cordons import failure
 from supervisor.shell.status import NodeStatus, RunStatus
 
 _COLOUR = {"running": "green", "starting": "yellow", "placing": "yellow", "fencing": "yellow", "finished": "cyan"}
@@ -84,6 +85,8 @@ def _kept_away(n: NodeStatus) -> list[str]:
     """Why it is left, and why nothing is placed there: once, where a person's drain is both."""
     found = [f"leaving: {n.leaving}"] if n.leaving else []
     found += [f"being checked ({n.check.why})"] if n.alive and n.check and n.check.state == "pending" else []
+    said = failure(n.check) if n.alive and n.check is not None else ""
+    found += [f"given no group: {said}"] if said and said != n.cordon else []
     return found + ([f"cordoned: {n.cordon}"] if n.cordon and n.cordon != n.leaving else [])
 
 

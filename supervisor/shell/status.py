@@ -132,6 +132,7 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
         n.name
         for n in observed.nodes.values()
         if n.registered and n.role == "trainer" and n.name not in held | set(leaving) and n.machine not in away
+        if not (n.failed or n.unsure)
     )
     left = {
         rung.name.lower(): budgets.left(memory.spent, spec.policy.budget, rung, 0, memory.clock)

@@ -66,6 +66,7 @@ class Telemetry:
             m.gauge("supervisor_groups", run=run, phase=phase).set(phases.get(phase, 0))
         for group in memory.groups.values():
             m.gauge("supervisor_generation", run=run, group=group.group).set(group.generation)
+        m.gauge("supervisor_breaker_held", run=run).set(memory.breaker_since is not None)
         self._nodes(run, memory, observed)
         for rung in (Rung.REPLACE, Rung.REALLOCATE):
             left = budgets.left(memory.spent, spec.policy.budget, rung, 0, observed.now)
@@ -98,14 +99,14 @@ class Telemetry:
     def _nodes(self, run: str, memory: Memory, observed: Observed) -> None:
         trainers = [n for n in observed.nodes.values() if n.role == "trainer"]
         held = {g.node for g in memory.groups.values() if g.phase != "finished"}
-        alive = [n.name for n in trainers if n.registered]
+        alive = [n for n in trainers if n.registered]
         m = self.metrics
         m.gauge("supervisor_nodes", run=run, state="registered").set(len(alive))
         m.gauge("supervisor_nodes", run=run, state="lost").set(sum(1 for n in trainers if not n.registered))
         barred = cordons.barred(observed, memory.cordons)
         m.gauge("supervisor_nodes", run=run, state="cordoned").set(len(barred))
         m.gauge("supervisor_spare_nodes", run=run).set(
-            sum(1 for n in alive if n not in held and observed.nodes[n].machine not in barred)
+            sum(1 for n in alive if n.name not in held and n.machine not in barred and not (n.failed or n.unsure))
         )
 
     def _account(self, run: str, memory: Memory, now: float) -> None:

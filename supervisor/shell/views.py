@@ -158,7 +158,8 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
         seen = mirror.record(keys.observed(name), NodeObserved)
         health = mirror.record(keys.health(name), Health)
         facts = health.facts if health is not None else ()
-        check = mirror.record(keys.check(name), NodeCheck)
+        check = mirror.record(keys.check(name), NodeCheck) if registration is not None else None
+        stands, said = (check.stands, cordons.failure(check)) if check is not None else ("", "")
         found.append(
             (
                 name,
@@ -170,7 +171,9 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
                     allocation=registration.allocation if registration is not None else given.get(name, ""),
                     role=registration.role if registration is not None else "trainer",
                     slots=registration.slots if registration is not None else 0,
-                    checking=check is not None and check.state == "pending" and registration is not None,
+                    checking=check is not None and check.state == "pending" and stands != "failed",
+                    failed=said if stands == "failed" else "",
+                    unsure=said if stands == "unknown" else "",
                     # What was said last outlives the lease.
                     facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
                     gpus=tuple(_gpu(f, run) for f in facts if f.kind in gpu.KINDS),

@@ -13,7 +13,8 @@ class CheckResult:
     """What one check of a machine said."""
 
     name: str
-    outcome: Literal["passed", "failed", "skipped"]
+    outcome: Literal["passed", "failed", "skipped", "unknown"]
+    """unknown: it could not be done, or did not end in its time, which says nothing of the machine."""
     evidence: str
     """A sentence."""
     value: float | None = None

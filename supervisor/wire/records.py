@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -316,12 +316,20 @@ class NodeCheck:
     node: str
     host: str
     """The machine: a failed check keeps every run's groups away from it."""
-    state: Literal["pending", "passed", "failed"]
+    state: Literal["pending", "passed", "failed", "unknown"]
+    """unknown: none failed, and one could not be done."""
     why: str
     """On what occasion."""
     began: int = 0
     """An etcd revision at which they had not begun: what is held against the host since then they do not answer."""
     results: tuple[CheckResult, ...] = ()
+    """While they are repeated: those of the time before, which stand until then."""
+
+    @cached_property
+    def stands(self) -> Literal["pending", "passed", "failed", "unknown"]:
+        """What holds now."""
+        outcomes = {result.outcome for result in self.results}
+        return "failed" if "failed" in outcomes else "unknown" if "unknown" in outcomes else self.state
 
 
 @dataclass(frozen=True, kw_only=True)

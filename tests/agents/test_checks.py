@@ -8,6 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.checks import machine, network, run
+from agents.checks import hand, machine, network, run
 from agents.checks.neighbours import PEERS, neighbours
 from agents.checks.network import Peer
-from agents.checks.node import AGAIN, FIRST, IDLE_S, NodeChecks
+from agents.checks.node import AGAIN, FIRST, IDLE_S, REPEAT_FIRST_S, REPEAT_MOST_S, REPEATED, NodeChecks
 from agents.checks.run import Check, answers
+from agents.reporter import Reporter, _repeated
 from agents.settings import Settings
 from supervisor.ports.store import Store
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
-from supervisor.wire.records import NodeCheck, decode
+from supervisor.wire.records import NodeCheck, NodeObserved, Registration, TrainerObserved, decode, encode
+from supervisor.wire.security import Security
 from tests.agents.nodes import Nodes, desire, kill, running, trainer
 from tests.agents.test_facts import ROOT, tmpfs
 from tests.helpers.memory_store import MemoryStore
@@ -62,7 +67,7 @@ def test_all_pass_on_this_machine_and_leave_nothing(tmp_path: Path) -> None:
 def test_one_that_hangs_costs_its_limit_and_is_told() -> None:
     began = time.monotonic()
     found = one(lambda: time.sleep(600), limit_s=0.5)
-    assert (found.outcome, found.evidence) == ("failed", "no answer within 0.5 s")
+    assert (found.outcome, found.evidence) == ("unknown", "no answer within 0.5 s")
     assert 0.5 <= time.monotonic() - began < 20 * 0.5
 
 
@@ -74,7 +79,7 @@ def test_what_a_program_said_before_it_hung_is_kept_and_its_children_end_with_it
     )
     first, second = answers(Check("device", 5.0, argv=program(text)))
     assert (first.name, first.outcome, first.evidence) == ("device", "passed", "eight")
-    assert (second.outcome, second.evidence) == ("failed", "no answer within 5 s (after device)")
+    assert (second.outcome, second.evidence) == ("unknown", "no answer within 5 s (after device)")
     child = (tmp_path / "pid").read_text()
     eventually(lambda: _ended(child), 10)
 
@@ -94,18 +99,27 @@ def _ended(pid: str) -> bool:
         ("pass", "it ended with exit code 0"),
     ],
 )
-def test_one_that_ends_without_a_word_has_failed(text: str, words: str) -> None:
+def test_one_that_ends_without_a_word_says_nothing_of_the_machine(text: str, words: str) -> None:
     found = one(argv=program(text))
-    assert found.outcome == "failed"
+    assert found.outcome == "unknown"
     assert words in found.evidence
 
 
-def test_one_that_raises_has_failed() -> None:
+@pytest.mark.parametrize(
+    ("error", "outcome", "words"),
+    [
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "failed", "OSError: Input/output error"),
+        (ImportError("no such module"), "unknown", "ImportError: no such module"),
+    ],
+)
+def test_what_the_machine_says_is_a_failure_and_what_is_wrong_with_the_check_is_not(
+    error: Exception, outcome: str, words: str
+) -> None:
     def raises() -> CheckResult:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise error
 
     found = one(raises)
-    assert (found.outcome, found.evidence) == ("failed", "OSError: Input/output error")
+    assert (found.outcome, found.evidence) == (outcome, words)
 
 
 # --- the disk ---
@@ -260,6 +274,33 @@ def test_fewer_devices_than_ranks(
     assert (found.outcome, words in found.evidence) == (outcome, True)
 
 
+def test_what_cuda_says_of_a_device_is_a_failure_and_memory_that_others_use_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OutOfMemory(RuntimeError):
+        pass
+
+    def multiply(torch: Any, number: int) -> Any:
+        raise [OutOfMemory("CUDA out of memory."), RuntimeError("CUDA error: uncorrectable ECC\nsee the manual")][
+            number
+        ]
+        yield
+
+    fake = SimpleNamespace(device_count=lambda: 2, is_available=lambda: True)
+    matmul = SimpleNamespace(matmul=SimpleNamespace())
+    torch = SimpleNamespace(
+        cuda=fake, version=SimpleNamespace(cuda="12.9"), OutOfMemoryError=OutOfMemory,
+        backends=SimpleNamespace(cuda=matmul),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(check_device, "_one", multiply)
+    said = [(found.outcome, found.evidence) for found in check_device.on_gpu(2, 2, [])]
+    assert said[1:] == [
+        ("unknown", "its memory is in use: CUDA out of memory."),
+        ("failed", "CUDA error: uncorrectable ECC"),
+    ]
+
+
 # --- when the agent runs them ---
 
 
@@ -270,9 +311,14 @@ class Told:
         self.settings = Settings(**{"node": "n1", "home": home, "etcd": ("127.0.0.1:1",), "host": "m1", **settings})
         self.settings.node_folder.mkdir(parents=True, exist_ok=True)
         self.records: list[NodeCheck] = []
+        self.only_if_bad = False
 
     def checks(self, life: str = "shim-1") -> NodeChecks:
-        return NodeChecks(self.settings, life, self.records.append)
+        return NodeChecks(self.settings, life, self._tell)
+
+    def _tell(self, record: NodeCheck, only_if_bad: bool) -> None:
+        self.records.append(record)
+        self.only_if_bad = only_if_bad
 
     @property
     def said(self) -> list[tuple[str, str]]:
@@ -327,15 +373,181 @@ def test_again_once_a_rank_has_failed_and_nothing_is_to_run_there_for_a_while(tm
     assert told.said == [("pending", AGAIN)], "once"
 
 
-def test_what_says_nothing_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_says_nothing_says_nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUPERVISOR_PROGRAMS", '{"checks": "antigravity.no"}')
     told = Told(tmp_path)
     checks = told.checks()
     checks.start(runs_here=False)
     checks.written(told.records[0], 7, [])
     eventually(lambda: len(told.records) == 2, 30)
-    assert told.records[1].state == "failed"
+    assert told.records[1].state == "unknown"
     assert told.records[1].results[0].evidence == "they ended with 1, without a word"
+
+
+def ended(told: Told, checks: NodeChecks, state: Any) -> None:
+    """Its checks have run, and etcd has what they say."""
+    checks.written(replace(told.records[-1], state=state), 9, [])
+
+
+def test_what_has_not_passed_is_repeated_ever_less_often_until_it_passes(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    checks = told.checks()
+    checks.start(runs_here=False)
+    now, waited = 0.0, []
+    for state in ("failed", "unknown", "failed", *["failed"] * 6, "passed"):
+        ended(told, checks, state)
+        began, count = now, len(told.records)
+        while len(told.records) == count and now < began + 10 * REPEAT_MOST_S:
+            checks.look(True, now)
+            now += 1.0
+        waited.append(now - began)
+    assert told.said[1:] == [("pending", REPEATED)] * 9, "and not once more, since it has passed"
+    assert told.only_if_bad
+    assert all(2 * a <= b + 10.0 or b >= REPEAT_MOST_S for a, b in pairwise(waited[:-1]))
+    assert REPEAT_FIRST_S <= waited[0] < 2 * REPEAT_FIRST_S
+    assert REPEAT_MOST_S <= waited[8] < 2 * REPEAT_MOST_S
+
+
+def test_it_is_not_repeated_beside_a_rank_nor_once_a_person_has_freed_the_node(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    checks = told.checks()
+    checks.start(runs_here=False)
+    ended(told, checks, "failed")
+    for now in range(500):
+        checks.look(False, float(now))
+    assert len(told.records) == 1
+    for now in range(500, 503):
+        checks.look(True, float(now))
+    assert told.said[1:] == [("pending", REPEATED)]
+    checks.written(told.records[1], 0, [])
+    for now in range(503, 5000):
+        checks.look(True, float(now))
+    assert len(told.records) == 2
+    told.checks().start(runs_here=False)
+    assert len(told.records) == 2, "nor by its next agent"
+
+
+def test_the_next_agent_of_a_node_that_has_not_passed_goes_on(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    checks = told.checks()
+    checks.start(runs_here=False)
+    ended(told, checks, "failed")
+    checks = told.checks()
+    checks.start(runs_here=False)
+    for now in range(int(2 * REPEAT_FIRST_S)):
+        checks.look(True, float(now))
+    assert told.said == [("pending", FIRST), ("pending", REPEATED)]
+
+
+# --- what is written of what is repeated ---
+
+BAD = CheckResult(name="disk", outcome="failed", evidence="full")
+FINE = CheckResult(name="disk", outcome="passed", evidence="fine")
+LATE = CheckResult(name="device", outcome="unknown", evidence="no answer within 120 s")
+
+
+def said(state: Any, *results: CheckResult) -> NodeCheck:
+    return NodeCheck(node="n1", host="m1", state=state, why=REPEATED, results=results)
+
+
+def written(store: MemoryStore, record: NodeCheck) -> NodeCheck | None:
+    """What etcd holds after a repeated check has said this; None: it was not written."""
+    if not _repeated(store, record):
+        return None
+    item = store.get(keys.check("n1"))
+    assert item is not None
+    return decode(item.value, NodeCheck)
+
+
+def test_what_failed_stands_until_the_repeated_checks_have_passed() -> None:
+    store = MemoryStore()
+    store.put(keys.check("n1"), encode(said("failed", BAD)))
+    for record in (said("pending"), said("unknown", FINE, LATE), said("pending"), said("failed", BAD)):
+        found = written(store, record)
+        assert found is not None
+        assert (found.stands, BAD in found.results) == ("failed", True)
+    found = written(store, said("passed", FINE))
+    assert found == said("passed", FINE)
+    assert written(store, said("pending")) is None, "it has passed, by hand"
+
+
+def test_who_frees_a_node_is_not_overruled() -> None:
+    store = MemoryStore()
+    assert written(store, said("pending")) is None
+    assert written(store, said("failed", BAD)) is None
+    assert store.get(keys.check("n1")) is None
+    store.put(keys.check("n1"), encode(said("unknown", LATE)))
+    found = written(store, said("pending"))
+    assert found is not None
+    assert (found.state, found.stands) == ("pending", "unknown")
+
+
+def test_the_agent_is_told_what_was_written_and_what_was_not(tmp_path: Path) -> None:
+    store, told = MemoryStore(), []
+    (record,) = registration("n1", host="m1").values()
+    reporter = Reporter(
+        decode(record, Registration), tmp_path, ["e:1"], 5, lambda ticket: None,
+        checked=lambda said, revision, peers: told.append((said.state, revision > 0)),
+    )  # fmt: skip
+    for about in (
+        (said("failed", BAD),),
+        (said("pending"), True),
+        (said("passed", FINE), True),
+        (said("pending"), True),
+    ):
+        reporter.check(*about)
+        reporter._write(store)
+        reporter._write(store)
+    assert told == [("failed", True), ("pending", True), ("passed", True), ("pending", False)]
+
+
+# --- by hand ---
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    """`n1` ran here; what the checks say is what `results` has."""
+    store = MemoryStore()
+    (tmp_path / "nodes" / "n1").mkdir(parents=True)
+    monkeypatch.setattr(hand, "connect", lambda etcd, security: store)
+    monkeypatch.setattr(hand, "closing", nullcontext)
+    return store
+
+
+def observed(state: Any) -> bytes:
+    rank = TrainerObserved(run="demo", group=1, generation=1, rank=0, pid=7, state=state)
+    return encode(NodeObserved(node="n1", sequence=1, trainers=(rank,)))
+
+
+def test_a_node_on_which_a_rank_runs_is_not_checked_by_hand(
+    tmp_path: Path, by_hand: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand, "_run", lambda *about: [FINE])
+    for key, value in registration("n1", host="m1").items():
+        by_hand.put(key, value)
+    by_hand.put(keys.observed("n1"), observed("running"))
+    with pytest.raises(hand.NodeInUse, match=r"node n1 runs group 1 of run demo.*supervisor drain n1 --because"):
+        hand.by_hand(tmp_path, "n1", 1, ["e:1"], Security())
+    assert by_hand.get(keys.check("n1")) is None
+    by_hand.put(keys.observed("n1"), observed("exited"))
+    assert hand.by_hand(tmp_path, "n1", 1, ["e:1"], Security())[0] == [FINE]
+    by_hand.put(keys.observed("n1"), observed("running"))
+    by_hand.commit({}, [keys.registration("n1")])
+    assert hand.by_hand(tmp_path, "n1", 1, ["e:1"], Security())[0] == [FINE], "its agent is gone"
+
+
+def test_what_could_not_be_done_by_hand_takes_back_no_failure(
+    tmp_path: Path, by_hand: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand, "_run", lambda *about: [FINE, LATE])
+    _, follows = hand.by_hand(tmp_path, "n1", 1, ["e:1"], Security())
+    assert "says nothing of host n1: no group is placed on node n1 until it passes" in follows
+    by_hand.put(keys.check("n1"), encode(said("failed", BAD)))
+    _, follows = hand.by_hand(tmp_path, "n1", 1, ["e:1"], Security())
+    assert "whose checks had failed before: that stands" in follows
+    item = by_hand.get(keys.check("n1"))
+    assert item is not None
+    assert decode(item.value, NodeCheck) == said("failed", BAD)
 
 
 def _check(store: Store) -> NodeCheck | None:

@@ -39,7 +39,7 @@ from supervisor.shell import cordons, projection, views
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.checks import CheckResult
-from supervisor.wire.records import Cordon, NodeCheck, NodeDesired, TrainerDesired, encode
+from supervisor.wire.records import Cordon, NodeCheck, NodeDesired, TrainerDesired, decode, encode
 
 TICK_S = 0.5
 HOST = "host"
@@ -252,6 +252,8 @@ class Cluster:
         self.reported_leaving: dict[str, str] = {}
         self.reported_gpus: dict[str, tuple[GpuFact, ...]] = {}
         self.drained: set[str] = set()
+        self.cause: bool | None = None
+        """Something that all share fails the checks of idle machines; False: no more, and they check again. None: no machine does."""
         self.refusing = 0
         """Ticks for which the engine refuses what is asked."""
         self.stalled = 0
@@ -412,6 +414,8 @@ class Cluster:
                 machine.said_something = True
                 for process in machine.processes.values():
                     process.reported = process.reported or process.exited
+                if self.cause is not None:
+                    self._check_again(machine)
             if machine.said_something:
                 machine.lease_until = self.now + self.spec.policy.node_lease_s
         if self.luck(0.7):
@@ -719,7 +723,7 @@ class Cluster:
 
     def _fail_check(self, target: int) -> None:
         if (machine := self._pick(target)) is not None:
-            self._tell_check(machine.name, "failed")
+            self._tell_check(machine.name, "unknown" if target % 4 == 3 else "failed")
 
     def _pass_check(self, target: int) -> None:
         """By hand, on any host: the leader frees it at once."""
@@ -728,10 +732,20 @@ class Cluster:
             self._tell_check(against[target % len(against)].removeprefix("h"), "passed")
             self.held |= {key: encode(s) for key, s in cordons.freed_by_checks(_mirror(self.held)).items()}
 
-    def _tell_check(self, name: str, state: Literal["failed", "passed"]) -> None:
+    def _tell_check(self, name: str, state: Literal["failed", "passed", "unknown"]) -> None:
         said = CheckResult(name="disk", outcome=state, evidence="it is a disk")
         record = NodeCheck(node=name, host=f"h{name}", state=state, why="by hand", began=1, results=(said,))
         self.held[keys.check(name)] = encode(record)
+
+    def _check_again(self, machine: Machine) -> None:
+        """What a cause that all share does to the checks of a machine on which nothing runs, and its own next try after it."""
+        if machine.wanted or not all(p.exited for p in machine.processes.values()) or not self.luck(0.2):
+            return
+        if self.cause:
+            self._tell_check(machine.name, "failed")
+        elif self._check_of(machine.name, "failed"):
+            self._tell_check(machine.name, "passed")
+            self.held |= {key: encode(s) for key, s in cordons.freed_by_checks(_mirror(self.held)).items()}
 
     def _refuse(self, target: int) -> None:
         self.refusing = 1
@@ -853,6 +867,8 @@ class Cluster:
                 allocation=machine.allocation if machine is not None and here else given.get(name, ""),
                 slots=1 if here else 0,
                 checking=machine is not None and here and self.now < machine.checked_at,
+                failed=self._check_of(name, "failed") if here else "",
+                unsure=self._check_of(name, "unknown") if here else "",
                 # it comes and goes, for no reason that anybody knows
                 warm=here and (int(self.now // 4) + int(name[1:])) % 3 == 0,
                 ranks=self.reported.get(name, ()),
@@ -867,6 +883,11 @@ class Cluster:
             control=self.control,
             cordons=cordons.seen_by(_mirror(self.held), self.spec.name) if self.held else {},
         )
+
+    def _check_of(self, name: str, stands: str) -> str:
+        value = self.held.get(keys.check(name))
+        check = decode(value, NodeCheck) if value is not None else None
+        return cordons.failure(check) if check is not None and check.stands == stands else ""
 
     def _gate_view(self) -> GateView | None:
         seat = self.memory.lighthouse
@@ -935,6 +956,10 @@ class Cluster:
                 self.broken.append(f"cordon: {action.key} on {action.node} of the cordoned host {node.machine}")
             if action.verb == "place" and node is not None and gpu.unfit(node, self.spec):
                 self.broken.append(f"gpu: {action.key} on {action.node}: {gpu.unfit(node, self.spec)}")
+            if action.verb == "place" and node is not None and (node.failed or node.unsure):
+                self.broken.append(f"checks: {action.key} on {action.node}: {node.failed or node.unsure}")
+            if action.verb == "start" and node is not None and node.failed:
+                self.broken.append(f"checks: {action.key} again on {action.node}: {node.failed}")
             if action.verb in ("start", "place", "fence", "move", "acquire", "release"):
                 if action.key in self.committed_keys:
                     self.broken.append(f"stale: {action.key} is done twice")
@@ -979,7 +1004,11 @@ class Cluster:
             if node in observed.nodes
         ):
             pass  # its host was cordoned meanwhile
-        elif any(gpu.unfit(observed.nodes[node], self.spec) for node in grant.nodes if node in observed.nodes):
+        elif any(
+            gpu.unfit(view, self.spec) or view.failed or view.unsure
+            for node in grant.nodes
+            if (view := observed.nodes.get(node)) is not None
+        ):
             pass
         elif (since := before.allocations[key].unheard_since) is not None:
             if observed.now < since + self.spec.policy.allocation_timeout_s:

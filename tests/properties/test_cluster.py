@@ -160,6 +160,27 @@ def test_what_a_person_cordons_and_drains_costs_no_committed_step_and_no_budget(
     assert {i.kind for _, _, d in c.decided for i in d.incidents} <= {Kind.LEAVING}
 
 
+@given(SEEDS, st.integers(5, 8), st.lists(st.integers(0, 12), max_size=3), st.integers(0, 120), st.booleans())
+def test_a_cause_that_fails_the_checks_of_all_machines_is_over_by_itself(
+    seed: int, groups: int, crashes: list[int], longer: int, warm_up: bool
+) -> None:
+    """Before the run starts or while its ranks crash: it is not halted, and once the cause is mended every group runs, though
+    nobody has freed a host."""
+    c = Cluster(cluster.spec(groups=groups, replace=4, reallocate=6), seed, pool=groups + 12)
+    if warm_up:
+        assert c.until(c.healthy, 300), c.state()
+    c.cause = True
+    for ticks in crashes:
+        c.run(ticks)
+        c.fault("kill", ticks)
+    c.run(longer)
+    assert c.memory.phase in ("new", "running"), c.state()
+    c.cause, c.helpful = False, True
+    again = c.until(c.healthy, 400)
+    assert not c.broken, c.broken[:3]
+    assert again, c.state()
+
+
 @given(SEEDS, st.integers(1, 3), st.integers(1, 12))
 def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups: int, ahead: int) -> None:
     """It raises at a step in every group, and again wherever that step is reached from a checkpoint."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from supervisor.core import invariants
 from supervisor.core.cordons import REPEATED_S, freeable, repeated
-from supervisor.core.model import CordonView, Kind, Suspicion
+from supervisor.core.model import CordonView, Kind, Rung, Suspicion
 from tests.unit.core.world import World
 
 FAILED = "its checks failed on node n1 (before its first rank): disk: 0.1 MB/s: below 1 MB/s"
@@ -28,8 +28,17 @@ def homes(w: World) -> list[str]:
 
 
 def fail(w: World, number: int) -> None:
-    w.node(number, checking=False)
+    w.node(number, checking=False, failed=FAILED)
     w.cordons[f"n{number}"] = CordonView(why=FAILED, failed=True)
+
+
+def passes(w: World, number: int) -> None:
+    """As its agent's next try says."""
+    w.node(number, failed="", unsure="")
+    w.cordons.pop(f"n{number}", None)
+
+
+UNSURE = "its checks could not be done on node n1 (before its first rank): device: no answer within 120 s"
 
 
 # --- being checked ---
@@ -113,13 +122,202 @@ def test_it_is_halted_when_that_one_does_not_come_either() -> None:
     assert w.memory.phase == "stopping"
 
 
+def test_one_that_could_not_be_checked_is_given_no_group_and_another_is_asked_for() -> None:
+    w = arrived(min_groups=2)
+    w.node(1, unsure=UNSURE)
+    decision = w.round()
+    assert [a.verb for a in decision.actions] == ["release", "acquire"]
+    assert (UNSURE in decision.actions[0].reason, decision.actions[1].rung) == (True, Rung.REALLOCATE)
+    assert w.memory.allocations["run-a3"].exclude == ("n1",), "for this run: it bars nothing for others"
+    w.bring(3)
+    w.round(1.0)
+    assert homes(w) == ["n2", "n3"]
+
+
+def test_a_node_whose_budget_is_spent_is_kept_and_taken_once_it_passes() -> None:
+    w = arrived(groups=2, min_groups=2, budget={"reallocate": 1})
+    w.node(1, unsure=UNSURE)
+    w.round()
+    assert homes(w) == ["", ""]
+    assert f"node n1 is given no group: {UNSURE}" in w.waits()
+    passes(w, 1)
+    w.round(w.spec.policy.allocation_timeout_s / 2)
+    assert homes(w) == ["n1", "n2"]
+
+
+def test_a_run_that_is_halted_for_them_says_so() -> None:
+    w = arrived(groups=2, min_groups=2, budget={"reallocate": 1})
+    fail(w, 1)
+    w.round()
+    w.round(w.spec.policy.allocation_timeout_s + 1.0)
+    assert w.memory.phase == "stopping"
+    assert f"1 more are there, node n1 is given no group: {FAILED}" in w.memory.halt_reason
+
+
+# --- failed where a group is to be started again ---
+
+
+def ends_and_waits_there(w: World) -> None:
+    """A second crash, so that the restart in place has a pause in which its node is checked."""
+    w.crash(0)
+    w.round()
+    w.recover(0)
+    w.crash(0)
+    w.round()
+    w.admit(0)
+    assert (w.group().phase, w.group().node) == ("placing", "n1")
+
+
+def test_a_restart_in_place_becomes_a_replacement_when_its_node_has_failed_its_checks() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    ends_and_waits_there(w)
+    fail(w, 1)
+    decision = w.round(w.spec.policy.backoff_max_s)
+    assert "start" not in [a.verb for a in decision.actions]
+    assert (w.incident.rung, w.incident.kind) == (Rung.REPLACE, Kind.CRASH)
+    assert FAILED in w.incident.evidence
+    assert f"restart: {FAILED}" in w.incident.considered
+    w.recover(0)
+    assert w.group().node == "n3"
+    assert [s.host for s in w.suspicions] == ["n1"]
+
+
+def test_with_nothing_left_to_pay_it_waits_until_its_node_passes_while_others_train() -> None:
+    w = World(groups=2, spares=0, budget={"reallocate": 0}).bring_up()
+    ends_and_waits_there(w)
+    fail(w, 1)
+    for _ in range(3):
+        w.round(w.spec.policy.backoff_max_s)
+    assert (w.memory.phase, w.group().phase) == ("running", "placing")
+    assert f"group 0: {FAILED}: nothing is started there until it passes; nothing cheaper is left" in w.waits()
+    passes(w, 1)
+    w.recover(0)
+    assert w.group().node == "n1"
+
+
+def test_a_person_who_frees_it_meanwhile_is_obeyed() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    ends_and_waits_there(w)
+    w.control = replace(w.control, paused=True)
+    fail(w, 1)
+    w.round(w.spec.policy.backoff_max_s)
+    assert w.group().phase == "placing", "the run is paused"
+    passes(w, 1)
+    w.control = replace(w.control, paused=False)
+    w.recover(0)
+    assert w.group().node == "n1"
+
+
+def test_what_another_node_of_its_host_failed_moves_nobody_nor_what_could_not_be_done() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    ends_and_waits_there(w)
+    w.cordons["n1"] = CordonView(why=FAILED, failed=True)
+    w.node(1, unsure=UNSURE)
+    w.recover(0, after=w.spec.policy.backoff_max_s)
+    assert w.group().node == "n1"
+
+
+def test_a_group_that_trains_on_a_node_that_fails_its_checks_goes_on() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    fail(w, 1)
+    assert [w.verbs(after=10.0) for _ in range(3)] == [[], [], []]
+
+
+# --- failed on many ---
+
+
+def test_a_cause_that_fails_the_checks_of_many_is_held_and_is_over_by_itself() -> None:
+    """A driver that was upgraded on all of them: no node is given up, nothing is paid, and no run is halted for it."""
+    w = arrived(groups=10, spares=2, min_groups=10)
+    for number in range(1, 13):
+        fail(w, number)
+    w.round()
+    assert w.memory.breaker_since is not None
+    assert "breaker: the checks of 12 of 12 nodes did not pass: one cause" in w.waits()
+    assert "supervisor resume run --because" in w.waits()
+    assert w.waits().count("is given no group: ") == 5
+    assert "7 more nodes are given no group" in w.waits()
+    for _ in range(30):
+        w.round(w.spec.policy.allocation_timeout_s)
+    assert (w.memory.phase, w.memory.spent, len(w.memory.allocations)) == ("running", {}, 12)
+    for number in range(1, 13):
+        passes(w, number)
+    w.round(1.0)
+    assert w.memory.breaker_since is None
+    w.round(1.0)
+    assert all(homes(w))
+
+
+def test_those_that_pass_train_meanwhile_and_the_others_follow() -> None:
+    w = arrived(groups=10, spares=2)
+    for number in range(4, 13):
+        fail(w, number)
+    w.round()
+    w.round(w.spec.policy.allocation_timeout_s)
+    w.open_gate()
+    for group in range(3):
+        w.commit(group)
+    for _ in range(5):
+        w.round(10.0)
+    assert [g.phase for g in w.memory.groups.values()] == ["running"] * 3 + ["unplaced"] * 7
+    assert (w.memory.phase, w.memory.spent) == ("running", {})
+    for number in range(4, 13):
+        passes(w, number)
+    w.round(1.0)
+    w.round(1.0)
+    assert all(homes(w))
+
+
+def test_what_comes_little_by_little_costs_what_the_budget_has_and_is_then_held() -> None:
+    w = arrived(groups=10, spares=2, min_groups=10)
+    for number in range(1, 13):
+        w.node(number, checking=True)
+    for number in range(1, 13):
+        fail(w, number)
+        w.round(0.5)
+    assert w.memory.breaker_since is not None
+    assert len(w.memory.allocations) < 12 + w.spec.policy.budget.reallocate
+
+
+def test_a_group_that_waits_for_such_a_node_is_held_too_and_a_person_may_give_them_up() -> None:
+    w = World(groups=10, spares=1).bring_up()
+    for group in range(10):
+        w.crash(group)
+        w.round()
+        w.recover(group)
+    for group in range(10):
+        w.crash(group)
+    w.round()
+    for group in range(10):
+        w.admit(group)
+    for number in range(1, 12):
+        fail(w, number)
+    for _ in range(5):
+        w.round(w.spec.policy.backoff_max_s)
+    assert w.memory.breaker_since is not None
+    assert f"group 0: {FAILED}: nothing is started there" in w.waits()
+    assert (w.memory.phase, w.memory.cordons) == ("running", {})
+    spent = w.memory.spent
+    w.control = replace(w.control, evictions=1, because="these nodes are scrap")
+    for _ in range(4):
+        w.round(1.0)
+    assert w.memory.phase == "running"
+    assert {g.node for g in w.memory.groups.values()} == {""}
+    assert w.memory.spent == spent
+
+
 def test_the_invariant_holds_it_off() -> None:
     w = World(groups=2, spares=1).bring_up()
     before = replace(w.memory, groups={**w.memory.groups, 0: replace(w.group(), phase="placing", node="", host="")})
     after = replace(before, groups={**before.groups, 0: replace(w.group(), phase="starting", node="n3", host="n3")})
-    w.node(3, checking=True)
-    found = invariants.violations(before, after, w.observed(), w.spec)
-    assert "I20: group 0 is placed on n3, which is being checked" in found
+    for about, words in (
+        ({"checking": True}, "which is being checked"),
+        ({"unsure": UNSURE}, UNSURE),
+        ({"failed": FAILED}, FAILED),
+    ):
+        w.node(3, **{"checking": False, "unsure": "", "failed": "", **about})
+        found = invariants.violations(before, after, w.observed(), w.spec)
+        assert f"I20: group 0 is placed on n3, {words}" in found
     fail(w, 3)
     assert any("I20" in v and FAILED in v for v in invariants.violations(before, after, w.observed(), w.spec))
 

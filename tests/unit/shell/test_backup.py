@@ -11,15 +11,17 @@ import pytest
 from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
 from supervisor.core.restored import DECISIONS, GENERATIONS
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import backup, journal, projection, views
+from supervisor.shell import backup, cordons, journal, projection, views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.standing import why_not
 from supervisor.wire import checkpoints, keys
+from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import (
     CheckpointMark,
     Control,
     EpochsBefore,
     LeaderRecord,
+    NodeCheck,
     NodeDesired,
     Registration,
     RunRecord,
@@ -325,6 +327,39 @@ def test_chunks_are_transactions_by_number_and_by_size() -> None:
     large = backup._chunks({f"k{n}": b"x" * 400_000 for n in range(5)})
     assert [len(part) for part in large] == [2, 2, 1]
     assert backup._chunks({}) == [{}]
+
+
+def _checked(node: str, state: Any, host: str = "", began: int = 0) -> dict[str, bytes]:
+    said = CheckResult(name="disk", outcome=state, evidence="it is a disk")
+    record = NodeCheck(node=node, host=host or node, state=state, why="by hand", began=began, results=(said,))
+    return {keys.check(node): encode(record)}
+
+
+def test_failed_checks_come_back_and_no_others(tmp_path: Path) -> None:
+    store = _filled()
+    checks = (
+        _checked("n1", "failed", began=7), _checked("n2", "passed"), _checked("n3", "failed"),
+        _checked("n3.9", "passed", host="n3"),
+    )  # fmt: skip
+    for found in checks:
+        store.commit(found)
+    taken = backup.take(store)
+    fresh = MemoryStore()
+    backup.restore(fresh, taken, tmp_path / "file")
+    there = Mirror(fresh.list(keys.PREFIX))
+    assert there.of_sort("check") == [keys.check("n1")]
+    assert cordons.by_host(there)["n1"].why == "its checks failed on node n1 (by hand): disk: it is a disk"
+    assert cordons.newest_checks(there)["n1"][1].began == 0, "no suspicion here is older than it"
+
+
+@pytest.mark.parametrize("node", ["n1", "n1.8"])
+def test_what_an_agents_checks_say_in_the_new_etcd_is_newer(node: str, tmp_path: Path) -> None:
+    store = _filled()
+    store.commit(_checked("n1", "failed"))
+    fresh = MemoryStore()
+    fresh.commit(_checked(node, "passed", host="n1"))
+    backup.restore(fresh, backup.take(store), tmp_path / "file")
+    assert "n1" not in cordons.by_host(Mirror(fresh.list(keys.PREFIX)))
 
 
 def test_the_systems_name_comes_back_and_alone_is_no_state(tmp_path: Path) -> None:

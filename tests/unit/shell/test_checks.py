@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.core.model import Kind, Suspicion
 from supervisor.ports.errors import Fatal
+from supervisor.ports.store import Changes, Item
 from supervisor.shell import cordons, hosts, projection, render, status, views
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
@@ -101,6 +102,110 @@ def test_a_check_that_runs_hides_none_of_another_node_there_that_has_failed(stor
     put(store, check("h.2", "pending", host="h9"))
     assert cordons.by_host(mirror(store))["h9"].failed
     assert cordons.seen_by(mirror(store), "run")["h9"].failed
+
+
+def many(count: int, failed: int) -> dict[str, bytes]:
+    return {
+        k: v
+        for i in range(count)
+        for k, v in check(f"m{i:02}", "failed" if i < failed else "passed", host=f"m{i:02}").items()
+    }
+
+
+def barred(store: MemoryStore) -> list[str]:
+    return [host for host, cordon in cordons.seen_by(mirror(store), "run").items() if cordon.why]
+
+
+def test_one_cause_that_fails_the_checks_of_many_bars_no_host_for_every_run(store: MemoryStore) -> None:
+    put(store, many(10, failed=2))
+    assert barred(store) == ["m00", "m01"]
+    put(store, many(10, failed=3))
+    assert barred(store) == []
+    put(store, {keys.check("m00"): encode(NodeCheck(node="m00", host="m00", state="passed", why="repeated"))})
+    assert barred(store) == ["m01", "m02"]
+    said = hosts.uncordon(store, mirror(store), "m01", "m02")
+    assert said.count("is free again, for every run (it was: its checks failed on node m0") == 2
+    assert barred(store) == []
+
+
+def test_one_alone_bars_its_host_however_few_there_are(store: MemoryStore) -> None:
+    put(store, check("n9"))
+    assert barred(store) == ["h9"]
+
+
+def test_all_that_failed_on_a_host_is_forgotten_when_a_person_frees_it(store: MemoryStore) -> None:
+    put(store, registration("n8", host="h9"))
+    put(store, check("n8"), check("n9"))
+    hosts.uncordon(store, mirror(store), "h9")
+    assert barred(store) == []
+    put(store, check("n8"), check("n9", "passed"))
+    assert barred(store) == [], "the newest counts"
+    assert WHY.replace("n9", "n8") in hosts.uncordon(store, mirror(store), "n8")
+    assert store.get(keys.check("n8")) is None
+    assert store.get(keys.check("n9")) is not None
+
+
+def unsure(state: Any = "unknown") -> dict[str, bytes]:
+    late = CheckResult(name="device", outcome="unknown", evidence="no answer within 120 s")
+    record = NodeCheck(node="n9", host="h9", state=state, why="before its first rank", results=(FINE, late))
+    return {keys.check("n9"): encode(record)}
+
+
+def test_what_could_not_be_done_is_its_nodes_alone_and_a_person_may_say_that_it_is_well(store: MemoryStore) -> None:
+    put(store, registration("n1", allocation="run-a1"), unsure(), check("n1", host="n1"))
+    words = "its checks could not be done on node n9 (before its first rank): device: no answer within 120 s"
+    assert "h9" not in cordons.seen_by(mirror(store), "run")
+    assert f"given no group: {words}" in text(render.nodes(status.node_status(mirror(store))))
+    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    assert (view.failed, view.unsure) == (WHY.replace("n9", "n1"), "")
+    put(store, {keys.check("n1"): unsure()[keys.check("n9")]})
+    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    assert (view.failed, view.unsure, view.checking) == ("", words, False)
+    assert f"(it was: {words})" in hosts.uncordon(store, mirror(store), "n9")
+    with pytest.raises(Fatal, match="is not cordoned"):
+        hosts.uncordon(store, mirror(store), "n9")
+
+
+def test_what_is_repeated_stands_until_it_ends(store: MemoryStore) -> None:
+    repeated = NodeCheck(node="n1", host="n1", state="pending", why="repeated", results=(FINE, FULL))
+    put(store, registration("n1", allocation="run-a1"), {keys.check("n1"): encode(repeated)})
+    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    assert (bool(view.failed), view.checking) == (True, False)
+    assert barred(store) == ["n1"]
+    put(store, {keys.check("n1"): unsure("pending")[keys.check("n9")]})
+    view = views.observed(mirror(store), "run", MEMORY, 1.0, 1.0).nodes["n1"]
+    assert (view.failed, bool(view.unsure), view.checking) == ("", True, True)
+    assert barred(store) == []
+
+
+def test_what_a_round_reads_of_them_is_made_again_only_when_one_has_changed(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, many(10, failed=1))
+    copy, read = mirror(store), []
+    record = Mirror.record
+    monkeypatch.setattr(Mirror, "record", lambda self, key, kind: read.append(key) or record(self, key, kind))
+
+    def look() -> tuple[int, list[str]]:
+        read.clear()
+        found = sorted(host for host, cordon in cordons.seen_by(copy, "run").items() if cordon.why)
+        cordons.freed_by_checks(copy)
+        return len(read), found
+
+    assert look()[1] == ["m00"]
+    copy.apply(Changes(98, puts=(Item(keys.health("m03"), b"{}", 98, 98),)))
+    assert look() == (0, ["m00"])
+    copy.apply(Changes(99, puts=(Item(keys.check("m00"), many(1, 0)[keys.check("m00")], 99, 99),)))
+    assert look()[1] == []
+    hosts.cordon(store, mirror(store), "m03", "its fan", drain=False)
+    copy.apply(Changes(100, puts=tuple(store.list(keys.CORDONS).items)))
+    assert look()[1] == ["m03"]
+    copy.wrote({keys.check("m04"): check("m04", host="m04")[keys.check("m04")]}, 101)
+    assert look()[1] == ["m03", "m04"]
+    copy.apply(Changes(102, deletes=(keys.check("m04"),)))
+    assert look()[1] == ["m03"]
+    copy.apply(Changes(103, reset=True))
+    assert look()[1] == []
 
 
 # --- freed ---

@@ -242,6 +242,16 @@ def test_uncordon_takes_away_all_that_is_held_against_a_host_and_nothing_else() 
         hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), "n2")
 
 
+def test_several_are_freed_at_once_or_none_is() -> None:
+    store = filled(**person("big"), **person("n1"))
+    with pytest.raises(Fatal, match="host n9 is not cordoned"):
+        hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), "n1", "n9")
+    assert _cordons(store) == [keys.cordon("big"), keys.cordon("n1")]
+    said = hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), "n1", "n2", "big")
+    assert [line.split(",")[0] for line in said.splitlines()] == ["host n1 is free again", "host big is free again"]
+    assert _cordons(store) == []
+
+
 def test_more_than_a_transaction_holds_is_freed() -> None:
     store = filled()
     for number in range(205):

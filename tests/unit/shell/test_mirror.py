@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from supervisor.ports.store import Changes, Item
-from supervisor.shell.mirror import Mirror
+from supervisor.shell.mirror import Mirror, sort_of
+from supervisor.wire import keys
 from supervisor.wire.records import DigestMark, encode
 from tests.unit.shell.records import mirror_of
 
@@ -94,3 +97,39 @@ def test_a_repaired_record_is_reported_no_more_even_if_nobody_asks_for_it() -> N
 def test_records_are_sorted_by_the_rest_of_their_key() -> None:
     mirror = mirror_of({"/x/b": value(2), "/x/a": value(1), "/xy": value(3)}, revision=5)
     assert [(k, r.step) for k, r in mirror.records("/x/", DigestMark)] == [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("key", "sort"),
+    [
+        (keys.check("n1"), "check"),
+        (keys.registration("runs"), "registration"),
+        (keys.gate("n1", "check"), "gate"),
+        (keys.cordon("check"), "cordons"),
+        (keys.spec("check"), "runs"),
+        (keys.LEADER, "leader"),
+        ("/a", ""),
+    ],
+)
+def test_the_sort_of_a_key(key: str, sort: str) -> None:
+    assert sort_of(key) == sort
+
+
+def test_what_is_derived_is_made_again_when_one_of_its_sorts_has_changed() -> None:
+    mirror = mirror_of({keys.check("n1"): value(1), keys.health("n1"): value(1)}, revision=5)
+    made = []
+
+    def make(mirror: Mirror) -> list[str]:
+        made.append(mirror.revision)
+        return mirror.of_sort("check")
+
+    assert mirror.derived(make, "check") == [keys.check("n1")]
+    mirror.apply(Changes(6, puts=(item(keys.health("n1"), 2, 6),)))
+    assert mirror.derived(make, "check") == [keys.check("n1")]
+    assert made == [5]
+    mirror.wrote({keys.check("n2"): value(1)}, revision=7)
+    assert mirror.derived(make, "check") == [keys.check("n1"), keys.check("n2")]
+    mirror.apply(Changes(8, deletes=(keys.check("n1"),)))
+    assert mirror.derived(make, "check") == [keys.check("n2")]
+    mirror.apply(Changes(9, puts=(item(keys.check("n3"), 1, 9),), reset=True))
+    assert mirror.derived(make, "check") == [keys.check("n3")]

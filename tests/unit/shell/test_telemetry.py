@@ -70,6 +70,21 @@ def test_one_round() -> None:
         budget.restart, budget.replace, budget.reallocate,
     ]  # fmt: skip
     assert value(t, "supervisor_committed_steps", run=run) == 1
+    assert value(t, "supervisor_breaker_held", run=run) == 0
+
+
+def test_many_nodes_whose_checks_fail_are_held_and_no_spare() -> None:
+    world = Told(groups=6, spares=2).bring_up()
+    for number in range(1, 9):
+        world.node(number, failed="its checks failed")
+    world.round(1.0)
+    assert value(world.telemetry, "supervisor_spare_nodes", run=world.spec.name) == 0
+    assert value(world.telemetry, "supervisor_breaker_held", run=world.spec.name) == 0, "six of them train"
+    for group in range(6):
+        world.crash(group)
+    for _ in range(3):
+        world.round(1.0)
+    assert value(world.telemetry, "supervisor_breaker_held", run=world.spec.name) == 1
 
 
 def test_a_crash_and_its_recovery() -> None:
