@@ -57,11 +57,13 @@ def _judged(first: RankView) -> Failure:
     return _by_itself(first)
 
 
-def _order(rank: RankView) -> tuple[int, bool, float, int]:
-    """The cause before its echoes: an exception, or an abort, may be a peer's loss; those that were told to end come last."""
+def _order(rank: RankView) -> tuple[int, bool, bool, float, int]:
+    """The cause before its echoes: an exception, or an abort, may be a peer's loss, and one that says so is; those that were
+    told to end come last."""
     told = terminated(rank) or bool(rank.told)
     cause = rank.signal is not None and rank.signal != SIGABRT
-    return (2 if told else 0 if cause else 1, rank.error == "", rank.ended_s, rank.rank)
+    echo = errors.of_a_lost_peer(rank.error)
+    return (2 if told else 0 if cause else 1, echo, rank.error == "", rank.ended_s, rank.rank)
 
 
 def _by_signal(rank: RankView) -> Failure:

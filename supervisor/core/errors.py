@@ -63,6 +63,13 @@ _OF_WHAT_IS_SHARED = re.compile(
     re.IGNORECASE,
 )
 
+_OF_A_LOST_PEER = re.compile(
+    r"transport error|connection (was )?(closed|reset) by (peer|remote)|remote process exited|failed to recv, got 0 bytes"
+    r"|broken pipe",
+    re.IGNORECASE,
+)
+"""TorchFT's and TCPStore's clients, gloo and NCCL, of another that is no longer there."""
+
 
 def normal(text: str) -> str:
     """An error without what differs between two of a kind: addresses, ports, process ids, times, sizes, folders."""
@@ -123,6 +130,11 @@ def last_words(log: str) -> str:
 def of_the_machine(text: str) -> bool:
     """Whether an error may be the fault of the node that it came from: of its devices, files or libraries."""
     return _OF_THE_MACHINE.search(text) is not None
+
+
+def of_a_lost_peer(text: str) -> bool:
+    """Whether an error tells that another process went away: the end of that one is its cause."""
+    return _OF_A_LOST_PEER.search(text) is not None
 
 
 def of_what_is_shared(text: str) -> bool:

@@ -122,6 +122,21 @@ def test_what_can_be_compared_and_what_not() -> None:
             ],
             1,
         ),
+        # who says that another went away is its echo, though the other could say nothing any more, and is seen to be gone later
+        (
+            [
+                {"exit_code": 1, "error": 'RuntimeError: message: "transport error"', "ended_s": 5.0},
+                {"exit_code": 9, "ended_s": 6.0},
+            ],
+            1,
+        ),
+        (
+            [
+                {"exit_code": 1, "error": "RuntimeError: Connection closed by peer [127.0.0.1]:1", "ended_s": 5.0},
+                {"exit_code": 1, "error": "ValueError: x", "ended_s": 6.0},
+            ],
+            1,
+        ),
         # whoever was told to end is no cause
         ([{"signal": 9, "told": "the others ended", "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
         ([{"exit_code": 143, "ended_s": 4.0}, {"exit_code": 3, "ended_s": 5.0}], 1),
