@@ -159,6 +159,15 @@ def test_the_first_cause_is_told_not_its_echo() -> None:
     assert w.incident.error == "CUDA error"
 
 
+def test_an_echo_that_our_own_agent_ended_makes_nobody_wait_for_the_engine() -> None:
+    """It may be seen together with the end of the rank that failed."""
+    w = World(groups=2, ranks=2).bring_up()
+    w.report(0, 0, state="exited", signal=9)
+    w.report(0, 1, state="exited", signal=15, told="toy.0.1.0, another rank of its generation, has failed")
+    w.round()
+    assert (w.incident.kind, w.incident.rung, w.incident.rank) == (Kind.CRASH, Rung.RESTART, 0)
+
+
 def test_a_term_that_we_did_not_send_waits_for_the_engines_word() -> None:
     """A scheduler that takes an allocation away sends TERM first: that is no crash."""
     w = World().bring_up()
