@@ -240,7 +240,8 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         return
     if r.full(group.group):
         return
-    failure = shadow.or_asked_for(r, group, detect.with_facts(failure, group, r.observed, r.spec))
+    failure = shadow.as_told_first(r, group, detect.with_facts(failure, group, r.observed, r.spec))
+    failure = shadow.or_asked_for(r, group, failure)
     ranks = detect.ranks_of(group, r.observed)
     step = max((rank.step for rank in ranks), default=0)
     if r.phase == "stopping":
@@ -253,6 +254,8 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         return
     group = repeat.remember(r, group, failure, ranks)
     failure = repeat.told(group, failure)
+    fault, passed = repeat.programs_fault(r, group, failure), repeat.elsewhere(r, group, failure)
+    failure = repeat.as_the_programs(failure) if fault else failure
     incident = r.incident_for(group, failure, step)
     group = r.groups[group.group]
     if r.paused:
@@ -263,13 +266,12 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a node.
     tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
-    fault, passed = repeat.programs_fault(r, group, incident), repeat.elsewhere(r, group, incident)
     if tried and incident.kind != Kind.REQUESTED:
         cost.note(r, known, mended=False)
     passed = passed or cost.elsewhere(r, group, incident.kind)
     at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
     if fault:
-        incident, choice = repeat.stop(r, incident, fault)
+        choice = ladder.Choice(Rung.STOP, fault, ())
     elif incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
     elif failure.blameless and not tried:
@@ -283,7 +285,7 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     else:
         choice = r.choose(incident.kind, group.group, at_least, passed)
     costs = cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
-    if shadow.only_observed(r, incident.kind) and choice.rung != Rung.RIDE_THROUGH:
+    if shadow.only_observed(r, failure) and choice.rung != Rung.RIDE_THROUGH:
         shadow.observe(r, replace(incident, costs=costs), choice)
     else:
         incident = shadow.ended(r, incident, failure, step)

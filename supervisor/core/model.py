@@ -308,6 +308,8 @@ class Failure:
     confidence: Confidence = Confidence.CERTAIN
     blameless: bool = False
     """Another group is known to be the cause: this one is started again at no budget."""
+    causes: tuple[Kind, ...] = ()
+    """What else it is a failure of: where one of these is only observed, so is this."""
     took_s: float = 0.0
     """How long it had to last before it was a failure, by the clock of whoever watched it. 0: an end, seen at once."""
 

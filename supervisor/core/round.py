@@ -32,6 +32,8 @@ MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission, what is
 desired), and a transaction holds 100."""
 
+ENDS = (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.SAME_ERROR, Kind.NUMERICS, Kind.GPU)
+
 MAX_GIVEN_BACK = 30
 """Allocations, or incidents, that one round of a run's end may close: one operation each."""
 
@@ -303,7 +305,7 @@ class Round:
                 return known
             evidence = (*known.evidence, *(e for e in failure.evidence if e not in known.evidence))
             # An end has its own text, or none: that of an earlier one says nothing of it.
-            newest = failure if failure.kind in (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.NUMERICS, Kind.GPU) else known
+            newest = failure if failure.kind in ENDS else known
             incident = replace(
                 known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
                 rank=failure.rank, confidence=failure.confidence, took_s=failure.took_s,

@@ -217,7 +217,8 @@ class PolicySpec:
         "act", "observe: decide and write down, and do nothing; for a first week beside what you have"
     )
     observe: tuple[str, ...] = setting(
-        (), "kinds of failure that are only observed whatever the mode is, as `supervisor incidents` names them"
+        (),
+        "kinds of failure that are only observed whatever the mode is, as `supervisor incidents` names them, and what comes of them: who observes error is not halted by the same error again",
     )
     budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
     first_rung: FirstRungSpec = setting(FirstRungSpec, "see [policy.first_rung]")
