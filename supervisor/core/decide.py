@@ -15,6 +15,7 @@ from supervisor.core import (
     cordons,
     cost,
     detect,
+    follows,
     handover,
     ladder,
     numerics,
@@ -254,7 +255,11 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         return
     group = repeat.remember(r, group, failure, ranks)
     failure = repeat.told(group, failure)
+    kind, earlier = failure.kind, follows.before(r, group, failure.kind, failure.same)
+    failure = follows.told(failure, earlier)
     fault, passed = repeat.programs_fault(r, group, failure), repeat.elsewhere(r, group, failure)
+    if earlier is not None and kind == Kind.NUMERICS:
+        fault = follows.not_finite(r, group, step, earlier)
     failure = repeat.as_the_programs(failure) if fault else failure
     incident = r.incident_for(group, failure, step)
     group = r.groups[group.group]
@@ -268,7 +273,7 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     if tried and incident.kind != Kind.REQUESTED:
         cost.note(r, known, mended=False)
-    passed = passed or cost.elsewhere(r, group, incident.kind)
+    passed = passed or ("" if earlier else cost.elsewhere(r, group, incident.kind))
     at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
     if fault:
         choice = ladder.Choice(Rung.STOP, fault, ())
@@ -289,7 +294,8 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         shadow.observe(r, replace(incident, costs=costs), choice)
     else:
         incident = shadow.ended(r, incident, failure, step)
-        apply(r, r.groups[group.group], replace(incident, costs=costs), choice)
+        follows.remember(r, r.groups[group.group], kind, failure.same, incident.id, step, earlier)
+        apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)
 
 
 def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
@@ -348,8 +354,8 @@ def _close_untouched(r: Round, group: GroupMemory) -> None:
         r.set_group(replace(group, incident=""))
 
 
-def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
-    """Do what the rung says, in memory."""
+def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
+    """Do what the rung says, in memory. `followed`: it has befallen the group on another host too."""
     about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
     after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
     incident = r.decide_incident(incident, choice, after)
@@ -365,7 +371,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         return
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
-        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="")
+        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="", shown=())
         r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
     elif incident.kind == Kind.OOM:
         group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
@@ -382,26 +388,25 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     if choice.rung == Rung.RESTART:
         r.set_group(replace(group, phase="placing", old_node=group.node))
         return
-    _move_away(r, group, incident, choice)
+    _move_away(r, group, incident, choice, followed)
 
 
-def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
+def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool) -> None:
     old = group.node
     allocation = r.placed_by(group) if old else ""
     known = r.allocations.get(allocation)
     # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
     leaves = known is not None and known.leaving_since is not None
-    expected = leaves or incident.kind == Kind.ALLOCATION_LOST
+    suspect = bool(old) and not (leaves or followed or incident.kind == Kind.ALLOCATION_LOST)
     host = r.host_of(old)
-    if old and not expected:
+    if suspect:
         r.cordon(host, old, incident)
     # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
     if allocation:
-        r.release(allocation, choice.reason if expected else f"its node {old} is cordoned ({r.cordons.get(host, '')})")
+        r.release(allocation, f"its node {old} is cordoned ({r.cordons[host]})" if suspect else choice.reason)
     if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
-        suspect = bool(old) and not expected
         _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
     if choice.reason.startswith((EVERYTHING_GONE, GONE_AGAIN)):
         _replace_spares(r)

@@ -334,6 +334,22 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A failure that something was done about, and where the group was."""
+
+    kind: Kind
+    host: str
+    incident: str
+    at: float
+    """On the run clock."""
+    step: int
+    same: str = ""
+    """As in Failure; empty where all of the kind are alike."""
+    followed: bool = False
+    """It has come again on another host: no host is to blame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowSince:
     """Since when a group keeps the others waiting."""
 
@@ -378,6 +394,8 @@ class GroupMemory:
     oom_at: float | None = None
     """When it was last killed for memory, on the run clock. None: never since a person resumed the run."""
     oom_host: str = ""
+    shown: tuple[Shown, ...] = ()
+    """The newest of each kind that may follow it to another host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -582,4 +600,6 @@ class Decision:
     """Those that changed."""
     suspicions: tuple[Suspicion, ...] = ()
     """New ones."""
+    acquitted: tuple[tuple[str, str], ...] = ()
+    """Host and incident of those that were not the host's doing after all: they are held against it no more."""
     look_again_at: float | None = None

@@ -73,7 +73,7 @@ def _again(group: GroupMemory, kind: Kind) -> Seen | None:
     seen = group.seen
     if seen is None or seen.generation != group.generation or seen.times < 2:
         return None
-    return seen if kind in (Kind.ERROR, Kind.CRASH, Kind.OOM, Kind.NUMERICS) else None
+    return seen if kind in (Kind.ERROR, Kind.CRASH, Kind.OOM) else None
 
 
 def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
@@ -89,10 +89,10 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
     if len(seen.hosts) < 2 and (failure.kind != Kind.ERROR or errors.of_the_machine(failure.error)):
         return ""
     others = (g.phase == "running" for g in r.groups.values() if g.group != group.group)
-    if failure.kind != Kind.NUMERICS and any(others):
+    if any(others):
         return ""  # the same program trains there
     where = f"on {' and '.join(seen.hosts)}"
-    if seen.trained and failure.kind in (Kind.ERROR, Kind.NUMERICS):
+    if seen.trained and failure.kind == Kind.ERROR:
         return f"it resumed, and ended with the same error at the same step {seen.step} again ({where})"
     if seen.times < TRIED:
         return ""

@@ -58,6 +58,7 @@ class Round:
         self.rest: dict[str, Any] = {}
         self.seen = memory.incidents_seen
         self.suspicions: list[Suspicion] = []
+        self.acquitted: list[tuple[str, str]] = []
         self.actions: list[Action] = []
         self.waits: list[str] = []
         self._wake: list[float] = []
@@ -406,8 +407,9 @@ class Round:
             self.suspicions.append(
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
             )
-        self.cordons[host] = f"incident {incident.id}: {incident.kind.value}"
-        self.act("cordon", f"cordon:{host}:{incident.id}", self.cordons[host], node=node, incident=incident.id)
+        held = _held(incident.id, incident.kind)
+        self.cordons[host] = f"{self.cordons[host]}; {held}" if host in self.cordons else held
+        self.act("cordon", f"cordon:{host}:{incident.id}", held, node=node, incident=incident.id)
 
     def uncordon(self, host: str) -> None:
         """A person, or a check that it passed, has freed it."""
@@ -415,6 +417,17 @@ class Round:
         view = self.observed.cordons.get(host)
         by = view.passed if view is not None and view.passed else "a person"
         self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by {by} ({was})")
+
+    def acquit(self, host: str, incident: str, kind: Kind, why: str) -> None:
+        """An incident was not the host's doing after all. Another one that is held against it too keeps it where it is: of
+        several of one run on a host only the first has a record."""
+        held = _held(incident, kind)
+        if host in self.cordons and self.cordons[host] != held:
+            return
+        self.acquitted.append((host, incident))
+        if self.cordons.pop(host, ""):
+            about = f"host {host} is not to blame for it ({held}): {why}"
+            self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", about)
 
     def halt(self, reason: str, incident: Incident | None) -> None:
         """Rung 4: drain what still runs, then stop, and say why."""
@@ -453,8 +466,13 @@ class Round:
             waits=tuple(self.waits),
             incidents=tuple(self.changed.values()),
             suspicions=tuple(self.suspicions),
+            acquitted=tuple(self.acquitted),
             look_again_at=wake,
         )
+
+
+def _held(incident: str, kind: Kind) -> str:
+    return f"incident {incident}: {kind.value}"
 
 
 def is_rider(incident: Incident | None) -> bool:

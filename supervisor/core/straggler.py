@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from supervisor.core import follows
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, Rung, SlowSince
 from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
@@ -91,7 +92,7 @@ def look(r: Round) -> dict[int, Failure]:
         began = since[slow.group]
         if r.now < began.since + policy.straggler_for_s:
             r.look_again(began.since + policy.straggler_for_s)
-        elif slow.step >= began.step + STEPS:
+        elif slow.step >= began.step + STEPS and not _follows(r, r.groups[slow.group], began):
             return _due(r, r.groups[slow.group], slow, began)
     return {}
 
@@ -102,6 +103,17 @@ def _since(r: Round, slow: Slow) -> SlowSince:
     if known is not None and known.generation == slow.generation:
         return known
     return SlowSince(generation=slow.generation, since=r.now, step=slow.step)
+
+
+def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
+    """Whether it was slow on another host too. Then it is reported, and the next slowest may have its turn."""
+    earlier = follows.before(r, group, Kind.STRAGGLER, at=since.since)
+    if group.incident or earlier is None:
+        return False
+    follows.acquit(r, group, earlier)
+    why = f"it was on host {earlier.host} too (incident {earlier.incident}): its own data or work, and no host's fault"
+    r.wait(f"group {group.group} is slow and not touched: {why}")
+    return True
 
 
 def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int, Failure]:

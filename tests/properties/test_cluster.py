@@ -197,6 +197,18 @@ def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups:
     assert all(len(instants) <= 3 for instants in c.memory.spent.values()), c.memory.spent
 
 
+@given(SEEDS, st.integers(0, 2))
+def test_what_crashes_one_group_on_every_host_bars_none_of_them(seed: int, group: int) -> None:
+    """From the second host on no incident is held against any: neither by this run nor, in etcd, for others."""
+    c = live(seed, [], cluster.spec(restart=1))
+    c.segfaults = group
+    assert c.until(lambda: any(s.followed for s in c.memory.groups[group].shown), 400), c.state()
+    for _ in range(100):
+        assert (c.memory.cordons, [key for key in c.held if "/incident/" in key]) == ({}, []), c.state()
+        c.tick()
+    assert not c.broken, c.broken[:3]
+
+
 @given(SEEDS, st.integers(0, 2), st.integers(0, 12))
 def test_a_name_that_is_given_again_starts_nothing_of_the_last_one(seed: int, group: int, longer: int) -> None:
     """A host goes to somebody else between the decision to start a group there and the start. Whoever has it now reads
