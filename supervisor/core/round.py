@@ -5,7 +5,7 @@ Mutable, but it lives only inside one call of `decide`: what goes in and what co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -119,8 +119,15 @@ class Round:
     def well(self) -> int:
         """How many groups trained when this round began."""
         if self._well is None:
-            self._well = sum(g.phase == "running" and not g.incident for g in self.before.groups.values())
+            running = [g for g in self.before.groups.values() if g.phase == "running"]
+            failed = [g for g in running if g.incident and not trains(g, self.before.incidents)]
+            self._well = len(running) - len(failed)
         return self._well
+
+    def busy(self, group: GroupMemory) -> str:
+        """Its open incident, if something is done about that; empty: there is none, or one that is only observed."""
+        incident = self.incidents.get(group.incident)
+        return "" if incident is not None and incident.shadow else group.incident
 
     def _spares(self) -> Iterator[str]:
         if self._candidates is None:
@@ -473,6 +480,13 @@ class Round:
 
 def _held(incident: str, kind: Kind) -> str:
     return f"incident {incident}: {kind.value}"
+
+
+def trains(group: GroupMemory, incidents: Mapping[str, Incident]) -> bool:
+    """Whether it steps, as far as incidents say: one that is only slow, and left so, does."""
+    incident = incidents.get(group.incident)
+    slow = incident is not None and incident.shadow and incident.kind == Kind.STRAGGLER
+    return group.phase == "running" and (slow or not group.incident)
 
 
 def is_rider(incident: Incident | None) -> bool:

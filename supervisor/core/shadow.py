@@ -63,12 +63,15 @@ def observe(r: Round, incident: Incident, choice: Choice) -> None:
 
 def ended(r: Round, incident: Incident, failure: Failure, step: int) -> Incident:
     """The incident that is to be acted on: a new one where this one was a shadow, which has not recovered by itself."""
-    if not incident.shadow:
-        return incident
+    return r.incident_for(close(r, incident), failure, step) if incident.shadow else incident
+
+
+def close(r: Round, incident: Incident) -> GroupMemory:
+    """A shadow incident that has not recovered by itself; its group, without it."""
     r.set_incident(replace(incident, state="halted"))
     group = replace(r.groups[incident.group], incident="")
     r.set_group(group)
-    return r.incident_for(group, failure, step)
+    return group
 
 
 def _words(choice: Choice) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from supervisor.core import follows
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, Rung, SlowSince
-from supervisor.core.round import Round
+from supervisor.core.round import Round, trains
 from supervisor.core.spec import RunSpec
 
 DIFFERENCE_S = 0.02
@@ -123,13 +123,13 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
         failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # one sentence for all its time
         return {group.group: replace(failure, confidence=incident.confidence, took_s=incident.took_s)}
     others = [g for g in r.groups.values() if g.group != group.group]
-    busy = next((g for g in r.groups.values() if g.incident or g.phase not in ("running", "finished")), None)
+    busy = next((g for g in r.groups.values() if r.busy(g) or g.phase not in ("running", "finished")), None)
     about = f"group {group.group} is slow and not touched"
     if r.phase != "running" or r.handover_at_step is not None or r.leaving(group.node):
         return {}
     if busy is not None:
         r.wait(f"{about}: group {busy.group} is {f'in incident {busy.incident}' if busy.incident else busy.phase}")
-    elif not any(g.phase == "running" for g in others):
+    elif not any(trains(g, r.incidents) for g in others):
         r.wait(f"{about}: no other group trains that it can heal from")
     elif (choice := r.choose(Kind.STRAGGLER, group.group)).rung not in ACTS:
         r.wait(f"{about}: {'; '.join(choice.considered)}")

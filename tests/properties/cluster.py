@@ -57,13 +57,14 @@ FACTS = ("checkpoint", "fence", "uncordon")
 """Actions that only note what was seen; a paused run may take them."""
 
 
-def spec(groups: int = 3, spares: int = 1, **budget: Any) -> RunSpec:
+def spec(groups: int = 3, spares: int = 1, mode: Literal["act", "observe"] = "act", **budget: Any) -> RunSpec:
     """A run with short times: a lease of 2 s, a silence of 5 s, a start of 20 s."""
     return RunSpec(
         name="run",
         groups=GroupsSpec(count=groups),
         allocation=AllocationSpec(nodes=groups, spares=spares, slurm=SlurmSpec(warn_s=WARN_S)),
         policy=PolicySpec(
+            mode=mode,
             budget=BudgetSpec(**{"restart": 500, "replace": 500, "reallocate": 500, "window_s": 60.0, **budget}),
             backoff_first_s=0.5,
             backoff_max_s=2.0,

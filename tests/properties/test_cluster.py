@@ -312,6 +312,19 @@ def test_a_paused_run_does_nothing(seed: int, plan: Plan) -> None:
 
 
 @given(SEEDS, PLANS)
+def test_where_it_is_only_observed_no_failure_is_acted_on(seed: int, plan: Plan) -> None:
+    """But for what a person asks for, and what is left before it is taken. Silence is ridden through, as ever."""
+    c = live(seed, plan, cluster.spec(mode="observe"))
+    c.run(100)
+    assert not c.broken, c.broken[:3]
+    acted = {i.kind for _, _, d in c.decided for i in d.incidents if i.decided is not None and not i.shadow}
+    assert acted <= {Kind.REQUESTED, Kind.LEAVING, Kind.SILENT}
+    assert set(c.memory.spent) <= {"reallocate"}, "which is what spares are asked for again by"
+    assert c.memory.cordons == {}
+    assert c.memory.phase == "running"
+
+
+@given(SEEDS, PLANS)
 def test_a_run_that_is_told_to_stop_ends_and_gives_everything_back(seed: int, plan: Plan) -> None:
     c = live(seed, plan, cluster.spec())
     c.heal()

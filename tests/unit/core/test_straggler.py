@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.follows import WITHIN_S
-from supervisor.core.model import Confidence, Kind, Rung
+from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
@@ -181,6 +181,27 @@ def test_the_run_is_neither_halted_nor_a_group_left_without_a_node(gone: str) ->
     assert w.memory.incidents == {}
     why = "no healthy spare node" if gone == "spare" else "budget spent (0 within 3600 s)"
     assert f"group 1 is slow and not touched: replace: {why}" in w.waits()
+
+
+def test_one_that_failed_and_is_only_observed_keeps_nobody_from_being_mended() -> None:
+    w = acting(0.4, 0.9, 0.4, 0.4, observe=("crash",))
+    w.crash(3)
+    w.round(1.0)
+    stays(w, 0.4, 0.9, 0.4)
+    assert [(i.kind, i.shadow) for i in w.incidents.values()] == [(Kind.CRASH, True), (Kind.STRAGGLER, False)]
+    assert [w.group(g).generation for g in range(4)] == [1, 2, 1, 1]
+
+
+def test_but_it_is_nobody_to_heal_from() -> None:
+    w = acting(0.4, 0.9, 0.4, observe=("hang",))
+    for group, (seconds, does) in enumerate(((0.4, "data"), (0.9, "collective"), (0.4, "data"))):
+        stuck = StuckView(activity=does, activity_s=31.0, bound_s=30.0, usual_s=1.0)
+        w.commit(group, step=114, compute_s=seconds, stuck=stuck)
+    w.round(1.0)
+    assert [(i.group, i.kind, i.shadow) for i in w.incidents.values()] == [(0, Kind.HANG, True), (2, Kind.HANG, True)]
+    w.round(FOR_S)
+    assert w.group(1).generation == 1
+    assert "group 1 is slow and not touched: no other group trains that it can heal from" in w.waits()
 
 
 def test_replaced_its_host_is_suspect() -> None:
