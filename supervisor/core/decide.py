@@ -356,6 +356,7 @@ def _close_untouched(r: Round, group: GroupMemory) -> None:
 
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
     """Do what the rung says, in memory. `followed`: it has befallen the group on another host too."""
+    incident = replace(incident, followed=followed)
     about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
     after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
     incident = r.decide_incident(incident, choice, after)

@@ -465,6 +465,8 @@ class Incident:
     confidence: Confidence = Confidence.CERTAIN
     took_s: float = 0.0
     """These three as in Failure."""
+    followed: bool = False
+    """It had befallen the group on another host too: none is held to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.core import cordons
+from supervisor.core.explain import explain
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import CordonView, Kind, Rung, Suspicion
 from tests.unit.core.world import World
@@ -130,6 +131,20 @@ def test_another_incident_that_is_held_against_the_host_keeps_it_where_it_is() -
     crash(w, 77)
     assert w.memory.cordons == {"h1": "incident i2: crash; incident i3: node_lost"}
     assert [(s.host, s.incident) for s in w.suspicions] == [("h1", "i2")]
+
+
+def test_an_incident_that_goes_on_is_told_as_it_is() -> None:
+    """One that crashes at every start is one incident, on all its hosts."""
+    w = World(groups=2, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
+    for _ in range(4):
+        w.crash(0, SIGSEGV, step=20)
+        w.round(61.0)
+        w.start_again()
+    assert (len(w.incidents), w.incident.rung, w.incident.followed) == (1, Rung.REPLACE, True)
+    assert (w.memory.cordons, w.suspicions) == ({}, [])
+    said = "\n".join(explain(w.incident))
+    assert "no host was cordoned, for it follows the group" in said
+    assert "the same on host n1 (incident i1): it follows the group" in said
 
 
 def test_at_a_halt_too_the_first_host_is_free() -> None:
