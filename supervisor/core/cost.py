@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from supervisor.core.ladder import first_rung
 from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Kind, Rung, Tried
-from supervisor.core.round import Round
+from supervisor.core.round import Round, trains
 
 KEPT = 8
 """Newest tries that are remembered, of each thing."""
@@ -100,7 +100,7 @@ def idle_groups(r: Round, group: GroupMemory) -> int:
 
 def _others(r: Round, group: GroupMemory) -> int:
     before = r.before.groups[group.group]
-    return r.well - (before.phase == "running" and not before.incident)
+    return r.well - trains(before, r.before.incidents)
 
 
 def _sentence(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> str:

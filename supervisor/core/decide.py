@@ -15,6 +15,7 @@ from supervisor.core import (
     cordons,
     cost,
     detect,
+    follows,
     handover,
     ladder,
     numerics,
@@ -240,7 +241,8 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         return
     if r.full(group.group):
         return
-    failure = shadow.or_asked_for(r, group, detect.with_facts(failure, group, r.observed, r.spec))
+    failure = shadow.as_told_first(r, group, detect.with_facts(failure, group, r.observed, r.spec))
+    failure = shadow.or_asked_for(r, group, failure)
     ranks = detect.ranks_of(group, r.observed)
     step = max((rank.step for rank in ranks), default=0)
     if r.phase == "stopping":
@@ -253,6 +255,12 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         return
     group = repeat.remember(r, group, failure, ranks)
     failure = repeat.told(group, failure)
+    kind, earlier = failure.kind, follows.before(r, group, failure.kind, failure.same)
+    failure = follows.told(failure, earlier)
+    fault, passed = repeat.programs_fault(r, group, failure), repeat.elsewhere(r, group, failure)
+    if earlier is not None and kind == Kind.NUMERICS:
+        fault = follows.not_finite(r, group, step, earlier)
+    failure = repeat.as_the_programs(failure) if fault else failure
     incident = r.incident_for(group, failure, step)
     group = r.groups[group.group]
     if r.paused:
@@ -263,13 +271,12 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a node.
     tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
-    fault, passed = repeat.programs_fault(r, group, incident), repeat.elsewhere(r, group, incident)
     if tried and incident.kind != Kind.REQUESTED:
         cost.note(r, known, mended=False)
-    passed = passed or cost.elsewhere(r, group, incident.kind)
+    passed = passed or ("" if earlier else cost.elsewhere(r, group, incident.kind))
     at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
     if fault:
-        incident, choice = repeat.stop(r, incident, fault)
+        choice = ladder.Choice(Rung.STOP, fault, ())
     elif incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
     elif failure.blameless and not tried:
@@ -283,11 +290,12 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     else:
         choice = r.choose(incident.kind, group.group, at_least, passed)
     costs = cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
-    if shadow.only_observed(r, incident.kind) and choice.rung != Rung.RIDE_THROUGH:
+    if shadow.only_observed(r, failure) and choice.rung != Rung.RIDE_THROUGH:
         shadow.observe(r, replace(incident, costs=costs), choice)
     else:
         incident = shadow.ended(r, incident, failure, step)
-        apply(r, r.groups[group.group], replace(incident, costs=costs), choice)
+        follows.remember(r, r.groups[group.group], kind, failure.same, incident.id, step, earlier)
+        apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)
 
 
 def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
@@ -346,8 +354,9 @@ def _close_untouched(r: Round, group: GroupMemory) -> None:
         r.set_group(replace(group, incident=""))
 
 
-def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
-    """Do what the rung says, in memory."""
+def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
+    """Do what the rung says, in memory. `followed`: it has befallen the group on another host too."""
+    incident = replace(incident, followed=followed)
     about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
     after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
     incident = r.decide_incident(incident, choice, after)
@@ -363,7 +372,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         return
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
-        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="")
+        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="", shown=())
         r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
     elif incident.kind == Kind.OOM:
         group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
@@ -380,26 +389,25 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     if choice.rung == Rung.RESTART:
         r.set_group(replace(group, phase="placing", old_node=group.node))
         return
-    _move_away(r, group, incident, choice)
+    _move_away(r, group, incident, choice, followed)
 
 
-def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice) -> None:
+def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool) -> None:
     old = group.node
     allocation = r.placed_by(group) if old else ""
     known = r.allocations.get(allocation)
     # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
     leaves = known is not None and known.leaving_since is not None
-    expected = leaves or incident.kind == Kind.ALLOCATION_LOST
+    suspect = bool(old) and not (leaves or followed or incident.kind == Kind.ALLOCATION_LOST)
     host = r.host_of(old)
-    if old and not expected:
+    if suspect:
         r.cordon(host, old, incident)
     # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
     if allocation:
-        r.release(allocation, choice.reason if expected else f"its node {old} is cordoned ({r.cordons.get(host, '')})")
+        r.release(allocation, f"its node {old} is cordoned ({r.cordons[host]})" if suspect else choice.reason)
     if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
-        suspect = bool(old) and not expected
         _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
     if choice.reason.startswith((EVERYTHING_GONE, GONE_AGAIN)):
         _replace_spares(r)

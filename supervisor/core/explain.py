@@ -12,6 +12,10 @@ DONE = {
     Rung.STOP: "The run was halted: a person has to look.",
 }
 
+FOLLOWED = (
+    "The group moved to a spare, and another spare was asked for; no host was cordoned, for it follows the group."
+)
+
 LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 
 
@@ -56,5 +60,7 @@ def _done(incident: Incident) -> list[str]:
             f"What would have been done: {rung}. The policy was only to observe.",
             f"  {ends.get(incident.state, '')}",
         ]
-    left = (incident.kind, incident.rung) == (Kind.LEAVING, Rung.REPLACE)
-    return [f"What was done: {rung}.", f"  {LEFT if left else DONE[incident.rung]}"]
+    done = DONE[incident.rung]
+    if incident.rung == Rung.REPLACE and (incident.followed or incident.kind == Kind.LEAVING):
+        done = FOLLOWED if incident.followed else LEFT
+    return [f"What was done: {rung}.", f"  {done}"]

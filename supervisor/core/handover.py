@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from supervisor.core import detect
+from supervisor.core import detect, shadow
 from supervisor.core.ladder import WHY_FIRST, Choice
 from supervisor.core.model import Failure, GroupMemory, Kind, Rung
 from supervisor.core.round import Round
@@ -42,7 +42,7 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
         _not_without_an_heir(r, running, why)
         return
     spares = r.spares()
-    if r.spec.groups.count == 1 and spares and not running[0].incident:
+    if r.spec.groups.count == 1 and spares and not r.busy(running[0]):
         _begin(r, f"node {running[0].node} is leaving ({why}), and the group has nobody to heal from")
         return
     told = [r.observed.nodes.get(g.node) for g in there]
@@ -156,11 +156,13 @@ def off(r: Round, group: GroupMemory, why: str) -> None:
     """Take a group from its node: the next generation is started elsewhere, once this one is proved gone.
 
     An incident that something was decided about goes on; else one says why it moves, be it that which was only opened while
-    the run was paused.
+    the run was paused. One that is only observed ends with it.
     """
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
     after = group.generation + 1 if group.phase in ("starting", "running") else group.generation
     known = r.incidents.get(group.incident)
+    if known is not None and known.shadow:
+        group, known = shadow.close(r, known), None
     if known is None or known.decided is None:
         incident = r.incident_for(group, Failure(Kind.LEAVING, (why,)), step)
         incident = r.decide_incident(incident, Choice(Rung.REPLACE, f"{WHY_FIRST[Kind.LEAVING]}: {why}", ()), after)

@@ -15,7 +15,7 @@ from supervisor.core import budget as budgets
 from supervisor.core import detect, handover
 from supervisor.core.ladder import WHY_FIRST
 from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung
-from supervisor.core.round import Round
+from supervisor.core.round import Round, trains
 
 ASKED_A_ROUND = 15
 """Successors that one round asks for: two operations each, beside what placing costs; a transaction holds 100."""
@@ -133,14 +133,14 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
         return False
     # Those that the node itself has been told of have a deadline: they go first.
     there.sort(key=lambda g: (not r.observed.nodes[g.node].leaving if g.node in r.observed.nodes else True, g.group))
-    group = next((g for g in there if not g.incident), there[0])
+    group = next((g for g in there if not r.busy(g)), there[0])
     why = words[r.placed_by(group)]
     about = f"group {group.group}: its node {group.node} is leaving ({why})"
     spares = r.spares()
     busy = [g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting")]
     if not spares:
         r.wait(f"{about}, and no other is there yet{_coming(r, group)}")
-    elif group.incident:
+    elif r.busy(group):
         r.wait(f"{about}; first its incident {group.incident}")
     elif busy:
         r.wait(f"{about}: one at a time, group {busy[0].group} is not running yet")
@@ -167,8 +167,7 @@ def _coming(r: Round, group: GroupMemory) -> str:
 def _healthy(r: Round, group: GroupMemory) -> bool:
     gate = detect.listening(r.observed)
     return (
-        group.phase == "running"
-        and not group.incident
+        trains(group, r.incidents)
         and gate is not None
         and gate.admitted.get(group.group) == group.generation
         and gate.hearing.get(group.group) == "beating"

@@ -308,6 +308,8 @@ class Failure:
     confidence: Confidence = Confidence.CERTAIN
     blameless: bool = False
     """Another group is known to be the cause: this one is started again at no budget."""
+    causes: tuple[Kind, ...] = ()
+    """What else it is a failure of: where one of these is only observed, so is this."""
     took_s: float = 0.0
     """How long it had to last before it was a failure, by the clock of whoever watched it. 0: an end, seen at once."""
 
@@ -329,6 +331,22 @@ class Seen:
     times: int = 1
     hosts: tuple[str, ...] = ()
     """Where, each once, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A failure that something was done about, and where the group was."""
+
+    kind: Kind
+    host: str
+    incident: str
+    at: float
+    """On the run clock."""
+    step: int
+    same: str = ""
+    """As in Failure; empty where all of the kind are alike."""
+    followed: bool = False
+    """It has come again on another host: no host is to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +394,8 @@ class GroupMemory:
     oom_at: float | None = None
     """When it was last killed for memory, on the run clock. None: never since a person resumed the run."""
     oom_host: str = ""
+    shown: tuple[Shown, ...] = ()
+    """The newest of each kind that may follow it to another host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,6 +465,8 @@ class Incident:
     confidence: Confidence = Confidence.CERTAIN
     took_s: float = 0.0
     """These three as in Failure."""
+    followed: bool = False
+    """It had befallen the group on another host too: none is held to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -580,4 +602,6 @@ class Decision:
     """Those that changed."""
     suspicions: tuple[Suspicion, ...] = ()
     """New ones."""
+    acquitted: tuple[tuple[str, str], ...] = ()
+    """Host and incident of those that were not the host's doing after all: they are held against it no more."""
     look_again_at: float | None = None

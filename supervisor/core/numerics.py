@@ -22,6 +22,7 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
     mine = said(group, observed)
     if failure.kind != Kind.ERROR or not mine:
         return failure
+    failure = replace(failure, causes=(Kind.NUMERICS,))
     others = {g.group: told for g in memory.groups.values() if g.group != group.group and (told := said(g, observed))}
     if mine & OWN and any(not told & OWN and "peers" in told for told in others.values()):
         finite = ", ".join(str(g) for g, told in sorted(others.items()) if not told & OWN)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import budget as budgets
-from supervisor.core import errors, ladder
-from supervisor.core.model import Failure, GroupMemory, Incident, Kind, RankView, Rung, Seen
+from supervisor.core import errors
+from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
 from supervisor.core.round import Round
 
 TRIED = 3
@@ -73,26 +73,26 @@ def _again(group: GroupMemory, kind: Kind) -> Seen | None:
     seen = group.seen
     if seen is None or seen.generation != group.generation or seen.times < 2:
         return None
-    return seen if kind in (Kind.ERROR, Kind.CRASH, Kind.OOM, Kind.NUMERICS) else None
+    return seen if kind in (Kind.ERROR, Kind.CRASH, Kind.OOM) else None
 
 
-def programs_fault(r: Round, group: GroupMemory, incident: Incident) -> str:
+def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
     """Why no machine is to blame; empty when one may be."""
-    if errors.of_what_is_shared(incident.error):
+    if errors.of_what_is_shared(failure.error):
         return ""  # a switch or a store that is down is down wherever the group is started
-    if _everywhere(r, group, incident):
+    if _everywhere(r, group, failure):
         return EVERYWHERE
-    seen = _again(group, incident.kind)
+    seen = _again(group, failure.kind)
     if seen is None:
         return ""
     # A device, a file or a library of the node's own raises the same error again and again too.
-    if len(seen.hosts) < 2 and (incident.kind != Kind.ERROR or errors.of_the_machine(incident.error)):
+    if len(seen.hosts) < 2 and (failure.kind != Kind.ERROR or errors.of_the_machine(failure.error)):
         return ""
     others = (g.phase == "running" for g in r.groups.values() if g.group != group.group)
-    if incident.kind != Kind.NUMERICS and any(others):
+    if any(others):
         return ""  # the same program trains there
     where = f"on {' and '.join(seen.hosts)}"
-    if seen.trained and incident.kind in (Kind.ERROR, Kind.NUMERICS):
+    if seen.trained and failure.kind == Kind.ERROR:
         return f"it resumed, and ended with the same error at the same step {seen.step} again ({where})"
     if seen.times < TRIED:
         return ""
@@ -103,34 +103,32 @@ def programs_fault(r: Round, group: GroupMemory, incident: Incident) -> str:
     )
 
 
-def _everywhere(r: Round, group: GroupMemory, incident: Incident) -> bool:
+def _everywhere(r: Round, group: GroupMemory, failure: Failure) -> bool:
     """The same error at the same step in every group, and none has come past it since."""
     seen = group.seen
-    if incident.kind != Kind.ERROR or seen is None or seen.generation != group.generation or len(r.groups) < 2:
+    if failure.kind != Kind.ERROR or seen is None or seen.generation != group.generation or len(r.groups) < 2:
         return False
     theirs = [g.seen for g in r.groups.values()]
     return all(s is not None and (s.same, s.step) == (seen.same, seen.step) for s in theirs)
 
 
-def elsewhere(r: Round, group: GroupMemory, incident: Incident) -> str:
+def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> str:
     """Why another node is to be tried before this one again, if a spare is there and paid for; else empty."""
     budget = r.spec.policy.budget
     left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
     if not r.has_spare or not all(left):
         return ""  # then the ladder says why
     lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
-    if incident.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
+    if failure.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
         return f"killed for memory twice within {budget.window_s:g} s on {group.oom_host}"
-    seen = _again(group, incident.kind)
-    if seen is None or len(seen.hosts) > 1 or errors.of_what_is_shared(incident.error):
+    seen = _again(group, failure.kind)
+    if seen is None or len(seen.hosts) > 1 or errors.of_what_is_shared(failure.error):
         return ""
-    if seen.trained and incident.kind == Kind.ERROR and not errors.of_the_machine(incident.error):
+    if seen.trained and failure.kind == Kind.ERROR and not errors.of_the_machine(failure.error):
         return ""  # where it had gone well until then the node is not suspect
     return f"it ended in the same way {seen.times} times in a row on {seen.hosts[0]}"
 
 
-def stop(r: Round, incident: Incident, why: str) -> tuple[Incident, ladder.Choice]:
-    """The incident as the program's fault, and the rung that it gets."""
-    incident = replace(incident, kind=Kind.SAME_ERROR)
-    r.set_incident(incident)
-    return incident, ladder.Choice(Rung.STOP, why, ())
+def as_the_programs(failure: Failure) -> Failure:
+    """The failure as the program's fault. It stays one of its own kind as well: who only observes that wants no halt for it."""
+    return replace(failure, kind=Kind.SAME_ERROR, causes=(failure.kind, *failure.causes))

@@ -5,7 +5,7 @@ Mutable, but it lives only inside one call of `decide`: what goes in and what co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,8 @@ MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission, what is
 desired), and a transaction holds 100."""
 
+ENDS = (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.SAME_ERROR, Kind.NUMERICS, Kind.GPU)
+
 MAX_GIVEN_BACK = 30
 """Allocations, or incidents, that one round of a run's end may close: one operation each."""
 
@@ -56,6 +58,7 @@ class Round:
         self.rest: dict[str, Any] = {}
         self.seen = memory.incidents_seen
         self.suspicions: list[Suspicion] = []
+        self.acquitted: list[tuple[str, str]] = []
         self.actions: list[Action] = []
         self.waits: list[str] = []
         self._wake: list[float] = []
@@ -116,8 +119,15 @@ class Round:
     def well(self) -> int:
         """How many groups trained when this round began."""
         if self._well is None:
-            self._well = sum(g.phase == "running" and not g.incident for g in self.before.groups.values())
+            running = [g for g in self.before.groups.values() if g.phase == "running"]
+            failed = [g for g in running if g.incident and not trains(g, self.before.incidents)]
+            self._well = len(running) - len(failed)
         return self._well
+
+    def busy(self, group: GroupMemory) -> str:
+        """Its open incident, if something is done about that; empty: there is none, or one that is only observed."""
+        incident = self.incidents.get(group.incident)
+        return "" if incident is not None and incident.shadow else group.incident
 
     def _spares(self) -> Iterator[str]:
         if self._candidates is None:
@@ -303,7 +313,7 @@ class Round:
                 return known
             evidence = (*known.evidence, *(e for e in failure.evidence if e not in known.evidence))
             # An end has its own text, or none: that of an earlier one says nothing of it.
-            newest = failure if failure.kind in (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.NUMERICS, Kind.GPU) else known
+            newest = failure if failure.kind in ENDS else known
             incident = replace(
                 known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
                 rank=failure.rank, confidence=failure.confidence, took_s=failure.took_s,
@@ -404,8 +414,9 @@ class Round:
             self.suspicions.append(
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
             )
-        self.cordons[host] = f"incident {incident.id}: {incident.kind.value}"
-        self.act("cordon", f"cordon:{host}:{incident.id}", self.cordons[host], node=node, incident=incident.id)
+        held = _held(incident.id, incident.kind)
+        self.cordons[host] = f"{self.cordons[host]}; {held}" if host in self.cordons else held
+        self.act("cordon", f"cordon:{host}:{incident.id}", held, node=node, incident=incident.id)
 
     def uncordon(self, host: str) -> None:
         """A person, or a check that it passed, has freed it."""
@@ -413,6 +424,17 @@ class Round:
         view = self.observed.cordons.get(host)
         by = view.passed if view is not None and view.passed else "a person"
         self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by {by} ({was})")
+
+    def acquit(self, host: str, incident: str, kind: Kind, why: str) -> None:
+        """An incident was not the host's doing after all. Another one that is held against it too keeps it where it is: of
+        several of one run on a host only the first has a record."""
+        held = _held(incident, kind)
+        if host in self.cordons and self.cordons[host] != held:
+            return
+        self.acquitted.append((host, incident))
+        if self.cordons.pop(host, ""):
+            about = f"host {host} is not to blame for it ({held}): {why}"
+            self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", about)
 
     def halt(self, reason: str, incident: Incident | None) -> None:
         """Rung 4: drain what still runs, then stop, and say why."""
@@ -451,8 +473,20 @@ class Round:
             waits=tuple(self.waits),
             incidents=tuple(self.changed.values()),
             suspicions=tuple(self.suspicions),
+            acquitted=tuple(self.acquitted),
             look_again_at=wake,
         )
+
+
+def _held(incident: str, kind: Kind) -> str:
+    return f"incident {incident}: {kind.value}"
+
+
+def trains(group: GroupMemory, incidents: Mapping[str, Incident]) -> bool:
+    """Whether it steps, as far as incidents say: one that is only slow, and left so, does."""
+    incident = incidents.get(group.incident)
+    slow = incident is not None and incident.shadow and incident.kind == Kind.STRAGGLER
+    return group.phase == "running" and (slow or not group.incident)
 
 
 def is_rider(incident: Incident | None) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core import gpu
 from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Incident, Kind
 from supervisor.core.round import Round
@@ -15,16 +16,32 @@ ALWAYS = frozenset({Kind.REQUESTED, Kind.LEAVING})
 """No failures: a person's wish, and a node that is left before it is taken."""
 
 
-def only_observed(r: Round, kind: Kind) -> bool:
-    """Whether nothing is to be done about a failure of this kind."""
+BY_WORD = frozenset({Kind.NUMERICS, Kind.GPU})
+"""What shows these may pass before they are over: the other groups have started again, a driver says no more of it."""
+
+
+def only_observed(r: Round, failure: Failure) -> bool:
+    """Whether nothing is to be done about it: its kind, or one that it comes of, is only observed."""
     policy = r.spec.policy
-    return kind not in ALWAYS and (policy.mode == "observe" or kind.value in policy.observe)
+    observed = any(kind.value in policy.observe for kind in (failure.kind, *failure.causes))
+    return failure.kind not in ALWAYS and (policy.mode == "observe" or observed)
+
+
+def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:
+    """The failure, as the kind by which it was observed: the same end is none of another kind because nobody shows it any more."""
+    known = r.incidents.get(group.incident)
+    if known is None or not known.shadow or known.kind not in BY_WORD or failure.kind not in gpu.MAY_BE_ITS_FAULT:
+        return failure
+    return replace(
+        failure, kind=known.kind, evidence=known.evidence, rank=known.rank, confidence=known.confidence,
+        took_s=known.took_s,
+    )  # fmt: skip
 
 
 def or_asked_for(r: Round, group: GroupMemory, failure: Failure) -> Failure:
     """What a person asks for is done, also about a failure that is only observed."""
     asked = r.observed.control.restarts.get(group.group, 0) > r.before.restarts_done.get(group.group, 0)
-    if not asked or not only_observed(r, failure.kind):
+    if not asked or not only_observed(r, failure):
         return failure
     return Failure(Kind.REQUESTED, ("a person asked for a restart of the group", *failure.evidence))
 
@@ -46,12 +63,15 @@ def observe(r: Round, incident: Incident, choice: Choice) -> None:
 
 def ended(r: Round, incident: Incident, failure: Failure, step: int) -> Incident:
     """The incident that is to be acted on: a new one where this one was a shadow, which has not recovered by itself."""
-    if not incident.shadow:
-        return incident
+    return r.incident_for(close(r, incident), failure, step) if incident.shadow else incident
+
+
+def close(r: Round, incident: Incident) -> GroupMemory:
+    """A shadow incident that has not recovered by itself; its group, without it."""
     r.set_incident(replace(incident, state="halted"))
     group = replace(r.groups[incident.group], incident="")
     r.set_group(group)
-    return r.incident_for(group, failure, step)
+    return group
 
 
 def _words(choice: Choice) -> str:

@@ -202,7 +202,9 @@ class HangSpec:
 class BreakerSpec:
     """Many nodes lost at once, or whose checks do not pass: hold, and have a person look, instead of giving them all up."""
 
-    share: float = setting(0.2, "a fifth of the nodes do not fail by themselves at once: a switch or a store did")
+    share: float = setting(
+        0.2, "above 0, at most 1: a fifth of the nodes do not fail by themselves at once: a switch or a store did"
+    )
     at_least: int = setting(5, "below this many a share says nothing")
     window_s: float = setting(
         60.0, "a switch takes its nodes within seconds, and their leases lapse within seconds more"
@@ -217,7 +219,8 @@ class PolicySpec:
         "act", "observe: decide and write down, and do nothing; for a first week beside what you have"
     )
     observe: tuple[str, ...] = setting(
-        (), "kinds of failure that are only observed whatever the mode is, as `supervisor incidents` names them"
+        (),
+        "kinds of failure that are only observed whatever the mode is, as `supervisor incidents` names them, and what comes of them: who observes error is not halted by the same error again",
     )
     budget: BudgetSpec = setting(BudgetSpec, "see [policy.budget]")
     first_rung: FirstRungSpec = setting(FirstRungSpec, "see [policy.first_rung]")

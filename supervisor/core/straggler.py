@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from supervisor.core import follows
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, Rung, SlowSince
-from supervisor.core.round import Round
+from supervisor.core.round import Round, trains
 from supervisor.core.spec import RunSpec
 
 DIFFERENCE_S = 0.02
@@ -91,7 +92,7 @@ def look(r: Round) -> dict[int, Failure]:
         began = since[slow.group]
         if r.now < began.since + policy.straggler_for_s:
             r.look_again(began.since + policy.straggler_for_s)
-        elif slow.step >= began.step + STEPS:
+        elif slow.step >= began.step + STEPS and not _follows(r, r.groups[slow.group], began):
             return _due(r, r.groups[slow.group], slow, began)
     return {}
 
@@ -104,6 +105,17 @@ def _since(r: Round, slow: Slow) -> SlowSince:
     return SlowSince(generation=slow.generation, since=r.now, step=slow.step)
 
 
+def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
+    """Whether it was slow on another host too. Then it is reported, and the next slowest may have its turn."""
+    earlier = follows.before(r, group, Kind.STRAGGLER, at=since.since)
+    if group.incident or earlier is None:
+        return False
+    follows.acquit(r, group, earlier)
+    why = f"it was on host {earlier.host} too (incident {earlier.incident}): its own data or work, and no host's fault"
+    r.wait(f"group {group.group} is slow and not touched: {why}")
+    return True
+
+
 def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int, Failure]:
     """Unless something else goes on, or nothing that may be done is left."""
     incident = r.incidents.get(group.incident)
@@ -111,13 +123,13 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
         failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # one sentence for all its time
         return {group.group: replace(failure, confidence=incident.confidence, took_s=incident.took_s)}
     others = [g for g in r.groups.values() if g.group != group.group]
-    busy = next((g for g in r.groups.values() if g.incident or g.phase not in ("running", "finished")), None)
+    busy = next((g for g in r.groups.values() if r.busy(g) or g.phase not in ("running", "finished")), None)
     about = f"group {group.group} is slow and not touched"
     if r.phase != "running" or r.handover_at_step is not None or r.leaving(group.node):
         return {}
     if busy is not None:
         r.wait(f"{about}: group {busy.group} is {f'in incident {busy.incident}' if busy.incident else busy.phase}")
-    elif not any(g.phase == "running" for g in others):
+    elif not any(trains(g, r.incidents) for g in others):
         r.wait(f"{about}: no other group trains that it can heal from")
     elif (choice := r.choose(Kind.STRAGGLER, group.group)).rung not in ACTS:
         r.wait(f"{about}: {'; '.join(choice.considered)}")

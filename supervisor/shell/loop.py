@@ -186,7 +186,8 @@ class Loop:
             wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents)
             wanted |= projection.suspicion_records(decision.suspicions)
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory)
-        puts = self._difference(run, wanted, intents)
+        deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
+        puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):
             journal.intent(self.epoch, observed, decision)
             for action in decision.actions:
@@ -199,7 +200,7 @@ class Loop:
         known = self._mirror.items.get(own)
         expect = [self._term.expect(), Expect(own, mod_revision=known.mod_revision if known is not None else 0)]
         try:
-            revision = self._store.commit(puts, (), expect)
+            revision = self._store.commit(puts, deletes, expect)
         except Fenced as error:
             journal.outcome(self.epoch, decision.memory.decisions, None, refused=str(error))
             raise
@@ -212,7 +213,9 @@ class Loop:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
         reach("recorded")
 
-    def _difference(self, run: str, memory: dict[str, bytes], intents: dict[str, bytes]) -> dict[str, bytes]:
+    def _difference(
+        self, run: str, memory: dict[str, bytes], intents: dict[str, bytes], at_most: int
+    ) -> dict[str, bytes]:
         """What to write, memory first. What does not fit into one transaction is written in the next turns: intents
         are derived from memory, so nothing is lost."""
 
@@ -221,7 +224,7 @@ class Loop:
             return item is None or item.value != value
 
         puts = {k: v for k, v in memory.items() if differs(k, v)}
-        if len(puts) > MAX_OPERATIONS:
+        if len(puts) > at_most:
             raise Fatal(f"run {run}: a decision of {len(puts)} records is more than a transaction holds")
         # A node of which nothing is wanted any more is told so: a key that is missing says nothing (an etcd that was wiped).
         told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
@@ -230,7 +233,7 @@ class Loop:
             if key not in intents:
                 intents[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
         for key, value in intents.items():
-            if len(puts) >= MAX_OPERATIONS:
+            if len(puts) >= at_most:
                 self._look_again[run] = self.now()
                 break
             if differs(key, value):

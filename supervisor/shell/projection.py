@@ -37,6 +37,11 @@ def suspicion_records(found: Iterable[Suspicion]) -> dict[str, bytes]:
     return {keys.suspicion(s.host, s.run, s.incident): encode(s) for s in found}
 
 
+def acquitted(run: str, found: Iterable[tuple[str, str]]) -> list[str]:
+    """Keys of what is held against hosts no more; deleted with the memory that says so."""
+    return [keys.suspicion(host, run, incident) for host, incident in found]
+
+
 def intent_records(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, bytes]:
     """Per node, what is to run there; and the newest checkpoint."""
     run = spec.name

@@ -1,4 +1,4 @@
-"""What cannot be in [policy], as far as it speaks of kinds of failure."""
+"""What cannot be in [policy], as far as it speaks of kinds of failure, and of shares."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def problems(policy: PolicySpec) -> list[str]:
         for name in policy.observe
         if name not in observable
     ]
+    share = policy.breaker.share
+    if share == 0 or 1 < share < math.inf:  # what is below 0 or no number is said with the other ranges
+        found.append(
+            f"policy.breaker.share = {share:g}: a share of the run's nodes, above 0 and at most 1, as 0.2 for a fifth"
+        )
     for kind, budget in policy.kind_budget.items():
         found += _kind(f"policy.kind_budget.{kind}", kind)
         if budget < 1:

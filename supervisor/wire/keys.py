@@ -67,7 +67,8 @@ def cordon(host: str) -> str:
 
 
 def suspicion(host: str, run: str, incident: str) -> str:
-    """An incident that is held against a host. Written by the leader, with the memory that says so; deleted by the CLI."""
+    """An incident that is held against a host. Written by the leader, with the memory that says so; deleted by the
+    CLI, and by the leader when it follows its group to another host."""
     return f"{CORDONS}{host}/incident/{run}/{incident}"
 
 

@@ -57,13 +57,14 @@ FACTS = ("checkpoint", "fence", "uncordon")
 """Actions that only note what was seen; a paused run may take them."""
 
 
-def spec(groups: int = 3, spares: int = 1, **budget: Any) -> RunSpec:
+def spec(groups: int = 3, spares: int = 1, mode: Literal["act", "observe"] = "act", **budget: Any) -> RunSpec:
     """A run with short times: a lease of 2 s, a silence of 5 s, a start of 20 s."""
     return RunSpec(
         name="run",
         groups=GroupsSpec(count=groups),
         allocation=AllocationSpec(nodes=groups, spares=spares, slurm=SlurmSpec(warn_s=WARN_S)),
         policy=PolicySpec(
+            mode=mode,
             budget=BudgetSpec(**{"restart": 500, "replace": 500, "reallocate": 500, "window_s": 60.0, **budget}),
             backoff_first_s=0.5,
             backoff_max_s=2.0,
@@ -278,6 +279,8 @@ class Cluster:
         """The newest step that was ever committed."""
         self.bug_at: int | None = None
         """From this step on the program raises, wherever it runs."""
+        self.segfaults: int | None = None
+        """A group that ends by SIGSEGV a few steps after each start, wherever it runs."""
         self.placed: dict[tuple[int, int], str] = {}
         """(group, generation) -> the allocation by which it was placed."""
         self.not_ours = 0
@@ -582,6 +585,8 @@ class Cluster:
         self.newest = max(self.newest, step)
         for process in members:
             process.stepped(step)
+            if process.group == self.segfaults and process.commits >= 3:
+                process.end(signal=11)
             if self.bug_at is not None and step >= self.bug_at:
                 process.end(code=1, error=f"ValueError: no batch at 0x{id(process):x}")
 
@@ -910,6 +915,8 @@ class Cluster:
     def _commit(self, decision: Decision) -> None:
         self.records |= projection.memory_records(self.spec, decision.memory, decision.incidents)
         self.held |= projection.suspicion_records(decision.suspicions)
+        for key in projection.acquitted(self.spec.name, decision.acquitted):
+            self.held.pop(key, None)
         read = views.memory(_mirror(self.records), "run")
         if read != decision.memory:
             self.broken.append(f"round trip: {decision.memory} came back as {read}")

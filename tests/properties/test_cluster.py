@@ -197,6 +197,18 @@ def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups:
     assert all(len(instants) <= 3 for instants in c.memory.spent.values()), c.memory.spent
 
 
+@given(SEEDS, st.integers(0, 2))
+def test_what_crashes_one_group_on_every_host_bars_none_of_them(seed: int, group: int) -> None:
+    """From the second host on no incident is held against any: neither by this run nor, in etcd, for others."""
+    c = live(seed, [], cluster.spec(restart=1))
+    c.segfaults = group
+    assert c.until(lambda: any(s.followed for s in c.memory.groups[group].shown), 400), c.state()
+    for _ in range(100):
+        assert (c.memory.cordons, [key for key in c.held if "/incident/" in key]) == ({}, []), c.state()
+        c.tick()
+    assert not c.broken, c.broken[:3]
+
+
 @given(SEEDS, st.integers(0, 2), st.integers(0, 12))
 def test_a_name_that_is_given_again_starts_nothing_of_the_last_one(seed: int, group: int, longer: int) -> None:
     """A host goes to somebody else between the decision to start a group there and the start. Whoever has it now reads
@@ -297,6 +309,19 @@ def test_a_paused_run_does_nothing(seed: int, plan: Plan) -> None:
     c = live(seed, [(0, "pause", 0), *[step for step in plan if step[1] != "resume"]], cluster.spec())
     assert c.control.paused
     assert not c.broken, c.broken[:3]
+
+
+@given(SEEDS, PLANS)
+def test_where_it_is_only_observed_no_failure_is_acted_on(seed: int, plan: Plan) -> None:
+    """But for what a person asks for, and what is left before it is taken. Silence is ridden through, as ever."""
+    c = live(seed, plan, cluster.spec(mode="observe"))
+    c.run(100)
+    assert not c.broken, c.broken[:3]
+    acted = {i.kind for _, _, d in c.decided for i in d.incidents if i.decided is not None and not i.shadow}
+    assert acted <= {Kind.REQUESTED, Kind.LEAVING, Kind.SILENT}
+    assert set(c.memory.spent) <= {"reallocate"}, "which is what spares are asked for again by"
+    assert c.memory.cordons == {}
+    assert c.memory.phase == "running"
 
 
 @given(SEEDS, PLANS)

@@ -55,6 +55,25 @@ def test_what_was_measured_is_told_in_group_seconds() -> None:
     assert "What each would cost, in lost group-seconds:" in explain(w.incident)
 
 
+def test_one_that_is_slow_and_only_observed_is_not_counted_as_lost() -> None:
+    """It steps; one that crashed and is left so does not."""
+    for observed, others in (("straggler", 3), ("crash", 2)):
+        w = World(
+            groups=4, first_rung=FirstRungSpec(straggler="restart"), observe=(observed,), straggler_for_s=300.0
+        ).bring_up()  # fmt: skip
+        for step in (50, 114):
+            for group in range(4):
+                w.commit(group, step=step, compute_s=0.9 if group == 0 and observed == "straggler" else 0.4)
+            w.round(301.0)
+        if observed == "crash":
+            w.crash(0)
+            w.round(1.0)
+        assert [i.shadow for i in w.memory.incidents.values()] == [True]
+        w.fail(1, 1, "KeyError: 'x'")
+        w.round(1.0)
+        assert w.incident.costs[-1] == f"going on with {others} of 4 groups: 1 a second"
+
+
 def test_where_too_few_are_left_all_stand_still() -> None:
     w = World(groups=4, min_groups=4).bring_up()
     remembers(w, restart=(3.0,))

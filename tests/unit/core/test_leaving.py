@@ -8,8 +8,8 @@ import pytest
 
 from supervisor.core import invariants
 from supervisor.core.leaving import SUCCESSORS_A_NODE
-from supervisor.core.model import Kind, Rung
-from supervisor.core.spec import SlurmSpec
+from supervisor.core.model import Kind, Rung, StuckView
+from supervisor.core.spec import FirstRungSpec, SlurmSpec
 from tests.unit.core.world import World
 
 WARN_S = 300.0
@@ -52,6 +52,70 @@ def follow(w: World, group: int) -> None:
     w.hear(group, "beating")
     assert w.group(group).phase == "running"
     settle(w)
+
+
+# --- where a failure is only observed ---
+
+
+STUCK = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
+
+
+@pytest.mark.parametrize("leaves", [limit, drain])
+@pytest.mark.parametrize("how", ["hang", "crash"])
+def test_a_group_whose_failure_is_only_observed_leaves_as_any_other(how: str, leaves: object) -> None:
+    w = world(groups=3, mode="observe")
+    if how == "hang":
+        w.report(1, commits=1, step=50, stuck=STUCK)
+        w.others_wait(1)
+    else:
+        w.crash(1)
+    settle(w)
+    assert w.incident.shadow
+    leaves(w, 2)  # type: ignore[operator]
+    settle(w)
+    assert (w.group(1).phase, w.group(1).old_node) == ("fencing", "n2")
+    assert (w.incidents["i1"].state, w.incidents["i1"].shadow) == ("halted", True), "it has not recovered by itself"
+    assert (w.incident.id, w.incident.kind, w.incident.rung, w.incident.shadow) == (
+        "i2",
+        Kind.LEAVING,
+        Rung.REPLACE,
+        False,
+    )
+    follow(w, 1)
+    assert (w.group(1).node, w.incident.state) == ("n4", "recovered")
+    assert (w.memory.spent, w.memory.cordons) == ({}, {})
+
+
+def test_alone_it_is_handed_over_as_any_other() -> None:
+    w = world(groups=1, mode="observe")
+    w.report(0, commits=1, step=50, stuck=STUCK)
+    settle(w)
+    assert w.incident.shadow
+    limit(w, 1)
+    settle(w)
+    assert w.memory.handover_at_step is not None
+
+
+def test_one_that_hangs_and_is_left_so_is_nobody_to_heal_from() -> None:
+    w = world(groups=2, mode="observe")
+    w.report(1, commits=1, step=50, stuck=STUCK)
+    w.others_wait(1)
+    limit(w, 1)
+    settle(w)
+    assert w.group(0).phase == "running"
+    assert "no other group trains that it can heal from" in w.waits()
+
+
+def test_one_that_is_slow_and_left_so_may_be_healed_from() -> None:
+    w = world(groups=2, first_rung=FirstRungSpec(straggler="restart"), observe=("straggler",), straggler_for_s=300.0)
+    for step in (50, 114):
+        for group, seconds in enumerate((0.4, 0.9)):
+            w.commit(group, step=step, compute_s=seconds, compute_past_s=0.4)
+        w.round(301.0)
+    assert (w.incident.kind, w.incident.shadow) == (Kind.STRAGGLER, True)
+    limit(w, 1)
+    settle(w)
+    assert w.group(0).phase == "fencing"
 
 
 # --- a node that is leaving ---

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Kind, Rung, SpikeView
+from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
 ERROR = "NotFinite: loss is nan at step 51"
@@ -119,25 +121,64 @@ def test_where_all_groups_computed_it_it_is_the_models_fault(w: World, words: tu
     assert w.memory.cordons == {}
 
 
-def test_the_same_group_again_on_another_host_is_the_models_or_the_datas_fault(w: World) -> None:
-    for _ in range(2):
-        for group, whose in enumerate(("peers", "own", "peers")):
-            ends(w, group, whose)
-        judged(w)
-        for group in (0, 1, 2):
-            w.admit(group)
-        for _ in range(10):
-            w.round(5.0)
-        if w.memory.phase != "running":
-            break
-        for group in (0, 1, 2):
-            w.commit(group, step=50)
-        w.round(1.0)
-        for group in (0, 1, 2):
-            w.hear(group, "beating")
-        w.round(1.0)
+def spoils(w: World, group: int, step: int) -> None:
+    """Its own loss is not finite at a step, which ends all; and all that may are started again."""
+    for g in range(3):
+        whose = "own" if g == group else "peers"
+        w.fail(g, code=1, error=f"NotFinite: loss is nan at step {step}", numerics=whose, step=step, commits=1)
+    judged(w)
+    w.round(1.0)
+    if w.memory.phase == "running":
+        for g in range(3):
+            w.recover(g, after=5.0, step=step + 1)
+
+
+@pytest.mark.parametrize("again_at", [51, 60, 2000])
+def test_the_same_group_again_on_another_host_is_the_models_or_the_datas_fault(w: World, again_at: int) -> None:
+    """Whatever the step, and however well it went in between."""
+    spoils(w, 1, 50)
+    assert (w.group(1).node, set(w.memory.cordons)) == ("n4", {"n2"})
+    assert [(s.host, s.kind) for s in w.suspicions] == [("n2", Kind.NUMERICS)]
+    spoils(w, 1, again_at)
     assert w.memory.phase in ("stopping", "halted")
-    assert "ended with the same error at the same step 50 again" in w.memory.halt_reason
+    halting = next(i for i in w.incidents.values() if i.kind == Kind.SAME_ERROR)
+    assert (halting.group, halting.rung, halting.state) == (1, Rung.STOP, "halted")
+    assert halting.reason == (
+        f"its own loss was not finite on host n2 at step 50 and on n4 at step {again_at}, those of the others were: "
+        "it follows the group, so it is its data's or the model's fault"
+    )
+    assert any("its hardware is suspect" in e for e in halting.evidence), "with all that was seen"
+    assert (w.memory.cordons, w.suspicions) == ({}, []), "neither host is to blame"
+
+
+def test_not_so_in_another_group_nor_after_a_day(w: World) -> None:
+    spoils(w, 1, 50)
+    spoils(w, 2, 60)
+    assert w.memory.phase == "running"
+    assert set(w.memory.cordons) == {"n2", "n3"}
+    w.bring(6)
+    w.round(1.0)
+    w.round(WITHIN_S)
+    spoils(w, 1, 70)
+    assert w.memory.phase == "running"
+
+
+def test_not_so_on_the_same_host_again() -> None:
+    """Which is what a host's fault looks like."""
+    w = World(groups=3, first_rung=FirstRungSpec(numerics="restart")).bring_up()
+    spoils(w, 1, 50)
+    spoils(w, 1, 60)
+    assert w.memory.phase == "running"
+    assert {i.kind for i in w.incidents.values() if i.group == 1} == {Kind.NUMERICS}
+
+
+def test_a_person_who_restarts_the_group_has_looked_at_its_data(w: World) -> None:
+    spoils(w, 1, 50)
+    w.control = replace(w.control, restarts={1: 1})
+    w.round()
+    w.recover(1, step=60)
+    spoils(w, 1, 70)
+    assert w.memory.phase == "running"
 
 
 def rises(w: World, *own: float, mean: float, step: int = 120) -> None:
@@ -207,6 +248,7 @@ def test_the_innocent_pay_nothing_however_often_another_group_spoils_the_mean() 
         assert w.memory.phase == "running"
         for group in range(3):
             w.recover(group, after=5.0, step=step + 1)
+        w.round(WITHIN_S)  # sooner, the same group again is the data's fault
     assert not [scope for scope in w.memory.spent if scope.startswith("restart")]
     assert (w.group(0).node, w.group(2).node) == homes
     assert not set(homes) & set(w.memory.cordons)

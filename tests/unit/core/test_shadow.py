@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core.detect import ENGINE_WORD_S
 from supervisor.core.explain import explain
-from supervisor.core.model import Kind, Rung, StuckView
+from supervisor.core.model import GpuFact, Kind, Rung, StuckView
 from tests.unit.core.world import World
 
 STUCK = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
@@ -114,3 +115,117 @@ def test_a_hiccup_is_ridden_through_and_its_end_is_observed() -> None:
     w.hear(1, "beating")
     w.round(1.0)
     assert (w.incidents["i1"].state, w.incidents["i1"].shadow) == ("recovered", True)
+
+
+def not_finite(w: World, *whose: str) -> None:
+    """All groups end because of a number that is not finite; whose it was, by group."""
+    for group, word in enumerate(whose):
+        w.fail(group, error="NotFinite: loss is nan at step 51", numerics=word, step=50, commits=1)
+    w.round(0.1)
+    w.round(ENGINE_WORD_S)
+
+
+def untouched(w: World) -> bool:
+    return (
+        w.memory.phase == "running"
+        and {g.generation for g in w.memory.groups.values()} == {1}
+        and w.memory.spent == w.memory.cordons == {}
+    )
+
+
+@pytest.mark.parametrize("names", [("error",), ("same_error",)])
+def test_the_same_error_everywhere_halts_nobody_who_observes_errors(names: tuple[str, ...]) -> None:
+    """What comes of an error is observed with it: the halt that it would lead to, too."""
+    w = observing(observe=names)
+    for group in range(3):
+        w.fail(group, error="ValueError: no batch", step=40)
+    for _ in range(3):
+        w.round(5.0)
+    if names == ("error",):
+        assert untouched(w)
+    assert w.memory.phase == "running"
+    assert (w.incidents["i3"].kind, w.incidents["i3"].rung) == (Kind.SAME_ERROR, Rung.STOP)
+    assert w.incidents["i3"].shadow
+    assert "would stop, but the policy is only to observe" in w.waits()
+
+
+def test_it_is_said_once_and_takes_nothing_from_the_rounds_of_others() -> None:
+    w = observing()
+    for group in range(3):
+        w.fail(group, error="ValueError: no batch", step=40)
+    for _ in range(3):
+        w.round(5.0)
+    before = w.memory
+    decision = w.round(5.0)
+    assert (w.memory, decision.actions, decision.incidents) == (before, (), ())
+
+
+@pytest.mark.parametrize("kind", [Kind.CRASH, Kind.OOM])
+def test_what_comes_back_on_every_host_is_observed_as_it_was_the_first_time(kind: Kind) -> None:
+    """It had moved the group before a person chose to observe its kind."""
+    w = World(groups=1, spares=2).bring_up()
+    for _ in range(2):
+        w.crash(0, 9 if kind == Kind.OOM else 11, oom=kind == Kind.OOM, told="", step=20, commits=3)
+        w.round(61.0)
+        w.recover(step=10)
+    w.spec = replace(w.spec, policy=replace(w.spec.policy, observe=(kind.value,)))
+    w.crash(0, 9 if kind == Kind.OOM else 11, oom=kind == Kind.OOM, told="", step=20, commits=3)
+    w.round(61.0)
+    assert (w.incident.kind, w.incident.rung, w.incident.shadow) == (Kind.SAME_ERROR, Rung.STOP, True)
+    assert w.memory.phase == "running"
+
+
+def test_a_number_that_is_not_finite_is_observed_in_all_groups_that_it_ended() -> None:
+    w = observing(observe=("numerics",))
+    not_finite(w, "peers", "own", "peers")
+    w.round(60.0)
+    assert untouched(w)
+    assert {i.group: (i.kind, i.shadow) for i in w.memory.incidents.values()} == {
+        0: (Kind.ERROR, True),
+        1: (Kind.NUMERICS, True),
+        2: (Kind.ERROR, True),
+    }
+
+
+def test_also_where_every_group_computed_it() -> None:
+    w = observing(observe=("numerics",))
+    not_finite(w, "own", "own", "own")
+    w.round(60.0)
+    assert untouched(w)
+
+
+def test_whose_it_was_is_not_forgotten_when_the_others_have_started_again() -> None:
+    """A person restarts them: nobody says any more that its own loss was finite."""
+    w = observing(observe=("numerics",))
+    not_finite(w, "peers", "own", "peers")
+    w.control = replace(w.control, restarts={0: 1, 2: 1})
+    w.round()
+    for group in (0, 2):
+        w.recover(group, step=60)
+    before = w.incidents[w.group(1).incident]
+    w.round(60.0)
+    assert (w.group(1).generation, w.memory.spent) == (1, {})
+    assert w.memory.incidents == {before.id: before}
+    assert (before.kind, before.rung, before.shadow) == (Kind.NUMERICS, Rung.REPLACE, True)
+
+
+def test_a_crash_whose_gpu_is_said_to_be_well_again_is_still_that_gpus() -> None:
+    w = observing(observe=("gpu",))
+    w.node(2, gpus=(GpuFact(kind="nvml_stalled", evidence="NVML has not answered for 30 s"),))
+    w.crash(1)
+    w.round()
+    assert (w.incident.kind, w.incident.shadow) == (Kind.GPU, True)
+    w.node(2, gpus=())
+    w.round(60.0)
+    assert (w.group(1).generation, w.incident.kind) == (1, Kind.GPU)
+    w.spec = replace(w.spec, policy=replace(w.spec.policy, observe=()))
+    w.round()
+    assert (w.group(1).generation, w.incident.rung, w.incident.shadow) == (2, Rung.REPLACE, False)
+
+
+def test_who_observes_errors_alone_has_the_others_act() -> None:
+    """The echo of a number that is not finite is an error and stays; the one whose number it was is moved."""
+    w = observing(observe=("error",))
+    not_finite(w, "peers", "own", "peers")
+    w.round(60.0)
+    assert [w.group(g).generation for g in range(3)] == [1, 2, 1]

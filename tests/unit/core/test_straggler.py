@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import Confidence, Kind, Rung
+from supervisor.core.follows import WITHIN_S
+from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
@@ -182,6 +183,27 @@ def test_the_run_is_neither_halted_nor_a_group_left_without_a_node(gone: str) ->
     assert f"group 1 is slow and not touched: replace: {why}" in w.waits()
 
 
+def test_one_that_failed_and_is_only_observed_keeps_nobody_from_being_mended() -> None:
+    w = acting(0.4, 0.9, 0.4, 0.4, observe=("crash",))
+    w.crash(3)
+    w.round(1.0)
+    stays(w, 0.4, 0.9, 0.4)
+    assert [(i.kind, i.shadow) for i in w.incidents.values()] == [(Kind.CRASH, True), (Kind.STRAGGLER, False)]
+    assert [w.group(g).generation for g in range(4)] == [1, 2, 1, 1]
+
+
+def test_but_it_is_nobody_to_heal_from() -> None:
+    w = acting(0.4, 0.9, 0.4, observe=("hang",))
+    for group, (seconds, does) in enumerate(((0.4, "data"), (0.9, "collective"), (0.4, "data"))):
+        stuck = StuckView(activity=does, activity_s=31.0, bound_s=30.0, usual_s=1.0)
+        w.commit(group, step=114, compute_s=seconds, stuck=stuck)
+    w.round(1.0)
+    assert [(i.group, i.kind, i.shadow) for i in w.incidents.values()] == [(0, Kind.HANG, True), (2, Kind.HANG, True)]
+    w.round(FOR_S)
+    assert w.group(1).generation == 1
+    assert "group 1 is slow and not touched: no other group trains that it can heal from" in w.waits()
+
+
 def test_replaced_its_host_is_suspect() -> None:
     w = acting(0.4, 0.9, 0.4, rung="replace")
     stays(w, 0.4, 0.9, 0.4)
@@ -211,3 +233,67 @@ def test_a_paused_run_and_one_that_drains_are_left_alone() -> None:
     w.round(1.0)
     stays(w, 0.4, 0.9, 0.4)
     assert {g.phase for g in w.memory.groups.values()} == {"running"}
+
+
+# --- on another host again ---
+
+
+def moved(*computes: float, **policy: Any) -> World:
+    """Group 1 was slow, was replaced, and trains on n4 (of as many groups as there are numbers)."""
+    w = acting(*computes, rung="replace", spares=4, **policy)
+    stays(w, *computes)
+    assert w.incident.rung == Rung.REPLACE
+    w.recover(1, step=115)
+    assert [s.host for s in w.suspicions] == ["n2"]
+    return w
+
+
+def slow_again(w: World, *computes: float) -> None:
+    """For long enough to be acted on."""
+    says(w, *computes, step=200)
+    w.round(1.0)
+    says(w, *computes, step=264)
+    w.round(FOR_S + 1.0)
+
+
+def test_one_that_is_slow_on_the_next_host_too_costs_no_further_node() -> None:
+    w = moved(0.4, 0.9, 0.4)
+    slow_again(w, 0.4, 0.9, 0.4)
+    assert (w.group(1).generation, len(w.incidents)) == (2, 1)
+    assert "group 1 is slow: rank 0 on node n4 computes about 2 times" in w.waits()
+    assert (
+        "group 1 is slow and not touched: it was on host n2 too (incident i1): its own data or work, and no host's fault"
+    ) in w.waits()
+    assert (w.memory.cordons, w.suspicions) == ({}, []), "nor is the first host to blame"
+    says(w, 0.4, 0.9, 0.4, step=10_000)
+    w.round(3 * WITHIN_S)
+    assert (w.group(1).generation, len(w.memory.spent["replace"])) == (2, 1), "however long it stays so"
+
+
+def test_another_that_is_slow_has_its_turn_all_the_same() -> None:
+    w = moved(0.4, 0.9, 0.4, 0.4)
+    slow_again(w, 0.4, 0.9, 0.4, 0.8)
+    assert (w.incident.kind, w.incident.group) == (Kind.STRAGGLER, 3)
+
+
+def test_one_that_becomes_slow_on_the_next_host_after_a_day_is_replaced_again() -> None:
+    w = moved(0.4, 0.9, 0.4)
+    says(w, 0.4, 0.4, 0.4, step=180)
+    w.round(WITHIN_S + 1.0)
+    slow_again(w, 0.4, 0.9, 0.4)
+    assert (w.group(1).generation, w.incident.rung) == (3, Rung.REPLACE)
+
+
+def test_after_a_restart_in_place_it_may_still_be_the_host() -> None:
+    w = acting(0.4, 0.9, 0.4, budget={"restart": 1})
+    stays(w, 0.4, 0.9, 0.4)
+    w.recover(1, step=115)
+    slow_again(w, 0.4, 0.9, 0.4)
+    assert (w.incident.id, w.incident.rung) == ("i2", Rung.REPLACE)
+    w.recover(1, step=300)
+    says(w, 0.4, 0.9, 0.4, step=400)
+    w.round(1.0)
+    says(w, 0.4, 0.9, 0.4, step=464)
+    w.round(FOR_S + 1.0)
+    assert w.group(1).generation == 3
+    assert w.memory.cordons == {}

@@ -99,6 +99,10 @@ class World:
         self.suspicions += decision.suspicions
         for suspicion in decision.suspicions:
             self.hold(suspicion.host)
+        for host, incident in decision.acquitted:
+            self.suspicions = [s for s in self.suspicions if (s.host, s.incident) != (host, incident)]
+            if host in self.cordons and host not in {s.host for s in self.suspicions}:
+                self.cordons[host] = replace(self.cordons[host], ours=False)
         return decision
 
     def _give_back(self) -> None:

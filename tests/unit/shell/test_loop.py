@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from supervisor.core.decide import decide
-from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.model import Decision, Kind, Memory, Observed, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.ports.store import Expect
 from supervisor.shell import loop, projection
@@ -129,3 +130,23 @@ def test_the_core_is_told_how_long_the_engine_takes_for_a_word(
     monkeypatch.setattr(Engine, "poll_s", 3.0, raising=False)
     _loop(store).step()
     assert [o.engine_word_s for o in seen] == [pytest.approx(6.0, abs=0.2)]
+
+
+def test_what_is_held_against_a_host_no_more_is_deleted_with_the_memory_that_says_so(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of that incident alone; and nothing is deleted of which nothing is there."""
+    for incident in ("i1", "i2"):
+        found = Suspicion(host="h1", run="run", incident=incident, kind=Kind.CRASH, at=1.0)
+        for key, value in projection.suspicion_records([found]).items():
+            store.put(key, value)
+
+    def acquit(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        after = replace(memory, decisions=memory.decisions + 1)
+        return Decision(memory=after, acquitted=(("h1", "i1"), ("h2", "i1")))
+
+    monkeypatch.setattr(loop, "decide", acquit)
+    _loop(store).step()
+    assert [item.key for item in store.list(keys.CORDONS).items] == [keys.suspicion("h1", "run", "i2")]
+    puts = store.commits[-1]
+    assert keys.memory("run", "run") in str(puts)

@@ -68,6 +68,7 @@ def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() ->
         ("mode=obsrve", ("policy.mode", "nearest: 'observe'")),
         ("hang.factor=fast", ("policy.hang.factor", "number")),
         ("hang.factor=1", ("policy.hang.factor = 1: must be at least 2",)),
+        ("breaker.share=2", ("policy.breaker.share = 2: a share of the run's nodes, above 0 and at most 1",)),
         ("hang.at_least_s=1", ("policy.hang.at_least_s = 1 is below",)),
         ("hang.factor", ("'hang.factor': give KEY=VALUE",)),
         ("=3", ("give KEY=VALUE",)),

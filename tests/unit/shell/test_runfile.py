@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,21 @@ def test_every_range_is_checked(key: str) -> None:
         inner = inner.setdefault(part, {})
     inner[last] = least - 1 if least == int(least) else least / 2
     assert f"{key} = {least - 1:g}: must be at least {least:g}" in problems(body)
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.0, False), (0.01, True), (1.0, True), (1.01, False), (20, False)])
+def test_a_share_is_above_nothing_and_at_most_all(share: float, fits: bool) -> None:
+    """20 is meant as a percentage, and would hold nothing, ever."""
+    said = f"policy.breaker.share = {share:g}: a share of the run's nodes, above 0 and at most 1, as 0.2 for a fifth"
+    if fits:
+        assert parse({"name": "run", "policy": {"breaker": {"share": share}}}).policy.breaker.share == share
+    else:
+        assert problems({"policy": {"breaker": {"share": share}}}) == [said]
+
+
+@pytest.mark.parametrize("share", [-0.1, math.nan, math.inf])
+def test_what_is_no_share_at_all_is_said_once(share: float) -> None:
+    assert only({"policy": {"breaker": {"share": share}}}).startswith("policy.breaker.share = ")
 
 
 def test_every_number_has_a_range() -> None:

@@ -1,0 +1,75 @@
+"""A failure that comes again when its group is on another host: it follows the group. What moves with a group is its data, its
+ranks' work and its program, so no host is to blame, the one before is not held to it, and no further node is spent on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.cordons import REPEATED_S
+from supervisor.core.model import Failure, GroupMemory, Kind, Shown
+from supervisor.core.round import Round
+
+WITHIN_S = REPEATED_S
+"""After a day two hosts may each have had a trouble of their own; as long as two incidents of one host count as repeated."""
+
+BY_KIND = frozenset({Kind.NUMERICS, Kind.STRAGGLER})
+"""Alike whatever was said of them: at another step, by another factor."""
+BY_END = frozenset({Kind.CRASH, Kind.OOM, Kind.ERROR})
+"""Alike when they are the same exception, or the same signal. Of a SIGKILL that nobody owns to nothing is known."""
+
+
+def before(r: Round, group: GroupMemory, kind: Kind, same: str = "", at: float | None = None) -> Shown | None:
+    """How this failure was seen on another host within a day; None: it was not. `at`: when it began. None: now."""
+    if kind not in BY_KIND and not (kind in BY_END and same):
+        return None
+    host, at = r.host_of(group.node), r.now if at is None else at
+    for shown in group.shown:
+        known = (shown.kind, shown.same) == (kind, same if kind in BY_END else "")
+        if known and at - shown.at <= WITHIN_S and (shown.followed or shown.host != host):
+            return shown
+    return None
+
+
+def told(failure: Failure, earlier: Shown | None) -> Failure:
+    """The failure, with where it was seen before."""
+    if earlier is None:
+        return failure
+    sentence = (
+        f"the same on host {earlier.host} (incident {earlier.incident}): it follows the group, so no host is to blame"
+    )
+    return replace(failure, evidence=(*failure.evidence, sentence))
+
+
+def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> str:
+    """Why a number that is not finite stops the run: each one ends all groups, another host gets the same data, and to leave
+    some of it out is for a person to say."""
+    return (
+        f"its own loss was not finite on host {earlier.host} at step {earlier.step} and on {r.host_of(group.node)} at step "
+        f"{step}, those of the others were: it follows the group, so it is its data's or the model's fault"
+    )
+
+
+def remember(
+    r: Round, group: GroupMemory, kind: Kind, same: str, incident: str, step: int, earlier: Shown | None
+) -> None:
+    """Something is done about a failure here. If it was seen on another host before, that one is free of it."""
+    if kind not in BY_KIND | BY_END:
+        return
+    same = same if kind in BY_END else ""
+    shown = Shown(kind=kind, host=r.host_of(group.node), incident=incident, at=r.now, step=step, same=same)
+    if earlier is not None:
+        shown = replace(shown, followed=True)
+        acquit(r, group, earlier)
+    group = r.groups[group.group]
+    r.set_group(replace(group, shown=(*(s for s in group.shown if s.kind != kind), shown)))
+
+
+def acquit(r: Round, group: GroupMemory, earlier: Shown) -> None:
+    """Once: what came after the first was held against nobody."""
+    if earlier.followed:
+        return
+    r.acquit(
+        earlier.host, earlier.incident, earlier.kind, f"the same befell group {group.group} on {r.host_of(group.node)}"
+    )
+    shown = tuple(replace(s, followed=True) if s == earlier else s for s in group.shown)
+    r.set_group(replace(group, shown=shown))

@@ -1,0 +1,193 @@
+"""An end that comes again when its group is on another host is held against no host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from supervisor.core import cordons
+from supervisor.core.explain import explain
+from supervisor.core.follows import WITHIN_S
+from supervisor.core.model import CordonView, Kind, Rung, Suspicion
+from tests.unit.core.world import World
+
+SIGSEGV = 11
+
+
+def world(**about: Any) -> World:
+    """A restart is all that a group has: its second crash moves it."""
+    return World(**{"groups": 2, "spares": 4, "budget": {"restart": 1, "replace": 9}, **about}).bring_up()
+
+
+def crash(w: World, step: int, signal: int = SIGSEGV, **about: Any) -> None:
+    """Group 0 ends by a signal, and trains again."""
+    w.crash(0, signal, **{"step": step, "commits": 3, "told": "", "oom": False, **about})
+    w.round(61.0)
+    w.recover(step=step + 1)
+
+
+def crashes_until_it_has_moved(w: World) -> None:
+    crash(w, 20)
+    crash(w, 30)
+    assert (w.incident.rung, w.group().node) == (Rung.REPLACE, "n3")
+    assert [(s.host, s.incident, s.kind) for s in w.suspicions] == [("n1", "i2", Kind.CRASH)]
+    assert w.memory.cordons == {"n1": "incident i2: crash"}
+
+
+def test_the_same_signal_on_the_next_host_frees_the_first_one_of_it() -> None:
+    w = world()
+    crashes_until_it_has_moved(w)
+    w.crash(0, SIGSEGV, step=77, commits=3, told="", oom=False)
+    decision = w.round(61.0)
+    assert decision.acquitted == (("n1", "i2"),)
+    assert (w.memory.cordons, w.suspicions) == ({}, [])
+    freed = next(a for a in decision.actions if a.verb == "uncordon")
+    assert freed.reason == ("host n1 is not to blame for it (incident i2: crash): the same befell group 0 on n3")
+    assert w.incident.evidence[-1] == (
+        "the same on host n1 (incident i2): it follows the group, so no host is to blame"
+    )
+
+
+def test_nor_is_it_held_against_any_host_that_comes_after() -> None:
+    w = world(spares=6)
+    crashes_until_it_has_moved(w)
+    homes = set()
+    for step in (77, 78, 90, 91):
+        crash(w, step)
+        homes.add(w.group().node)
+        assert (w.memory.cordons, w.suspicions) == ({}, [])
+    assert len(homes) > 1, "the ladder climbs as ever"
+    assert "cordon" not in [a.verb for a in w.last.actions]
+
+
+def test_the_host_that_it_left_is_used_again() -> None:
+    w = world(spares=1)
+    crashes_until_it_has_moved(w)
+    w.crash(0, SIGSEGV, step=77, commits=3)
+    w.round(61.0)
+    w.admit(0)
+    for _ in range(2):
+        w.round(1.0)
+    waits = [a for key, a in w.memory.allocations.items() if key not in w.grants and a.state == "wanted"]
+    assert waits
+    assert {a.exclude for a in waits} == {()}, "and what was asked for without it is asked for anew"
+
+
+@pytest.mark.parametrize(("signal", "about"), [(6, {}), (9, {}), (9, {"told": "cut off"}), (9, {"oom": True})], ids=str)
+def test_another_end_leaves_it_as_it_is(signal: int, about: dict[str, Any]) -> None:
+    w = world()
+    crashes_until_it_has_moved(w)
+    crash(w, 77, signal, **about)
+    assert ("n1" in w.memory.cordons, w.suspicions[0].host) == (True, "n1")
+
+
+def test_a_kill_of_which_nothing_is_known_is_never_the_same() -> None:
+    w = world()
+    for step in (20, 30, 40):
+        crash(w, step, 9)
+    assert [s.host for s in w.suspicions] == ["n1", "n3"]
+
+
+def test_another_groups_crash_leaves_it_as_it_is() -> None:
+    w = world()
+    crashes_until_it_has_moved(w)
+    w.crash(1, SIGSEGV, step=77, commits=3)
+    w.round(61.0)
+    assert "n1" in w.memory.cordons
+
+
+def test_after_a_day_it_may_be_the_next_hosts_own_trouble() -> None:
+    w = world()
+    crashes_until_it_has_moved(w)
+    w.round(WITHIN_S + 1.0)
+    crash(w, 77)
+    assert w.memory.cordons == {"n1": "incident i2: crash"}
+
+
+def test_the_same_exception_counts_as_the_same_signal_does() -> None:
+    w = world()
+    for step in (20, 30, 40):
+        w.fail(0, 1, "RuntimeError: CUDA error: an illegal memory access", step=step, commits=3)
+        w.round(61.0)
+        w.recover(step=step + 1)
+        assert (len(w.suspicions), len(w.memory.cordons)) == ((1, 1) if step == 30 else (0, 0))
+
+
+def test_another_incident_that_is_held_against_the_host_keeps_it_where_it_is() -> None:
+    """Two groups of one host: what the second one left it for is told by the record of the first."""
+    w = World(groups=3, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
+    for number in (1, 2):
+        w.node(number, host="h1")
+    w.round()
+    crash(w, 20)
+    crash(w, 30)
+    w.hear(1, "gone")
+    w.lapse("n2")
+    w.round()
+    assert w.memory.cordons == {"h1": "incident i2: crash; incident i3: node_lost"}
+    w.recover(1)
+    crash(w, 77)
+    assert w.memory.cordons == {"h1": "incident i2: crash; incident i3: node_lost"}
+    assert [(s.host, s.incident) for s in w.suspicions] == [("h1", "i2")]
+
+
+def test_an_incident_that_goes_on_is_told_as_it_is() -> None:
+    """One that crashes at every start is one incident, on all its hosts."""
+    w = World(groups=2, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
+    for _ in range(4):
+        w.crash(0, SIGSEGV, step=20)
+        w.round(61.0)
+        w.start_again()
+    assert (len(w.incidents), w.incident.rung, w.incident.followed) == (1, Rung.REPLACE, True)
+    assert (w.memory.cordons, w.suspicions) == ({}, [])
+    said = "\n".join(explain(w.incident))
+    assert "no host was cordoned, for it follows the group" in said
+    assert "the same on host n1 (incident i1): it follows the group" in said
+
+
+def test_at_a_halt_too_the_first_host_is_free() -> None:
+    w = World(groups=1, spares=1).bring_up()
+    for rung in (Rung.RESTART, Rung.REPLACE, Rung.STOP):
+        w.crash(0, SIGSEGV, step=20, commits=3)
+        w.round(61.0)
+        assert w.incident.rung == rung
+        if rung != Rung.STOP:
+            w.recover(step=10)
+    assert (w.incident.kind, w.memory.cordons, w.suspicions) == (Kind.SAME_ERROR, {}, [])
+
+
+def test_a_bug_that_is_launched_twice_bars_no_host_for_others() -> None:
+    held: list[Suspicion] = []
+    for _ in range(2):
+        w = world()
+        crashes_until_it_has_moved(w)
+        assert not cordons.repeated([*held, *w.suspicions])
+        crash(w, 77)
+        held += w.suspicions
+    assert held == []
+
+
+def test_a_person_who_resumes_or_restarts_begins_anew() -> None:
+    w = world()
+    crashes_until_it_has_moved(w)
+    w.control = replace(w.control, restarts={0: 1})
+    w.round(61.0)
+    w.recover(step=40)
+    assert w.group().shown == ()
+    crash(w, 77)
+    assert "n1" in w.memory.cordons
+
+
+def test_what_was_freed_meanwhile_is_deleted_all_the_same_and_nothing_said() -> None:
+    """A check that the host passed leaves the record, which a later incident would be counted with."""
+    w = world()
+    crashes_until_it_has_moved(w)
+    w.cordons["n1"] = CordonView(passed="the checks that it passed")
+    w.round()
+    assert w.memory.cordons == {}
+    w.crash(0, SIGSEGV, step=77, commits=3)
+    decision = w.round(61.0)
+    assert decision.acquitted == (("n1", "i2"),)
+    assert "uncordon" not in [a.verb for a in decision.actions]
