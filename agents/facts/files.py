@@ -28,6 +28,24 @@ _KINDS = {
 }
 
 
+def takes_nothing(folder: Path) -> str:
+    """That a disk is full or read-only, as a probe would find it in a few seconds; empty when it is not, as far as can be told at
+    once."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return ""
+    if found.f_flag & os.ST_RDONLY:
+        return _sentence(folder, errno.EROFS)
+    no_names = found.f_files > 0 and found.f_favail == 0  # some file systems have no limit of them, and say 0 of 0
+    full = found.f_bavail * found.f_frsize < ROOM_BYTES or no_names
+    return _sentence(folder, errno.ENOSPC) if full else ""
+
+
+def _sentence(folder: Path, number: int | None) -> str:
+    return f"{folder}: {os.strerror(number or errno.EIO)}"
+
+
 def writes(folder: Path) -> None:
     """Write, sync and remove a block, with some room beside it. For a folder that is this node's alone."""
     path = folder / f".probe-{os.getpid()}"
@@ -77,7 +95,7 @@ class Probe:
         if error is None:
             return ()
         kind = _KINDS.get(error.errno or 0, "file_system_error")
-        return (Fact(kind=kind, subject=str(self._folder), evidence=f"{self._folder}: {error.strerror}"),)
+        return (Fact(kind=kind, subject=str(self._folder), evidence=_sentence(self._folder, error.errno)),)
 
     def _once(self) -> None:
         try:
