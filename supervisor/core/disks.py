@@ -32,7 +32,7 @@ def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:
 
 
 def _fact(node: NodeView) -> str:
-    return next((node.facts[kind] for kind in sorted(UNUSABLE & node.facts.keys())), "")
+    return next((node.facts[kind] for kind in sorted(UNUSABLE & node.facts.keys())), "") if node.facts else ""
 
 
 def _last_word(node: NodeView) -> str:
