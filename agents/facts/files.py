@@ -38,7 +38,8 @@ def takes_nothing(folder: Path) -> str:
     if found.f_flag & os.ST_RDONLY:
         return _sentence(folder, errno.EROFS)
     no_names = found.f_files > 0 and found.f_favail == 0  # some file systems have no limit of them, and say 0 of 0
-    full = found.f_bavail * found.f_frsize < ROOM_BYTES or no_names
+    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail  # what is kept back is root's
+    full = free * found.f_frsize < ROOM_BYTES or no_names
     return _sentence(folder, errno.ENOSPC) if full else ""
 
 

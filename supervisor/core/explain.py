@@ -14,6 +14,10 @@ DONE = {
 
 LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 
+MOVED = "The group's processes were started again, on another node; no host was cordoned."
+IN_PLACE = "restart in place: "
+"""Begins the reason, among what was considered, for which a group was started again elsewhere after all."""
+
 
 def explain(incident: Incident) -> list[str]:
     """Lines: what happened, what was done and why, what else was considered, and how long it took."""
@@ -57,4 +61,5 @@ def _done(incident: Incident) -> list[str]:
             f"  {ends.get(incident.state, '')}",
         ]
     left = (incident.kind, incident.rung) == (Kind.LEAVING, Rung.REPLACE)
-    return [f"What was done: {rung}.", f"  {LEFT if left else DONE[incident.rung]}"]
+    moved = incident.rung == Rung.RESTART and any(why.startswith(IN_PLACE) for why in incident.considered)
+    return [f"What was done: {rung}.", f"  {LEFT if left else MOVED if moved else DONE[incident.rung]}"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import disks
+from supervisor.core.explain import explain
 from supervisor.core.model import Kind, Rung
 from tests.unit.core.world import World
 
@@ -156,9 +157,10 @@ def test_one_that_fails_there_is_started_on_the_spare_at_the_budget_of_a_restart
     assert "move" in w.verbs()
     assert (w.incident.kind, w.incident.rung) == (Kind.ERROR, Rung.RESTART)
     assert w.incident.evidence == ("rank 0 exited with code 1", f"on its node: {FULL}")
-    assert f"restart: nothing can be written on node {node} now: {FULL}" in w.incident.considered
+    assert f"restart in place: nothing can be written on node {node} now: {FULL}" in w.incident.considered
     w.recover(1)
     assert w.group(1).node == "n3"
+    assert "  The group's processes were started again, on another node; no host was cordoned." in explain(w.incident)
     assert w.memory.cordons == {}, "its disk is full: nobody's suspicion"
     assert {scope: len(at) for scope, at in w.memory.spent.items()} == {"restart:1": 1}
     tell(w, node, "")
