@@ -86,7 +86,10 @@ class Probe:
         now = self._monotonic()
         running = self._thread is not None and self._thread.is_alive()
         if self._began is not None and running and now - self._began > DEADLINE_S:
-            sentence = f"{self._folder} has not answered for {now - self._began:.0f} s"
+            told_s = DEADLINE_S  # doubled, so that it is news now and then, not at every look
+            while 2 * told_s < now - self._began:
+                told_s *= 2
+            sentence = f"{self._folder} has not answered for over {told_s:g} s"
             return (Fact(kind="file_system_stalled", subject=str(self._folder), evidence=sentence),)
         if not running and (self._began is None or now - self._began >= self._every_s):
             self._began = now

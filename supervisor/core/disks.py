@@ -10,6 +10,8 @@ from supervisor.core.model import GroupMemory, NodeView, Observed
 
 UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled"})
 """Kinds of facts, of an agent's folder or of a run's."""
+NAMED = 5
+"""A file system that all share is everybody's."""
 
 
 def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
@@ -20,15 +22,15 @@ def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
 
 
 def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:
-    """A sentence for each group that runs on such a node: what is known of it may be old."""
-    found = []
+    """A sentence for each group that runs on such a node, NAMED of them at most: what is known of it may be old."""
+    found: list[str] = []
     for group in groups.values():
         node = observed.nodes.get(group.node)
         says = _fact(node) if node is not None and node.registered else ""
         if says and group.phase in ("starting", "running"):
             about = f"group {group.group}: its node {group.node} says: {says}"
             found.append(f"{about}: the group may go on, but its steps, checkpoints and logs may not be told")
-    return found
+    return found if len(found) <= NAMED else [*found[:NAMED], f"and so {len(found) - NAMED} more groups"]
 
 
 def _fact(node: NodeView) -> str:

@@ -218,3 +218,12 @@ def test_that_a_group_runs_where_nothing_can_be_written_is_said() -> None:
     tell(w, node, "")
     w.round(1.0)
     assert "may not be told" not in w.waits()
+
+
+def test_what_many_say_is_not_said_for_each() -> None:
+    w = World(groups=12).bring_up()
+    for group in range(12):
+        tell(w, w.group(group).node, "file_system_stalled")
+    w.round()
+    assert w.waits().count("may not be told") == disks.NAMED
+    assert "and so 7 more groups" in w.waits()
