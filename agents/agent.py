@@ -35,6 +35,7 @@ from agents.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.shim_client import record as to_record
 from agents.starts import Starts
 from agents.view import View
+from supervisor.core.disks import UNUSABLE
 from supervisor.core.spec import HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach
@@ -295,7 +296,7 @@ class Agent:
             newest = self._view.progress[name].newest
             if newest is not None:
                 self._exporter.progress(name, newest)
-        self._view.look_for_hangs(self._hang_limits(), awake)
+        self._view.look_for_hangs(self._hang_limits(), awake, self._nothing_written())
         self._gpus.running(self._view.ways())
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
         stops = self._stops_of_our_own(awake)
@@ -340,6 +341,11 @@ class Agent:
             if sentence not in self._not_ours:
                 log.warning("%s", sentence)
         self._not_ours = not_ours
+
+    def _nothing_written(self) -> bool:
+        """Whether the disk that the ranks tell their progress on cannot be used."""
+        own = str(self._settings.node_folder)
+        return any(fact.kind in UNUSABLE and fact.subject == own for fact in self._known_facts)
 
     def _hang_limits(self) -> dict[str, HangSpec]:
         return {_way(trainer): trainer.hang for node in self._wanted.by_run.values() for trainer in node.trainers}

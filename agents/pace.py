@@ -60,11 +60,19 @@ class Pace:
         self._waits_since: float | None = None
         self._moved_at: float | None = None
 
-    def look(self, now: float, progress: Progress | None, activity: tuple[int, Activity] | None, reaches: bool) -> None:
+    def look(
+        self,
+        now: float,
+        progress: Progress | None,
+        activity: tuple[int, Activity] | None,
+        reaches: bool,
+        untold: bool = False,
+    ) -> None:
         """To be called at every look, with a clock that stands still while nobody looks.
 
         `activity`: as read from its file. `reaches`: whether its forwarder reaches the gate: to wait for one that is away is
-        no hang."""
+        no hang. `untold`: it cannot write its progress: then whether it commits is not known, and while it goes from one thing to
+        the next it does not hang."""
         if self._began is None:
             # an agent that takes over a rank which steps already knows nothing of its start
             self._seen_starting = progress is None or progress.commits == 0
@@ -75,6 +83,8 @@ class Pace:
         if activity != self._mark:
             self._end_of(now)
             self._forgive(now, activity)
+            if untold and self._moved_at is not None:
+                self._moved_at = now
             self._mark, self._mark_since = activity, now
         if activity is not None and activity[1] in APART:
             self._apart = True

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agents import exits
 from agents.awake import Still
+from agents.facts.files import takes_nothing
 from agents.names import LighthouseName, TrainerName, parse
 from agents.pace import Pace
 from agents.processor import ProcessorUse
@@ -75,7 +76,7 @@ class View:
         if isinstance(parse(record.name), TrainerName):
             self.progress.setdefault(record.name, ProgressFile(record.folder))
         if record.exited:
-            self._exits[record.name] = exits.decode(record)
+            self._exits[record.name] = replace(exits.decode(record), disk=takes_nothing(self._settings.node_folder))
         return True
 
     def drop(self, name: str) -> None:
@@ -118,15 +119,16 @@ class View:
                 seconds[name] = self._stills.setdefault(name, Still()).look(mark, awake)
         return seconds
 
-    def look_for_hangs(self, limits: Mapping[str, HangSpec], awake: float) -> None:
-        """Whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look."""
+    def look_for_hangs(self, limits: Mapping[str, HangSpec], awake: float, untold: bool = False) -> None:
+        """Whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look; `untold`: ranks cannot write
+        their progress here."""
         ways: dict[str, list[str]] = {}
         for name, file in self.progress.items():
             record, parsed = self.processes[name], parse(name)
             if not isinstance(parsed, TrainerName):
                 continue
             self._paces.setdefault(name, Pace()).look(
-                awake, file.newest, activity.read(record.folder), self.reaches.get(parsed.way, True)
+                awake, file.newest, activity.read(record.folder), self.reaches.get(parsed.way, True), untold
             )
             self._uses.setdefault(name, ProcessorUse()).look(awake, record.pid)
             ways.setdefault(parsed.way, []).append(name)

@@ -28,6 +28,25 @@ _KINDS = {
 }
 
 
+def takes_nothing(folder: Path) -> str:
+    """That a disk is full or read-only, as a probe would find it in a few seconds; empty when it is not, as far as can be told at
+    once."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return ""
+    if found.f_flag & os.ST_RDONLY:
+        return _sentence(folder, errno.EROFS)
+    no_names = found.f_files > 0 and found.f_favail == 0  # some file systems have no limit of them, and say 0 of 0
+    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail  # what is kept back is root's
+    full = free * found.f_frsize < ROOM_BYTES or no_names
+    return _sentence(folder, errno.ENOSPC) if full else ""
+
+
+def _sentence(folder: Path, number: int | None) -> str:
+    return f"{folder}: {os.strerror(number or errno.EIO)}"
+
+
 def writes(folder: Path) -> None:
     """Write, sync and remove a block, with some room beside it. For a folder that is this node's alone."""
     path = folder / f".probe-{os.getpid()}"
@@ -67,7 +86,10 @@ class Probe:
         now = self._monotonic()
         running = self._thread is not None and self._thread.is_alive()
         if self._began is not None and running and now - self._began > DEADLINE_S:
-            sentence = f"{self._folder} has not answered for {now - self._began:.0f} s"
+            told_s = DEADLINE_S  # doubled, so that it is news now and then, not at every look
+            while 2 * told_s < now - self._began:
+                told_s *= 2
+            sentence = f"{self._folder} has not answered for over {told_s:g} s"
             return (Fact(kind="file_system_stalled", subject=str(self._folder), evidence=sentence),)
         if not running and (self._began is None or now - self._began >= self._every_s):
             self._began = now
@@ -77,7 +99,7 @@ class Probe:
         if error is None:
             return ()
         kind = _KINDS.get(error.errno or 0, "file_system_error")
-        return (Fact(kind=kind, subject=str(self._folder), evidence=f"{self._folder}: {error.strerror}"),)
+        return (Fact(kind=kind, subject=str(self._folder), evidence=_sentence(self._folder, error.errno)),)
 
     def _once(self) -> None:
         try:

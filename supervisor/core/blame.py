@@ -61,10 +61,7 @@ def blame(
     stuck = {g: found for g, group in running.items() if (found := stuck_ranks(group, observed))}
     own = tuple(sorted(g for g, ranks in stuck.items() if _by_itself(ranks)))
     if own and len(own) == len(running) and len(running) > 1:
-        what = sorted({s.activity for g in own for r in stuck[g] if _own(r) and (s := r.stuck)})
-        return Blame(
-            held=f"every group hangs, in {' and '.join(what)}: it is a cause that they share, so none is ended"
-        )
+        return Blame(held=_shared(stuck))
     steps = {g: _step(group, observed) for g, group in running.items()}
     if own:
         # Who hangs stalls all others, or is left behind: until each of them has said one or the other, the cause may be shared.
@@ -89,10 +86,17 @@ def blame(
         return Blame(odd)
     if set(stuck) == set(running) and len(ill := _ill(running, observed)) == 1:
         return Blame(ill)
+    if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
+        return Blame(held=_shared(stuck))  # some of their ranks wait in the next quorum for those that hang
     names = ", ".join(map(str, sorted(stuck)))
     said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
     where = f" in {' and '.join(said)}" if said else ""
     return Blame(held=f"groups {names} wait{where} for longer than a step may take: not known for whom")
+
+
+def _shared(stuck: Mapping[int, list[RankView]]) -> str:
+    what = sorted({s.activity for ranks in stuck.values() for r in ranks if _own(r) and (s := r.stuck)})
+    return f"every group hangs, in {' and '.join(what)}: it is a cause that they share, so none is ended"
 
 
 def _runs(group: GroupMemory, observed: Observed) -> bool:

@@ -15,6 +15,7 @@ from supervisor.core import (
     cordons,
     cost,
     detect,
+    disks,
     follows,
     handover,
     ladder,
@@ -79,8 +80,8 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     breaker.look(r)
     slow = straggler.look(r)
     spike = numerics.spike(r.groups, r.observed, r.spec)
-    if spike:
-        r.wait(spike)
+    for sentence in (*disks.untold(r.groups, r.observed), *((spike,) if spike else ())):
+        r.wait(sentence)
     for g in sorted(r.groups):
         _judge(r, r.groups[g], hanging.groups, slow)
     _wind_down(r)

@@ -165,11 +165,11 @@ def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: R
     node = observed.nodes.get(group.node)
     if node is None or failure.kind not in ON_THE_NODE:
         return failure
-    sentences = (
-        f"on its node: {said}" for kind, said in sorted(node.facts.items()) if kind not in blame.EXPLAINS_NOTHING
-    )
+    facts = sorted(node.facts.items())
+    sentences = [f"{ending.ON_ITS_NODE}{said}" for kind, said in facts if kind not in blame.EXPLAINS_NOTHING]
     of_gpus = gpu.further(failure, group, observed, spec)
-    return replace(failure, evidence=(*failure.evidence, *of_gpus, *sentences))
+    said = (*of_gpus, *(sentence for sentence in sentences if sentence not in failure.evidence))
+    return replace(failure, evidence=(*failure.evidence, *said))
 
 
 def failure(

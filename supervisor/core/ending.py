@@ -13,6 +13,9 @@ PEERS_GONE_EXIT = 75
 TERMINATED_EXIT = 143
 """As `supervisor.wire.records.TERMINATED`."""
 
+ON_ITS_NODE = "on its node: "
+"""Begins what is said of the machine."""
+
 SIGKILL = 9
 SIGTERM = 15
 
@@ -46,7 +49,8 @@ def ended(ranks: tuple[RankView, ...]) -> Failure | None:
     if not bad:
         return None
     first = min(bad, key=_order)
-    return replace(_judged(first), rank=first.rank)
+    failure = replace(_judged(first), rank=first.rank)
+    return replace(failure, evidence=(*failure.evidence, f"{ON_ITS_NODE}{first.disk}")) if first.disk else failure
 
 
 def _judged(first: RankView) -> Failure:

@@ -18,6 +18,10 @@ FOLLOWED = (
 
 LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 
+MOVED = "The group's processes were started again, on another node; no host was cordoned."
+IN_PLACE = "restart in place: "
+"""Begins the reason, among what was considered, for which a group was started again elsewhere after all."""
+
 
 def explain(incident: Incident) -> list[str]:
     """Lines: what happened, what was done and why, what else was considered, and how long it took."""
@@ -63,4 +67,6 @@ def _done(incident: Incident) -> list[str]:
     done = DONE[incident.rung]
     if incident.rung == Rung.REPLACE and (incident.followed or incident.kind == Kind.LEAVING):
         done = FOLLOWED if incident.followed else LEFT
+    elif incident.rung == Rung.RESTART and any(why.startswith(IN_PLACE) for why in incident.considered):
+        done = MOVED
     return [f"What was done: {rung}.", f"  {done}"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from supervisor.core import detect, shadow
+from supervisor.core.explain import IN_PLACE
 from supervisor.core.ladder import WHY_FIRST, Choice
 from supervisor.core.model import Failure, GroupMemory, Kind, Rung
 from supervisor.core.round import Round
@@ -167,7 +168,7 @@ def off(r: Round, group: GroupMemory, why: str) -> None:
         incident = r.incident_for(group, Failure(Kind.LEAVING, (why,)), step)
         incident = r.decide_incident(incident, Choice(Rung.REPLACE, f"{WHY_FIRST[Kind.LEAVING]}: {why}", ()), after)
     else:
-        note = f"restart: {why}"
+        note = f"{IN_PLACE}{why}"
         passed = known.rung < Rung.REPLACE and note not in known.considered
         considered = (*known.considered, note) if passed else known.considered
         incident = replace(known, generation_after=after, considered=considered)

@@ -136,6 +136,8 @@ class RankView:
     """What the kernel's log says of that."""
     ended_s: float = 0.0
     """By its node's clock: says which of the node's ranks ended first. 0: not known."""
+    disk: str = ""
+    """Why nothing could be written on its node when it ended; empty: something could, or it is not known."""
     phase: str = "starting"
     step: int = 0
     commits: int = 0

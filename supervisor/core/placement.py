@@ -26,26 +26,30 @@ def place(r: Round) -> None:
         return
     if r.handover_at_step is not None:
         return  # all start again together
-    free = r.spares()
-    unfit = r.unfit()
-    for sentence in unfit[:SHOWN]:
+    free, last = r.spares(), r.last_resort()
+    for sentence in passed_over(r):
         r.wait(sentence)
-    if len(unfit) > SHOWN:
-        r.wait(f"{len(unfit) - SHOWN} more nodes are given no group")
-    if not _enough_to_begin(r, waiting, free):
+    if not _enough_to_begin(r, waiting, [*free, *last]):
         return
     for group in sorted(waiting, key=lambda g: g.group):
         if group.not_before > r.now:
             r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
-        elif group.node and free and r.leaving(group.node):
+        elif group.node and free and (why := _why_not_there(r, group.node)):
             if not r.full(group.group):
-                _start_elsewhere(r, group)
+                free.pop(0)
+                _start_elsewhere(r, group, why)
         elif group.node:
             _start_in_place(r, group)
         elif free and not r.full(group.group):
             _start(r, group, free.pop(0))
         elif not free:
-            _no_node(r, group)
+            _no_node(r, group, last)
+
+
+def passed_over(r: Round) -> list[str]:
+    """Why nodes that are there are given no group: a sentence each for the first ones."""
+    found = list(r.passed_over().values())
+    return found if len(found) <= SHOWN else [*found[:SHOWN], f"{len(found) - SHOWN} more nodes are given no group"]
 
 
 def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> bool:
@@ -86,7 +90,7 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     if breaker.tripped(r):
         return False  # it says what is waited for
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
-    unfit = r.unfit()
+    unfit = list(r.unfit().values())
     why += f"; {len(unfit)} more are there, {unfit[0]}" if unfit else ""
     r.halt(f"{len(free)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
     return False
@@ -110,9 +114,14 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
         r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
 
 
-def _start_elsewhere(r: Round, group: GroupMemory) -> None:
-    """It was to be started again where it was, but that node is leaving and another is there."""
-    why = f"node {group.node} is leaving: {r.leaving(group.node)}"
+def _why_not_there(r: Round, node: str) -> str:
+    """Why a group is not started again where it was, if another node is there; else empty."""
+    if leaving := r.leaving(node):
+        return f"node {node} is leaving: {leaving}"
+    return f"nothing can be written on node {node} now: {r.ill[node]}" if node in r.ill else ""
+
+
+def _start_elsewhere(r: Round, group: GroupMemory, why: str) -> None:
     handover.off(r, group, why)
     r.act(
         "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
@@ -153,13 +162,17 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
     r.look_again(r.now + r.spec.policy.start_timeout_s + 0.001)
 
 
-def _no_node(r: Round, group: GroupMemory) -> None:
+def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
+    """`last`: nodes that are taken when nothing else comes."""
     if r.full(group.group):
         return
     if checking := r.checking():
         r.wait(f"group {group.group}: {checking}")
         return
     pending = r.pending()
+    if last and pending and all(a.late for a in pending):
+        _start(r, group, last.pop(0))
+        return
     if pending:
         _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
         return
@@ -178,6 +191,9 @@ def _no_node(r: Round, group: GroupMemory) -> None:
         _ask_again(r, group, refused)
         return
     spent = budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, group.group, r.now) == 0
+    if (refused or spent) and last:
+        _start(r, group, last.pop(0))
+        return
     if refused or spent:
         why = "the budget for new allocations is spent"
         if refused:

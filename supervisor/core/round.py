@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from supervisor.core import budget as budgets
-from supervisor.core import cordons, gpu
+from supervisor.core import cordons, disks, gpu
 from supervisor.core.ladder import Choice, choose, first_rung
 from supervisor.core.model import (
     Action,
@@ -65,6 +65,7 @@ class Round:
         self._touched: set[int] = set()
         self._arrived: set[str] | None = None
         self._candidates: list[str] | None = None
+        self._ill: dict[str, str] | None = None
         self._well: int | None = None
         self._held_now: set[str] = set()
         """Nodes that were given to a group in this round."""
@@ -103,7 +104,18 @@ class Round:
 
     def spares(self) -> list[str]:
         """Healthy nodes of our allocations that no group holds and no cordon bars: those that are warm first, then by name."""
-        return list(self._spares())
+        return [name for name in self._free() if name not in self.ill]
+
+    def last_resort(self) -> list[str]:
+        """Nodes that would be spares if their disks could be used: for when there is no other, and none to be asked for."""
+        return [name for name in self._free() if name in self.ill]
+
+    @property
+    def ill(self) -> dict[str, str]:
+        """Nodes whose disk cannot be used now, and why."""
+        if self._ill is None:
+            self._ill = disks.ill(self.observed.nodes.values())
+        return self._ill
 
     @property
     def has_spare(self) -> bool:
@@ -113,7 +125,10 @@ class Round:
     @property
     def next_spare(self) -> str:
         """The first of them, or an empty string: one failure after the other asks, and looks at no more than it needs."""
-        return next(self._spares(), "")
+        found = next((name for name in self._free() if name not in self.ill), "")
+        if not found and self.ill and not self.left(Rung.REALLOCATE, 0):
+            return next(iter(self.last_resort()), "")
+        return found
 
     @property
     def well(self) -> int:
@@ -129,7 +144,7 @@ class Round:
         incident = self.incidents.get(group.incident)
         return "" if incident is not None and incident.shadow else group.incident
 
-    def _spares(self) -> Iterator[str]:
+    def _free(self) -> Iterator[str]:
         if self._candidates is None:
             held = self.taken()
             free = (
@@ -141,12 +156,19 @@ class Round:
             if name not in held and not (bars and self.is_barred(self.host_of(name))):
                 yield name
 
-    def unfit(self) -> list[str]:
-        """Nodes that are free, and no group is placed on: why."""
+    def unfit(self) -> dict[str, str]:
+        """Nodes that are free, and no group is placed on: a sentence of why."""
         held, nodes = self.taken(), self.observed.nodes.values()
         told = (n for n in nodes if n.gpus or n.failed or n.unsure)
         free = (n for n in told if n.registered and n.role == "trainer" and n.name not in held)
-        return [f"node {n.name} is given no group: {why}" for n in free if (why := self.unfit_for(n))]
+        return {n.name: f"node {n.name} is given no group: {why}" for n in free if (why := self.unfit_for(n))}
+
+    def passed_over(self) -> dict[str, str]:
+        """As unfit, and those that are given one only where there is no other."""
+        held, nodes = self.taken(), self.observed.nodes
+        ill = {name: why for name, why in self.ill.items() if name not in held and not self.unfit_for(nodes[name])}
+        said = {name: f"node {name} is given no group while there is another: {why}" for name, why in ill.items()}
+        return self.unfit() | said
 
     def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
         """Why no group is placed on a node: its own checks, or a condition of its GPUs (`for_good`: that will hold)."""

@@ -10,6 +10,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import budget as budgets
 from supervisor.core.cordons import barred
 from supervisor.core.model import Memory, Rung
+from supervisor.core.round import Round
 from supervisor.ports.errors import PortError
 from supervisor.shell import client, cordons, views, waiting
 from supervisor.shell.audit import audit
@@ -83,7 +84,7 @@ class RunStatus:
     """What is allowed but dangerous."""
     waiting: tuple[str, ...] = ()
     """Groups that have no node, and allocations that are refused or late, in the engine's own words; and what is wrong and left
-    as it is: a slow group, a hang that is nobody's, nodes that the breaker holds."""
+    as it is: a slow group, a hang that is nobody's, nodes that the breaker holds, disks that cannot be used."""
     leaving: dict[str, str] = field(default_factory=dict)
     """Nodes that are to be left, because the engine is about to take them away or a person drains them; and why."""
     handover_at_step: int | None = None
@@ -127,12 +128,15 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     leader_record = mirror.record(keys.LEADER, LeaderRecord)
     held = {g.node for g in memory.groups.values()}
     leaving = waiting.leaving(observed)
+    useless = Round(observed, spec, memory).passed_over()
     away = barred(observed, {host: f"{why} (for this run alone)" for host, why in memory.cordons.items()})
     spares = sorted(
         n.name
         for n in observed.nodes.values()
-        if n.registered and n.role == "trainer" and n.name not in held | set(leaving) and n.machine not in away
-        if not (n.failed or n.unsure)
+        if n.registered
+        and n.role == "trainer"
+        and n.name not in held | set(leaving) | set(useless)
+        and n.machine not in away
     )
     left = {
         rung.name.lower(): budgets.left(memory.spent, spec.policy.budget, rung, 0, memory.clock)

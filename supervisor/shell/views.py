@@ -217,6 +217,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         oom=end.oom,
         kernel=end.kernel,
         ended_s=end.ended_s,
+        disk=end.disk,
         phase=progress.phase if progress is not None else "starting",
         step=progress.step if progress is not None else 0,
         commits=progress.commits if progress is not None else 0,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from supervisor.core import breaker, numerics
+from supervisor.core import breaker, disks, numerics
 from supervisor.core.blame import blame
 from supervisor.core.model import AllocationMemory, Memory, Observed
+from supervisor.core.placement import passed_over
 from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
 from supervisor.core.straggler import stragglers
@@ -36,14 +37,16 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
-    """What is wrong and left as it is: slow groups, a loss that rose, a hang that is nobody's, nodes that the breaker holds."""
+    """What is wrong and left as it is: slow groups, a loss that rose, a hang that is nobody's, nodes that the breaker holds, and
+    those that are given no group or say that their disks cannot be used."""
     if memory.phase != "running":
         return ()
     found = [slow.sentence for slow in stragglers(memory.groups, observed, spec)]
     hangs = blame(memory.groups, observed, spec).held
     tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
     spike = numerics.spike(memory.groups, observed, spec)
-    return (*found, *(sentence for sentence in (spike, hangs, tripped) if sentence))
+    found += [sentence for sentence in (spike, hangs, tripped) if sentence]
+    return (*found, *disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
 
 
 def _state(allocation: AllocationMemory, observed: Observed) -> str:

@@ -354,6 +354,8 @@ class ExitObserved:
     ended_s: float = 0.0
     kernel: str = ""
     """What the kernel's log says of its having killed it for memory."""
+    disk: str = ""
+    """Why nothing could be written in its node's folder just then: it may have ended for that, and could leave no word of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from agents.facts import LOOK_S, Facts, host
-from agents.facts.files import BYTES, DEADLINE_S, EVERY_S, ROOM_BYTES, Probe, SharedFolders, lists, writes
+from agents.facts.files import (
+    BYTES,
+    DEADLINE_S,
+    EVERY_S,
+    ROOM_BYTES,
+    Probe,
+    SharedFolders,
+    lists,
+    takes_nothing,
+    writes,
+)
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
@@ -79,6 +89,23 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
         assert [fact.kind for fact in once(probe, clock)] == ["disk_read_only"]
 
 
+@ROOT
+def test_what_can_be_told_of_a_disk_at_once_is_what_a_probe_finds(tmp_path: Path) -> None:
+    """Word for word, so that it is said once."""
+    clock = Clock()
+    with tmpfs(tmp_path / "disk", 4 * ROOM_BYTES) as folder:
+        probe = Probe(folder, writes, EVERY_S, clock)
+        assert takes_nothing(folder) == ""
+        filler = folder / "filler"
+        filler.write_bytes(b"x" * os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize)
+        assert takes_nothing(folder) == once(probe, clock)[0].evidence == f"{folder}: No space left on device"
+        filler.unlink()
+        assert takes_nothing(folder) == ""
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        assert takes_nothing(folder) == once(probe, clock)[0].evidence == f"{folder}: Read-only file system"
+    assert takes_nothing(folder / "gone") == ""
+
+
 def test_a_file_system_that_hangs_is_told_after_the_deadline_and_holds_no_one(tmp_path: Path) -> None:
     clock, free, uses = Clock(), threading.Event(), []
 
@@ -93,9 +120,11 @@ def test_a_file_system_that_hangs_is_told_after_the_deadline_and_holds_no_one(tm
         assert probe.read() == ()
         clock.now += 1.0
         (found,) = probe.read()
-        assert (found.kind, found.evidence) == ("file_system_stalled", f"{tmp_path} has not answered for 11 s")
+        assert (found.kind, found.evidence) == ("file_system_stalled", f"{tmp_path} has not answered for over 10 s")
+        clock.now += 9.0
+        assert probe.read() == (found,), "no news at every look"
         clock.now += 1000.0
-        probe.read()
+        assert probe.read()[0].evidence == f"{tmp_path} has not answered for over 640 s"
         assert uses == [tmp_path], "one thread hangs, not one at each look"
     finally:
         free.set()

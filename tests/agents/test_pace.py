@@ -22,6 +22,7 @@ class Rank:
         self.failed = 0
         self.doing: Activity = "other"
         self.reaches = True
+        self.untold = False
         self.look()
 
     def look(self, phase: str = "step", step_s: float = 0.0, own: Own = NOTHING) -> Stuck | None:
@@ -31,7 +32,7 @@ class Rank:
             compute_s=own.compute_s, data_s=own.data_s,
             failed_commits=self.failed,
         )  # fmt: skip
-        self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches)
+        self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold)
         return self.pace.stuck(self.now, LIMITS)
 
     def does(self, activity: Activity, seconds: float = 0.0) -> Stuck | None:
@@ -111,6 +112,38 @@ def test_the_first_checkpoint_bounds_the_next_one(learned: Rank) -> None:
     assert learned.does("checkpoint", 29.0) is None
     learned.now += 2.0
     assert learned.look() is not None
+
+
+def test_a_checkpoint_between_two_looks_is_part_of_its_step_and_one_that_lasts_is_seen(learned: Rank) -> None:
+    for _ in range(70):
+        learned.changes += 2  # one came and went
+        learned.step(1.05)
+    assert learned.pace.bound_s(LIMITS) == pytest.approx(10.5)
+    assert learned.pace.measured.apart_s == 0.0
+    assert learned.does("checkpoint", LIMITS.at_most_s - 1.0) is None, "no shorter one bounds it"
+    assert learned.does("checkpoint", 3.0) is not None
+
+
+def test_one_that_cannot_tell_its_progress_and_goes_on_does_not_hang(learned: Rank) -> None:
+    """A full disk: its steps are not told, its activity is."""
+    learned.untold = True
+    for _ in range(200):
+        for activity in ("data", "quorum", "compute", "collective", "commit"):
+            assert learned.does(activity, 0.4) is None  # type: ignore[arg-type]
+    assert learned.does("collective", 11.0) is not None, "who stands still for so long hangs all the same"
+
+
+def test_once_it_can_tell_it_again_its_steps_count(learned: Rank) -> None:
+    learned.untold = True
+    for _ in range(100):
+        learned.does("compute", 0.5)
+        learned.does("quorum", 0.5)
+    learned.untold = False
+    learned.commits += 99
+    assert learned.step(1.0) is None
+    for _ in range(int(MOVES_ON * 10) + 1):
+        found = learned.does("compute", 0.6) or learned.does("data", 0.4)
+    assert found is not None, "whoever goes from one thing to the next and commits nothing"
 
 
 def test_a_step_with_a_new_quorum_is_not_learned_from(learned: Rank) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from agents.settings import Settings
 from agents.view import View
 from supervisor.core.spec import HangSpec
 from supervisor.wire.records import ProcessRecord, Progress, encode
+from titan_actor.activity import ActivityFile
 
 WAY = "toy.0.1"
 LIMITS = {WAY: HangSpec(factor=10.0, at_least_s=5.0, at_most_s=600.0)}
@@ -105,3 +107,26 @@ def test_one_that_goes_on_is_told_no_more(view: View, stacks: Slow, tmp_path: Pa
     commits(view, tmp_path, 0, LEARNED + 1)
     view.look_for_hangs(LIMITS, LEARNED + 11.2)
     assert told(view) == set()
+
+
+def test_one_that_cannot_write_its_progress_is_not_told_while_it_goes_on(
+    view: View, stacks: Slow, tmp_path: Path
+) -> None:
+    doing = ActivityFile(tmp_path / "0")
+    for tenths in range(1, 1000):
+        doing.set("compute" if tenths % 2 else "quorum")
+        view.look_for_hangs(LIMITS, LEARNED + tenths / 10, untold=True)
+        assert 0 not in told(view)
+    assert f"{WAY}.0" not in stacks.asked
+
+
+def test_what_its_disk_says_is_told_with_a_ranks_end(
+    view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = f"{tmp_path}: No space left on device"
+    monkeypatch.setattr(views, "takes_nothing", lambda folder: sentence)
+    record = ProcessRecord(name=f"{WAY}.0", pid=os.getpid(), start_ticks=1, folder=str(tmp_path / "0"), exit_code=1)
+    assert view.put(replace(record, exited=True))
+    (end,) = [trainer.exit for trainer in view.observed().trainers if trainer.state == "exited"]
+    assert end is not None
+    assert end.disk == sentence

@@ -3,19 +3,21 @@ the groups theirs by TorchFT's; loss and weights are looked at before a commit; 
 what it does, and suffers what it is ordered to (fault_injection.causes).
 
 `toy.mode = "model"`; toy.step_s is what a step takes at least, `titan.checkpoint_interval_steps` as in a real run; toy.quiet: no
-log (TorchFT's manager writes one at every step). It needs torch: warm processes (TOY_TORCHFT=1) make its starts short.
+log (TorchFT's manager writes one at every step); toy.store: a folder that all groups write their checkpoints to, and wait for as long
+as somebody has its file `lock` locked. It needs torch: warm processes (TOY_TORCHFT=1) make its starts short.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import math
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -155,15 +157,25 @@ class Model:
         return committed, computed
 
     def checkpoint(self) -> None:
-        """To this node's own disk, by rank 0."""
+        """By rank 0."""
         with self.activity.during("checkpoint"):
             self._suffer(self.manager.current_step(), causes.BLOCK_CHECKPOINT)
-            path = Path(self.launch.rank_dir) / "checkpoint"
-            with path.open("wb") as file:
+            with self._storage() as folder, (folder / f"checkpoint-{self.launch.group}").open("wb") as file:
                 file.write(b"\0" * CHECKPOINT_BYTES)
                 file.flush()
                 os.fsync(file.fileno())
             time.sleep(CHECKPOINT_S)
+
+    @contextlib.contextmanager
+    def _storage(self) -> Iterator[Path]:
+        """This node's own disk, or what all groups share."""
+        if "store" not in self.toy.options:
+            yield Path(self.launch.rank_dir)
+            return
+        shared = Path(self.toy.options["store"])
+        with (shared / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield shared
 
     def _suffer(self, step: int, *names: str) -> None:
         if wanted := self.orders.due(*names, step=step):

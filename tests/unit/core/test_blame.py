@@ -78,6 +78,19 @@ def test_where_every_group_hangs_by_itself_nobody_is_ended(w: World) -> None:
     assert "every group hangs, in checkpoint: it is a cause that they share" in w.waits()
 
 
+def test_what_all_share_is_told_also_where_other_ranks_wait_in_the_next_quorum() -> None:
+    """Rank 0 alone writes the checkpoints: the others go on as far as they can without it."""
+    w = World(groups=2, ranks=2).bring_up()
+    for group in (0, 1):
+        hangs(w, group, "checkpoint", stack="in write (store.py:1)")
+        hangs(w, group, "quorum", rank=1, stack="in start_quorum (manager.py:2)")
+    assert w.round(100.0).actions == ()
+    assert "every group hangs, in checkpoint: it is a cause that they share, so none is ended" in w.waits()
+    hangs(w, 1, "quorum", stack="in start_quorum (manager.py:2)")
+    w.round()
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 0)
+
+
 def test_where_all_wait_nobody_is_blamed(w: World) -> None:
     for group in range(3):
         hangs(w, group, "collective")

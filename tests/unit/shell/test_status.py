@@ -12,7 +12,7 @@ from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
 from supervisor.shell import render, status
 from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
-from supervisor.wire.records import NodeObserved, RunRecord, Stuck, TrainerObserved, encode
+from supervisor.wire.records import Fact, Health, NodeObserved, RunRecord, Stuck, TrainerObserved, encode
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 
 WAITING = replace(
@@ -108,3 +108,28 @@ def test_nodes_are_told_with_their_hosts() -> None:
     shown = text(render.nodes([one, two]))
     assert "n2 on big7" in shown
     assert "leaving: time limit" in shown
+
+
+def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> None:
+    full = Fact(kind="disk_full", subject="/home", evidence="/home: No space left on device")
+
+    def health(node: str, *facts: Fact) -> dict[str, bytes]:
+        known = {"sequence": 1, "warm": "off", "disk_free_bytes": 0, "memory_available_bytes": 0, "load_1m": 0.0}
+        return {keys.health(node): encode(Health(node=node, facts=facts, **known))}  # type: ignore[arg-type]
+
+    groups = {0: GroupMemory(group=0, generation=1, node="n1", phase="running")}
+    memory = replace(MEMORY, groups=groups, incidents={}, cordons={})
+    grant = Grant(key="run-a1", state="granted", nodes=("n2",))
+    nodes = {**registration("n1"), **registration("n2", allocation="run-a1")}
+    found = seen(memory, grant, **nodes, **health("n2", full))
+    assert found.spares == ()
+    said = "node n2 is given no group while there is another: /home: No space left on device"
+    assert found.waiting == (said,)
+    found = seen(memory, grant, **nodes, **health("n1", full))
+    assert found.spares == ("n2",)
+    assert found.waiting == (
+        "group 0: its node n1 says: /home: No space left on device: the group may go on, but its steps, checkpoints and logs "
+        "may not be told",
+    )
+    assert "its node n1 says: /home: No space left" in text(render.run(found))
+    assert seen(memory, grant, **nodes, **health("n1"), **health("n2")).waiting == ()

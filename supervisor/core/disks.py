@@ -1,0 +1,44 @@
+"""Nodes whose disk or file system cannot be used now: no group is placed there while another node is to be had. It may pass by
+itself, so such a node is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from supervisor.core import ending
+from supervisor.core.model import GroupMemory, NodeView, Observed
+
+UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled"})
+"""Kinds of facts, of an agent's folder or of a run's."""
+NAMED = 5
+"""A file system that all share is everybody's."""
+
+
+def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
+    """Node -> what is wrong there. What all of them say is of a file system that all share, and tells none apart."""
+    there = [node for node in nodes if node.registered and node.role == "trainer"]
+    found = {node.name: says for node in there if (says := _fact(node) or _last_word(node))}
+    return found if len(found) < len(there) else {}
+
+
+def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:
+    """A sentence for each group that runs on such a node, NAMED of them at most: what is known of it may be old."""
+    found: list[str] = []
+    for group in groups.values():
+        node = observed.nodes.get(group.node)
+        says = _fact(node) if node is not None and node.registered else ""
+        if says and group.phase in ("starting", "running"):
+            about = f"group {group.group}: its node {group.node} says: {says}"
+            found.append(f"{about}: the group may go on, but its steps, checkpoints and logs may not be told")
+    return found if len(found) <= NAMED else [*found[:NAMED], f"and so {len(found) - NAMED} more groups"]
+
+
+def _fact(node: NodeView) -> str:
+    return next((node.facts[kind] for kind in sorted(UNUSABLE & node.facts.keys())), "") if node.facts else ""
+
+
+def _last_word(node: NodeView) -> str:
+    """Of a rank that has ended there: said at once, where facts are looked for every few seconds."""
+    return next(
+        (rank.disk for rank in node.ranks if rank.state == "exited" and not ending.clean(rank) and rank.disk), ""
+    )

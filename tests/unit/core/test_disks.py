@@ -1,0 +1,229 @@
+"""Nodes whose disk cannot be used: passed over while there is another, and said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core import disks
+from supervisor.core.explain import explain
+from supervisor.core.model import Kind, Rung
+from tests.unit.core.world import World
+
+FULL = "/home/nodes/n: No space left on device"
+
+
+def tell(w: World, node: str, kind: str = "disk_full") -> None:
+    """What a node's agent says; an empty kind: nothing any more."""
+    w.nodes[node] = replace(w.nodes[node], facts={kind: FULL} if kind else {})
+
+
+def lose(w: World, group: int) -> str:
+    """Its node. What the incident about that says is `w.incident`."""
+    node = w.group(group).node
+    w.lapse(node)
+    w.hear(group, "gone")
+    w.round()
+    return node
+
+
+# --- spares ---
+
+
+@pytest.mark.parametrize("kind", sorted(disks.UNUSABLE))
+def test_another_spare_is_taken_though_the_ill_one_is_warm(kind: str) -> None:
+    w = World(spares=2).bring_up()
+    w.node(3, warm=True)
+    tell(w, "n3", kind)
+    lose(w, 0)
+    w.start_again(0)
+    assert w.group(0).node == "n4"
+
+
+@pytest.mark.parametrize("kind", ["memory_pressure", "clock_unsynchronised", "link_down"])
+def test_other_facts_bar_no_spare(kind: str) -> None:
+    w = World(spares=2).bring_up()
+    tell(w, "n3", kind)
+    lose(w, 0)
+    w.start_again(0)
+    assert w.group(0).node == "n3"
+
+
+def test_it_may_be_taken_again_once_that_is_over() -> None:
+    w = World(spares=2).bring_up()
+    tell(w, "n3")
+    assert w.round(100.0).actions == (), "it is kept: it may pass"
+    tell(w, "n3", "")
+    lose(w, 0)
+    w.start_again(0)
+    assert w.group(0).node == "n3"
+
+
+def test_where_it_is_the_only_one_another_allocation_is_asked_for_and_why_is_said() -> None:
+    w = World(spares=1).bring_up()
+    tell(w, "n3")
+    lose(w, 0)
+    assert w.incident.rung == Rung.REALLOCATE
+    assert "replace: no healthy spare node" in w.incident.considered
+    w.admit(0)
+    w.round()
+    w.round()
+    assert f"node n3 is given no group while there is another: {FULL}" in w.waits()
+    assert w.group(0).node == ""
+    w.bring(4)
+    w.recover(0)
+    assert w.group(0).node == "n4"
+
+
+def test_while_one_is_waited_for_it_is_taken_as_soon_as_that_is_over() -> None:
+    w = World(spares=1).bring_up()
+    tell(w, "n3")
+    lose(w, 0)
+    tell(w, "n3", "")
+    w.start_again(0)
+    assert w.group(0).node == "n3"
+
+
+def test_it_is_the_last_resort_where_no_budget_is_left_to_ask_for_another() -> None:
+    """Better than a halt. What is asked for in the place of the lost one is waited for as long as any."""
+    w = World(spares=1, budget={"reallocate": 0}).bring_up()
+    tell(w, "n3")
+    lose(w, 0)
+    assert w.incident.rung == Rung.REPLACE
+    w.admit(0)
+    w.round(1.0)
+    w.round(1.0)
+    assert "group 0: allocation run-a4 is pending" in w.waits()
+    w.round(w.spec.policy.allocation_timeout_s)
+    w.round(1.0)
+    assert w.group(0).node == "n3"
+
+
+def test_it_is_the_last_resort_where_the_engine_refuses_another() -> None:
+    w = World(spares=1).bring_up()
+    tell(w, "n3")
+    lose(w, 0)
+    w.grant(4, "refused", reason="no such partition")
+    w.start_again(0)
+    assert w.group(0).node == "n3"
+
+
+def test_what_all_nodes_say_is_of_what_they_share_and_bars_none() -> None:
+    w = World(spares=1).bring_up()
+    for node in ("n1", "n2", "n3"):
+        tell(w, node, "file_system_stalled")
+    assert w.round(100.0).actions == ()
+    lose(w, 0)
+    assert w.incident.rung == Rung.REPLACE
+    w.start_again(0)
+    assert w.group(0).node == "n3"
+
+
+def test_a_run_starts_beside_a_node_whose_disk_is_full() -> None:
+    w = World(groups=2, spares=1)
+    w.host()
+    w.round()
+    for number in (1, 2, 3):
+        w.bring(number)
+    tell(w, "n1")
+    w.open_gate()
+    w.round()
+    assert {g: m.node for g, m in w.memory.groups.items()} == {0: "n2", 1: "n3"}
+
+
+def test_a_run_is_not_halted_because_too_few_disks_can_be_used() -> None:
+    w = World(groups=2, spares=0, min_groups=2, budget={"reallocate": 0})
+    w.host()
+    w.round()
+    for number in (1, 2):
+        w.bring(number)
+    tell(w, "n1")
+    w.open_gate()
+    w.round()
+    assert w.memory.phase == "running"
+    assert {g: m.node for g, m in w.memory.groups.items()} == {0: "n2", 1: "n1"}
+
+
+# --- a group that fails there ---
+
+
+def test_one_that_fails_there_is_started_on_the_spare_at_the_budget_of_a_restart() -> None:
+    w = World(spares=1).bring_up()
+    node = w.group(1).node
+    tell(w, node)
+    assert w.round(100.0).actions == (), "nothing is done for a fact alone"
+    w.fail(1)
+    assert "move" in w.verbs()
+    assert (w.incident.kind, w.incident.rung) == (Kind.ERROR, Rung.RESTART)
+    assert w.incident.evidence == ("rank 0 exited with code 1", f"on its node: {FULL}")
+    assert f"restart in place: nothing can be written on node {node} now: {FULL}" in w.incident.considered
+    w.recover(1)
+    assert w.group(1).node == "n3"
+    assert "  The group's processes were started again, on another node; no host was cordoned." in explain(w.incident)
+    assert w.memory.cordons == {}, "its disk is full: nobody's suspicion"
+    assert {scope: len(at) for scope, at in w.memory.spent.items()} == {"restart:1": 1}
+    tell(w, node, "")
+    lose(w, 0)
+    w.start_again(0)
+    assert w.group(0).node == node, "a spare again, once its disk has room"
+
+
+def test_without_a_spare_it_is_started_where_it_was() -> None:
+    w = World(spares=0).bring_up()
+    node = w.group(1).node
+    tell(w, node)
+    w.fail(1)
+    w.round()
+    w.start_again(1)
+    assert w.group(1).node == node
+
+
+def test_two_that_fail_do_not_both_leave_for_one_spare() -> None:
+    w = World(groups=3, spares=1).bring_up()
+    for group in (1, 2):
+        tell(w, w.group(group).node)
+        w.fail(group)
+    w.round()
+    w.start_again(1)
+    w.start_again(2)
+    assert {w.group(1).node, w.group(2).node} == {"n4", "n3"}
+
+
+def test_the_word_of_the_end_itself_comes_before_the_fact() -> None:
+    w = World(spares=1).bring_up()
+    w.fail(1, disk=FULL)
+    assert "move" in w.verbs()
+    assert w.incident.evidence == ("rank 0 exited with code 1", f"on its node: {FULL}")
+
+
+def test_both_words_are_said_once() -> None:
+    w = World(spares=1).bring_up()
+    tell(w, w.group(1).node)
+    w.fail(1, disk=FULL)
+    w.round()
+    assert w.incident.evidence.count(f"on its node: {FULL}") == 1
+
+
+# --- a group that runs there ---
+
+
+def test_that_a_group_runs_where_nothing_can_be_written_is_said() -> None:
+    w = World(spares=1).bring_up()
+    node = w.group(1).node
+    tell(w, node, "disk_read_only")
+    assert w.round(1.0).actions == ()
+    said = f"group 1: its node {node} says: {FULL}: the group may go on, but its steps, checkpoints and logs may not be told"
+    assert said in w.waits()
+    tell(w, node, "")
+    w.round(1.0)
+    assert "may not be told" not in w.waits()
+
+
+def test_what_many_say_is_not_said_for_each() -> None:
+    w = World(groups=12).bring_up()
+    for group in range(12):
+        tell(w, w.group(group).node, "file_system_stalled")
+    w.round()
+    assert w.waits().count("may not be told") == disks.NAMED
+    assert "and so 7 more groups" in w.waits()
