@@ -471,7 +471,8 @@ def measure(seeds: int, names: list[str], partial: Path) -> Measured:
                     print(f"    {json.dumps(t)}", flush=True)
                 partial.write_text(json.dumps(found, indent=1) + "\n")
         made.settle()
-        history = {verdict.checker: verdict.answer for verdict in checkers.check(made.w.history(made.record))}
+        verdicts = checkers.check(made.w.history(made.record))
+        history = {v.checker: ": ".join((v.answer, *v.sentences[:3])) for v in verdicts}
     done = {name: trials for name, trials in found.items() if trials}
     return Measured(done, not_here, history, before)
 

@@ -96,8 +96,7 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     if node is None or not node.registered:
         return f"lease:{group.node}"
     if any(r.state == "exited" for r in node.ranks):
-        # whom our own agent told to end is no sign of an engine that takes the node
-        if any(r.state == "exited" and ending.terminated(r) and not r.told for r in ranks_of(group, observed)):
+        if ending.taken(ranks_of(group, observed)):
             return f"term:{group.group}:{group.generation}"
         if numerics.said(group, observed):
             return f"{NAN}{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was

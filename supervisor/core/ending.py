@@ -43,6 +43,19 @@ def terminated(rank: RankView) -> bool:
     return rank.signal == SIGTERM or rank.exit_code == TERMINATED_EXIT
 
 
+def taken(ranks: tuple[RankView, ...]) -> bool:
+    """Whether ranks were told to end, maybe because an engine takes their node: unless it was their own agent, for one of them
+    that had ended on its own account."""
+    told = [r for r in ranks if r.state == "exited" and terminated(r)]
+    return any(not r.told for r in told) or (bool(told) and not any(_on_its_own(r) for r in ranks))
+
+
+def _on_its_own(rank: RankView) -> bool:
+    if rank.state != "exited" or clean(rank) or terminated(rank) or rank.told:
+        return False
+    return not errors.of_a_lost_peer(rank.error)
+
+
 def ended(ranks: tuple[RankView, ...]) -> Failure | None:
     """The failure of a group of which ranks have ended, from the one that was first; None when none failed."""
     bad = [r for r in ranks if r.state == "exited" and not clean(r)]

@@ -168,6 +168,21 @@ def test_an_echo_that_our_own_agent_ended_makes_nobody_wait_for_the_engine() -> 
     assert (w.incident.kind, w.incident.rung, w.incident.rank) == (Kind.CRASH, Rung.RESTART, 0)
 
 
+@pytest.mark.parametrize("code", [None, 1])
+def test_a_node_that_is_ended_in_order_waits_for_the_engines_word(code: int | None) -> None:
+    """Its agent ends its ranks, and one may fail for another that is gone before it is told."""
+    w = World(groups=2, ranks=2).bring_up()
+    w.report(0, 0, state="exited", signal=15, told="the node is stopped")
+    if code is None:
+        w.report(0, 1, state="exited", signal=15, told="the node is stopped")
+    else:
+        w.report(0, 1, state="exited", exit_code=code, error='RuntimeError: message: "transport error"')
+    assert w.verbs() == []
+    lose_allocation(w)
+    w.round(ENGINE_WORD_S / 2)
+    assert (w.incident.kind, w.incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
+
+
 def test_a_term_that_we_did_not_send_waits_for_the_engines_word() -> None:
     """A scheduler that takes an allocation away sends TERM first: that is no crash."""
     w = World().bring_up()
