@@ -149,7 +149,9 @@ class Checks:
         """A group starts elsewhere only once its old generation is gone or shut out."""
         for g, new in after.groups.items():
             old = before.groups.get(g)
-            if new.phase != "starting" or (old is not None and (old.phase, old.generation) == ("starting", new.generation)):
+            if new.phase != "starting" or (
+                old is not None and (old.phase, old.generation) == ("starting", new.generation)
+            ):
                 continue
             for gate in self.world.gates:
                 for t in gate.able():
@@ -172,20 +174,24 @@ class Checks:
             recent = [t for t in self._drawn[scope] if observed.now - t < budget.window_s] + [observed.now]
             self._drawn[scope] = recent
             if len(recent) > allowed:
-                self.broke(f"budget: {scope} is drawn on {len(recent)} times in {budget.window_s:g} s; {allowed} are allowed")
+                self.broke(
+                    f"budget: {scope} is drawn on {len(recent)} times in {budget.window_s:g} s; {allowed} are allowed"
+                )
 
     # --- at the end ---
 
-    def nothing_left_over(self) -> None:
-        """No allocation is kept that nobody wants, and none is wanted that was not paid for."""
+    def left_over(self) -> str:
+        """What is kept that nobody wants, as a sentence; empty: nothing."""
         wanted = {key for key, a in self.memory.allocations.items() if a.state == "wanted"}
         held = {key for key, h in self.world.engine.held.items() if h.state != "gone"}
-        if held - wanted:
-            self.broke(f"leak: the engine still holds {sorted(held - wanted)}")
         most = self.world.spec.allocation.nodes + self.world.spec.allocation.spares
+        orphans = [t for t in self.world.trainers() if t.lives and not self._is_current(t)]
+        if held - wanted:
+            return f"leak: the engine still holds {sorted(held - wanted)}"
         if len(held) > most:
-            self.broke(f"leak: {len(held)} allocations are held, and the run was launched with {most}")
-        for t in self.world.trainers():
-            current = self.memory.groups[t.group]
-            if t.lives and (current.generation, current.node) != (t.generation, t.node.name):
-                self.broke(f"orphan: {t.name} still runs on {t.node.name}")
+            return f"leak: {len(held)} allocations are held, and the run was launched with {most}"
+        return f"orphan: {orphans[0].name} still runs on {orphans[0].node.name}" if orphans else ""
+
+    def _is_current(self, trainer: Trainer) -> bool:
+        current = self.memory.groups[trainer.group]
+        return (current.generation, current.node) == (trainer.generation, trainer.node.name)

@@ -83,6 +83,7 @@ def _node(world: World, target: int) -> Node | None:
 def _crash(world: World, fault: Fault) -> bool:
     trainer = _trainer(world, fault.target)
     if trainer is not None:
+        world.victims.append(trainer.group)
         trainer.end(signal=(9, 11, 6)[fault.target % 3])
     return trainer is not None
 
@@ -90,6 +91,7 @@ def _crash(world: World, fault: Fault) -> bool:
 def _error(world: World, fault: Fault) -> bool:
     trainer = _trainer(world, fault.target)
     if trainer is not None:
+        world.victims.append(trainer.group)
         trainer.end(code=1, error=f"RuntimeError: no {fault.target}")
     return trainer is not None
 
@@ -111,6 +113,7 @@ def _node_lost(world: World, fault: Fault) -> bool:
     node = _node(world, fault.target)
     if node is None:
         return False
+    world.victims += [t.group for t in node.living()]
     node.power_off()
     if fault.target % 3:  # the scheduler notices, sooner or later, or never
         key = node.allocation
@@ -160,7 +163,9 @@ def _agent_killed(world: World, fault: Fault) -> bool:
 def _taken(world: World, fault: Fault) -> bool:
     granted = [key for key, held in world.engine.held.items() if held.state == "granted"]
     if granted:
-        world.engine.end(granted[fault.target % len(granted)], "preempted")
+        key = granted[fault.target % len(granted)]
+        world.victims += [t.group for node in world.nodes.values() if node.allocation == key for t in node.living()]
+        world.engine.end(key, "preempted")
     return bool(granted)
 
 

@@ -99,9 +99,7 @@ class Lighthouse:
             self.end("it stood still for too long to know anything")
             return
         self._ticked_at = now
-        if self.client.reaches:
-            self._ask_etcd()
-        if not self.up:
+        if self.client.reaches and not self._asks_etcd():
             return
         self._hear(now)
         self.state.judge_etcd(self.client.silent_s, self.client.reaches, now)
@@ -112,7 +110,8 @@ class Lighthouse:
             self._publish(now)
         self.world.checks.owners()
 
-    def _ask_etcd(self) -> None:
+    def _asks_etcd(self) -> bool:
+        """Whether it is to go on, as etcd says."""
         self.state.confirm(self._doubted)
         if self._watch is None:
             item = self.client.get(self._key)
@@ -121,10 +120,14 @@ class Lighthouse:
         while (changes := self._watch.poll(0.0)) is not None:
             for item in changes.puts:
                 self._obey(item)
-        if self.up and (self._lease is None or self._lease.lost):
+        if self.state.retired:
+            self.end("another has its seat")
+            return False
+        if self._lease is None or self._lease.lost:
             self._lease = self.client.lease(GATE_LEASE_S)
             presence = GatePresence(run=self.name.run, node=self.node.name, generation=self.name.generation)
             self.client.put(keys.gate_presence(self.node.name, self.name.run), encode(presence), self._lease.id)
+        return True
 
     def _obey(self, item: Item | None) -> None:
         orders = read_orders(item, self._key, self.name.generation)
@@ -132,7 +135,6 @@ class Lighthouse:
             return
         if orders.retired:
             self.state.retired = True
-            self.end("another has its seat")
             return
         self.state.admit(orders.admitted, self.world.clock.now)
         self.address = f"{self.node.name}:{self.name.generation}"

@@ -203,7 +203,7 @@ class Node:
             self._desired.take(changes)
 
     def _obey(self) -> None:
-        records = [p.record() for p in (*self.trainers.values(), *self.lighthouses.values())]
+        records = [t.record() for t in self.trainers.values()] + [x.record() for x in self.lighthouses.values()]
         for action in agent.reconcile(self._desired.wanted(set()).by_run, records, self.allocation):
             match action:
                 case agent.Start(desired=desired):
@@ -257,7 +257,10 @@ class Node:
             trainers=tuple(t.observed() for t in self.trainers.values()),
             lighthouses=tuple(
                 LighthouseObserved(
-                    run=x.name.run, generation=x.name.generation, state="running" if x.up else "exited", address=x.address
+                    run=x.name.run,
+                    generation=x.name.generation,
+                    state="running" if x.up else "exited",
+                    address=x.address,
                 )
                 for x in self.lighthouses.values()
             ),

@@ -15,14 +15,19 @@ from supervisor.core.model import Kind
 
 RECOVERY_BOUND_S = 300.0
 """From the end of all faults until every group commits: seven times the model's longest timeout (allocation_timeout_s)."""
-SETTLE_S = 10.0
-"""After it, until nothing may be left over: the scheduler's slowest word, and an agent's."""
+LEFT_OVER_S = 60.0
+"""After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
 ENDED = ("halted", "stopped", "finished")
-KIND_OF = {"crash": Kind.CRASH, "error": Kind.ERROR, "node_lost": Kind.NODE_LOST, "allocation_taken": Kind.ALLOCATION_LOST}
+KINDS_OF = {
+    "crash": {Kind.CRASH},
+    "error": {Kind.ERROR},
+    "node_lost": {Kind.NODE_LOST, Kind.ALLOCATION_LOST},  # whoever says it first, its lease or the scheduler
+    "allocation_taken": {Kind.ALLOCATION_LOST},
+}
 """Faults that are one group's, and what a supervisor that sees clearly calls them."""
 HARMLESS = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed",
             "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "etcd_away")  # fmt: skip
-"""What takes nothing from training: no incident may come of it."""
+"""What takes nothing from training, once it is on its way: no incident may come of it."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,14 @@ def _recover(world: World, tight: bool) -> float | None:
         return None
     if not world.healthy():
         if not (tight and checks.memory.phase == "halted" and checks.memory.halt_reason):
-            checks.broke(f"progress: not every group trains {RECOVERY_BOUND_S:g} s after the last fault: {state(world)}")
+            checks.broke(
+                f"progress: not every group trains {RECOVERY_BOUND_S:g} s after the last fault: {state(world)}"
+            )
         return None
     recovered_s = world.clock.now - healed
-    world.clock.run_until(world.clock.now + SETTLE_S, lambda: bool(checks.broken))
-    if not checks.broken:
-        checks.nothing_left_over()
+    world.clock.run_until(world.clock.now + LEFT_OVER_S, lambda: bool(checks.broken) or not checks.left_over())
+    if left := checks.left_over():
+        checks.broke(left)
     return recovered_s
 
 
@@ -100,12 +107,14 @@ def _incidents(world: World, plan: Sequence[Fault], hit: Sequence[str]) -> None:
     """One incident per fault and of its kind, where a plan leaves no doubt which it is; none where nothing failed."""
     found = [(i.kind, i.group) for i in world.checks.incidents.values()]
     kinds = {fault.kind for fault in plan}
-    if kinds <= set(HARMLESS) and found:
+    trained_at = world.training.all_at
+    in_time = trained_at is not None and all(f.at > trained_at for f in plan if f.kind == "agent_killed")
+    if kinds <= set(HARMLESS) and in_time and found:
         world.checks.broke(f"incidents: {found}, and nothing of training had failed: {[f.kind for f in plan]}")
-    if len(plan) == 1 and len(hit) == 1 and (kind := KIND_OF.get(hit[0])) is not None:
-        kinds_found = [k for k, _ in found]
-        if kinds_found != [kind] and world.checks.memory.phase == "running":
-            world.checks.broke(f"incidents: {found} for one fault of kind {kind}")
+    if len(plan) == 1 and len(hit) == 1 and hit[0] in KINDS_OF:
+        right = [i for i in found if i[0] in KINDS_OF[hit[0]]]
+        if [g for _, g in right] != world.victims or len(found) != len(right):
+            world.checks.broke(f"incidents: {found} for one {hit[0]} of groups {world.victims}")
 
 
 def state(world: World) -> str:

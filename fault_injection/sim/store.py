@@ -23,7 +23,9 @@ PATIENCE_S = 2.0
 class Etcd:
     """The server. Its faults: `stop` and `start`, `compact`, a watch's `delay_s`, `SimWatch.lose_place`."""
 
-    def __init__(self, clock: Clock, dice: random.Random | None = None, delay_s: tuple[float, float] = (0.0, 0.0)) -> None:
+    def __init__(
+        self, clock: Clock, dice: random.Random | None = None, delay_s: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
         self.clock = clock
         self.dice = dice or random.Random(0)
         self.delay_s = delay_s

@@ -23,6 +23,8 @@ class Training:
         self.quorum_id = 0
         self.newest = 0
         """The newest step that was ever committed."""
+        self.all_at: float | None = None
+        """Seconds from the launch until every group stepped for the first time."""
         self.stepped_at: dict[int, float] = {}
         """By group, when it last committed."""
         self.rows: dict[tuple[int, int, str], list[dict[str, object]]] = {}
@@ -51,6 +53,8 @@ class Training:
         step = before + 1
         self.world.checks.stepped(members, step)
         self.newest = max(self.newest, step)
+        if self.all_at is None and len(members) == self.world.spec.groups.count:
+            self.all_at = self.world.clock.now - self.world.launched_at
         at = {str(m.name): place for place, m in enumerate(sorted(members, key=lambda m: m.group))}
         for trainer in members:
             self._commit_one(trainer, step, healed=trainer.step < before, place=at[str(trainer.name)], of=len(members))

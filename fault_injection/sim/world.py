@@ -64,11 +64,14 @@ class World:
         self.spec = spec
         self.dice = random.Random(seed)
         self.clock = Clock(START_S)
+        self.launched_at = self.clock.now
         self.delay_s = (0.01, 0.2)
         self.etcd = Etcd(self.clock, self.dice, self.delay_s)
         self.checks = Checks(self)
         self.etcd.written.append(self.checks.written)
         self.journal: list[dict[str, Any]] = []
+        self.victims: list[int] = []
+        """Groups whose processes a fault has ended."""
         self.island: frozenset[str] = frozenset()
         """Nodes and hosts that reach each other, and nobody else."""
         self.nodes: dict[str, Node] = {}
