@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from fault_injection.sim.leaders import Killed, Supervisor
+from supervisor.ports.errors import Retryable
 
 if TYPE_CHECKING:
     from fault_injection.sim.nodes import Node, Trainer
@@ -58,6 +59,8 @@ def heal(world: World) -> None:
     world.island = frozenset()
     for node in [*world.nodes.values(), *world.hosts.values(), *world.ghosts]:
         node.linked = node.etcd_linked = True
+        if node.role == "service":
+            node.switch(True)
         node.start_agent()
         for trainer in node.trainers.values():
             trainer.frozen = False
@@ -78,6 +81,11 @@ def _trainer(world: World, target: int) -> Trainer | None:
 def _node(world: World, target: int) -> Node | None:
     found = [node for node in world.nodes.values() if node.power]
     return found[target % len(found)] if found else None
+
+
+def _placed_on(world: World, node: str) -> list[int]:
+    """Groups that this node is to run, started or not."""
+    return [g for g, group in world.checks.memory.groups.items() if group.node == node]
 
 
 def _crash(world: World, fault: Fault) -> bool:
@@ -113,7 +121,7 @@ def _node_lost(world: World, fault: Fault) -> bool:
     node = _node(world, fault.target)
     if node is None:
         return False
-    world.victims += [t.group for t in node.living()]
+    world.victims += _placed_on(world, node.name)
     node.power_off()
     if fault.target % 3:  # the scheduler notices, sooner or later, or never
         key = node.allocation
@@ -164,7 +172,7 @@ def _taken(world: World, fault: Fault) -> bool:
     granted = [key for key, held in world.engine.held.items() if held.state == "granted"]
     if granted:
         key = granted[fault.target % len(granted)]
-        world.victims += [t.group for node in world.nodes.values() if node.allocation == key for t in node.living()]
+        world.victims += _placed_on(world, world.engine.held[key].host)
         world.engine.end(key, "preempted")
     return bool(granted)
 
@@ -204,6 +212,10 @@ def _at_commit(when: str, do: Callable[[World, Fault, Supervisor], None]) -> Cal
 
 def _dies(world: World, fault: Fault, leader: Supervisor) -> None:
     raise Killed
+
+
+def _answer_lost(world: World, fault: Fault, leader: Supervisor) -> None:
+    raise Retryable("the answer is lost", after_s=0.0)
 
 
 def _sleeps(world: World, fault: Fault, leader: Supervisor) -> None:
@@ -286,6 +298,16 @@ def _gate_frozen(world: World, fault: Fault) -> bool:
     return bool(up)
 
 
+def _host_off(world: World, fault: Fault) -> bool:
+    """A service host, with the lighthouse if that is there. Its shim comes up again and knows what had run."""
+    host = world.hosts[sorted(world.hosts)[fault.target % 2]]
+    if not host.power:
+        return False
+    host.switch(False)
+    world.clock.after(fault.seconds, lambda: host.switch(True))
+    return True
+
+
 def _split(world: World, fault: Fault) -> bool:
     """A service host, and some nodes with it, on their own."""
     dice = random.Random(fault.target)
@@ -315,6 +337,7 @@ _ALL: dict[str, Callable[[World, Fault], bool]] = {
     "leader_killed_deciding": _at_commit("before", _dies),
     "leader_killed_committed": _at_commit("after", _dies),
     "leader_frozen": _at_commit("before", _sleeps),
+    "answer_lost": _at_commit("after", _answer_lost),
     "etcd_away": _etcd_away,
     "watch_late": _watch_late,
     "watch_reset": _watch_reset,
@@ -322,6 +345,7 @@ _ALL: dict[str, Callable[[World, Fault], bool]] = {
     "engine_away": _engine_away,
     "gate_killed": _gate_killed,
     "gate_frozen": _gate_frozen,
+    "host_off": _host_off,
     "split": _split,
 }
 KINDS = tuple(_ALL)

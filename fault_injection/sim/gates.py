@@ -80,11 +80,14 @@ class Lighthouse:
         ]
 
     def members(self) -> list[Trainer]:
-        """Those of whom the lighthouse makes the next quorum; nobody while it is in doubt about one that it lost."""
+        """Those of whom the lighthouse makes the next quorum: nobody while it counts one as alive that does not come, nor while the
+        gate is in doubt about one that it lost."""
         now = self.world.clock.now
         if not self.serves or self.state.doubted(now):
             return []
-        return [t for t in self.able() if self.state.hearing(t.group, now) == "beating"]
+        able = self.able()
+        beating = {g for g in self.state.admitted if self.state.hearing(g, now) == "beating"}
+        return able if beating == {t.group for t in able} else []
 
     # --- its own time ---
 
@@ -155,6 +158,7 @@ class Lighthouse:
                 if not state.generations[way].replica_id:
                     state.built(*way, replica, now)
                 state.heard(*way, replica.encode(), now)
+                state.answered(*way, now)
 
     def _publish(self, now: float) -> None:
         observed = GateObserved(

@@ -59,6 +59,7 @@ class Trainer:
     alone: int = 0
     """How often it has met no peer to heal from."""
     saved: CheckpointMark | None = None
+    pid: int = 1
     frozen: bool = False
     ending: str | None = None
     """Why its shim is ending it."""
@@ -91,6 +92,7 @@ class Trainer:
         if self.ended is None:
             self.ended = self.node.world.clock.now
             self.exit_code, self.signal, self.error = code, signal, error
+            self.node.remember("exited", self, exit_code=code, signal=signal)
             self.node.wake()
 
     def record(self) -> ProcessRecord:
@@ -140,6 +142,9 @@ class Node:
         self.lighthouses: dict[str, Lighthouse] = {}
         self.client = SimStore(world.etcd, name)
         self.client.woken = self.wake
+        self.history = world.shims.setdefault(name, [])
+        """What its shim's history would say."""
+        self.history.append({"t": world.clock.now, "event": "shim_started", "allocation": allocation})
         self._desired = Desired(name)
         self._watch: SimWatch | None = None
         self._lease: SimLease | None = None
@@ -169,6 +174,18 @@ class Node:
         self.power = False
         self.client.leave()
         self.world.gates_changed()
+
+    def switch(self, on: bool) -> None:
+        """A service host goes off, or comes up again: its shim knows what it had run, and that it has ended."""
+        if on == self.power:
+            return
+        self.power = on
+        for lighthouse in self.lighthouses.values():
+            lighthouse.end("its host was off")
+        self.agent = False
+        self.world.connect()
+        if on:
+            self.start_agent()
 
     def _forget_watch(self) -> None:
         if self._watch is not None:
@@ -231,8 +248,9 @@ class Node:
         mark = desired.checkpoint
         self.trainers[str(name)] = trainer = Trainer(
             name, self, desired, now, now + self.world.dice.uniform(*START_S), way=desired.gate,
-            step=mark.step if mark is not None else 0, floor=mark.step if mark is not None else 0,
+            step=mark.step if mark is not None else 0, floor=mark.step if mark is not None else 0, pid=self.world.next_pid(),
         )  # fmt: skip
+        self.remember("spawned", trainer)
         self.world.checks.spawned(trainer)
         self.wake()
 
@@ -246,6 +264,7 @@ class Node:
             clock = self.world.clock
             grace_s = trainer.desired.term_grace_s
             after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*TERM_S))
+            self.remember("signalled", trainer, signal=15, why=why)
             clock.after(after_s, lambda: trainer.end(signal=9 if trainer.frozen else 15))
 
     # --- what it tells ---
@@ -316,6 +335,11 @@ class Node:
         return Health(
             node=self.name, sequence=1, warm="off", disk_free_bytes=1 << 40, memory_available_bytes=1 << 37, load_1m=1.0
         )
+
+    def remember(self, event: str, trainer: Trainer, **more: object) -> None:
+        """As `agents.table.Table.remember`."""
+        line = {"t": self.world.clock.now, "event": event, "name": str(trainer.name), "pid": trainer.pid}
+        self.history.append({**line, "start_ticks": 1, "generation": trainer.generation, **more})
 
     def living(self) -> Iterator[Trainer]:
         return (t for t in self.trainers.values() if t.lives)

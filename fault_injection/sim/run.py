@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from fault_injection.sim import faults
+from fault_injection import checkers, history
+from fault_injection.sim import faults, files
 from fault_injection.sim.faults import Fault
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
@@ -26,7 +29,7 @@ KINDS_OF = {
 }
 """Faults that are one group's, and what a supervisor that sees clearly calls them."""
 HARMLESS = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed",
-            "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "etcd_away")  # fmt: skip
+            "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away")  # fmt: skip
 """What takes nothing from training, once it is on its way: no incident may come of it."""
 
 
@@ -75,6 +78,8 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
         recovered_s = None if broken() else _recover(world, is_tight(seed))
         if not broken():
             _incidents(world, chosen, hit)
+        if not broken():
+            _history(world)
     return Result(
         seed, nodes, chosen, tuple(world.checks.broken), world.checks.digest, recovered_s, tuple(hit),
         world.clock.now - began,
@@ -115,6 +120,16 @@ def _incidents(world: World, plan: Sequence[Fault], hit: Sequence[str]) -> None:
         right = [i for i in found if i[0] in KINDS_OF[hit[0]]]
         if [g for _, g in right] != world.victims or len(found) != len(right):
             world.checks.broke(f"incidents: {found} for one {hit[0]} of groups {world.victims}")
+
+
+def _history(world: World) -> None:
+    """The checkers that read what a real run leaves, over what this one would have left."""
+    with tempfile.TemporaryDirectory(prefix="sim-") as folder:
+        files.write(world, Path(folder))
+        found = history.read(world.spec.name, Path(folder), Path(folder))
+    for verdict in checkers.check(found):
+        if verdict.answer != "pass":
+            world.checks.broke(f"{verdict.checker}: {verdict.answer}: {'; '.join(verdict.sentences[:2])}")
 
 
 def state(world: World) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from supervisor.wire.records import PEERS_GONE, CheckpointMark
 
@@ -27,7 +27,7 @@ class Training:
         """Seconds from the launch until every group stepped for the first time."""
         self.stepped_at: dict[int, float] = {}
         """By group, when it last committed."""
-        self.rows: dict[tuple[int, int, str], list[dict[str, object]]] = {}
+        self.rows: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
         """By (group, generation, node): what its steps.jsonl would say."""
         self._together: tuple[str, ...] = ()
         world.clock.after(STEP_S, self._step)

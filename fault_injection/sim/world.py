@@ -70,6 +70,9 @@ class World:
         self.checks = Checks(self)
         self.etcd.written.append(self.checks.written)
         self.journal: list[dict[str, Any]] = []
+        self.shims: dict[str, list[dict[str, Any]]] = {}
+        """By node, what its shims' histories would say."""
+        self._pid = 0
         self.victims: list[int] = []
         """Groups whose processes a fault has ended."""
         self.island: frozenset[str] = frozenset()
@@ -95,6 +98,10 @@ class World:
             self.clock.after(self.dice.uniform(*BACK_S), lambda: self._start_supervisor(name, life + 1))
 
         self.supervisors.append(Supervisor(self, f"{name}.{life}", ended))
+
+    def next_pid(self) -> int:
+        self._pid += 1
+        return self._pid
 
     # --- who is there ---
 
