@@ -30,7 +30,7 @@ KINDS_OF = {
 """Faults that are one group's, and what a supervisor that sees clearly calls them."""
 HARMLESS = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed",
             "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away")  # fmt: skip
-"""What takes nothing from training, once it is on its way: no incident may come of it."""
+"""What takes nothing from training: no incident may come of it."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,15 @@ def _recover(world: World, tight: bool) -> float | None:
 
 
 def _incidents(world: World, plan: Sequence[Fault], hit: Sequence[str]) -> None:
-    """One incident per fault and of its kind, where a plan leaves no doubt which it is; none where nothing failed."""
+    """One incident per fault and of its kind, where a plan leaves no doubt which it is; none where nothing failed. All of it
+    once everybody trains."""
     found = [(i.kind, i.group) for i in world.checks.incidents.values()]
     kinds = {fault.kind for fault in plan}
-    trained_at = world.training.all_at
-    in_time = trained_at is not None and all(f.at > trained_at for f in plan if f.kind == "agent_killed")
+    trained_at = world.training.all_at  # before, a group may still be placed on a node that is lost already
+    in_time = trained_at is not None and all(f.at > trained_at for f in plan)
     if kinds <= set(HARMLESS) and in_time and found:
         world.checks.broke(f"incidents: {found}, and nothing of training had failed: {[f.kind for f in plan]}")
-    if len(plan) == 1 and len(hit) == 1 and hit[0] in KINDS_OF:
+    if in_time and len(plan) == 1 and len(hit) == 1 and hit[0] in KINDS_OF:
         right = [i for i in found if i[0] in KINDS_OF[hit[0]]]
         if [g for _, g in right] != world.victims or len(found) != len(right):
             world.checks.broke(f"incidents: {found} for one {hit[0]} of groups {world.victims}")
