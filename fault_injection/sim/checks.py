@@ -85,11 +85,16 @@ class Checks:
         self.owners()
 
     def _lost(self, members: Sequence[Trainer], step: int) -> None:
-        """A step is committed again. So be it if nobody is left who had it."""
-        for gate in self.world.gates:
-            for t in gate.able():
-                if t not in members and t.step >= step:
-                    self.broke(f"steps: step {step} is committed again, while {t.name} is at {t.step} and may step")
+        """A step is committed again. So be it if nobody is left who had it, by no doing of ours: what one group alone had goes with
+        it."""
+        able = [t for gate in self.world.gates for t in gate.able()]
+        for t in self.world.training.everybody:
+            if t in able and t not in members and t.step >= step:
+                self.broke(f"steps: step {step} is committed again, while {t.name} is at {t.step} and may step")
+            if t.well and t.ended is not None and t.step >= step > t.floor:
+                self.broke(
+                    f"steps: step {step} is committed again: {t.name}, which had it, was well, and was ended: {t.ending}"
+                )
 
     # --- what is written ---
 

@@ -60,6 +60,8 @@ class Trainer:
     """How often it has met no peer to heal from."""
     saved: CheckpointMark | None = None
     pid: int = 1
+    well: bool = False
+    """It could step when its shim was told to end it."""
     frozen: bool = False
     ending: str | None = None
     """Why its shim is ending it."""
@@ -261,6 +263,7 @@ class Node:
         trainer = self.trainers[name]
         if trainer.ending is None:
             trainer.ending = why
+            trainer.well = any(trainer in gate.able() for gate in self.world.gates)
             clock = self.world.clock
             grace_s = trainer.desired.term_grace_s
             after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*TERM_S))

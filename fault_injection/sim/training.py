@@ -27,6 +27,8 @@ class Training:
         """Seconds from the launch until every group stepped for the first time."""
         self.stepped_at: dict[int, float] = {}
         """By group, when it last committed."""
+        self.everybody: list[Trainer] = []
+        """All who ever committed."""
         self.rows: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
         """By (group, generation, node): what its steps.jsonl would say."""
         self._together: tuple[str, ...] = ()
@@ -62,6 +64,8 @@ class Training:
     def _commit_one(self, trainer: Trainer, step: int, healed: bool, place: int, of: int) -> None:
         now, spec = self.world.clock.now, self.world.spec
         first = trainer.commits == 0
+        if first:
+            self.everybody.append(trainer)
         trainer.commits += 1
         trainer.step = step
         self.stepped_at[trainer.group] = now

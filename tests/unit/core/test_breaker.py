@@ -72,7 +72,7 @@ def test_one_that_comes_back_and_stays_silent_is_restarted_after_its_time() -> N
     w.round(w.spec.policy.silent_timeout_s - 1.0)
     assert w.group(0).generation == 1
     w.round(1.1)
-    assert (w.incident.kind, w.group(0).generation) == (Kind.STALLED, 2)
+    assert (w.incidents[w.group(0).incident].kind, w.group(0).generation) == (Kind.STALLED, 2)
 
 
 def test_five_of_twelve_at_once_are_held_and_come_back() -> None:
