@@ -36,7 +36,7 @@ from supervisor.core.spec import RunSpec
 
 HOST = "host"
 TURN_S = 0.1
-"""From a commit to the loop's next turn."""
+"""From a decision that did something to the loop's next turn."""
 IDLE_S = 0.5
 """Its longest sleep: kept to while a failure is not decided, else the loop sleeps until it is to look again."""
 BEGAN_S = 1000.0
@@ -86,6 +86,8 @@ class Months:
         self.now = BEGAN_S
         self.mttf_s = rates.mttf_s(gpus)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._changed = False
+        """Something is to be seen that was not when it was decided last."""
         self._order = count()
         self._look = float("inf")
         self._down: dict[int, Down] = {}
@@ -102,7 +104,8 @@ class Months:
             self.now = at
             while self._due[0][0] <= at:
                 heapq.heappop(self._due)[2]()
-            self._think()
+            if self._changed or self._look <= at:
+                self._think()
         self.now = end
         for group in list(self._down):
             self._up(group)
@@ -199,10 +202,12 @@ class Months:
     def _change(self, node: str, **about: Any) -> None:
         if node in self._nodes:
             self._nodes[node] = replace(self._nodes[node], **about)
+            self._changed = True
 
     def _hear(self, group: int, generation: int, hearing: str) -> None:
         if self._admitted[group] == generation:
             self._hearing[group] = hearing
+            self._changed = True
 
     def _lapse(self, node: str) -> None:
         self._change(node, registered=False)
@@ -210,6 +215,7 @@ class Months:
     def _take(self, key: str) -> None:
         self._grants[key] = replace(self._grants[key], state="gone", reason="host maintenance", ended=True)
         self._nodes.pop(f"node-{key}", None)
+        self._changed = True
 
     # --- the supervisor ---
 
@@ -219,12 +225,12 @@ class Months:
             revision=1, now=self.now, store_stable_s=self.now, nodes=self._nodes, gate=gate, grants=self._grants,
             engine_listed_at=self.now, control=self._control, cordons=self._cordons,
         )  # fmt: skip
-        before = self._memory
+        before, self._changed = self._memory, False
         decision = decide(observed, self.spec, before)
         self._memory = decision.memory
         self._look = float("inf") if decision.look_again_at is None else max(decision.look_again_at, self.now + IDLE_S)
         if decision.memory is not before:
-            self._look = min(self._look, self.now + TURN_S)
+            self._look = min(self._look, self.now + TURN_S if decision.actions else self._look)
             self._react(before, decision)
         judging = [down.shown for down in self._down.values() if down.part in ("detect", "decide")]
         if judging and self.now >= min(judging):
@@ -277,18 +283,19 @@ class Months:
 
     def _born(self, node: str, way: tuple[int, int]) -> None:
         if self._is_current(way):
+            changed = self._changed
             self._rank(node, *way, state="starting")
-            self._hear(*way, "holding")
+            self._changed = changed  # nothing follows from it
             self._part(way[0], "start")
 
     def _built(self, way: tuple[int, int]) -> None:
         if self._is_current(way):
-            self._hear(*way, "beating")
             self._part(way[0], "heal")
 
     def _commits(self, node: str, way: tuple[int, int]) -> None:
         if self._is_current(way):
             self._rank(node, *way, state="running", commits=1)
+            self._hear(*way, "beating")
             self._up(way[0])
             if self._memory.phase == "stopping":
                 self._finish(way[0])
@@ -298,6 +305,7 @@ class Months:
         if wanted is not None and wanted.state == "wanted":
             self._grants[key] = _granted(key)
             self._nodes[f"node-{key}"] = NodeView(name=f"node-{key}", registered=True, allocation=key)
+            self._changed = True
 
     def _drain(self) -> None:
         """All who train end after the step that they were told."""
@@ -321,6 +329,7 @@ class Months:
 
         def resume() -> None:
             self._control = replace(self._control, resumes=self._control.resumes + 1, because="a person looked")
+            self._changed = True
 
         self._after(self.times.person_s, resume)
 
