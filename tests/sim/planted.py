@@ -40,10 +40,10 @@ def stale_generation_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GateState, "passage", passage)
 
 
-PLANTED = {
-    "budget: ": budget_off_by_one,
-    "fencing: ": no_epoch_compared,
-    "owners: ": no_proof_of_emptiness,
-    "stale: ": stale_generation_accepted,
-}
-"""By how the sentences begin that tell of it."""
+PLANTED = (
+    (budget_off_by_one, "budget: "),
+    (no_epoch_compared, "fencing: "),
+    (no_proof_of_emptiness, "owners: "),
+    (stale_generation_accepted, "owners: "),  # the newer generation may step too
+)
+"""With how the sentences begin that tell of it."""

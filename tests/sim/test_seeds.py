@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from fault_injection.sim.__main__ import failure
@@ -17,9 +19,11 @@ def test_nothing_goes_wrong_and_everybody_trains_again(first: int) -> None:
     assert not bad, "\n".join(failure(result) for result in bad)
 
 
-@pytest.mark.parametrize("begins", PLANTED)
-def test_a_planted_bug_is_found_within_200_seeds(begins: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED[begins](monkeypatch)
+@pytest.mark.parametrize(("plant", "begins"), PLANTED)
+def test_a_planted_bug_is_found_within_200_seeds(
+    plant: Callable[[pytest.MonkeyPatch], None], begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
     found = next((result for seed in range(SEEDS) if (result := run(seed, 8)).broken), None)
     assert found is not None
     assert any(begins in sentence for sentence in found.broken), found.broken
