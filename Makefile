@@ -6,13 +6,13 @@ export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
-LIGHT := tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/gpu
+LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/gpu
 HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slurm/test_rungs.py \
 	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/titan
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check chaos bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo test check chaos sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -31,6 +31,9 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 
 chaos: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
+
+sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, most of a day
+	$(BIN)/python -m fault_injection.sim --seeds 10000 --nodes 500
 
 bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.decide

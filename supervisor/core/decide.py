@@ -136,6 +136,10 @@ def _note_suspects(r: Round, unsure: bool) -> None:
             r.look_again(since + detect.engine_word_s(r.observed, r.spec))
         elif r.now < since + detect.ENGINE_AWAY_S and (r.observed.engine_listed_at or r.now) < since:
             r.look_again(r.now + 0.25)
+    for g in r.groups.values():
+        back = detect.back_since(g, r.observed, r.before) if g.incident else None
+        if back is not None:
+            suspects[f"{detect.BACK}{g.node}"] = back
     if unsure:
         suspects[UNSURE] = r.before.suspects.get(UNSURE, r.now)
     if suspects != r.before.suspects:
@@ -252,7 +256,7 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     known = r.incidents.get(group.incident)
     if failure.kind == Kind.SILENT and known is not None and known.decided is not None:
         if is_rider(known):
-            r.look_again(known.opened + r.spec.policy.silent_timeout_s + 0.001)
+            _look_at_silence(r, group, known)
         return
     group = repeat.remember(r, group, failure, ranks)
     failure = repeat.told(group, failure)
@@ -317,6 +321,11 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     apply(r, group, replace(incident, costs=cost.of(r, group, incident.kind)), choice)
 
 
+def _look_at_silence(r: Round, group: GroupMemory, incident: Incident) -> None:
+    since = detect.silent_since(group, incident, r.observed, r.before)
+    r.look_again(since + r.spec.policy.silent_timeout_s + 0.001)
+
+
 def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
     """Its node was leaving and has gone before the group moved: what rung 3 would ask for is asked for already."""
     asked = f"allocation {successor} was asked for before it went"
@@ -332,7 +341,7 @@ def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -
         return
     if failure.kind == Kind.SILENT:
         incident = r.incident_for(group, failure, step)
-        r.look_again(incident.opened + r.spec.policy.silent_timeout_s + 0.001)
+        _look_at_silence(r, group, incident)
         return
     r.set_group(replace(group, phase="finished", since=r.now, incident=""))
 
@@ -364,7 +373,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     key = f"{choice.rung.name.lower()}:{group.group}:{after}"
     if choice.rung == Rung.RIDE_THROUGH:
         r.act("ride_through", key, choice.reason, generation=after, **about)
-        r.look_again(incident.opened + r.spec.policy.silent_timeout_s + 0.001)
+        _look_at_silence(r, group, incident)
         return
     if choice.rung == Rung.STOP:
         r.set_incident(replace(incident, state="halted"))

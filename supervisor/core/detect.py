@@ -6,7 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from supervisor.core import blame, ending, gpu, numerics
-from supervisor.core.model import Confidence, Failure, GateView, GroupMemory, Kind, Memory, Observed, RankView, Verdict
+from supervisor.core.model import (
+    Confidence,
+    Failure,
+    GateView,
+    GroupMemory,
+    Incident,
+    Kind,
+    Memory,
+    Observed,
+    RankView,
+    Verdict,
+)
 from supervisor.core.spec import RunSpec
 
 ENGINE_WORD_S = 0.6
@@ -103,6 +114,26 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     if under_another(group, observed):
         return f"other:{group.node}:{node.allocation}"
     return ""
+
+
+BACK = "back:"
+"""Begins the note of a node that is there again while its group's incident is open."""
+
+
+def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float | None:
+    """Since when the group's node is there again. None: it is not, or it was there since its incident was opened."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered:
+        return None
+    if f"lease:{group.node}" in memory.suspects:
+        return observed.now
+    return memory.suspects.get(f"{BACK}{group.node}")
+
+
+def silent_since(group: GroupMemory, incident: Incident, observed: Observed, memory: Memory) -> float:
+    """Since when a group is silent on a node that lives: while the node was away, nothing was to be heard from it."""
+    back = back_since(group, observed, memory)
+    return incident.opened if back is None else max(incident.opened, back)
 
 
 def under_another(group: GroupMemory, observed: Observed) -> str:
@@ -239,7 +270,7 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         and incident.kind in (Kind.SILENT, Kind.STALLED, Kind.NODE_LOST)
         and observed.nodes[group.node].registered
         and observed.store_stable_s >= spec.policy.node_lease_s
-        and observed.now - incident.opened > spec.policy.silent_timeout_s
+        and observed.now - silent_since(group, incident, observed, memory) > spec.policy.silent_timeout_s
     ):
         silent_s = spec.policy.silent_timeout_s
         evidence = (heard, f"silent for {silent_s:g} s on a node that lives")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from supervisor.core.model import AllocationMemory, Grant
@@ -70,9 +71,10 @@ class EngineDriver:
     commands need not be there for a run of this machine.
     """
 
-    def __init__(self, store: Store, engine: Engine) -> None:
+    def __init__(self, store: Store, engine: Engine, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._engine = engine
+        self._monotonic = monotonic
         self._wanted: _Wanted | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -137,18 +139,20 @@ class EngineDriver:
         while not self._stop.is_set():
             self._wake.wait(self._engine.poll_s)
             self._wake.clear()
-            wanted = self._wanted
-            if wanted is None or self._stop.is_set():
+            if self._stop.is_set():
                 continue
             try:
-                pause_s = self.attempt(wanted)
+                pause_s = self.attempt()
             except Fenced:
                 log.info("the engine driver stops: another leader has taken over")
                 return
             self._stop.wait(pause_s)
 
-    def attempt(self, wanted: _Wanted) -> float:
-        """One comparison; how long to leave the engine alone after it, in seconds. Raises Fenced."""
+    def attempt(self) -> float:
+        """One comparison of what was offered last; how long to leave the engine alone after it, in seconds. Raises Fenced."""
+        wanted = self._wanted
+        if wanted is None:
+            return 0.0
         try:
             self.turn(wanted)
         except Retryable as error:
@@ -172,7 +176,7 @@ class EngineDriver:
         if all(request.key in self._over for request, _ in wanted.allocations):
             return
         nothing_else = all(request.key in self._missing for request, _ in wanted.allocations)
-        if nothing_else and time.monotonic() < self._looked + min(FORGET_LOOK_S, FORGET_AFTER_S):
+        if nothing_else and self._monotonic() < self._looked + min(FORGET_LOOK_S, FORGET_AFTER_S):
             return
         known = {g.key: g for g in self._engine.list()}
         for request, allocation in wanted.allocations:
@@ -183,7 +187,7 @@ class EngineDriver:
                 self._release(request.key, wanted.term)
             elif allocation.state == "wanted" and listed is None and self._may_ask(request.key, told):
                 self._acquire(request, allocation, wanted.term)
-        began = time.monotonic()
+        began = self._monotonic()
         known = {g.key: g for g in self._engine.list()}
         self._write(wanted, known)
         self._listed_at = began
@@ -191,7 +195,7 @@ class EngineDriver:
 
     def _forget(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
         """What was given back and has not been known for a while can only be forgotten."""
-        now = self._looked = time.monotonic()
+        now = self._looked = self._monotonic()
         missing = [r.key for r, a in wanted.allocations if a.state == "released" and r.key not in known]
         self._missing = {key: self._missing.get(key, now) for key in missing}
         self._over = {key for key, since in self._missing.items() if now >= since + FORGET_AFTER_S}
@@ -200,7 +204,7 @@ class EngineDriver:
         if told is not None and not _nobodys(told):
             return False  # asked for before: the engine has forgotten it, or another engine has it (see `_write`)
         said = self._refused.get(key)
-        return said is None or (not said.final and time.monotonic() >= said.again_at)
+        return said is None or (not said.final and self._monotonic() >= said.again_at)
 
     def _acquire(self, request: Request, allocation: AllocationMemory, term: Term) -> None:
         reach("engine.before_acquire")
@@ -214,7 +218,7 @@ class EngineDriver:
             before = self._refused.get(request.key)
             times = 1 + (before.times if before else 0)
             pause_s = (*REFUSED_PAUSES_S, 0.0)[times - 1]
-            said = self._refused[request.key] = _Refusal(str(error), times, time.monotonic() + pause_s)
+            said = self._refused[request.key] = _Refusal(str(error), times, self._monotonic() + pause_s)
             then = "" if said.final else f" (it is asked again in {pause_s:g} s)"
             log.error("engine %s refuses allocation %s: %s%s", self._engine.name, request.key, error, then)
         reach("engine.after_acquire")

@@ -62,12 +62,15 @@ class Loop:
         engine: Allocator,
         telemetry: Telemetry,
         monotonic: Callable[[], float] = time.monotonic,
+        journal: Callable[[Path], Journal] = Journal,
     ) -> None:
+        """`monotonic` and `journal` are for the simulator: virtual time, and a journal that is kept in memory."""
         self._store = store
         self._term = term
         self._engine = engine
         self._telemetry = telemetry
         self._monotonic = monotonic
+        self._open_journal = journal
         self._mirror = Mirror(store.list(keys.PREFIX))
         self.epoch = views.epochs_before(self._mirror) + term.epoch
         """As it is told: it grows even when a restored etcd counts its revisions from 1 again."""
@@ -263,7 +266,7 @@ class Loop:
 
     def _journal(self, run: str, record: RunRecord) -> Journal:
         if run not in self._journals:
-            self._journals[run] = Journal(Path(record.run_dir) / "journal.jsonl")
+            self._journals[run] = self._open_journal(Path(record.run_dir) / "journal.jsonl")
             self._journals[run].event("term", epoch=self.epoch)
         return self._journals[run]
 

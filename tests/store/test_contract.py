@@ -1,9 +1,11 @@
-"""EtcdStore and the fake, held to the same contract."""
+"""EtcdStore, the fake, and the simulator's model of etcd, held to the same contract."""
 
 from __future__ import annotations
 
 import pytest
 
+from fault_injection.sim.clock import Clock
+from fault_injection.sim.store import Etcd, SimStore
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import Store
 from supervisor.shell.store import EtcdStore
@@ -16,6 +18,25 @@ class TestMemoryStore(StoreContract):
     def kit(self) -> Kit:
         store = MemoryStore()
         return Kit(store, store.expire, store.compact)
+
+
+class TestSimStore(StoreContract):
+    """A lease of it runs out as one does: nobody renews it, and its time passes."""
+
+    @pytest.fixture
+    def kit(self) -> Kit:
+        clock = Clock()
+        etcd = Etcd(clock)
+        store = SimStore(etcd)
+
+        def expire(lease: int) -> None:
+            ttl_s = etcd.leases[lease].ttl_s
+            etcd.leases[lease].interrupted()
+            clock.wait(0.6 * ttl_s)
+            assert lease in etcd.leases, "it is renewed at a third of its time"
+            clock.wait(0.4 * ttl_s)
+
+        return Kit(store, expire, etcd.compact)
 
 
 @pytest.mark.etcd

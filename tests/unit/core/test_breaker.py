@@ -39,6 +39,42 @@ def generations(w: World) -> set[int]:
     return {g.generation for g in w.memory.groups.values()}
 
 
+def test_nodes_that_come_back_before_the_gate_hears_them_are_not_restarted() -> None:
+    """After a long outage their agents are there a moment before the gate has heard anybody again: nobody was silent for long on
+    a node that lives. Else all would be started again at once, from disk."""
+    w = world()
+    lose(w, 0, 1, 2, 3, 4)
+    w.round(10 * w.spec.policy.silent_timeout_s)
+    for group in range(5):
+        node = w.group(group).node
+        w.nodes[node] = replace(w.nodes[node], registered=True)
+    w.round()
+    w.round(1.0)
+    assert generations(w) == {1}
+    for group in range(5):
+        w.hear(group, "beating")
+    w.round()
+    assert generations(w) == {1}
+    assert w.memory.incidents == {}
+    assert w.memory.suspects == {}
+
+
+def test_one_that_comes_back_and_stays_silent_is_restarted_after_its_time() -> None:
+    w = world()
+    nodes = lose(w, 0, 1, 2, 3, 4)
+    w.round(10 * w.spec.policy.silent_timeout_s)
+    w.nodes[nodes[0]] = replace(w.nodes[nodes[0]], registered=True)
+    come_back(w, range(1, 5), nodes[1:])
+    back = w.now
+    w.round()
+    assert w.last.look_again_at is not None
+    assert back < w.last.look_again_at <= back + w.spec.policy.silent_timeout_s + 0.1
+    w.round(w.spec.policy.silent_timeout_s - 1.0)
+    assert w.group(0).generation == 1
+    w.round(1.1)
+    assert (w.incidents[w.group(0).incident].kind, w.group(0).generation) == (Kind.STALLED, 2)
+
+
 def test_five_of_twelve_at_once_are_held_and_come_back() -> None:
     w = world()
     nodes = lose(w, 0, 1, 2, 3, 4)

@@ -416,6 +416,8 @@ def test_a_node_that_was_lost_while_paused_and_comes_back_silent_is_judged_as_st
     assert w.incident.kind == Kind.NODE_LOST
     w.node(1)
     w.control = replace(w.control, paused=False)
+    w.round(60.0)
+    assert w.group().generation == 1, "it is only now seen to live: nobody was silent there for long"
     assert w.verbs(after=6.0) == ["start"]
     assert w.incident.kind == Kind.STALLED
 

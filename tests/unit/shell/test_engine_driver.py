@@ -192,7 +192,7 @@ def written(store: MemoryStore, key: str = KEY) -> Grant:
 
 def turn(driver: EngineDriver) -> float:
     assert driver._wanted is not None
-    return driver.attempt(driver._wanted)
+    return driver.attempt()
 
 
 def test_the_engine_gets_what_the_run_file_says() -> None:

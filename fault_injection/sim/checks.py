@@ -1,0 +1,202 @@
+"""What must hold whatever happens, looked at whenever what it speaks of may have changed.
+
+Nothing is read back from the supervisor's own opinion where the model knows the truth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from fault_injection.sim.store import SimStore
+from supervisor.core.model import Decision, Incident, Kind, Memory, Observed, Rung
+from supervisor.wire import keys
+from supervisor.wire.records import GateObserved, decode
+
+if TYPE_CHECKING:
+    from fault_injection.sim.nodes import Trainer
+    from fault_injection.sim.world import World
+
+AT_NO_BUDGET = (Kind.REQUESTED, Kind.LEAVING)
+ENOUGH = 5
+"""So many violations of one seed are told."""
+
+
+@dataclass
+class Checks:
+    """`broken` collects a sentence for everything that did not hold."""
+
+    world: World
+    broken: list[str] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+    """As it was committed last."""
+    incidents: dict[str, Incident] = field(default_factory=dict)
+    digest: str = ""
+    """Of everything that was ever written, with its virtual time."""
+    _trace: bytes = b""
+    _begun: dict[tuple[int, int], str] = field(default_factory=dict)
+    _stepped: dict[int, int] = field(default_factory=dict)
+    _fenced_below: dict[int, int] = field(default_factory=dict)
+    """By group: a gate has said in etcd that it admits nothing older."""
+    _drawn: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def broke(self, sentence: str) -> None:
+        if len(self.broken) < ENOUGH:
+            self.broken.append(f"at {self.world.clock.now:.2f} s: {sentence}")
+
+    # --- owners and fencing ---
+
+    def owners(self) -> None:
+        """Two owners never, and two lighthouses never."""
+        able = [(gate, gate.able()) for gate in self.world.gates]
+        serving = [str(gate.name) for gate, trainers in able if trainers]
+        if len(serving) > 1:
+            self.broke(f"owners: {' and '.join(serving)} serve at once")
+        seen: dict[int, Trainer] = {}
+        for _, trainers in able:
+            for t in trainers:
+                other = seen.setdefault(t.group, t)
+                if other is not t:
+                    self.broke(f"owners: {t.name} on {t.node.name} and {other.name} on {other.node.name} may both step")
+
+    def spawned(self, trainer: Trainer) -> None:
+        way = (trainer.group, trainer.generation)
+        where = f"{trainer.name} on {trainer.node.name}"
+        if way in self._begun:
+            self.broke(f"start: {where} is begun a second time, first on {self._begun[way]}")
+        self._begun[way] = trainer.node.name
+        for other in trainer.node.living():
+            if other.group == trainer.group and other is not trainer:
+                self.broke(f"owners: {where} is begun while {other.name} runs there")
+
+    def stepped(self, members: Sequence[Trainer], step: int) -> None:
+        """Before a quorum commits `step`."""
+        for t in members:
+            newest = max(self._stepped.get(t.group, 0), self._fenced_below.get(t.group, 0))
+            if t.generation < newest:
+                self.broke(f"stale: {t.name} on {t.node.name} steps after generation {newest} took its place")
+            self._stepped[t.group] = max(t.generation, self._stepped.get(t.group, 0))
+            if step <= t.floor:
+                self.broke(f"steps: {t.name} commits step {step}, and began with the checkpoint of step {t.floor}")
+        if step <= self.world.training.newest:
+            self._lost(members, step)
+        self.owners()
+
+    def _lost(self, members: Sequence[Trainer], step: int) -> None:
+        """A step is committed again. So be it if nobody is left who had it, by no doing of ours: what one group alone had goes with
+        it."""
+        able = [t for gate in self.world.gates for t in gate.able()]
+        for t in self.world.training.everybody:
+            if t in able and t not in members and t.step >= step:
+                self.broke(f"steps: step {step} is committed again, while {t.name} is at {t.step} and may step")
+            if t.well and t.ended is not None and t.step >= step > t.floor:
+                self.broke(
+                    f"steps: step {step} is committed again: {t.name}, which had it, was well, and was ended: {t.ending}"
+                )
+
+    # --- what is written ---
+
+    def decided(self, observed: Observed, decision: Decision) -> None:
+        for action in decision.actions:
+            if not action.reason:
+                self.broke(f"reason: {action.key} says none")
+            if action.group is not None and action.generation is not None:
+                current = decision.memory.groups[action.group].generation
+                if action.generation != current:
+                    self.broke(f"stale: {action.key} is decided while the generation is {current}")
+
+    def written(self, by: SimStore | None, puts: Mapping[str, bytes], deletes: Sequence[str]) -> None:
+        """Before a write takes effect."""
+        self._note(by, puts, deletes)
+        for key, value in puts.items():
+            if key.startswith(keys.NODES) and "/gate/" in key:
+                for group in decode(value, GateObserved).groups:
+                    before = self._fenced_below.get(group.group, 0)
+                    self._fenced_below[group.group] = max(before, group.generation)
+        if keys.memory(self.world.spec.name, "run") in puts:
+            self._committed(by)
+
+    def _note(self, by: SimStore | None, puts: Mapping[str, bytes], deletes: Sequence[str]) -> None:
+        line = f"{self._trace.hex()} {self.world.clock.now!r} {by.name if by else ''} {sorted(puts.items())} {deletes}"
+        self._trace = sha256(line.encode()).digest()
+        self.digest = self._trace.hex()[:16]
+
+    def _committed(self, by: SimStore | None) -> None:
+        writer = next((s for s in self.world.supervisors if s.store is by), None)
+        term = writer.term if writer is not None else None
+        assert writer is not None
+        assert term is not None
+        assert writer.decided is not None
+        leader = self.world.etcd.items.get(keys.LEADER)
+        if leader is None or leader.create_revision != term.epoch:
+            now = "nobody" if leader is None else f"epoch {leader.create_revision}"
+            self.broke(f"fencing: {writer.name} commits under epoch {term.epoch}, and {now} leads")
+        observed, decision = writer.decided
+        before, self.memory = self.memory, decision.memory
+        self._monotonic(before, decision.memory)
+        self._emptied(before, decision.memory)
+        self._budgets(observed, decision)
+        self.incidents |= {i.id: i for i in decision.incidents}
+
+    def _monotonic(self, before: Memory, after: Memory) -> None:
+        if after.decisions <= before.decisions:
+            self.broke(f"monotonic: decision {after.decisions} is committed after {before.decisions}")
+        for g, old in before.groups.items():
+            if after.groups[g].generation < old.generation:
+                self.broke(f"monotonic: group {g} goes back from generation {old.generation}")
+        was, now = before.checkpoint, after.checkpoint
+        if was is not None and (now is None or now.step < was.step):
+            self.broke(f"monotonic: the newest checkpoint goes back from step {was.step} to {now and now.step}")
+
+    def _emptied(self, before: Memory, after: Memory) -> None:
+        """A group starts elsewhere only once its old generation is gone or shut out."""
+        for g, new in after.groups.items():
+            old = before.groups.get(g)
+            if new.phase != "starting" or (
+                old is not None and (old.phase, old.generation) == ("starting", new.generation)
+            ):
+                continue
+            for gate in self.world.gates:
+                for t in gate.able():
+                    if t.group == g and t.generation < new.generation and t.node.name != new.node:
+                        self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {new.node}")
+
+    def _budgets(self, observed: Observed, decision: Decision) -> None:
+        budget = self.world.spec.policy.budget
+        drawn = [
+            (f"restart of group {i.group}", budget.restart) if i.rung == Rung.RESTART else ("replace", budget.replace)
+            for i in decision.incidents
+            if i.decided == observed.now and i.rung in (Rung.RESTART, Rung.REPLACE) and i.kind not in AT_NO_BUDGET
+        ]
+        drawn += [
+            ("reallocate", budget.reallocate)
+            for action in decision.actions
+            if action.verb == "acquire" and action.rung == Rung.REALLOCATE
+        ]
+        for scope, allowed in drawn:
+            recent = [t for t in self._drawn[scope] if observed.now - t < budget.window_s] + [observed.now]
+            self._drawn[scope] = recent
+            if len(recent) > allowed:
+                self.broke(
+                    f"budget: {scope} is drawn on {len(recent)} times in {budget.window_s:g} s; {allowed} are allowed"
+                )
+
+    # --- at the end ---
+
+    def left_over(self) -> str:
+        """What is kept that nobody wants, as a sentence; empty: nothing."""
+        wanted = {key for key, a in self.memory.allocations.items() if a.state == "wanted"}
+        held = {key for key, h in self.world.engine.held.items() if h.state != "gone"}
+        most = self.world.spec.allocation.nodes + self.world.spec.allocation.spares
+        orphans = [t for t in self.world.trainers() if t.lives and not self._is_current(t)]
+        if held - wanted:
+            return f"leak: the engine still holds {sorted(held - wanted)}"
+        if len(held) > most:
+            return f"leak: {len(held)} allocations are held, and the run was launched with {most}"
+        return f"orphan: {orphans[0].name} still runs on {orphans[0].node.name}" if orphans else ""
+
+    def _is_current(self, trainer: Trainer) -> bool:
+        current = self.memory.groups[trainer.group]
+        return (current.generation, current.node) == (trainer.generation, trainer.node.name)

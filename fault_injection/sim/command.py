@@ -1,0 +1,134 @@
+"""`supervisor simulate`: what failures at published rates cost a run of months, under one policy or another."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fault_injection.sim.months import Months, Outcome, whole
+from fault_injection.sim.rates import Rates, known, rates, times
+from supervisor.cli import sentences
+from supervisor.core.spec import RunSpec
+from supervisor.shell import runfile
+
+GPUS_A_NODE = 8
+NODES_A_SPARE = 64
+DAY_S = 86_400.0
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t for a two-sided 95% interval, by degrees of freedom from 1; beyond them 1.96 is near enough."""
+AS_SHIPPED = "as shipped"
+
+
+def register(app: typer.Typer) -> None:
+    """Add `simulate` to the command line."""
+    app.command(epilog="Example: supervisor simulate --rates llama3 --days 54 --policy mine.toml --policy other.toml")(
+        simulate
+    )
+
+
+def simulate(
+    gpus: Annotated[
+        int, typer.Option(min=2 * GPUS_A_NODE, help="GPUs of the run; a group is a node of eight.")
+    ] = 16_384,
+    days: Annotated[float, typer.Option(min=0.1, help="How long it trains.")] = 54.0,
+    rate: Annotated[str, typer.Option("--rates", help=f"Failure rates: {', '.join(known())}.")] = "llama3",
+    seeds: Annotated[int, typer.Option(min=1, help="How many such runs; with two or more there is an interval.")] = 3,
+    policy: Annotated[
+        list[Path] | None, typer.Option(help="A TOML file with [policy], as in a run file; again, to compare.")
+    ] = None,
+) -> None:
+    """Train for weeks on thousands of GPUs that fail as published, in minutes: ETTR, badput by cause, spares used."""
+    with sentences():
+        try:
+            chosen = rates(rate)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--rates") from None
+        specs = {str(path): spec(gpus, path) for path in policy or ()} or {AS_SHIPPED: spec(gpus, None)}
+        console = Console()
+        console.print(_introduction(chosen, gpus, days, seeds), highlight=False)
+        for name, run in specs.items():
+            outcomes = [Months(run, chosen, times(), gpus, seed).run(days * DAY_S) for seed in range(seeds)]
+            console.print(report(name, outcomes))
+
+
+def spec(gpus: int, policy: Path | None) -> RunSpec:
+    """The run that is simulated; raises BadParameter for a policy that is wrong."""
+    groups = gpus // GPUS_A_NODE
+    body: dict[str, Any] = {
+        "name": "simulated",
+        "groups": {"count": groups},
+        "allocation": {"engine": "slurm", "nodes": groups, "spares": max(1, groups // NODES_A_SPARE)},
+    }
+    try:
+        if policy is not None:
+            given = tomllib.loads(policy.read_text())
+            if foreign := sorted(given.keys() - {"policy"}):
+                raise ValueError(f"only [policy] is looked at here, not {', '.join(foreign)}")
+            body |= given
+        return runfile.parse(body)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{policy}: {error}", param_hint="--policy") from None
+
+
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and half of its 95% interval; None for the latter with one value alone."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None
+    t = T_95[len(values) - 2] if len(values) - 2 < len(T_95) else 1.96
+    return mean, t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def report(name: str, outcomes: Sequence[Outcome]) -> Table:
+    """One policy, over its seeds."""
+    table = Table(title=f"policy {name}", title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column("mean", justify="right")
+    table.add_column("95% interval", justify="right")
+
+    def row(what: str, values: Sequence[float], form: str) -> None:
+        mean, half = interval(values)
+        table.add_row(what, format(mean, form), "one seed" if half is None else f"± {format(half, form)}")
+
+    row("ETTR", [o.ettr for o in outcomes], ".4%")
+    row("ETTR if each failure stopped everybody", [whole(o, times()) for o in outcomes], ".2%")
+    row("failures", [o.failures for o in outcomes], ".1f")
+    row("groups placed on another node", [o.spares for o in outcomes], ".1f")
+    row("allocations asked for", [o.asked for o in outcomes], ".1f")
+    row("halts", [o.halts for o in outcomes], ".1f")
+    table.add_section()
+    for cause in _largest(o.badput for o in outcomes):
+        row(f"badput: {cause}", [_share(o, o.badput[cause]) for o in outcomes], ".4%")
+    table.add_section()
+    for look in _largest(o.by_look for o in outcomes):
+        row(f"badput after a failure of: {look}", [_share(o, o.by_look[look]) for o in outcomes], ".4%")
+    return table
+
+
+def _largest(found: Iterable[Mapping[str, float]]) -> list[str]:
+    """Names of what is above 0, the largest first."""
+    total: dict[str, float] = {}
+    for each in found:
+        for name, value in each.items():
+            total[name] = total.get(name, 0.0) + value
+    return sorted((name for name, value in total.items() if value > 0), key=lambda name: -total[name])
+
+
+def _share(outcome: Outcome, group_seconds: float) -> float:
+    return group_seconds / (outcome.seconds * outcome.groups)
+
+
+def _introduction(chosen: Rates, gpus: int, days: float, seeds: int) -> str:
+    groups, hours = gpus // GPUS_A_NODE, chosen.mttf_s(gpus) / 3600
+    return (
+        f"{gpus} GPUs as {groups} groups of a node, {max(1, groups // NODES_A_SPARE)} spares, {days:g} days, {seeds} seeds; a failure "
+        f"every {hours:.2f} h.\nRates: {chosen.title} ({chosen.source}).\nWhat takes how long otherwise: fault_injection/sim/data/times.toml."
+    )

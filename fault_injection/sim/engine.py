@@ -1,0 +1,111 @@
+"""A model scheduler behind the allocator port: a queue, hosts, and what it notices of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from supervisor.core.model import Grant
+from supervisor.ports.engine import Request
+from supervisor.ports.errors import Retryable
+
+if TYPE_CHECKING:
+    from fault_injection.sim.world import World
+
+QUEUE_S = (0.5, 3.0)
+BOOT_S = (0.5, 2.0)
+"""From a grant until the node's agent takes its first turn."""
+KILL_S = (0.2, 3.0)
+
+
+@dataclass
+class Held:
+    """One allocation, as the scheduler has it."""
+
+    request: Request
+    state: Literal["pending", "granted", "gone"] = "pending"
+    host: str = ""
+    reason: str = ""
+    dead: bool = False
+    """The scheduler has written the host off: nobody can say that its processes have ended."""
+
+
+class SimEngine:
+    """ports.engine.Engine."""
+
+    name = "slurm"
+    poll_s = 1.0
+
+    def __init__(self, world: World, hosts: int) -> None:
+        self.world = world
+        self.free = [f"n{number:04}" for number in range(hosts)]
+        self.held: dict[str, Held] = {}
+        self.away = False
+        self.stalled = False
+        """It takes what is asked and grants nothing."""
+
+    # --- the port ---
+
+    def acquire(self, request: Request) -> None:
+        self._answer()
+        if request.key not in self.held:
+            self.held[request.key] = Held(request)
+            self._later(QUEUE_S, lambda: self._grant(request.key))
+
+    def replace(self, key: str, request: Request, because: str) -> None:
+        self.release(key)
+        self.acquire(request)
+
+    def release(self, key: str) -> None:
+        self._answer()
+        self.end(key, "given back")
+
+    def list(self) -> Sequence[Grant]:
+        self._answer()
+        return [self._fact(key, held) for key, held in self.held.items()]
+
+    def events(self, changed: Callable[[], None]) -> None: ...
+
+    def knows(self, grant: Grant) -> bool:
+        return True
+
+    # --- the world's side ---
+
+    def end(self, key: str, reason: str, notices: bool = True) -> None:
+        """The allocation is over: its processes are killed where the scheduler reaches them."""
+        held = self.held.get(key)
+        if held is None or held.state == "gone":
+            return
+        before, held.state, held.reason = held.state, "gone", reason
+        held.dead = not notices
+        if before == "granted":
+            self._later(KILL_S, lambda: self.world.give_up(held.host, key))
+
+    def _answer(self) -> None:
+        if self.away:
+            raise Retryable("the scheduler does not answer")
+
+    def _grant(self, key: str) -> None:
+        held = self.held[key]
+        if held.state != "pending":
+            return
+        hosts = [host for host in self.free if f"h{host}" not in held.request.exclude]
+        if self.stalled or not hosts:
+            self._later(QUEUE_S, lambda: self._grant(key))
+            return
+        held.state, held.host = "granted", hosts[0]
+        self.free.remove(hosts[0])
+        self._later(BOOT_S, lambda: self._boot(held))
+
+    def _boot(self, held: Held) -> None:
+        if held.state == "granted":
+            self.world.add_node(held.host, held.request.key)
+
+    def _fact(self, key: str, held: Held) -> Grant:
+        nodes = (held.host,) if held.host else ()
+        ended = held.state == "gone" and not held.dead and not self.world.lives(held.host, key)
+        return Grant(key=key, state=held.state, nodes=nodes, engine_id=f"e-{key}", reason=held.reason, ended=ended)
+
+    def _later(self, between: tuple[float, float], do: Callable[[], None]) -> None:
+        self.world.clock.after(self.world.dice.uniform(*between), do)

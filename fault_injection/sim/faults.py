@@ -1,0 +1,351 @@
+"""What breaks in the simulator, and how a seed unfolds into a plan of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from fault_injection.sim.leaders import Killed, Supervisor
+from supervisor.ports.errors import Retryable
+
+if TYPE_CHECKING:
+    from fault_injection.sim.nodes import Node, Trainer
+    from fault_injection.sim.world import World
+
+FIRST_S, LAST_S = 3.0, 60.0
+"""Faults come within this: the first of them while the run is still starting."""
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One thing that breaks at a virtual time. `seconds` is for how long, where it ends; `target` picks whom."""
+
+    at: float
+    kind: str
+    target: int
+    seconds: float
+
+    def told(self) -> dict[str, float | int | str]:
+        return asdict(self)
+
+
+def plan(seed: int) -> list[Fault]:
+    """The seed's faults in order of time; some come two at once, and some come again and again to one."""
+    dice = random.Random(f"plan {seed}")
+    faults: list[Fault] = []
+    at = dice.uniform(FIRST_S, LAST_S / 2)
+    for _ in range(dice.choice((1, 2, 3, 3, 4, 5, 6))):
+        fault = Fault(round(at, 2), dice.choice(KINDS), dice.randrange(1 << 16), round(dice.uniform(1.0, 20.0), 1))
+        if faults and dice.random() < 0.25:
+            last = faults[-1]
+            fault = Fault(fault.at, last.kind, last.target, fault.seconds)
+        faults.append(fault)
+        at = min(LAST_S, at + (0.0 if dice.random() < 0.3 else dice.uniform(0.5, 20.0)))
+    return sorted(faults)
+
+
+def inject(world: World, fault: Fault) -> bool:
+    """Break it; False when there was nobody to hit."""
+    return _ALL[fault.kind](world, fault)
+
+
+def heal(world: World) -> None:
+    """No more faults: what comes back by itself comes back, what is broken for good stays broken."""
+    world.etcd.start()
+    world.etcd.delay_s = world.delay_s
+    world.engine.away = world.engine.stalled = False
+    world.island = frozenset()
+    for node in [*world.nodes.values(), *world.hosts.values(), *world.ghosts]:
+        node.linked = node.etcd_linked = True
+        if node.role == "service":
+            node.switch(True)
+        node.start_agent()
+        for trainer in node.trainers.values():
+            trainer.frozen = False
+    for gate in world.gates:
+        gate.frozen = False
+    world.connect()
+    world.calm()
+
+
+# --- processes and nodes ---
+
+
+def _trainer(world: World, target: int) -> Trainer | None:
+    found = [t for node in world.nodes.values() for t in node.living() if t.ending is None]
+    return found[target % len(found)] if found else None
+
+
+def _node(world: World, target: int) -> Node | None:
+    found = [node for node in world.nodes.values() if node.power]
+    return found[target % len(found)] if found else None
+
+
+def _placed_on(world: World, node: str) -> list[int]:
+    """Groups that this node is to run, started or not."""
+    return [g for g, group in world.checks.memory.groups.items() if group.node == node]
+
+
+def _crash(world: World, fault: Fault) -> bool:
+    trainer = _trainer(world, fault.target)
+    if trainer is not None:
+        world.victims.append(trainer.group)
+        trainer.end(signal=(9, 11, 6)[fault.target % 3])
+    return trainer is not None
+
+
+def _error(world: World, fault: Fault) -> bool:
+    trainer = _trainer(world, fault.target)
+    if trainer is not None:
+        world.victims.append(trainer.group)
+        trainer.end(code=1, error=f"RuntimeError: no {fault.target}")
+    return trainer is not None
+
+
+def _freeze(world: World, fault: Fault) -> bool:
+    trainer = _trainer(world, fault.target)
+    if trainer is None:
+        return False
+    trainer.frozen = True
+
+    def thaw() -> None:
+        trainer.frozen = False
+
+    world.clock.after(fault.seconds, thaw)
+    return True
+
+
+def _node_lost(world: World, fault: Fault) -> bool:
+    node = _node(world, fault.target)
+    if node is None:
+        return False
+    world.victims += _placed_on(world, node.name)
+    node.power_off()
+    if fault.target % 3:  # the scheduler notices, sooner or later, or never
+        key = node.allocation
+        world.clock.after(fault.seconds, lambda: world.engine.end(key, "node failed", notices=False))
+    return True
+
+
+def _unplugged(world: World, fault: Fault) -> bool:
+    node = _node(world, fault.target)
+    if node is None:
+        return False
+    node.linked = False
+    world.connect()
+
+    def back() -> None:
+        node.linked = True
+        world.connect()
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
+def _agent_cut(world: World, fault: Fault) -> bool:
+    node = _node(world, fault.target)
+    if node is None:
+        return False
+    node.etcd_linked = False
+    world.connect()
+
+    def back() -> None:
+        node.etcd_linked = True
+        world.connect()
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
+def _agent_killed(world: World, fault: Fault) -> bool:
+    node = _node(world, fault.target)
+    if node is None:
+        return False
+    node.kill_agent()
+    world.clock.after(fault.seconds / 4, node.start_agent)
+    return True
+
+
+def _taken(world: World, fault: Fault) -> bool:
+    granted = [key for key, held in world.engine.held.items() if held.state == "granted"]
+    if granted:
+        key = granted[fault.target % len(granted)]
+        world.victims += _placed_on(world, world.engine.held[key].host)
+        world.engine.end(key, "preempted")
+    return bool(granted)
+
+
+# --- supervisors ---
+
+
+def _leader(world: World) -> Supervisor | None:
+    return next((s for s in world.supervisors if s.leads), None)
+
+
+def _leader_killed(world: World, fault: Fault) -> bool:
+    leader = _leader(world)
+    if leader is not None:
+        leader.kill()
+    return leader is not None
+
+
+def _at_commit(when: str, do: Callable[[World, Fault, Supervisor], None]) -> Callable[[World, Fault], bool]:
+    """At its next transaction that says something of a memory."""
+
+    def armed(world: World, fault: Fault) -> bool:
+        leader = _leader(world)
+        if leader is None:
+            return False
+
+        def reached(at: str) -> None:
+            if at == when and leader.loop is not None:
+                leader.store.on_commit = None
+                do(world, fault, leader)
+
+        leader.store.on_commit = reached
+        return True
+
+    return armed
+
+
+def _dies(world: World, fault: Fault, leader: Supervisor) -> None:
+    raise Killed
+
+
+def _answer_lost(world: World, fault: Fault, leader: Supervisor) -> None:
+    raise Retryable("the answer is lost", after_s=0.0)
+
+
+def _sleeps(world: World, fault: Fault, leader: Supervisor) -> None:
+    leader.store.cut()
+    world.clock.wait(fault.seconds)
+    if not leader.dead:
+        leader.store.link()
+
+
+# --- etcd, the engine, the lighthouse, the network ---
+
+
+def _etcd_away(world: World, fault: Fault) -> bool:
+    if not world.etcd.up:
+        return False
+    world.etcd.stop()
+    share = (fault.target % 5) / 4
+    dice = random.Random(fault.target)
+    world.clock.after(fault.seconds, lambda: world.etcd.start(lambda lease: dice.random() < share))
+    return True
+
+
+def _watch_late(world: World, fault: Fault) -> bool:
+    world.etcd.delay_s = (0.5, 4.0)
+
+    def back() -> None:
+        world.etcd.delay_s = world.delay_s
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
+def _watch_reset(world: World, fault: Fault) -> bool:
+    world.etcd.compact(world.etcd.revision)
+    for client in tuple(world.etcd.clients):
+        client.lose_places()
+    return True
+
+
+def _engine_pending(world: World, fault: Fault) -> bool:
+    world.engine.stalled = True
+
+    def back() -> None:
+        world.engine.stalled = False
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
+def _engine_away(world: World, fault: Fault) -> bool:
+    world.engine.away = True
+
+    def back() -> None:
+        world.engine.away = False
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
+def _gate_killed(world: World, fault: Fault) -> bool:
+    up = [gate for gate in world.gates if gate.up]
+    for gate in up:
+        gate.end("killed")
+    return bool(up)
+
+
+def _gate_frozen(world: World, fault: Fault) -> bool:
+    up = [gate for gate in world.gates if gate.up and not gate.frozen]
+    for gate in up:
+        gate.frozen = True
+        world.connect()
+
+        def thaw(gate: object = gate) -> None:
+            for other in world.gates:
+                if other is gate:
+                    other.frozen = False
+            world.connect()
+
+        world.clock.after(fault.seconds, thaw)
+    return bool(up)
+
+
+def _host_off(world: World, fault: Fault) -> bool:
+    """A service host, with the lighthouse if that is there. Its shim comes up again and knows what had run."""
+    host = world.hosts[sorted(world.hosts)[fault.target % 2]]
+    if not host.power:
+        return False
+    host.switch(False)
+    world.clock.after(fault.seconds, lambda: host.switch(True))
+    return True
+
+
+def _split(world: World, fault: Fault) -> bool:
+    """A service host, and some nodes with it, on their own."""
+    dice = random.Random(fault.target)
+    share = dice.choice((0.0, 0.1, 0.5, 0.9))
+    nodes = [name for name in world.nodes if dice.random() < share]
+    world.island = frozenset([dice.choice(sorted(world.hosts)), *nodes])
+    world.connect()
+
+    def back() -> None:
+        world.island = frozenset()
+        world.connect()
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
+_ALL: dict[str, Callable[[World, Fault], bool]] = {
+    "crash": _crash,
+    "error": _error,
+    "freeze": _freeze,
+    "node_lost": _node_lost,
+    "unplugged": _unplugged,
+    "agent_cut": _agent_cut,
+    "agent_killed": _agent_killed,
+    "allocation_taken": _taken,
+    "leader_killed": _leader_killed,
+    "leader_killed_deciding": _at_commit("before", _dies),
+    "leader_killed_committed": _at_commit("after", _dies),
+    "leader_frozen": _at_commit("before", _sleeps),
+    "answer_lost": _at_commit("after", _answer_lost),
+    "etcd_away": _etcd_away,
+    "watch_late": _watch_late,
+    "watch_reset": _watch_reset,
+    "engine_pending": _engine_pending,
+    "engine_away": _engine_away,
+    "gate_killed": _gate_killed,
+    "gate_frozen": _gate_frozen,
+    "host_off": _host_off,
+    "split": _split,
+}
+KINDS = tuple(_ALL)

@@ -1,0 +1,170 @@
+"""A model lighthouse with its gate: the real `agents.gate_state` decides whom it lets through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agents.gate_etcd import GATE_LEASE_S, read_orders
+from agents.gate_lighthouse import FROZEN_S
+from agents.gate_state import GateState
+from agents.names import LighthouseName
+from fault_injection.sim.store import SimLease, SimStore, SimWatch
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
+from supervisor.ports.store import Item
+from supervisor.wire import keys
+from supervisor.wire.records import GateObserved, GatePresence, LighthouseDesired, ProcessRecord, encode
+
+if TYPE_CHECKING:
+    from fault_injection.sim.nodes import Node, Trainer
+    from fault_injection.sim.world import World
+
+TICK_S = 0.5
+"""The real one's is 20 ms; the heartbeat timeout of the model's runs is twice this."""
+
+
+class Lighthouse:
+    """One generation of the lighthouse, on a service host."""
+
+    def __init__(self, world: World, node: Node, name: LighthouseName, desired: LighthouseDesired) -> None:
+        torchft = desired.torchft
+        self.world, self.node, self.name = world, node, name
+        self.up = True
+        self.frozen = False
+        self.address = ""
+        """Empty until it listens."""
+        self.state = GateState(
+            torchft.heartbeat_timeout_ms / 1000, torchft.join_timeout_ms / 1000, GATE_ETCD_SILENCE_S, FROZEN_S
+        )
+        self.client = SimStore(world.etcd, str(name))
+        self._key = keys.desired(node.name, name.run)
+        self._watch: SimWatch | None = None
+        self._lease: SimLease | None = None
+        self._told: GateObserved | None = None
+        self._doubted: tuple[tuple[int, int], ...] = ()
+        self._ticked_at = world.clock.now
+        world.clock.after(TICK_S, self._tick)
+
+    def record(self) -> ProcessRecord:
+        return ProcessRecord(
+            name=str(self.name), pid=1, start_ticks=1, folder="", exited=not self.up, exit_code=None if self.up else 0
+        )
+
+    @property
+    def serves(self) -> bool:
+        """Whether anybody may get a quorum from it."""
+        state = self.state
+        return self.up and not self.frozen and self.node.power and state.opened and not (state.closed or state.retired)
+
+    def end(self, why: str) -> None:
+        if self.up:
+            self.up = False
+            self.client.cut()
+            self.world.gates_changed()
+
+    # --- the network ---
+
+    def hears(self, trainer: Trainer) -> bool:
+        """Whether the trainer's forwarder has a connection to it."""
+        listens = self.up and not self.frozen and bool(self.address) and trainer.way == self.address
+        return listens and self.world.same_side(trainer.node, self.node)
+
+    def able(self) -> list[Trainer]:
+        """Those that it lets into a quorum now."""
+        if not self.serves:
+            return []
+        now = self.world.clock.now
+        return [
+            t
+            for t in self.world.trainers()
+            if t.works(now) and self.hears(t) and self.state.passage(t.group, t.generation, t.node.name) == "admit"
+        ]
+
+    def members(self) -> list[Trainer]:
+        """Those of whom the lighthouse makes the next quorum: nobody while it counts one as alive that does not come, nor while the
+        gate is in doubt about one that it lost."""
+        now = self.world.clock.now
+        if not self.serves or self.state.doubted(now):
+            return []
+        able = self.able()
+        beating = {g for g in self.state.admitted if self.state.hearing(g, now) == "beating"}
+        return able if beating == {t.group for t in able} else []
+
+    # --- its own time ---
+
+    def _tick(self) -> None:
+        if not self.up:
+            return
+        now = self.world.clock.now
+        self.world.clock.after(TICK_S, self._tick)
+        if self.frozen or not self.node.power:
+            return
+        if now - self._ticked_at > FROZEN_S:
+            self.end("it stood still for too long to know anything")
+            return
+        self._ticked_at = now
+        if self.client.reaches and not self._asks_etcd():
+            return
+        self._hear(now)
+        self.state.judge_etcd(self.client.silent_s, self.client.reaches, now)
+        if not self.state.opened and self.state.may_open(now):
+            self.state.open(now)
+        self._doubted = self.state.doubted(now)
+        if self.client.reaches:
+            self._publish(now)
+        self.world.checks.owners()
+
+    def _asks_etcd(self) -> bool:
+        """Whether it is to go on, as etcd says."""
+        self.state.confirm(self._doubted)
+        if self._watch is None:
+            item = self.client.get(self._key)
+            self._watch = self.client.watch(self._key, self.world.etcd.revision)
+            self._obey(item)
+        while (changes := self._watch.poll(0.0)) is not None:
+            for item in changes.puts:
+                self._obey(item)
+        if self.state.retired:
+            self.end("another has its seat")
+            return False
+        if self._lease is None or self._lease.lost:
+            self._lease = self.client.lease(GATE_LEASE_S)
+            presence = GatePresence(run=self.name.run, node=self.node.name, generation=self.name.generation)
+            self.client.put(keys.gate_presence(self.node.name, self.name.run), encode(presence), self._lease.id)
+        return True
+
+    def _obey(self, item: Item | None) -> None:
+        orders = read_orders(item, self._key, self.name.generation)
+        if orders is None:
+            return
+        if orders.retired:
+            self.state.retired = True
+            return
+        self.state.admit(orders.admitted, self.world.clock.now)
+        self.address = f"{self.node.name}:{self.name.generation}"
+
+    def _hear(self, now: float) -> None:
+        state = self.state
+        for trainer in self.world.trainers():
+            if not self.hears(trainer) or state.is_stale(trainer.group, trainer.generation):
+                continue
+            if state.is_foreign(trainer.group, trainer.generation, trainer.node.name):
+                continue
+            way = (trainer.group, trainer.generation)
+            state.came(*way)
+            if trainer.ended is not None:
+                state.gone(*way)
+            elif trainer.works(now):
+                replica = str(trainer.name)
+                if not state.generations[way].replica_id:
+                    state.built(*way, replica, now)
+                state.heard(*way, replica.encode(), now)
+                state.answered(*way, now)
+
+    def _publish(self, now: float) -> None:
+        observed = GateObserved(
+            run=self.name.run, node=self.node.name, generation=self.name.generation, address=self.address,
+            groups=self.state.groups(now),
+        )  # fmt: skip
+        if self.address and observed != self._told:
+            self._told = observed
+            self.client.put(keys.gate(self.node.name, self.name.run), encode(observed))

@@ -1,0 +1,200 @@
+"""Two supervisor processes: the real election, the real loop, the real engine driver, in virtual time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fault_injection.sim.store import SimStore
+from supervisor.core.model import Decision, Observed
+from supervisor.core.spec import RunSpec
+from supervisor.ports.errors import Fenced, Retryable
+from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.journal import Journal
+from supervisor.shell.loop import Loop
+from supervisor.shell.service import LEASE_S
+from supervisor.shell.store import Election
+from supervisor.shell.store.election import Leadership
+from supervisor.shell.telemetry import Telemetry
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, encode
+
+if TYPE_CHECKING:
+    from fault_injection.sim.world import World
+
+TURN_S = 0.1
+TURN_S_A_NODE = 0.001
+"""From a change to the loop's turn, and for each node more: what comes within is seen at once. The real loop waits for nothing, but a
+turn over 500 nodes takes it some tenths of a second."""
+IDLE_S = 1.0
+"""Longest sleep of the loop (the real one's is half of it)."""
+LOOK_S = 0.5
+"""How often a standby looks for a gap."""
+
+
+class Killed(BaseException):
+    """The supervisor's process died here. No handler of its own catches that."""
+
+
+class _Once(threading.Event):
+    """Lets a campaign make one attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = False
+
+    def is_set(self) -> bool:
+        asked, self._asked = self._asked, True
+        return asked
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+
+class _Quiet(Telemetry):
+    """No metrics: hands each decision to the checks."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def leading(self, epoch: int | None) -> None: ...
+
+    def store(self, up: bool) -> None: ...
+
+    def round(self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float) -> None:
+        self._supervisor.decided = (observed, decision)
+        self._supervisor.world.checks.decided(observed, decision)
+
+
+class _Kept(Journal):
+    """Lines of all leaders in one list, by virtual time."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(Path("journal.jsonl"))
+        self._world = world
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._world.journal.append({"t": self._world.clock.now, **line})
+
+
+class Supervisor:
+    """One process: stands by, leads, stands by again, until it is killed. `ended` is called then."""
+
+    def __init__(self, world: World, name: str, ended: Callable[[], None]) -> None:
+        self.world, self.name = world, name
+        self.store = SimStore(world.etcd, name, idle=lambda seconds: None)
+        allocation = world.spec.allocation
+        turn_s = TURN_S + TURN_S_A_NODE * (allocation.nodes + allocation.spares)
+        self.store.woken = lambda: self._again(turn_s)
+        self.loop: Loop | None = None
+        self.term: Leadership | None = None
+        self.decided: tuple[Observed, Decision] | None = None
+        self.dead = False
+        self._ended = ended
+        self._driver: EngineDriver | None = None
+        self._election = Election(self.store, keys.LEADER, encode(LeaderRecord(host=name, pid=1, home="")), LEASE_S)
+        self._busy = False
+        self._due_at = float("inf")
+        self._again(LOOK_S * world.dice.random())
+
+    @property
+    def leads(self) -> bool:
+        return not self.dead and self.term is not None and not self.term.lapsed
+
+    def kill(self) -> None:
+        if not self.dead:
+            self.dead = True
+            self.store.leave()
+            self._ended()
+
+    # --- its time ---
+
+    def _again(self, after_s: float) -> None:
+        at = self.world.clock.now + after_s
+        if at >= self._due_at > self.world.clock.now:
+            return
+        self._due_at = at
+
+        def due() -> None:
+            if not self.dead and self._due_at == at:
+                self._due_at = float("inf")
+                self._take_turn()
+
+        self.world.clock.after(after_s, due)
+
+    def _take_turn(self) -> None:
+        if self._busy:  # it waits inside a call, and the world goes on around it
+            self._again(TURN_S)
+            return
+        self._busy = True
+        try:
+            if self.loop is None:
+                self._campaign()
+            else:
+                self._step()
+        except Killed:
+            self.kill()
+        self._busy = False
+
+    def _step(self) -> None:
+        assert self.loop is not None
+        assert self.term is not None
+        try:
+            if self.term.lost:
+                raise Fenced("the term is over")
+            self.loop.step()
+        except (Fenced, Retryable):
+            self._stand_by()
+            return
+        self._again(IDLE_S)
+
+    def _campaign(self) -> None:
+        self._again(LOOK_S)
+        if not self.store.reaches or keys.LEADER in self.world.etcd.items:
+            return
+        self.term = self._election.campaign(_Once())
+        if self.term is None:
+            return
+        clock, world = self.world.clock, self.world
+        self._driver = EngineDriver(self.store, world.engine, clock.read)
+        try:
+            self.loop = Loop(self.store, self.term, self._driver, _Quiet(self), clock.read, lambda path: _Kept(world))
+        except Retryable:
+            self._stand_by()
+            return
+        self._poll_engine(self._driver)
+
+    def _stand_by(self) -> None:
+        if self.term is not None:
+            self.term.resign()
+        self.loop = self.term = self._driver = None
+        self._again(LOOK_S)
+
+    def _poll_engine(self, driver: EngineDriver) -> None:
+        """The driver's thread."""
+        if self.dead or self._driver is not driver:
+            return
+        try:
+            pause_s = driver.attempt()
+        except Fenced:
+            return
+        except Killed:
+            self.kill()
+            return
+        self.world.clock.after(self.world.engine.poll_s + pause_s, lambda: self._poll_engine(driver))
+
+
+class Said(logging.Handler):
+    """What the supervisor's code logs as a mistake of its own, or as a decision that it refuses to itself."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info is not None or "breaks an invariant" in text:
+            self._world.checks.broke(f"the supervisor says: {text} {record.exc_info and record.exc_info[1]!r}")

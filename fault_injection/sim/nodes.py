@@ -1,0 +1,348 @@
+"""A model node: a shim's processes, and an agent that follows, obeys and reports as the real one does.
+
+What it decides is the real thing (`agents.reconcile`, `agents.desired`); what it does to processes is modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from agents import reconcile as agent
+from agents.desired import Desired
+from agents.names import LighthouseName, TrainerName
+from fault_injection.sim.gates import Lighthouse
+from fault_injection.sim.store import SimLease, SimStore, SimWatch
+from supervisor.ports.errors import Fenced
+from supervisor.ports.store import Changes, Expect
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    CheckpointMark,
+    ExitObserved,
+    Health,
+    LighthouseObserved,
+    NodeObserved,
+    ProcessRecord,
+    Progress,
+    Registration,
+    TrainerDesired,
+    TrainerObserved,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from fault_injection.sim.world import World
+
+START_S = (1.0, 4.0)
+"""From its start until a trainer is built, least and most."""
+TERM_S = (0.2, 2.0)
+"""From TERM to the end of a trainer that lives."""
+LAG_S = (0.05, 0.5)
+"""From a change to the agent's turn."""
+RENEW_S = 0.5
+"""How soon an agent tries again to register."""
+
+
+@dataclass(eq=False)
+class Trainer:
+    """One process; a group has one rank here."""
+
+    name: TrainerName
+    node: Node
+    desired: TrainerDesired
+    spawned: float
+    built_at: float
+    way: str = ""
+    """The gate that its forwarder passes on to."""
+    step: int = 0
+    commits: int = 0
+    alone: int = 0
+    """How often it has met no peer to heal from."""
+    saved: CheckpointMark | None = None
+    pid: int = 1
+    well: bool = False
+    """It could step when its shim was told to end it."""
+    frozen: bool = False
+    ending: str | None = None
+    """Why its shim is ending it."""
+    ended: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str = ""
+    told: bool = False
+    """Its end is in etcd."""
+    floor: int = 0
+    """Step of the newest checkpoint that was known when it was started."""
+
+    @property
+    def group(self) -> int:
+        return self.name.group
+
+    @property
+    def generation(self) -> int:
+        return self.name.generation
+
+    @property
+    def lives(self) -> bool:
+        return self.ended is None and self.node.power
+
+    def works(self, now: float) -> bool:
+        """It is built, and is neither stopped nor over."""
+        return self.lives and not self.frozen and now >= self.built_at
+
+    def end(self, code: int | None = None, signal: int | None = None, error: str = "") -> None:
+        if self.ended is None:
+            self.ended = self.node.world.clock.now
+            self.exit_code, self.signal, self.error = code, signal, error
+            self.node.remember("exited", self, exit_code=code, signal=signal)
+            self.node.wake()
+
+    def record(self) -> ProcessRecord:
+        return _record(str(self.name), self.ended is not None, self.exit_code, self.signal)
+
+    def observed(self) -> TrainerObserved:
+        name, exited = self.name, self.ended is not None
+        end = ExitObserved(
+            exit_code=self.exit_code, signal=self.signal, error_file=self.error, told=self.ending or "", oom=False,
+            ended_s=self.ended or 0.0,
+        )  # fmt: skip
+        progress = Progress(
+            run=name.run, group=name.group, generation=name.generation, rank=0, pid=1, sequence=self.commits,
+            phase="finished" if self.exit_code == 0 else "step" if self.commits else "starting",
+            step=self.step, commits=self.commits, step_s=1.0, checkpoint=self.saved,
+            quorum_id=self.node.world.training.quorum_id if self.commits else -1,
+        )  # fmt: skip
+        return TrainerObserved(
+            run=name.run, group=name.group, generation=name.generation, rank=0, pid=1,
+            state="exited" if exited else "running" if self.commits else "starting",
+            exit=end if exited else None, progress=progress, gate=self.way,
+            reaches_gate=any(gate.hears(self) for gate in self.node.world.gates),
+        )  # fmt: skip
+
+
+def _record(name: str, exited: bool, code: int | None, signal: int | None) -> ProcessRecord:
+    return ProcessRecord(
+        name=name, pid=1, start_ticks=1, folder="", exited=exited, exit_code=code, signal=signal
+    )  # fmt: skip
+
+
+class Node:
+    """One machine of an allocation, or a service host."""
+
+    def __init__(self, world: World, name: str, allocation: str, role: Literal["trainer", "service"]) -> None:
+        self.world = world
+        self.name, self.allocation = name, allocation
+        self.role: Literal["trainer", "service"] = role
+        self.power = True
+        self.linked = True
+        """To everything."""
+        self.etcd_linked = True
+        self.agent = True
+        self.found = False
+        """Given up by the scheduler, and reached by it again."""
+        self.trainers: dict[str, Trainer] = {}
+        self.lighthouses: dict[str, Lighthouse] = {}
+        self.client = SimStore(world.etcd, name)
+        self.client.woken = self.wake
+        self.history = world.shims.setdefault(name, [])
+        """What its shim's history would say."""
+        self.history.append({"t": world.clock.now, "event": "shim_started", "allocation": allocation})
+        self._desired = Desired(name)
+        self._watch: SimWatch | None = None
+        self._lease: SimLease | None = None
+        self._said: NodeObserved | None = None
+        self._due = False
+        self._sequence = 0
+        self.wake()
+
+    # --- faults ---
+
+    def kill_agent(self) -> None:
+        """Its processes live on; the shim starts it again."""
+        self.agent = False
+        self.world.connect()
+
+    def start_agent(self) -> None:
+        """It reads all anew, and knows its own registration again."""
+        if not self.agent:
+            self.agent = True
+            self._forget_watch()
+            self._said = None
+            self.world.connect()
+            self.wake()
+
+    def power_off(self) -> None:
+        """For good: its processes are gone with it, and nobody says so."""
+        self.power = False
+        self.client.leave()
+        self.world.gates_changed()
+
+    def switch(self, on: bool) -> None:
+        """A service host goes off, or comes up again: its shim knows what it had run, and that it has ended."""
+        if on == self.power:
+            return
+        self.power = on
+        for lighthouse in self.lighthouses.values():
+            lighthouse.end("its host was off")
+        self.agent = False
+        self.world.connect()
+        if on:
+            self.start_agent()
+
+    def _forget_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._watch, self._desired = None, Desired(self.name)
+
+    # --- the agent ---
+
+    def wake(self) -> None:
+        """Its agent takes a turn soon."""
+        if not self._due:
+            self._due = True
+            self.world.clock.after(self.world.dice.uniform(*LAG_S), self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
+        if not self.power or not self.agent:
+            return
+        if self.client.reaches:
+            self._follow()
+        self._obey()
+        if self.client.reaches:
+            self._report()
+
+    def _follow(self) -> None:
+        if self._watch is None:
+            prefix = keys.desired(self.name, "")
+            found = self.client.list(prefix)
+            self._desired.take(Changes(found.revision, found.items, reset=True))
+            self._watch = self.client.watch(prefix, found.revision)
+        while (changes := self._watch.poll(0.0)) is not None:
+            self._desired.take(changes)
+
+    def _obey(self) -> None:
+        records = [t.record() for t in self.trainers.values()] + [x.record() for x in self.lighthouses.values()]
+        for action in agent.reconcile(self._desired.wanted(set()).by_run, records, self.allocation):
+            match action:
+                case agent.Start(desired=desired):
+                    self._start(desired)
+                case agent.StartLighthouse(desired=light):
+                    name = LighthouseName(light.run, light.generation)
+                    self.lighthouses[str(name)] = self.world.open_gate(self, name, light)
+                    self.wake()
+                case agent.Forward(desired=desired):
+                    trainer = self.trainers[str(TrainerName(desired.run, desired.group, desired.generation, 0))]
+                    changed = trainer.way != desired.gate
+                    trainer.way, trainer.desired = desired.gate, desired
+                    if changed:
+                        self.wake()  # to tell it
+                case agent.Stop(name=name_, why=why):
+                    self._stop(name_, why)
+                case agent.Forget(name=name_):
+                    if name_ in self.trainers and self.trainers[name_].told:
+                        del self.trainers[name_]
+                case _:
+                    pass
+
+    def _start(self, desired: TrainerDesired) -> None:
+        now, name = self.world.clock.now, TrainerName(desired.run, desired.group, desired.generation, 0)
+        mark = desired.checkpoint
+        self.trainers[str(name)] = trainer = Trainer(
+            name, self, desired, now, now + self.world.dice.uniform(*START_S), way=desired.gate,
+            step=mark.step if mark is not None else 0, floor=mark.step if mark is not None else 0, pid=self.world.next_pid(),
+        )  # fmt: skip
+        self.remember("spawned", trainer)
+        self.world.checks.spawned(trainer)
+        self.wake()
+
+    def _stop(self, name: str, why: str) -> None:
+        if name in self.lighthouses:
+            self.lighthouses[name].end(why)
+            return
+        trainer = self.trainers[name]
+        if trainer.ending is None:
+            trainer.ending = why
+            trainer.well = any(trainer in gate.able() for gate in self.world.gates)
+            clock = self.world.clock
+            grace_s = trainer.desired.term_grace_s
+            after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*TERM_S))
+            self.remember("signalled", trainer, signal=15, why=why)
+            clock.after(after_s, lambda: trainer.end(signal=9 if trainer.frozen else 15))
+
+    # --- what it tells ---
+
+    def _report(self) -> None:
+        observed = NodeObserved(
+            node=self.name,
+            sequence=self._sequence,
+            trainers=tuple(t.observed() for t in self.trainers.values()),
+            lighthouses=tuple(
+                LighthouseObserved(
+                    run=x.name.run,
+                    generation=x.name.generation,
+                    state="running" if x.up else "exited",
+                    address=x.address,
+                )
+                for x in self.lighthouses.values()
+            ),
+        )
+        if observed != self._said:
+            if self._said is None:
+                self.client.put(keys.health(self.name), encode(self._health()))
+            self._sequence += 1
+            self._said = observed
+            self.client.put(keys.observed(self.name), encode(observed))
+            for trainer in self.trainers.values():
+                if trainer.ended is not None and not trainer.told:
+                    trainer.told = True
+                    self.wake()  # it may be forgotten now
+        if self._lease is None or self._lease.lost:
+            self._register()
+
+    def _register(self) -> None:
+        key = keys.registration(self.name)
+        found = self.client.get(key)
+        own = self._lease.id if self._lease is not None else -1
+        if found is not None and found.lease not in (0, own):
+            self.world.clock.after(RENEW_S, self.wake)  # another agent of this name: its lease is to lapse first
+            return
+        lease = self.client.lease(self.world.spec.policy.node_lease_s)
+        record = Registration(
+            node=self.name, address=self.name, role=self.role, allocation=self.allocation, slots=1, agent_pid=1,
+            version="sim", host=f"h{self.name}" if self.role == "trainer" else self.name,
+        )  # fmt: skip
+        try:
+            expect = Expect(key, mod_revision=found.mod_revision if found is not None else 0)
+            self.client.commit({key: encode(record)}, expect=[expect], lease=lease.id)
+        except Fenced:
+            lease.revoke()
+            self.world.clock.after(RENEW_S, self.wake)
+            return
+        self._lease = lease
+        self._keep_looking(lease)
+
+    def _keep_looking(self, lease: SimLease) -> None:
+        """A lease that was lost is seen within a third of its time."""
+
+        def look() -> None:
+            if self._lease is lease and self.power:
+                if lease.lost:
+                    self.wake()
+                if not lease.lost or not (self.agent and self.client.reaches):
+                    self.world.clock.after(lease.ttl_s, look)
+
+        self.world.clock.after(lease.ttl_s, look)
+
+    def _health(self) -> Health:
+        return Health(
+            node=self.name, sequence=1, warm="off", disk_free_bytes=1 << 40, memory_available_bytes=1 << 37, load_1m=1.0
+        )
+
+    def remember(self, event: str, trainer: Trainer, **more: object) -> None:
+        """As `agents.table.Table.remember`."""
+        line = {"t": self.world.clock.now, "event": event, "name": str(trainer.name), "pid": trainer.pid}
+        self.history.append({**line, "start_ticks": 1, "generation": trainer.generation, **more})
+
+    def living(self) -> Iterator[Trainer]:
+        return (t for t in self.trainers.values() if t.lives)

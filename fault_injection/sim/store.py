@@ -1,0 +1,389 @@
+"""The model of etcd: revisions, transactions, leases that run out in virtual time, watches that are late or lose their place.
+
+Held to the contract tests of the real store (tests/store). `Etcd` is the server, `SimStore` one client's connection to it:
+each of them can be cut off by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from fault_injection.sim.clock import Clock
+from supervisor.ports.errors import Fatal, Fenced, Retryable
+from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Item, Snapshot
+from supervisor.shell.store.errors import LeaseLost
+
+PATIENCE_S = 2.0
+"""How long a call waits for an etcd that does not answer."""
+
+
+class Etcd:
+    """The server. Its faults: `stop` and `start`, `compact`, a watch's `delay_s`, `SimWatch.lose_place`."""
+
+    def __init__(
+        self, clock: Clock, dice: random.Random | None = None, delay_s: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        self.clock = clock
+        self.dice = dice or random.Random(0)
+        self.delay_s = delay_s
+        """From a write to its watchers, least and most."""
+        self.revision = 1
+        self.items: dict[str, Item] = {}
+        self.up = True
+        self.down_since = 0.0
+        self.clients: list[SimStore] = []
+        self.leases: dict[int, SimLease] = {}
+        self.written: list[Callable[[SimStore | None, Mapping[str, bytes], Sequence[str]], None]] = []
+        """Told of every write just before it takes effect."""
+        self._history: list[Changes] = []
+        self._compacted = 0
+        self._last_lease = 0
+        self._watches: dict[str, list[SimWatch]] = {}
+
+    # --- faults ---
+
+    def stop(self) -> None:
+        """Nobody reaches it; its leases stand still."""
+        if self.up:
+            self.up, self.down_since = False, self.clock.now
+            for lease in list(self.leases.values()):
+                lease.interrupted()
+
+    def start(self, lapse: Callable[[SimLease], bool] = lambda lease: False) -> None:
+        """It answers again. It gives every lease its whole time anew, but for those that `lapse`: they run out before their
+        holders come through to it."""
+        if not self.up:
+            self.up = True
+            for lease in list(self.leases.values()):
+                if lapse(lease):
+                    self.expire(lease.id)
+                else:
+                    lease.resumed()
+            for client in tuple(self.clients):
+                client.heard_again()
+
+    def compact(self, revision: int) -> None:
+        """Forgets the history before `revision`."""
+        self._compacted = max(self._compacted, revision)
+        self._history = [c for c in self._history if c.revision >= self._compacted]
+
+    def expire(self, lease: int) -> None:
+        """The lease is over: its keys vanish."""
+        held = self.leases.pop(lease, None)
+        if held is not None:
+            held.over = True
+            self.apply(None, {}, [key for key, item in self.items.items() if item.lease == lease], 0)
+
+    # --- what clients do ---
+
+    def grant(self, holder: SimStore, ttl_s: float) -> SimLease:
+        self._last_lease += 1
+        lease = self.leases[self._last_lease] = SimLease(self, holder, self._last_lease, ttl_s)
+        return lease
+
+    def check(self, expect: Expect) -> None:
+        """Raises Fenced when it does not hold."""
+        item = self.items.get(expect.key)
+        created, modified = (item.create_revision, item.mod_revision) if item else (0, 0)
+        if expect.create_revision not in (None, created) or expect.mod_revision not in (None, modified):
+            raise Fenced(f"{expect} does not hold: created at {created}, modified at {modified}")
+
+    def apply(self, by: SimStore | None, puts: Mapping[str, bytes], deletes: Sequence[str], lease: int) -> None:
+        gone = tuple(sorted(key for key in deletes if key in self.items))
+        if not puts and not gone:
+            return
+        for told in self.written:
+            told(by, puts, gone)
+        self.revision += 1
+        for key in gone:
+            del self.items[key]
+        for key, value in puts.items():
+            old = self.items.get(key)
+            created = old.create_revision if old else self.revision
+            self.items[key] = Item(key, value, created, self.revision, lease)
+        changes = Changes(self.revision, tuple(self.items[key] for key in puts), gone)
+        self._history.append(changes)
+        for watch in self._watching(changes):
+            watch.take(changes)
+
+    def snapshot(self, prefix: str) -> Snapshot:
+        found = sorted(key for key in self.items if key.startswith(prefix))
+        return Snapshot(self.revision, tuple(self.items[key] for key in found))
+
+    # --- watches ---
+
+    def open(self, watch: SimWatch, after: int) -> None:
+        self._watches.setdefault(watch.prefix, []).append(watch)
+        if after + 1 < self._compacted:
+            watch.lose_place()
+            return
+        for changes in self._history[bisect_right(self._history, after, key=lambda c: c.revision) :]:
+            watch.take(changes)
+
+    def forget(self, watch: SimWatch) -> None:
+        watches = self._watches.get(watch.prefix, [])
+        if watch in watches:
+            watches.remove(watch)
+
+    def _watching(self, changes: Changes) -> list[SimWatch]:
+        touched = [item.key for item in changes.puts] + list(changes.deletes)
+        prefixes = {key[:end] for key in touched for end in _ends(key)}
+        return [watch for prefix in sorted(prefixes & self._watches.keys()) for watch in self._watches[prefix]]
+
+
+def _ends(key: str) -> list[int]:
+    """Where a prefix of this key may end that somebody watches: behind each slash, or the whole key."""
+    return [0, *(at + 1 for at, letter in enumerate(key) if letter == "/"), len(key)]
+
+
+class SimStore:
+    """ports.store.Store: one client's connection."""
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        name: str = "client",
+        wait: Callable[[float], None] | None = None,
+        idle: Callable[[float], None] | None = None,
+    ) -> None:
+        """`wait` is what passes while a call is not answered, `idle` while a watch has nothing to say (both: virtual time)."""
+        self.etcd = etcd
+        self.name = name
+        self.linked = True
+        self.on_commit: Callable[[str], None] | None = None
+        """Called as "before" and "after" each transaction takes effect; it may raise, or let time pass."""
+        self.woken: Callable[[], None] | None = None
+        """Called whenever one of its watches has something to say."""
+        self._wait = wait or etcd.clock.wait
+        self.idle = idle or etcd.clock.wait
+        self._cut_at = 0.0
+        self._closed = False
+        self._watches: list[SimWatch] = []
+        etcd.clients.append(self)
+
+    # --- faults ---
+
+    @property
+    def reaches(self) -> bool:
+        return self.linked and self.etcd.up
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has heard nothing."""
+        now, etcd = self.etcd.clock.now, self.etcd
+        return max(0.0 if etcd.up else now - etcd.down_since, 0.0 if self.linked else now - self._cut_at)
+
+    def cut(self) -> None:
+        """It reaches etcd no more: cut off, frozen or dead."""
+        if self.linked:
+            self.linked, self._cut_at = False, self.etcd.clock.now
+            for lease in self._own_leases():
+                lease.interrupted()
+
+    def link(self) -> None:
+        if not self.linked:
+            self.linked = True
+            for lease in self._own_leases():
+                lease.resumed()
+            self.heard_again()
+
+    def heard_again(self) -> None:
+        for watch in tuple(self._watches):
+            watch.call()
+
+    def _own_leases(self) -> list[SimLease]:
+        return [lease for lease in self.etcd.leases.values() if lease.holder is self]
+
+    # --- the port ---
+
+    def get(self, key: str) -> Item | None:
+        self._call()
+        return self.etcd.items.get(key)
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 0) -> Snapshot:
+        self._call()
+        found = self.etcd.snapshot(prefix)
+        items = [item for item in found.items if item.key > after]
+        return Snapshot(found.revision, tuple(items[:limit] if limit else items))
+
+    def put(self, key: str, value: bytes, lease: int = 0) -> int:
+        return self.commit({key: value}, lease=lease)
+
+    def commit(
+        self, puts: Mapping[str, bytes], deletes: Sequence[str] = (), expect: Sequence[Expect] = (), lease: int = 0
+    ) -> int:
+        if max(len(puts) + len(deletes), len(expect)) > MAX_OPERATIONS:
+            raise ValueError(f"{len(puts) + len(deletes)} operations; at most {MAX_OPERATIONS}")
+        self._hook("before")
+        self._call()
+        if len({*puts, *deletes}) < len(puts) + len(deletes):
+            raise Fatal("a key twice in one transaction")
+        for e in expect:
+            self.etcd.check(e)
+        if lease and lease not in self.etcd.leases and puts:
+            raise LeaseLost("the lease is gone")
+        self.etcd.apply(self, puts, deletes, lease)
+        revision = self.etcd.revision
+        self._hook("after")
+        return revision
+
+    def watch(self, prefix: str, after_revision: int) -> SimWatch:
+        watch = SimWatch(self, prefix)
+        self._watches.append(watch)
+        self.etcd.open(watch, after_revision)
+        return watch
+
+    def lease(self, ttl_s: int) -> SimLease:
+        self._call()
+        return self.etcd.grant(self, ttl_s)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def lose_places(self) -> None:
+        """All its watches, as after a compaction."""
+        for watch in tuple(self._watches):
+            watch.lose_place()
+
+    def leave(self) -> None:
+        """It is dead: its leases lapse."""
+        self.cut()
+        for watch in tuple(self._watches):
+            watch.close()
+        if self in self.etcd.clients:
+            self.etcd.clients.remove(self)
+
+    def dropped(self, watch: SimWatch) -> None:
+        if watch in self._watches:
+            self._watches.remove(watch)
+
+    def _hook(self, when: str) -> None:
+        if self.on_commit is not None:
+            self.on_commit(when)
+
+    def _call(self) -> None:
+        if self._closed:
+            raise Fatal("this store was closed")
+        if not self.reaches:
+            self._wait(PATIENCE_S)
+            raise Retryable("etcd does not answer", after_s=0.0)  # the pause has passed in virtual time
+
+
+class SimLease:
+    """Renewed for as long as its holder reaches etcd; what lapses does so up to a third of its time early, as it was last
+    renewed."""
+
+    def __init__(self, etcd: Etcd, holder: SimStore, lease_id: int, ttl_s: float) -> None:
+        self.holder = holder
+        self.ttl_s = ttl_s
+        self.over = False
+        self._etcd = etcd
+        self._id = lease_id
+        self._deadline: float | None = None
+        """By its holder's clock, while it is not renewed."""
+        self._interrupted = 0
+
+    @property
+    def id(self) -> int:
+        return self._id
+
+    @property
+    def lost(self) -> bool:
+        self.over = self.over or (self._deadline is not None and self._etcd.clock.now >= self._deadline)
+        return self.over
+
+    def revoke(self) -> None:
+        self.over = True
+        if self.holder.reaches:
+            self._etcd.expire(self._id)
+
+    def interrupted(self) -> None:
+        """It is not renewed from now on."""
+        if self._deadline is None:
+            self._deadline = self._etcd.clock.now + self.ttl_s * self._etcd.dice.uniform(2 / 3, 1)
+        if self._etcd.up:
+            self._lapse_after(self._deadline - self._etcd.clock.now)
+        else:
+            self._interrupted += 1  # the server's clock of it stands still
+
+    def resumed(self) -> None:
+        """Its holder, or the server, is back. Lost is lost: a holder that has given up renews no more."""
+        if self.holder.reaches and not self.lost:
+            self._deadline = None
+            self._interrupted += 1
+        elif self._etcd.up and self._id in self._etcd.leases:
+            self._lapse_after(self.ttl_s)
+
+    def _lapse_after(self, seconds: float) -> None:
+        self._interrupted += 1
+        mine = self._interrupted
+
+        def lapse() -> None:
+            if self._interrupted == mine:
+                self._etcd.expire(self._id)
+
+        self._etcd.clock.after(seconds, lapse)
+
+
+class SimWatch:
+    """Each transaction comes whole, in order, and late."""
+
+    def __init__(self, store: SimStore, prefix: str) -> None:
+        self.prefix = prefix
+        self._store = store
+        self._closed = False
+        self._coming: deque[tuple[float, Changes]] = deque()
+        self._lost_place = False
+
+    @property
+    def silent_s(self) -> float:
+        return self._store.silent_s
+
+    def poll(self, timeout_s: float) -> Changes | None:
+        changes = self._next()
+        if changes is None and timeout_s > 0 and not self._closed:
+            self._store.idle(timeout_s)
+            changes = self._next()
+        return changes
+
+    def close(self) -> None:
+        self._closed = True
+        self._store.etcd.forget(self)
+        self._store.dropped(self)
+
+    # --- the server's side ---
+
+    def take(self, changes: Changes) -> None:
+        puts = tuple(item for item in changes.puts if item.key.startswith(self.prefix))
+        deletes = tuple(key for key in changes.deletes if key.startswith(self.prefix))
+        clock, etcd = self._store.etcd.clock, self._store.etcd
+        late_s = etcd.dice.uniform(*etcd.delay_s) if etcd.delay_s[1] else 0.0
+        due = max(clock.now + late_s, self._coming[-1][0] if self._coming else 0.0)
+        self._coming.append((due, Changes(changes.revision, puts, deletes)))
+        if self._store.woken is not None:
+            clock.after(due - clock.now, self.call)
+
+    def lose_place(self) -> None:
+        """As after a compaction: the next that it says is the whole prefix."""
+        self._lost_place = True
+        self.call()
+
+    def call(self) -> None:
+        if self._store.woken is not None and not self._closed and self._store.reaches:
+            self._store.woken()
+
+    def _next(self) -> Changes | None:
+        etcd = self._store.etcd
+        if self._closed or not self._store.reaches:
+            return None
+        if self._lost_place:
+            self._lost_place = False
+            self._coming.clear()
+            snapshot = etcd.snapshot(self.prefix)
+            return Changes(snapshot.revision, snapshot.items, reset=True)
+        if self._coming and self._coming[0][0] <= etcd.clock.now:
+            return self._coming.popleft()[1]
+        return None

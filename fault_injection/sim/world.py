@@ -1,0 +1,207 @@
+"""The model world of one run, around the real `decide`, the real loop and the real engine driver.
+
+One thread, virtual time, one source of chance. What the real program is here, and what is a model: docs/adr/0010-simulator.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from agents.names import LighthouseName
+from fault_injection.sim.checks import Checks
+from fault_injection.sim.clock import Clock
+from fault_injection.sim.engine import SimEngine
+from fault_injection.sim.gates import Lighthouse
+from fault_injection.sim.leaders import Supervisor
+from fault_injection.sim.nodes import Node, Trainer
+from fault_injection.sim.store import Etcd, SimStore
+from fault_injection.sim.training import STEP_S, Training
+from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec
+from supervisor.wire import keys
+from supervisor.wire.records import LighthouseDesired, RunRecord, encode
+
+START_S = 50.0
+"""Virtual time at the launch: not 0, which records take for unknown."""
+TELL_S = 10.0
+"""How often a node tells how far its trainer is, if nothing else has changed."""
+BACK_S = (1.0, 4.0)
+"""From the death of a supervisor to its next process."""
+FOUND_S = (5.0, 20.0)
+"""From the return of a node that the scheduler had given up until it ends what runs there."""
+MORE_HOSTS = 12
+"""Hosts of the cluster that the run does not have."""
+
+
+def spec(nodes: int, tight: bool = False) -> RunSpec:
+    """A run of so many nodes, a twelfth of them spares, with short times. `tight`: budgets that are soon spent."""
+    spares = max(1, nodes // 12)
+    many = {} if tight else {"restart": 500, "replace": 500, "reallocate": 500}
+    few = {"restart": 1, "replace": 1, "reallocate": 1} if tight else {}
+    return RunSpec(
+        name="run",
+        titan=TitanSpec(checkpoint_interval_steps=10),
+        groups=GroupsSpec(count=nodes - spares),
+        allocation=AllocationSpec(engine="slurm", nodes=nodes - spares, spares=spares),
+        policy=PolicySpec(
+            budget=BudgetSpec(**many, **few, window_s=60.0),
+            backoff_first_s=0.5,
+            backoff_max_s=2.0,
+            healthy_after_s=10.0,
+            silent_timeout_s=5.0,
+            start_timeout_s=20.0,
+            node_lease_s=2,
+            allocation_timeout_s=40.0,
+        ),
+    )
+
+
+class World:
+    """Everything there is. `spec.name` is the one run."""
+
+    def __init__(self, spec: RunSpec, seed: int) -> None:
+        self.spec = spec
+        self.dice = random.Random(seed)
+        self.clock = Clock(START_S)
+        self.launched_at = self.clock.now
+        self.delay_s = (0.01, 0.2)
+        self.etcd = Etcd(self.clock, self.dice, self.delay_s)
+        self.checks = Checks(self)
+        self.etcd.written.append(self.checks.written)
+        self.journal: list[dict[str, Any]] = []
+        self.shims: dict[str, list[dict[str, Any]]] = {}
+        """By node, what its shims' histories would say."""
+        self._pid = 0
+        self.victims: list[int] = []
+        """Groups whose processes a fault has ended."""
+        self.island: frozenset[str] = frozenset()
+        """Nodes and hosts that reach each other, and nobody else."""
+        self.nodes: dict[str, Node] = {}
+        self.ghosts: list[Node] = []
+        """Nodes that the scheduler has given up and does not reach; their processes may live."""
+        self.gates: list[Lighthouse] = []
+        self.training = Training(self)
+        self.engine = SimEngine(self, spec.allocation.nodes + spec.allocation.spares + MORE_HOSTS)
+        self.hosts = {name: Node(self, name, "", "service") for name in ("host-a", "host-b")}
+        self.supervisors: list[Supervisor] = []
+        for name in ("supervisor-a", "supervisor-b"):
+            self._start_supervisor(name, 1)
+        launched = RunRecord(spec=spec, run_dir="/runs/run", launched_unix_s=0.0)
+        SimStore(self.etcd, "launch").put(keys.spec(spec.name), encode(launched))
+        self._tell()
+
+    def _start_supervisor(self, name: str, life: int) -> None:
+        self.supervisors = [s for s in self.supervisors if not s.dead]
+
+        def ended() -> None:
+            self.clock.after(self.dice.uniform(*BACK_S), lambda: self._start_supervisor(name, life + 1))
+
+        self.supervisors.append(Supervisor(self, f"{name}.{life}", ended))
+
+    def next_pid(self) -> int:
+        self._pid += 1
+        return self._pid
+
+    # --- who is there ---
+
+    def trainers(self) -> Iterator[Trainer]:
+        """All whose end somebody may still want to know, wherever they are."""
+        return (t for node in (*self.nodes.values(), *self.ghosts) for t in node.trainers.values())
+
+    def same_side(self, one: Node, other: Node) -> bool:
+        """Whether packets of one reach the other."""
+        apart = (one.name in self.island) != (other.name in self.island)
+        return one.power and other.power and one.linked and other.linked and not apart
+
+    def add_node(self, name: str, allocation: str) -> None:
+        self.nodes[name] = Node(self, name, allocation, "trainer")
+        self.connect()
+
+    def open_gate(self, node: Node, name: LighthouseName, desired: LighthouseDesired) -> Lighthouse:
+        self.gates = [gate for gate in self.gates if gate.up]
+        self.gates.append(Lighthouse(self, node, name, desired))
+        self.connect()
+        return self.gates[-1]
+
+    def lives(self, host: str, allocation: str) -> bool:
+        """Whether a node of this allocation may still run something."""
+        return any(
+            n.name == host and n.allocation == allocation and n.power for n in (*self.nodes.values(), *self.ghosts)
+        )
+
+    def give_up(self, host: str, allocation: str) -> None:
+        """The scheduler ends what it reaches there."""
+        node = self.nodes.get(host)
+        if node is None or node.allocation != allocation:
+            return
+        del self.nodes[host]
+        if node.power and (not node.linked or node.name in self.island):
+            self.ghosts.append(node)
+        else:
+            self._empty(node)
+
+    def _empty(self, node: Node) -> None:
+        broken = not node.power
+        for trainer in node.trainers.values():
+            trainer.end(signal=9)
+        node.power_off()
+        if not broken:
+            self.engine.free.append(node.name)
+
+    # --- the network ---
+
+    def connect(self) -> None:
+        """Let everybody reach etcd who can."""
+        for node in (*self.nodes.values(), *self.hosts.values(), *self.ghosts):
+            online = node.power and node.linked and node.name not in self.island
+            _join(node.client, online and node.agent and node.etcd_linked)
+            if online and node in self.ghosts and not node.found:
+                node.found = True
+                self._end_soon(node)
+        for gate in self.gates:
+            node = gate.node
+            online = node.power and node.linked and node.name not in self.island
+            _join(gate.client, online and gate.up and not gate.frozen)
+        self.gates_changed()
+
+    def _end_soon(self, node: Node) -> None:
+        """One that had been given up is back: the scheduler ends what runs there, after a while."""
+
+        def end() -> None:
+            self.ghosts.remove(node)
+            self._empty(node)
+
+        self.clock.after(self.dice.uniform(*FOUND_S), end)
+
+    def gates_changed(self) -> None:
+        """Forwarders lose their gate, or find it: their agents say so."""
+        for node in (*self.nodes.values(), *self.hosts.values()):
+            node.wake()
+
+    def calm(self) -> None:
+        """Nothing that was prepared to break breaks any more."""
+        for supervisor in self.supervisors:
+            supervisor.store.on_commit = None
+
+    def _tell(self) -> None:
+        self.clock.after(TELL_S, self._tell)
+        for node in self.nodes.values():
+            self.clock.after(self.dice.uniform(0, TELL_S), node.wake)
+
+    def healthy(self) -> bool:
+        """Every group commits, by its current generation, and nothing is open."""
+        memory, now = self.checks.memory, self.clock.now
+        return (
+            len(memory.groups) == self.spec.groups.count
+            and all(g.phase == "running" for g in memory.groups.values())
+            and not memory.incidents
+            and all(now - self.training.stepped_at.get(g, 0.0) <= 2 * STEP_S for g in memory.groups)
+        )
+
+
+def _join(client: SimStore, reaches: bool) -> None:
+    if reaches:
+        client.link()
+    else:
+        client.cut()

@@ -1,0 +1,109 @@
+"""`supervisor simulate`, on runs that are small or short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fault_injection.sim import command
+from fault_injection.sim.months import Months, Outcome
+from fault_injection.sim.rates import known, rates, times
+
+DAY_S = 86_400.0
+GPUS = 256
+
+
+def simulated(seed: int, days: float = 30.0, many: float = 50.0, **policy: object) -> Outcome:
+    """Failures come so many times as often as published, so that a short run has some."""
+    spec = command.spec(GPUS, None)
+    spec = replace(spec, policy=replace(spec.policy, **policy))  # type: ignore[arg-type]
+    published = rates("llama3")
+    often = replace(published, mttf=tuple((gpus, hours / many) for gpus, hours in published.mttf))
+    return Months(spec, often, times(), GPUS, seed).run(days * DAY_S)
+
+
+def test_the_published_counts_add_up() -> None:
+    llama = rates("llama3")
+    assert sum(count for _, count, _ in llama.causes) == 419
+    assert llama.mttf_s(16_384) == pytest.approx(54 * DAY_S / 419, rel=1e-3)
+    assert llama.mttf_s(8_192) == pytest.approx(2 * llama.mttf_s(16_384))
+
+
+def test_between_two_published_sizes_and_beyond_them() -> None:
+    rsc = rates("rsc")
+    hours = [rsc.mttf_s(gpus) / 3600 for gpus in (512, 1024, 4096, 16_384, 32_768)]
+    assert hours == pytest.approx([15.8, 7.9, (7.9 * 1.8) ** 0.5, 1.8, 0.9])
+
+
+def test_rates_that_are_not_known() -> None:
+    with pytest.raises(ValueError, match="known: llama3, rsc"):
+        rates("rcs")
+    assert known() == ["llama3", "rsc"]
+
+
+def test_ettr_and_badput_add_up_and_what_was_published_comes() -> None:
+    out = simulated(1)
+    # Poisson: within five standard deviations of what the rate says
+    wanted = 30 * DAY_S / (rates("llama3").mttf_s(GPUS) / 50)
+    assert abs(out.failures - wanted) < 5 * wanted**0.5
+    total = out.seconds * out.groups
+    assert out.ettr + sum(out.badput.values()) / total == pytest.approx(1.0)
+    assert sum(out.by_look.values()) == pytest.approx(sum(out.badput.values()))
+    assert {"gpu", "node", "process", "allocation"} <= set(out.by_look)
+
+
+def test_each_failure_is_mended_and_takes_what_its_parts_take() -> None:
+    """With failures far apart every one costs its start and heal, and no more than a search for a place besides."""
+    out = simulated(2, many=20.0)
+    assert out.halts == 0
+    assert out.failures > 10
+    assert out.badput["start"] == pytest.approx(out.failures * times().start_s)
+    assert out.badput["heal"] == pytest.approx(out.failures * times().heal_s)
+    assert out.badput["detect"] < 20 * out.failures
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    assert simulated(3, days=10.0) == simulated(3, days=10.0)
+    assert simulated(3, days=10.0) != simulated(4, days=10.0)
+
+
+def test_a_longer_lease_is_paid_until_the_decision() -> None:
+    """The gate hears a lost node's silence at once, which opens the incident; that it is lost says its lease."""
+    quick, slow = (simulated(5, many=20.0, node_lease_s=lease) for lease in (5, 60))
+    assert slow.by_look["node"] > quick.by_look["node"]
+    assert slow.badput["decide"] > quick.badput["decide"]
+
+
+def test_what_stops_everybody_costs_more() -> None:
+    out = Outcome(seconds=10 * DAY_S, groups=4, failures=10)
+    cost_s = times().whole_restart_s + times().whole_interval_s / 2
+    assert command.whole(out, times()) == pytest.approx(1 - cost_s / DAY_S)
+
+
+def test_the_interval_of_seeds() -> None:
+    assert command.interval([0.5]) == (0.5, None)
+    mean, half = command.interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half == pytest.approx(4.30 / 3**0.5)
+
+
+def test_the_command_compares_two_policies(tmp_path: Path) -> None:
+    app = typer.Typer()
+    command.register(app)
+    one, two, wrong = tmp_path / "one.toml", tmp_path / "two.toml", tmp_path / "wrong.toml"
+    one.write_text("[policy]\nnode_lease_s = 10\n")
+    two.write_text("[policy]\nnode_lease_s = 20\n")
+    wrong.write_text("[policy]\nnode_leese_s = 20\n")
+    few = ["--gpus", "128", "--days", "30", "--seeds", "2"]
+    told = CliRunner().invoke(app, [*few, "--policy", str(one), "--policy", str(two)], env={"COLUMNS": "200"})
+    assert told.exit_code == 0, told.output
+    assert told.output.count("ETTR if each failure stopped everybody") == 2
+    assert "arXiv 2407.21783" in told.output
+    refused = CliRunner().invoke(app, [*few, "--policy", str(wrong)])
+    assert refused.exit_code == 2
+    assert "node_lease_s" in refused.output
+    assert CliRunner().invoke(app, ["--rates", "lama"]).exit_code == 2

@@ -1,0 +1,103 @@
+"""The simulator itself: that a seed is a seed, that its faults hit somebody, and that a failure is told well."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fault_injection.sim import __main__ as command
+from fault_injection.sim import faults
+from fault_injection.sim.faults import KINDS, Fault
+from fault_injection.sim.run import run
+from fault_injection.sim.shrink import ddmin, shrunk
+from tests.sim.planted import no_proof_of_emptiness
+
+NODES = 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_seeds(seed: int) -> None:
+    """Many more: tests/sim."""
+    assert run(seed, NODES).broken == ()
+
+
+def test_the_same_seed_is_the_same_trace_whatever_the_hash_of_strings() -> None:
+    """Every write with its virtual time, in two processes."""
+    code = "import sys; from fault_injection.sim.run import run; print(*(run(s, 4).digest for s in (1, 14)))"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True, check=True, timeout=60,
+        ).stdout
+        for hashes in ("1", "4242")
+    ]  # fmt: skip
+    assert said[0] == said[1]
+    assert len(set(said[0].split())) == 2
+
+
+def test_another_plan_or_seed_is_another_trace() -> None:
+    plan = [Fault(20.0, "crash", 1, 1.0)]
+    digests = {run(seed, NODES, chosen).digest for seed in (1, 2) for chosen in (plan, [])}
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_fault_finds_somebody_and_the_run_gets_over_it(kind: str) -> None:
+    """A fault that hits nobody would make the checks hold for nothing."""
+    result = run(1, NODES, [Fault(20.0, kind, 1, 6.0)])
+    assert result.hit == (kind,)
+    assert result.broken == ()
+    assert result.recovered_s is not None
+
+
+def test_plans_hold_every_kind_two_at_once_and_the_same_again() -> None:
+    plans = [faults.plan(seed) for seed in range(200)]
+    assert {fault.kind for plan in plans for fault in plan} == set(KINDS)
+    assert any(a.at == b.at for plan in plans for a, b in pairwise(plan))
+    assert plans[:5] == [faults.plan(seed) for seed in range(5)]
+
+
+def test_ddmin_leaves_what_is_needed() -> None:
+    plan = [Fault(float(n), "crash", n, 1.0) for n in range(9)]
+    needed = {plan[2], plan[7]}
+    assert ddmin(plan, lambda part: needed <= set(part)) == [plan[2], plan[7]]
+    assert ddmin(plan, lambda part: plan[4] in part) == [plan[4]]
+    assert ddmin(plan, lambda part: True) == []
+
+
+def test_a_failure_is_told_with_its_seed_and_the_fewest_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_proof_of_emptiness(monkeypatch)
+    taken = Fault(20.0, "allocation_taken", 1, 1.0)
+    result = run(1, NODES, [Fault(5.0, "watch_late", 0, 1.0), taken, Fault(20.0, "engine_pending", 0, 3.0)])
+    assert result.broken
+    assert shrunk(result).plan == (taken,)
+    text = command.failure(result)
+    assert "3 faults, of which 1 are enough" in text
+    assert "allocation_taken" in text
+    assert "--seed 1 --nodes 4" in text
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def says(*asked: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sim", *asked])
+        return command.main(), capsys.readouterr().out
+
+    code, text = says("--seeds", "2", "--nodes", "4")
+    assert code == 0
+    assert "2 seeds of 4 nodes: 0 broken" in text
+    plan = tmp_path / "plan.jsonl"
+    fault = Fault(20.0, "crash", 1, 1.0)
+    plan.write_text(json.dumps(fault.told()) + "\n")
+    code, text = says("--seed", "5", "--nodes", "4", "--plan", str(plan))
+    assert code == 0
+    assert '"kind": "crash"' in text
+    plan.write_text(json.dumps(replace(fault, kind="gremlin").told()))
+    assert says("--seed", "5", "--plan", str(plan))[0] == 2
+    assert says("--seed", "5", "--plan", str(tmp_path / "none"))[0] == 2
