@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fault_injection.checkers import Verdict
-from fault_injection.faults import Injected
+from fault_injection.faults.acts import Injected
 from fault_injection.history import History
 from supervisor.core.ledger import Cause, Interval, Mark, cover, of_lines, ratios
 

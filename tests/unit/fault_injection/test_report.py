@@ -11,7 +11,7 @@ import pytest
 
 from fault_injection.checkers import CHECKERS, check
 from fault_injection.demo.report import Span, build, ledger, verdict
-from fault_injection.faults import Injected
+from fault_injection.faults.acts import Injected
 from fault_injection.history import History
 from supervisor.core.ledger import Cause, totals
 from tests.unit.fault_injection.files import KILL, LOSE, Files, digest, incident, line, place, seconds, step, story
