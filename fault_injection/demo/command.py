@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fault_injection import checkers, history, netns
+from fault_injection.badput import Span
 from fault_injection.demo import live, report
 from fault_injection.demo.memory import Peak
 from fault_injection.demo.scenario import Story
@@ -169,7 +170,7 @@ def _finish(
     run_dir = Path(record.run_dir)
     read = history.read(record.spec.name, run_dir, system)
     end = max((line["t"] for s in read.steps for line in s.committed()), default=time.time())
-    span = report.Span(record.launched_unix_s, end)
+    span = Span(record.launched_unix_s, end)
     body = report.build(read, injected, span, record.spec.groups.count, checkers.check(read))
     body["node_lost_by"] = "killed processes (the easier case)" if "easy" in world else "silent link"
     body["memory_peak_bytes"] = peak.bytes

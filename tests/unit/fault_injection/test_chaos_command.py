@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -10,6 +11,9 @@ from typer.testing import CliRunner
 
 from fault_injection.chaos import command
 from fault_injection.faults.catalogue import FAULTS
+from fault_injection.promises import ALL
+from fault_injection.recorded import save
+from tests.unit.fault_injection.broken import a_broken_run, fault
 
 
 def said(code: int, *arguments: str) -> str:
@@ -33,6 +37,29 @@ def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> Non
     table = said(0, "list")
     assert all(name in table for name in FAULTS)
     assert f"{sum(1 for why in why_not.values() if not why)} of {len(FAULTS)} faults can be made here" in table
+
+
+def test_check_judges_files_and_ends_with_1_unless_all_pass(tmp_path: Path) -> None:
+    history = a_broken_run(tmp_path)
+    save(history, tmp_path / "good.jsonl")
+    good = said(0, "check", str(tmp_path / "good.jsonl"))
+    assert f"good.jsonl: {len(ALL)} of {len(ALL)} checkers pass" in good
+    history.left = None
+    fault(history, 2, within_s=1.0)
+    save(history, tmp_path / "bad.jsonl")
+    bad = said(1, "check", str(tmp_path / "good.jsonl"), str(tmp_path / "bad.jsonl"))
+    assert f"bad.jsonl: {len(ALL) - 2} of {len(ALL)} checkers pass" in bad
+    assert "unknown  nothing_left" in bad
+    assert "fail     recovered_in_time" in bad
+    assert "fault 2 (node_killed of group 1 rank 0 at step 13): it took 4.1 s" in bad
+    body = json.loads(said(1, "check", "--json", str(tmp_path / "bad.jsonl")))
+    assert {v["checker"]: v["answer"] for v in body[str(tmp_path / "bad.jsonl")]}["nothing_left"] == "unknown"
+
+
+def test_check_of_what_is_not_there(tmp_path: Path) -> None:
+    assert "No such file or directory" in said(1, "check", str(tmp_path / "none.jsonl"))
+    (tmp_path / "other.txt").write_text("hello\n")
+    assert "unknown" in said(1, "check", str(tmp_path / "other.txt"))
 
 
 def test_each_command_has_an_example_that_begins_with_it() -> None:
