@@ -12,7 +12,7 @@ HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slur
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check chaos bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo test check chaos killpoints bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -29,7 +29,11 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/lint-imports
 	$(PYTEST) -n 2 tests/unit tests/properties tests/architecture
 
-chaos: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
+chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
+	rm -rf runs/chaos
+	$(BIN)/supervisor chaos run fault_injection/schedules/every.toml
+
+killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
 
 bench: install-dev  ## measure, and write benchmarks/results

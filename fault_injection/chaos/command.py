@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fault_injection import recorded
+from fault_injection.chaos.campaign import Campaign
+from fault_injection.chaos.schedule import Schedule, ScheduleError, drawn, load
 from fault_injection.checkers import Verdict, check
 from fault_injection.faults import site as sites
 from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.fault import Site
 from fault_injection.promises import ALL
-from supervisor.cli.common import Json, sentences, show
+from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
 
 chaos = typer.Typer(
     no_args_is_help=True,
@@ -49,6 +54,91 @@ def list_command(as_json: Json = False) -> None:
     Console().print(table)
     possible = sum(1 for row in rows if not row["why_not"])
     typer.echo(f"{possible} of {len(rows)} faults can be made here")
+
+
+Out = Annotated[Path | None, typer.Option(help="Folder for plan, history and report. Default: the run's own.")]
+
+
+@chaos.command("run", epilog="Example: supervisor chaos run fault_injection/schedules/short.toml --seed 7")
+def run_command(
+    schedule: Annotated[
+        Path | None,
+        typer.Argument(metavar="SCHEDULE", help="TOML (docs/CHAOS.md). Without one, the seed draws --faults of them."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Names the victims. Default: the schedule's own, or 0.")] = None,
+    faults: Annotated[int, typer.Option(min=1, help="Without a schedule: how many faults the seed draws.")] = 10,
+    every_steps: Annotated[int, typer.Option(min=1, help="Without a schedule: about so many steps apart.")] = 30,
+    run: Annotated[
+        str,
+        typer.Option("--run", "-r", help="A live run to break. Default: one is started here, in a system of its own."),
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the run that is started.")] = "chaos",
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and break nothing.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries, less memory.")] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Break a run as a schedule or a seed says, and certify what came of it. Ends with 1 unless all checkers pass.
+
+    Ctrl-C heals what is broken before it leaves."""
+
+    def wanted(site: Site) -> Schedule:
+        if schedule is None:
+            return drawn(seed or 0, faults, every_steps, site)
+        loaded = load(schedule)
+        return loaded if seed is None else replace(loaded, seed=seed)
+
+    with sentences(), _wrong_schedule():
+        if schedule is not None:
+            load(schedule)  # before anything is started
+        campaign = Campaign(wanted=wanted, say=_say, out=out, dry_run=dry_run)
+        if run:
+            with opened_store(etcd, home, security) as store:
+                green = campaign.against(store, run, home)
+        else:
+            green = campaign.on_its_own(home, name, cold)
+    raise typer.Exit(0 if green else 1)
+
+
+@chaos.command("replay", epilog="Example: supervisor chaos replay runs/chaos/plan.toml")
+def replay_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.toml, as `chaos run` saved it.")],
+    run: Annotated[str, typer.Option("--run", "-r", help="A live run. Default: one is started here.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run that is started.")] = "chaos",
+    out: Out = None,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes.")] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Break a run again as a saved plan says, victim by victim."""
+    with sentences(), _wrong_schedule():
+        left_open = [f.name for f in load(plan).fault if f.group is None or f.rank is None]
+        loaded = load(plan)
+        if left_open or loaded.rate or loaded.each:
+            raise ScheduleError(
+                [f"{plan} is no plan: it names no victim for {left_open[0] if left_open else 'its rates'}; run it"]
+            )
+    run_command(
+        schedule=plan, seed=None, faults=1, every_steps=1, run=run, name=name, out=out, dry_run=False, cold=cold, etcd=etcd,
+        home=home, security=security,
+    )  # fmt: skip
+
+
+def _say(sentence: str) -> None:
+    typer.echo(sentence)
+
+
+@contextmanager
+def _wrong_schedule() -> Iterator[None]:
+    try:
+        yield
+    except ScheduleError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"supervisor: {line}", err=True)
+        raise typer.Exit(2) from None
 
 
 @chaos.command("check", epilog="Example: supervisor chaos check runs/chaos/history.jsonl")

@@ -27,12 +27,12 @@ def build(history: History, faults: list[Injected], span: Span, groups: int, ver
         **_digests(history, groups),
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
-        "incidents": [_incident(history, fault, groups) for fault in faults],
+        "incidents": [incident(history, fault, groups) for fault in faults],
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }
 
 
-def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
+def incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
     record = _record_of(history, fault)
     if record is None:
         return {"fault": fault.name, "group": fault.group, "node": fault.node, "id": None}
@@ -40,7 +40,7 @@ def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
     times = _times(history, record, fault)
     recovered = times["recovered"]
     until = fault.unix_s + recovered if recovered is not None else float("inf")
-    others = [_others(history, g, fault.unix_s, until) for g in range(groups) if g != fault.group]
+    beside = [others(history, g, fault.unix_s, until) for g in range(groups) if g != fault.group]
     return {
         "fault": fault.name,
         "evidence": fault.evidence,
@@ -52,9 +52,9 @@ def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
         "generation_before": record["generation_before"],
         "generation_after": after,
         **{f"{name}_s": None if value is None else round(value, 3) for name, value in times.items()},
-        "steps_lost": max((o["failed"] for o in others), default=0),
-        "others_steps": min((o["steps"] for o in others), default=0),
-        "others_longest_stall_s": round(max((o["stall"] for o in others), default=0.0), 3),
+        "steps_lost": max((o["failed"] for o in beside), default=0),
+        "others_steps": min((o["steps"] for o in beside), default=0),
+        "others_longest_stall_s": round(max((o["stall"] for o in beside), default=0.0), 3),
         "reason": record.get("reason", ""),
     }
 
@@ -110,7 +110,7 @@ def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[st
     }
 
 
-def _others(history: History, group: int, begin: float, until: float) -> dict[str, Any]:
+def others(history: History, group: int, begin: float, until: float) -> dict[str, Any]:
     lines = sorted(
         (line for s in history.of_group(group) for line in s.lines if line.get("event") == "step"), key=lambda x: x["t"]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,46 @@ def test_check_of_what_is_not_there(tmp_path: Path) -> None:
     assert "No such file or directory" in said(1, "check", str(tmp_path / "none.jsonl"))
     (tmp_path / "other.txt").write_text("hello\n")
     assert "unknown" in said(1, "check", str(tmp_path / "other.txt"))
+
+
+SCHEDULE = '[[fault]]\nname = "sigkill"\nat_step = 40\n'
+
+
+def test_a_plan_is_printed_before_anything_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE)
+    text = said(0, "run", str(tmp_path / "s.toml"), "--dry-run", "--home", str(tmp_path / "runs"))
+    assert "seed 0: 1 faults; " in text
+    assert re.search(r"1  at step 40: sigkill, group [01] rank 0", text)
+    assert not (tmp_path / "runs").exists()
+    drawn = said(0, "run", "--seed", "3", "--faults", "5", "--dry-run", "--home", str(tmp_path / "runs"))
+    assert drawn == said(0, "run", "--seed", "3", "--faults", "5", "--dry-run", "--home", str(tmp_path / "runs"))
+    assert "seed 3: 5 faults" in drawn
+
+
+def test_a_wrong_schedule_stops_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE.replace("sigkill", "sigkil"))
+    text = said(2, "run", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
+    assert "supervisor: fault.0.name = 'sigkil': there is no such fault; nearest: 'sigkill'" in text
+    assert "cannot read the schedule" in said(2, "run", str(tmp_path / "none.toml"))
+    (tmp_path / "s.toml").write_text(SCHEDULE.replace("sigkill", "gpu_xid"))
+    assert "gpu_xid cannot be made here" in said(2, "run", str(tmp_path / "s.toml"), "--dry-run")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE)
+    (tmp_path / "runs" / "chaos").mkdir(parents=True)
+    text = said(1, "run", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
+    assert "is there already: choose another --name, or remove it" in text
+
+
+def test_only_a_plan_replays(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE)
+    assert "is no plan: it names no victim for sigkill" in said(2, "replay", str(tmp_path / "s.toml"))
+    (tmp_path / "runs" / "chaos").mkdir(parents=True)
+    (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
+    text = said(1, "replay", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
+    assert "1  at step 40: sigkill, group 1 rank 0" in text, "it went as far as to start"
 
 
 def test_each_command_has_an_example_that_begins_with_it() -> None:

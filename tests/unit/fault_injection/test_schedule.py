@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection.chaos import schedule as schedules
 from fault_injection.chaos.schedule import Plan, Planned, ScheduleError, drawn, load, parse, unfold
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
+
+SHIPPED = Path(schedules.__file__).parents[1] / "schedules"
 
 SITE = Site(no_memory_cgroup="no cgroup", no_own_disks="one disk", no_cut="one network")
 
@@ -144,6 +147,11 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         len(refused('[[fault]]\nname = "x"\nat_step = 1\n[[rate]]\nname = "sigkill"\nuntil_step = 9\n').split("\n"))
         == 2
     )
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+def test_what_is_shipped_unfolds_on_two_groups(path: Path) -> None:
+    assert unfold(load(path), 2, 1, SITE).faults
 
 
 def test_what_is_no_schedule(tmp_path: Path) -> None:
