@@ -17,6 +17,9 @@ from supervisor.ports.errors import Fatal, PortError
 
 LOOK_S = 0.1
 
+STEPS_ON = 2
+"""Committed after a fault, or after it was healed, before it counts as over."""
+
 PATIENCE_S = 300.0
 """How long a run that commits nothing new is waited for before a fault is made: five times the slowest start seen here."""
 
@@ -79,7 +82,7 @@ class _Made:
     known: frozenset[tuple[str, int]]
     """Incidents that were there before it."""
     step: int
-    """From which on the run has to commit steps before it is over."""
+    """When it was made, or healed by hand."""
 
     @property
     def made(self) -> bool:
@@ -106,14 +109,15 @@ class Runner:
 
     @property
     def settle_steps(self) -> int:
-        """Committed after a fault before it counts as over: the groups' states are to be compared meanwhile."""
-        return self._spec.titan.digest_interval_steps + 2
+        """Committed after a fault is over, before the next: the groups' states are to be compared meanwhile."""
+        return self._spec.titan.digest_interval_steps + STEPS_ON
 
     def run(self) -> None:
         """Raises Fatal when the run does not get well before a fault; what was done until then is in `done`."""
         with ExitStack() as everything:
             for chain in _chains(self._plan.faults):
                 self._chain(chain, everything)
+            self._well_at(0)
 
     def _chain(self, chain: Sequence[Planned], everything: ExitStack) -> None:
         first = self._well_at(chain[0].at_step)
@@ -184,7 +188,7 @@ class Runner:
                     why = look.not_well or "nothing was done about it"
                     self._give_up([each], f"{why} after {each.done.within_s:g} s")
             self._next()
-        self._not_before_step = self._live.look().step + 1
+        self._not_before_step = self._live.look().step + self.settle_steps
 
     def _give_up(self, waiting: Sequence[_Made], why: str) -> None:
         for each in waiting:
@@ -197,7 +201,7 @@ class Runner:
             return False
         if each.fault.kinds and not self._acted(each, look):
             return False
-        return look.step >= each.step + self.settle_steps
+        return look.step >= each.step + STEPS_ON
 
     def _acted(self, each: _Made, look: Look) -> bool:
         return any(group == each.done.group for _, group in look.acted - each.known)
