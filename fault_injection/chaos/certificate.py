@@ -66,7 +66,7 @@ def build(history: History, verdicts: Sequence[Verdict] | None = None) -> dict[s
         "faults": [fault_row(history, setting, fault) for fault in history.faults],
         "not_available": setting.not_available,
         "steps_committed": max((line["step"] for s in history.steps for line in s.committed()), default=0),
-        "samples": _samples(history),
+        "samples": samples(history),
         "ettr": round(ettr, 4),
         "badput": {cause: round(share, 4) for cause, share in badput.items()},
         "loss_parity": {"answer": "unknown", "why": "no fault-free twin was trained"},
@@ -115,14 +115,24 @@ def _since(fault: FaultDone, at: float | None) -> float | None:
     return None if at is None else round(at - fault.began, 3)
 
 
-def _samples(history: History) -> dict[str, int]:
-    """Of committed steps, and of attempts that were not committed. Which samples they were is in no record."""
-    used: Counter[str] = Counter(committed=0, not_committed=0)
+def samples(history: History) -> dict[str, int | None]:
+    """How many were used in committed steps: once, more often (read again after a restart, or of equal tokens), or never,
+    though they were read. None where ranks do not note which they read."""
+    committed: Counter[str] = Counter()
+    read: set[str] = set()
     for steps in history.steps:
+        pending: list[str] = []
         for line in steps.lines:
-            if steps.rank == 0 and line.get("event") == "step":
-                used["committed" if line.get("committed") else "not_committed"] += int(line.get("samples", 0))
-    return dict(used)
+            if line.get("event") == "batch":
+                pending += line["samples"]
+                read |= set(line["samples"])
+            elif line.get("event") == "step":
+                committed.update(pending if line.get("committed") else ())
+                pending = []
+    if not read:
+        return {"once": None, "twice": None, "never": None}
+    counts = Counter(min(committed[sample], 2) for sample in read)
+    return {"once": counts[1], "twice": counts[2], "never": counts[0]}
 
 
 # --- the page ---

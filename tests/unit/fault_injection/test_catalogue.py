@@ -213,6 +213,9 @@ class Tensor:
 
     data = property(lambda self: self)
 
+    def cpu(self) -> Tensor:
+        return self
+
     def view(self, *shape: Any) -> Tensor:
         return self
 
@@ -236,6 +239,8 @@ class Rank(Obeying, Base):
         self.launch = replace(LAUNCH, run_dir=str(folder), rank_dir=str(folder))
         self.manager = type("Manager", (), {"current_step": lambda _: 4})()
         self.model_parts = [Part()]
+        self.noted: list[Any] = []
+        self.ledger = type("Ledger", (), {"note": lambda _, kind, **about: self.noted.append((kind, about))})()
         self.activity = type("Activity", (), {"during": lambda _, name: nullcontext()})()
 
 
@@ -261,7 +266,7 @@ def test_a_rank_says_that_it_obeys_and_without_an_order_does_what_it_did(tmp_pat
     rank = Rank(tmp_path)
     assert not causes.obeys(tmp_path, 1, 2, 0)
     assert rank.forward_backward_step(x=1) == "stepped {'x': 1}"
-    assert next(rank._counted(iter(["a"]))) == "counted a"
+    assert next(rank._counted(iter([("a", [])]))) == "counted ('a', [])"
     rank._checkpoint(5, last=True)
     assert rank.saved == (5, True)
     assert causes.obeys(tmp_path, 1, 2, 0)
@@ -274,7 +279,7 @@ def test_it_raises_where_it_is_ordered_to(tmp_path: Path) -> None:
     rank = ordered(tmp_path, causes.RAISE_DATA)
     assert rank.forward_backward_step() == "stepped {}"
     with pytest.raises(causes.Bug, match="shard"):
-        next(rank._counted(iter(["a"])))
+        next(rank._counted(iter([("a", [])])))
 
 
 def test_nothing_before_its_step(tmp_path: Path) -> None:
@@ -283,6 +288,17 @@ def test_nothing_before_its_step(tmp_path: Path) -> None:
     rank.manager = type("Manager", (), {"current_step": lambda _: 5})()
     with pytest.raises(causes.Bug):
         rank.forward_backward_step()
+
+
+def test_it_notes_which_samples_it_reads(tmp_path: Path) -> None:
+    rank, same, other = Rank(tmp_path), Tensor(), Tensor()
+    other.values[2] = 7.0
+    batches = rank._counted(iter([({}, [same, other]), ({}, [Tensor()])]))
+    next(batches), next(batches)
+    (_, first), (_, second) = rank.noted
+    assert [kind for kind, _ in rank.noted] == ["batch", "batch"]
+    assert len(set(first["samples"])) == 2
+    assert second["samples"] == first["samples"][:1]
 
 
 def test_a_nan_and_a_flipped_bit(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from fault_injection.chaos import certificate
 from fault_injection.history import History, Left
 from fault_injection.promises import ALL
 from fault_injection.recorded import load, save
-from tests.unit.fault_injection.broken import a_broken_run, fault
-from tests.unit.fault_injection.files import story
+from tests.unit.fault_injection.broken import a_broken_run, broken, fault
+from tests.unit.fault_injection.files import note, step, story
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_what_it_holds(history: History, tmp_path: Path) -> None:
     assert body["not_available"] == {"gpu_xid": "no GPU"}
     assert body["checkers"] == {name: {"answer": "pass", "sentences": []} for name in ALL}
     assert body["ettr"] + sum(body["badput"].values()) == pytest.approx(1.0, abs=0.001)
-    assert body["samples"] == {"committed": (17 + 5 + 5 + 2) * 2, "not_committed": 2}
+    assert body["samples"] == {"once": None, "twice": None, "never": None}, "nobody noted which they were"
     assert body["loss_parity"]["answer"] == "unknown"
     assert body["steps_committed"] == 17
 
@@ -62,6 +62,21 @@ def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
     fault(history, 1, name="hiccup", kinds=())
     row = certificate.build(history)["faults"][0]
     assert (row["incident"], row["rung"], row["detected_s"], row["right"]) == (None, None, None, "none")
+
+
+def test_which_samples_were_used(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.steps["n2", 1, 2] = [
+        note("batch", 12.5, samples=["a", "b"]), step(12.0, 13.0, 9),
+        note("batch", 13.5, samples=["c"]), step(13.0, 14.0, 10, committed=False),
+        note("batch", 14.5, samples=["d"]), note("batch", 14.6, samples=["e"]), step(14.0, 15.0, 10),
+        note("batch", 15.5, samples=["f", "g"]),
+    ]  # fmt: skip
+    files.steps["n3", 1, 3] = [note("batch", 20.5, samples=["e", "f"]), step(20.0, 21.0, 16)]
+    history = broken(files)
+    assert certificate.samples(history) == {"once": 4, "twice": 1, "never": 2}  # a b d f; e; c g
+    text = " ".join(" ".join(page(history).text).split())
+    assert "4 samples used once 1 more often 2 read, but in no committed step" in text
 
 
 def test_it_is_the_same_from_the_file(history: History, tmp_path: Path) -> None:
