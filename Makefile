@@ -12,7 +12,7 @@ HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slur
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check chaos killpoints bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo test check chaos chaos-long killpoints bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -32,6 +32,12 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
 	rm -rf runs/chaos
 	$(BIN)/supervisor chaos run fault_injection/schedules/every.toml
+
+chaos-long: debian  ## twenty seeds, each of eight faults, some at once: about two hours
+	for seed in $$(seq 1 20); do \
+		rm -rf runs/chaos-$$seed; \
+		$(BIN)/supervisor chaos run --seed $$seed --faults 8 --name chaos-$$seed || exit 1; \
+	done
 
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json

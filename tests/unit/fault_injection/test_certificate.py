@@ -137,7 +137,7 @@ def test_the_page_of_one_that_was_not_kept(history: History) -> None:
     history.left = Left(processes=("run.1.2.0 (pid 102) on n2",))
     fault(history, 2, over=None, after="group 1 is <starting> after 10 s")
     text = " ".join(page(history).text)
-    assert "this run did not keep what is promised" in text
+    assert "this run is not shown to have kept what is promised" in text
     assert "a process is left: run.1.2.0 (pid 102) on n2" in text
     assert "group 1 is <starting> after 10 s" in text, "escaped, and shown as it was said"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,12 @@ def test_only_a_plan_replays(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
     text = said(1, "replay", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
     assert "1  at step 40: sigkill, group 1 rank 0" in text, "it went as far as to start"
+
+
+def test_the_command_line_finds_it() -> None:
+    points = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["entry-points"]
+    module, _, name = points["supervisor.commands"]["chaos"].partition(":")
+    assert getattr(importlib.import_module(module), name) is command.register
 
 
 def test_each_command_has_an_example_that_begins_with_it() -> None:
