@@ -12,7 +12,7 @@ from pathlib import Path
 from fault_injection import history as histories
 from fault_injection import recorded
 from fault_injection.chaos import certificate, own
-from fault_injection.chaos.live import LiveRun
+from fault_injection.chaos.live import CompactableStore, LiveRun
 from fault_injection.chaos.runner import Runner
 from fault_injection.chaos.schedule import Plan, Schedule, unfold
 from fault_injection.chaos.watch import Watcher
@@ -20,7 +20,6 @@ from fault_injection.faults import site as sites
 from fault_injection.faults.fault import Site
 from fault_injection.history import FaultDone, History, Setting
 from supervisor.ports.errors import Fatal
-from supervisor.ports.store import Store
 from supervisor.shell import client
 from supervisor.shell import up as up_module
 from supervisor.shell.mirror import Mirror
@@ -54,7 +53,7 @@ class Campaign:
             history = self._break(live, plan, to_its_end=True)
         return self._certify(history, live)
 
-    def against(self, store: Store, run: str, home: Path) -> bool:
+    def against(self, store: CompactableStore, run: str, home: Path) -> bool:
         """A live run, which goes on afterwards. Raises Fatal when it does not allow that."""
         record = client.choose_run(Mirror(store.list(keys.PREFIX)), run)
         refuse_unless_allowed(record)

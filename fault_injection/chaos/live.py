@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from fault_injection import causes
 from fault_injection.chaos.runner import Look
@@ -44,12 +45,18 @@ SLEEP_S = 0.02
 STORE_BACK_S = 30.0
 
 
+class CompactableStore(Store, Protocol):
+    """What no supervisor does by itself."""
+
+    def compact(self, revision: int) -> None: ...
+
+
 class LiveRun:
     """Implements `runner.Live` and `fault.Scene`. `system`: the folder that holds `nodes/`. `tended`: starts again what ends."""
 
     def __init__(
         self,
-        store: Store,
+        store: CompactableStore,
         watcher: Watcher,
         record: RunRecord,
         system: Path,
@@ -150,6 +157,12 @@ class LiveRun:
 
     def etcd_pid(self) -> int:
         return etcd_pid(self.system)
+
+    def revision(self) -> int:
+        return self._store.list(keys.LEADER).revision
+
+    def compact(self, revision: int) -> None:
+        self._store.compact(revision)
 
     def kill_node(self, target: Target) -> str:
         return acts.kill_node(target.group, target.node, self.system).evidence

@@ -141,10 +141,11 @@ _ALL = (
     # etcd
     _rides("etcd_killed", "etcd", "SIGKILL to etcd, which is started again", made.etcd_killed, own_etcd),
     _rides("etcd_stopped", "etcd", "SIGSTOP to etcd for 4 s", made.etcd_stopped, own_etcd, stays_s=4.0),
+    _rides("etcd_compacted", "etcd", "compacted beyond the watch of the leader, which is stopped for 2 s", made.etcd_compacted, here, own_etcd, stays_s=2.0),
     *(
         _missing(f"etcd_{name}", "etcd", how, "the etcd that is started here is a single one, and mild: tests/integration/test_store_away.py")
         for name, how in (
-            ("leader_lost", "its leader is lost"), ("quorum_lost", "two of three are lost"), ("compacted", "compacted beyond a watch"),
+            ("leader_lost", "its leader is lost"), ("quorum_lost", "two of three are lost"), 
             ("out_of_space", "its database is full"), ("slow", "its disk is slow"),
         )
     ),

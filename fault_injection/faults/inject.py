@@ -139,6 +139,16 @@ def etcd_stopped(scene: Scene, target: Target, after: ExitStack) -> str:
     return _stop(scene, scene.etcd_pid(), after)
 
 
+def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
+    """While the leader is stopped: what its watch would read next is gone when it goes on."""
+    _stop(scene, scene.leader_pid(), after)
+    seen = scene.revision()
+    scene.wait(lambda: scene.revision() > seen + 1, DONE_WITHIN_S, "somebody writes to etcd")
+    newest = scene.revision()
+    scene.compact(newest)
+    return f"etcd is compacted up to revision {newest}; the leader, stopped, had seen {seen} at the most"
+
+
 def allocation_gone(scene: Scene, target: Target, after: ExitStack) -> str:
     return scene.take_allocation(target)
 

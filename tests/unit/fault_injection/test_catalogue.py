@@ -66,6 +66,9 @@ class OneProcess:
     restarted: list[int] = field(default_factory=list)
     mended: list[str] = field(default_factory=list)
     agents: list[int] = field(default_factory=list)
+    written: int = 10
+    writes: int = 1
+    compacted: list[tuple[int, str]] = field(default_factory=list)
 
     def leader_pid(self) -> int:
         return self.pid
@@ -81,6 +84,13 @@ class OneProcess:
 
     def etcd_pid(self) -> int:
         return self.pid
+
+    def revision(self) -> int:
+        self.written += self.writes
+        return self.written
+
+    def compact(self, revision: int) -> None:
+        self.compacted.append((revision, state(self.pid)))
 
     def kill_node(self, target: Target) -> str:
         return f"{target.node} killed"
@@ -134,6 +144,15 @@ def test_what_is_stopped_goes_on_when_it_is_healed(tmp_path: Path, victim: Any, 
     scene, after = OneProcess(str(tmp_path), victim.pid), ExitStack()
     made(name, scene, target(tmp_path, victim.pid), after)
     assert state(victim.pid) == "T"
+    after.close()
+    assert state(victim.pid) != "T"
+
+
+def test_a_compaction_is_beyond_what_the_stopped_leader_has_seen(tmp_path: Path, victim: Any) -> None:
+    scene, after = OneProcess(str(tmp_path), victim.pid), ExitStack()
+    said = made("etcd_compacted", scene, target(tmp_path, victim.pid), after)
+    assert scene.compacted == [(14, "T")], "while it was stopped"
+    assert said == "etcd is compacted up to revision 14; the leader, stopped, had seen 11 at the most"
     after.close()
     assert state(victim.pid) != "T"
 

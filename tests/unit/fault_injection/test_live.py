@@ -216,6 +216,19 @@ def test_pids_of_the_control_plane(world: World) -> None:
         world.live.leader_pid()
 
 
+def test_a_compaction_reaches_the_store(world: World) -> None:
+    newest = world.live.revision()
+    assert newest == world.store.revision
+    world.put(registration("n9"))
+    world.put(registration("n8"))
+    world.live.compact(world.live.revision())
+    watch = world.store.watch(keys.PREFIX, newest)
+    changes = watch.poll(0.1)
+    watch.close()
+    assert changes is not None
+    assert changes.reset, "the place of a watch is lost"
+
+
 def process(world: World, name: str, exited: bool = False, ticks: int | None = None) -> None:
     folder = world.system / "nodes" / "n1" / "processes"
     folder.mkdir(exist_ok=True)
