@@ -19,7 +19,7 @@ from fault_injection.chaos.watch import Watcher
 from fault_injection.faults import site as sites
 from fault_injection.faults.fault import Site
 from fault_injection.history import FaultDone, History, Setting
-from supervisor.ports.errors import Fatal
+from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell import client
 from supervisor.shell import up as up_module
 from supervisor.shell.mirror import Mirror
@@ -87,7 +87,7 @@ class Campaign:
             runner.run()
         except KeyboardInterrupt:
             self.say("interrupted: what was broken is healed")
-        except Fatal as error:
+        except (PortError, OSError) as error:
             self.say(f"given up: {error}")
         ended = time.time()
         if to_its_end:

@@ -157,7 +157,7 @@ class Runner:
             evidence = fault.inject(self._live.scene, target, heal)
             done = replace(done, made=self._clock(), evidence=evidence)
             self._say(f"  {evidence}")
-        except PortError as error:
+        except (PortError, OSError) as error:
             done = replace(done, after=str(error), over=self._clock())
             self._say(f"  it did not happen: {error}")
         return _Made(fault, done, heal, known.acted, look.step)

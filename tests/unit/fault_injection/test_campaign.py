@@ -145,6 +145,20 @@ def test_a_run_that_is_halted_is_given_up_with_its_files(
     assert report["faults"][0]["problem"] == "the run is halted: enough"
 
 
+def test_what_cannot_be_healed_is_said_and_the_files_are_left(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stays(scene: Played, target: Target, after: ExitStack) -> str:
+        after.callback((tmp_path / "none" / "filler").unlink)
+        return "broken"
+
+    breaks(monkeypatch, stays)
+    said: list[str] = []
+    assert campaign(tmp_path, said).on_its_own(tmp_path / "runs", RUN, cold=True) is False
+    assert any(line.startswith("given up: ") and "No such file" in line for line in said)
+    assert (tmp_path / "out" / "report.html").exists()
+
+
 def test_the_plan_is_saved_before_anything_is_broken(
     played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,15 @@ def test_what_did_not_happen_is_said_and_the_plan_goes_on() -> None:
     assert "heal sigabrt" in played.log
 
 
+def test_a_file_that_is_not_there_is_a_fault_that_did_not_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def inject_(scene: Any, target: Target, after: ExitStack) -> str:
+        raise FileNotFoundError(2, "No such file or directory", "/nodes/n1/shim.lock")
+
+    monkeypatch.setattr(runners, "FAULTS", {**FAULTS, "node_killed": replace(FAULTS["node_killed"], inject=inject_)})
+    (done,) = run(Played(), planned(("node_killed", 2, "")))
+    assert (done.made, "shim.lock" in done.after) == (None, True)
+
+
 def test_what_does_not_come_back_is_given_up_after_its_bound_and_the_plan_goes_on() -> None:
     played = Played(mended_s=200.0)
     first, second = run(played, planned(("sigkill", 5, ""), ("hiccup", 6, "")))
