@@ -66,6 +66,7 @@ def build(history: History, verdicts: Sequence[Verdict] | None = None) -> dict[s
         "faults": [fault_row(history, setting, fault) for fault in history.faults],
         "not_available": setting.not_available,
         "steps_committed": max((line["step"] for s in history.steps for line in s.committed()), default=0),
+        "participation": participation(history),
         "samples": samples(history),
         "ettr": round(ettr, 4),
         "badput": {cause: round(share, 4) for cause, share in badput.items()},
@@ -113,6 +114,17 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
 
 def _since(fault: FaultDone, at: float | None) -> float | None:
     return None if at is None else round(at - fault.began, 3)
+
+
+def participation(history: History) -> dict[str, int]:
+    """Number of groups -> how many steps were committed by so many; who only healed in a step has no part in it."""
+    took_part: dict[int, set[int]] = {}
+    for steps in history.steps:
+        for line in steps.committed():
+            if steps.rank == 0 and line.get("participating_rank", 0) is not None:
+                took_part.setdefault(line["step"], set()).add(steps.group)
+    counts = Counter(len(groups) for groups in took_part.values())
+    return {str(groups): counts[groups] for groups in sorted(counts)}
 
 
 def samples(history: History) -> dict[str, int | None]:

@@ -64,6 +64,16 @@ def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
     assert (row["incident"], row["rung"], row["detected_s"], row["right"]) == (None, None, None, "none")
 
 
+def test_who_took_part_in_how_many_steps(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    history = broken(files)
+    # both: 1 to 5, 9 to 13, 16, 17; group 0 alone: 6, 7, 8, 14, 15
+    assert certificate.participation(history) == {"1": 5, "2": 12}
+    assert "17 steps committed: 5 by 1 group, 12 by 2 groups" in " ".join(" ".join(page(history).text).split())
+    files.steps["n3", 1, 3][2].update(participating_rank=None, quorum_id=6, participants=1)
+    assert certificate.participation(broken(files)) == {"1": 6, "2": 11}, "who heals has no part"
+
+
 def test_which_samples_were_used(tmp_path: Path) -> None:
     files = story(tmp_path)
     files.steps["n2", 1, 2] = [
