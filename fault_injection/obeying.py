@@ -38,10 +38,10 @@ class Obeying:
         step = self._step()
         self._suffer(step, *COMPUTING)
         if self.orders.due(causes.PLANT_NAN, step=step):
-            self._parameter().data.view(-1)[0] = math.nan
+            self._parameter().view(-1)[0] = math.nan
         if self.orders.due(causes.FLIP_BIT, step=step) and not self._flipped:
             self._flipped = True
-            self._parameter().data.view(-1).numpy().view("int32")[0] ^= 1 << BIT
+            self._parameter().view(-1).numpy().view("int32")[0] ^= 1 << BIT
         if slow := self.orders.due(causes.SLOW, step=step):
             time.sleep(slow.seconds)
         return super().forward_backward_step(**batch)  # type: ignore[misc]
@@ -73,7 +73,9 @@ class Obeying:
         return int(self.manager.current_step()) + 1
 
     def _parameter(self) -> Any:
-        return next(iter(self.model_parts[0].parameters()))
+        """This rank's part of the last one, which every loss depends on: of the first, an embedding, only some rows are used."""
+        data = list(self.model_parts[0].parameters())[-1].data
+        return data.to_local() if hasattr(data, "to_local") else data
 
     def _suffer(self, step: int, *names: str) -> None:
         if wanted := self.orders.due(*names, step=step):

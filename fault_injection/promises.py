@@ -243,12 +243,15 @@ def longest_stall(history: History, group: int, begin: float, until: float) -> f
 
 
 def digests(history: History, groups: int) -> dict[tuple[int, int], tuple[float, set[str]]]:
-    """(step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups."""
+    """(step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups; of a
+    step that was made again, after a resume from disk, the newest counts."""
     by: dict[tuple[int, int], dict[int, tuple[float, str]]] = defaultdict(dict)
     for steps in history.steps:
         for line in steps.lines:
             if line.get("event") == "digest":
-                by[line["step"], steps.rank][steps.group] = (line["t"], line["value"])
+                of_step = by[line["step"], steps.rank]
+                said = (line["t"], line["value"])
+                of_step[steps.group] = max(said, of_step.get(steps.group, said))
     return {
         key: (max(t for t, _ in of.values()), {value for _, value in of.values()})
         for key, of in by.items()

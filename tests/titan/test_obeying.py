@@ -32,7 +32,7 @@ class Base:
         self.ledger = type("Ledger", (), {"note": lambda _, kind, **about: self.notes.append(about)})()
 
     def forward_backward_step(self, **batch: Any) -> Any:
-        return self.model_parts[0].weight.detach().clone()
+        return self.model_parts[0].bias.detach().clone()
 
     def _counted(self, batches: Any) -> Any:
         return batches
@@ -64,15 +64,45 @@ def test_it_is_the_real_trainer_with_its_steps_around_it() -> None:
 @pytest.mark.parametrize("cause", [causes.PLANT_NAN, causes.FLIP_BIT])
 def test_a_parameter_is_changed_before_it_is_used(tmp_path: Path, cause: str) -> None:
     trainer = Trainer(tmp_path)
-    before = trainer.model_parts[0].weight.detach().clone()
+    before = trainer.model_parts[0].bias.detach().clone()
     causes.order(tmp_path, 0, 1, 0, Order(cause=cause))
     used = trainer.forward_backward_step()
     different = (used != before).flatten().tolist()
-    assert different == [True] + [False] * 15
+    assert different == [True] + [False] * 3
     if cause == causes.PLANT_NAN:
         assert math.isnan(used.flatten()[0])
     else:
         assert abs(float(used.flatten()[0] - before.flatten()[0])) < 1e-2 * abs(float(before.flatten()[0]))
+
+
+SHARDED = """
+import sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from fault_injection import causes
+from fault_injection.causes import Order
+from tests.titan.test_obeying import Trainer
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+folder = Path(sys.argv[1])
+trainer = Trainer(folder)
+linear, mesh = trainer.model_parts[0], init_device_mesh("cpu", (1,))
+linear.bias = torch.nn.Parameter(distribute_tensor(linear.bias.detach(), mesh, [Replicate()]))
+before = linear.bias.to_local().detach().clone()
+causes.order(folder, 0, 1, 0, Order(cause=sys.argv[2]))
+trainer.forward_backward_step()
+assert (linear.bias.to_local() != before).tolist() == [True, False, False, False]
+dist.destroy_process_group()
+"""
+"""In a process of its own: it makes a process group."""
+
+
+@pytest.mark.parametrize("cause", [causes.PLANT_NAN, causes.FLIP_BIT])
+def test_of_a_parameter_that_is_distributed_it_changes_its_own_part(tmp_path: Path, cause: str) -> None:
+    command = [sys.executable, "-c", SHARDED, str(tmp_path), cause]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert result.returncode == 0, result.stderr
 
 
 def test_samples_are_named_by_their_tokens(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ class Part:
         self.tensor = Tensor()
 
     def parameters(self) -> list[Tensor]:
-        return [self.tensor]
+        return [Tensor(), self.tensor]
 
 
 class Rank(Obeying, Base):

@@ -226,6 +226,17 @@ def test_states_may_drift_apart_while_a_fault_makes_them(tmp_path: Path) -> None
     assert answers(history, tmp_path) == PASS
 
 
+def test_of_a_step_that_was_made_again_the_newest_state_counts(tmp_path: Path) -> None:
+    """In whatever order the generations' records are read: by the names of their nodes."""
+    files = story(tmp_path)
+    files.steps["n1", 0, 1].append(digest(13.8, 9, "c"))
+    files.steps["n2", 1, 2].append(digest(13.8, 9, "c"))
+    files.steps["n9", 0, 1] = [digest(13.6, 9, "b")]
+    assert answers(broken(files), tmp_path)["digests_equal"] == "pass"
+    files.steps["n9", 0, 1] = [digest(13.9, 9, "b")]
+    assert answers(broken(files), tmp_path)["digests_equal"] == "fail"
+
+
 def test_what_the_others_show_of_it(tmp_path: Path) -> None:
     history = broken(story(tmp_path))
     fault(history, 1, group=0, kinds=(), echoes=("crash",), others_within_s=60.0)
