@@ -8,11 +8,11 @@ PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
 LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/gpu
 HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slurm/test_rungs.py \
-	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/titan
+	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py tests/titan
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check chaos sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo test check chaos chaos-long killpoints sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -29,7 +29,17 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/lint-imports
 	$(PYTEST) -n 2 tests/unit tests/properties tests/architecture
 
-chaos: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
+chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
+	rm -rf runs/chaos
+	$(BIN)/supervisor chaos run fault_injection/schedules/every.toml
+
+chaos-long: debian  ## twenty seeds, each of eight faults, some at once: about two hours
+	for seed in $$(seq 1 20); do \
+		rm -rf runs/chaos-$$seed; \
+		$(BIN)/supervisor chaos run --seed $$seed --faults 8 --name chaos-$$seed || exit 1; \
+	done
+
+killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
 
 sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, most of a day

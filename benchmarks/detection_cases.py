@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fault_injection import causes, faults
+from fault_injection import causes
 from fault_injection.causes import Order
+from fault_injection.faults import acts
 from fault_injection.memory_cgroup import memory_cgroup
 from supervisor.core.model import Kind, Rung
 from supervisor.ports.errors import Fatal
@@ -97,13 +98,13 @@ def _everywhere(cause: str, one_rank: bool) -> Inject:
 
 def _sigkill(bench: Bench, target: Target, after: ExitStack) -> float:
     at = time.monotonic()
-    faults.kill_trainer(target.group, target.node, target.pid)
+    acts.kill_trainer(target.group, target.node, target.pid)
     return at
 
 
 def _sigstop(bench: Bench, target: Target, after: ExitStack) -> float:
     at = time.monotonic()
-    faults.stop_rank(target.group, target.node, target.pid)
+    acts.stop_rank(target.group, target.node, target.pid)
     return at
 
 
@@ -124,22 +125,22 @@ def _for_memory(bench: Bench, target: Target, after: ExitStack) -> float:
 
 def _node_killed(bench: Bench, target: Target, after: ExitStack) -> float:
     at = time.monotonic()
-    faults.kill_node(target.group, target.node, bench.w.system)
+    acts.kill_node(target.group, target.node, bench.w.system)
     return at
 
 
 def _allocation_gone(bench: Bench, target: Target, after: ExitStack) -> float:
     at = time.monotonic()
-    faults.take_allocation(target.group, target.node, target.allocation, bench.w.system)
+    acts.take_allocation(target.group, target.node, target.allocation, bench.w.system)
     return at
 
 
 def _disk_full(bench: Bench, target: Target, after: ExitStack) -> float:
     if not bench.disks:
         raise Fatal("nodes have no disk of their own here: a tmpfs needs root")
-    after.callback((target.folder / faults.FILLER).unlink, missing_ok=True)
+    after.callback((target.folder / acts.FILLER).unlink, missing_ok=True)
     at = time.monotonic()
-    faults.fill_disk(target.group, target.node, target.folder)
+    acts.fill_disk(target.group, target.node, target.folder)
     return at
 
 
@@ -158,7 +159,7 @@ def _slow_steps(bench: Bench, target: Target, after: ExitStack) -> float:
 def _agent_killed(bench: Bench, target: Target, after: ExitStack) -> float:
     pid = bench.agent_of(target.node)
     at = time.monotonic()
-    faults.kill_agent(target.group, target.node, pid)
+    acts.kill_agent(target.group, target.node, pid)
     eventually(lambda: bench.agent_of(target.node) != pid, 20, "the shim starts the next agent")
     return at
 

@@ -1,8 +1,8 @@
 """What goes wrong inside a rank, each by its real cause. It is ordered from outside, by a file in the run's folder, and done by
 the rank itself, at the place of its step where it belongs.
 
-A trainer for tests asks `Orders.due` at each such place; what needs its model or its collectives (PLANT_NAN, SKIP_COLLECTIVE,
-SLOW) it does itself. An order is of one generation: what is started in its place is well.
+A trainer for tests asks `Orders.due` at each such place; what needs its model or its collectives (PLANT_NAN, FLIP_BIT,
+SKIP_COLLECTIVE, SLOW) it does itself. An order is of one generation: what is started in its place is well.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,7 +21,8 @@ HOG_BYTES = 1 << 30
 
 SEGFAULT, ABORT, EXIT, RAISE, HOG, WRITE = "segfault", "abort", "exit", "raise", "hog", "write"
 HOLD_GIL, LOOP, BLOCK_DATA, BLOCK_CHECKPOINT = "hold_gil", "loop", "block_data", "block_checkpoint"
-SKIP_COLLECTIVE, PLANT_NAN, SLOW = "skip_collective", "plant_nan", "slow"
+SKIP_COLLECTIVE, PLANT_NAN, SLOW, FLIP_BIT = "skip_collective", "plant_nan", "slow", "flip_bit"
+RAISE_DATA = "raise_data"
 
 EXIT_CODE = 7
 
@@ -41,7 +43,7 @@ class Order:
 def order(run_dir: str | Path, group: int, generation: int, rank: int, wanted: Order) -> None:
     """From now on."""
     path = _path(run_dir, group, generation, rank)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.tmp")
     scratch.write_text(json.dumps(asdict(wanted)))
     scratch.replace(path)
@@ -55,12 +57,20 @@ def done_at(run_dir: str | Path, group: int, generation: int, rank: int) -> floa
         return None
 
 
+def obeys(run_dir: str | Path, group: int, generation: int, rank: int) -> bool:
+    """Whether that rank is one that looks for orders."""
+    return _ear(_path(run_dir, group, generation, rank)).exists()
+
+
 class Orders:
-    """The rank's side."""
+    """The rank's side. It says that it is one that looks for orders."""
 
     def __init__(self, run_dir: str | Path, group: int, generation: int, rank: int) -> None:
         self._path = _path(run_dir, group, generation, rank)
         self._known: Order | None = None
+        with suppress(OSError):  # a full disk: then it is taken for one that does not
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _ear(self._path).touch()
 
     def due(self, *causes: str, step: int) -> Order | None:
         """What is to be done now, if it is one of these. The moment is noted, once."""
@@ -97,6 +107,10 @@ def _exit(folder: Path) -> None:
 
 def _raise(folder: Path) -> None:
     raise Bug("the shapes do not fit")
+
+
+def _raise_data(folder: Path) -> None:
+    raise Bug("the shard cannot be read")
 
 
 def _hog(folder: Path) -> None:
@@ -138,6 +152,7 @@ BY_ITSELF: Mapping[str, Callable[[Path], None]] = {
     ABORT: _abort,
     EXIT: _exit,
     RAISE: _raise,
+    RAISE_DATA: _raise_data,
     HOG: _hog,
     WRITE: _write,
     HOLD_GIL: _hold_gil,
@@ -149,6 +164,10 @@ BY_ITSELF: Mapping[str, Callable[[Path], None]] = {
 
 def _path(run_dir: str | Path, group: int, generation: int, rank: int) -> Path:
     return Path(run_dir) / "faults" / f"{group}.{generation}.{rank}"
+
+
+def _ear(path: Path) -> Path:
+    return path.with_name(f"{path.name}.obeys")
 
 
 def _mark(path: Path) -> Path:

@@ -104,6 +104,82 @@ class Steps:
         return f"group {self.group} generation {self.generation}"
 
 
+# --- of a run that is broken on purpose ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What was broken, and what its policy promised."""
+
+    seed: int
+    plan: tuple[str, ...]
+    """One sentence a fault, in order."""
+    planned: int
+    groups: int
+    ranks: int
+    began: float
+    ended: float
+    budgets: dict[str, int]
+    """restart, replace, reallocate."""
+    window_s: float
+    not_available: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultDone:
+    """One fault, from its injection until all is well again."""
+
+    number: int
+    name: str
+    group: int
+    rank: int
+    generation: int
+    node: str
+    step: int
+    """Newest committed step of the run."""
+    began: float
+    """Just before it was made."""
+    made: float | None
+    """When its evidence was there. None: it did not happen."""
+    evidence: str
+    healed: float | None
+    """When what had to be healed by hand was. None: not yet."""
+    over: float | None
+    """When everything trained again. None: never."""
+    before: str = ""
+    """What was not well before it; empty: all was."""
+    after: str = ""
+    """What did not happen, or is not well afterwards; empty: all is."""
+    kinds: tuple[str, ...] = ()
+    """Of the one incident that is right; empty: nothing may be done about it."""
+    echoes: tuple[str, ...] = ()
+    drifts: bool = False
+    within_s: float
+    """From its beginning until all is well, at the most."""
+    others_within_s: float
+    """The longest that a group which was not hit may stand still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What etcd said, when it came to whoever broke the run."""
+
+    t: float
+    what: str
+    """group, incident, run or leader."""
+    subject: str
+    says: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What was still there when all had ended, or of older generations while the run goes on."""
+
+    processes: tuple[str, ...] = ()
+    allocations: tuple[str, ...] = ()
+
+
 @dataclass
 class History:
     """All of one run."""
@@ -123,6 +199,10 @@ class History:
     """Numbers of all decisions with an outcome, also of those that did nothing about the cluster."""
     reached: int = 0
     """The newest decision that is known to have taken effect."""
+    setting: Setting | None = None
+    faults: list[FaultDone] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    left: Left | None = None
 
     def committed(self) -> list[Decided]:
         """Decisions that took effect. One without an outcome (its supervisor died in between, or the store went away)

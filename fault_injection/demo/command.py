@@ -17,10 +17,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fault_injection import checkers, faults, history, netns
+from fault_injection import checkers, history, netns
+from fault_injection.badput import Span
 from fault_injection.demo import live, report
 from fault_injection.demo.memory import Peak
 from fault_injection.demo.scenario import Story
+from fault_injection.faults import acts
 from supervisor.cli import HOME, Home, sentences
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
@@ -146,12 +148,12 @@ def _introduction(world: dict[str, Any]) -> str:
 
 
 def _lose_node(world: dict[str, Any], nodes: Sequence[PoolNode], system: Path) -> Any:
-    def lose(group: int, node: str) -> faults.Injected:
+    def lose(group: int, node: str) -> acts.Injected:
         if "easy" in world:
-            return faults.kill_node(group, node, system)
+            return acts.kill_node(group, node, system)
         index = next(i for i, n in enumerate(nodes) if n.name == node)
         network = netns.Network(world["hub"], world["hub_address"], tuple((a, b) for a, b in world["nodes"]))
-        return faults.cut_node(group, node, lambda: network.cut(index))
+        return acts.cut_node(group, node, lambda: network.cut(index))
 
     return lose
 
@@ -160,7 +162,7 @@ def _finish(
     console: Console,
     record: Any,
     system: Path,
-    injected: list[faults.Injected],
+    injected: list[acts.Injected],
     world: dict[str, Any],
     began: float,
     peak: Peak,
@@ -168,7 +170,7 @@ def _finish(
     run_dir = Path(record.run_dir)
     read = history.read(record.spec.name, run_dir, system)
     end = max((line["t"] for s in read.steps for line in s.committed()), default=time.time())
-    span = report.Span(record.launched_unix_s, end)
+    span = Span(record.launched_unix_s, end)
     body = report.build(read, injected, span, record.spec.groups.count, checkers.check(read))
     body["node_lost_by"] = "killed processes (the easier case)" if "easy" in world else "silent link"
     body["memory_peak_bytes"] = peak.bytes

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
+from fault_injection.badput import Span, ledger
 from fault_injection.checkers import Verdict
-from fault_injection.faults import Injected
+from fault_injection.faults.acts import Injected
 from fault_injection.history import History
-from supervisor.core.ledger import Cause, Interval, Mark, cover, of_lines, ratios
-
-
-@dataclass(frozen=True)
-class Span:
-    """The time that the ledger covers; this machine's clock."""
-
-    begin: float
-    end: float
+from supervisor.core.ledger import ratios
 
 
 def build(history: History, faults: list[Injected], span: Span, groups: int, verdicts: list[Verdict]) -> dict[str, Any]:
@@ -35,85 +27,12 @@ def build(history: History, faults: list[Injected], span: Span, groups: int, ver
         **_digests(history, groups),
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
-        "incidents": [_incident(history, fault, groups) for fault in faults],
+        "incidents": [incident(history, fault, groups) for fault in faults],
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }
 
 
-def ledger(history: History, group: int, span: Span) -> list[Interval]:
-    """Every second of a group, once."""
-    generations = history.of_group(group)
-    ends = _generation_ends(history, group)
-    processes = []
-    for steps in generations:
-        intervals = of_lines(steps.lines)
-        if steps.generation in ends:
-            # What an ended or fenced process did after its last committed step is lost time: the marks say of which kind.
-            kept = [i for i in intervals if i.cause != Cause.FAILED_STEP or i.end <= ends[steps.generation]]
-            last = max((i.end for i in kept if i.cause == Cause.PRODUCTIVE), default=0.0)
-            intervals = [i for i in kept if i.end <= max(last, ends[steps.generation])]
-        processes.append(intervals)
-    return cover(processes, _marks(history, group, processes), span.begin, span.end)
-
-
-def _generation_ends(history: History, group: int) -> dict[int, float]:
-    """generation -> when an incident that ended it was opened."""
-    ends: dict[int, float] = {}
-    for decision in history.committed():
-        for incident in decision.incidents:
-            if incident["group"] == group and incident["generation_after"] > incident["generation_before"]:
-                ends.setdefault(incident["generation_before"], decision.committed_at or decision.t)
-    return ends
-
-
-def _generations_opened(history: History, group: int) -> dict[int, float]:
-    """generation -> when the incident that ended it was first there."""
-    first: dict[str, float] = {}
-    opened: dict[int, float] = {}
-    for decision in history.committed():
-        for incident in decision.incidents:
-            first.setdefault(incident["id"], decision.committed_at or decision.t)
-            if incident["group"] == group and incident["generation_after"] > incident["generation_before"]:
-                opened.setdefault(incident["generation_before"], first[incident["id"]])
-    return opened
-
-
-def _marks(history: History, group: int, processes: list[list[Interval]]) -> list[Mark]:
-    marks = []
-    opened = _generations_opened(history, group)
-    for process in history.processes:
-        if process.group != group or process.rank != 0:
-            continue
-        lived = next(
-            (p for p, s in zip(processes, history.of_group(group), strict=True) if s.generation == process.generation),
-            [],
-        )
-        last = max((i.end for i in lived), default=process.spawned)
-        known = opened.get(process.generation, float("inf"))
-        if process.exited is not None and process.exit_code != 0 and process.exited > known:
-            # It was given up before it ended: when it ends says nothing any more.
-            marks += [Mark(last, Cause.DETECT)] if last < known else []
-        elif process.exited is not None and process.exit_code != 0:
-            marks += [Mark(last, Cause.LOST_STEP), Mark(max(last, process.exited), Cause.DETECT)]
-        elif process.exit_code == 0:
-            marks.append(Mark(last, Cause.END))
-        marks.append(Mark(process.spawned, Cause.START))
-    for decision in history.committed():
-        at = decision.committed_at or decision.t
-        for incident in decision.incidents:
-            if incident["group"] == group and incident.get("state") == "acting" and incident.get("acted") is None:
-                marks.append(Mark(at, Cause.PLACE))
-        for action in decision.actions:
-            if action.get("group") == group and action["verb"] in ("start", "place"):
-                marks.append(Mark(at, Cause.ACT))
-    for steps, lived in zip(history.of_group(group), processes, strict=True):
-        silent = not any(p.generation == steps.generation and p.group == group and p.exited for p in history.processes)
-        if lived and silent:
-            marks.append(Mark(max(i.end for i in lived), Cause.DETECT))
-    return marks
-
-
-def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
+def incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
     record = _record_of(history, fault)
     if record is None:
         return {"fault": fault.name, "group": fault.group, "node": fault.node, "id": None}
@@ -121,7 +40,7 @@ def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
     times = _times(history, record, fault)
     recovered = times["recovered"]
     until = fault.unix_s + recovered if recovered is not None else float("inf")
-    others = [_others(history, g, fault.unix_s, until) for g in range(groups) if g != fault.group]
+    beside = [others(history, g, fault.unix_s, until) for g in range(groups) if g != fault.group]
     return {
         "fault": fault.name,
         "evidence": fault.evidence,
@@ -133,9 +52,9 @@ def _incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
         "generation_before": record["generation_before"],
         "generation_after": after,
         **{f"{name}_s": None if value is None else round(value, 3) for name, value in times.items()},
-        "steps_lost": max((o["failed"] for o in others), default=0),
-        "others_steps": min((o["steps"] for o in others), default=0),
-        "others_longest_stall_s": round(max((o["stall"] for o in others), default=0.0), 3),
+        "steps_lost": max((o["failed"] for o in beside), default=0),
+        "others_steps": min((o["steps"] for o in beside), default=0),
+        "others_longest_stall_s": round(max((o["stall"] for o in beside), default=0.0), 3),
         "reason": record.get("reason", ""),
     }
 
@@ -191,7 +110,7 @@ def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[st
     }
 
 
-def _others(history: History, group: int, begin: float, until: float) -> dict[str, Any]:
+def others(history: History, group: int, begin: float, until: float) -> dict[str, Any]:
     lines = sorted(
         (line for s in history.of_group(group) for line in s.lines if line.get("event") == "step"), key=lambda x: x["t"]
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from fault_injection import faults
-from fault_injection.faults import Injected
+from fault_injection.faults import acts
+from fault_injection.faults.acts import Injected
 from supervisor.core.model import Incident
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import client, status, views
@@ -118,7 +118,7 @@ class Story:
         ]
         if not ranks:
             raise Fatal(f"node {group.node} shows no trainer of group {VICTIM}")
-        return faults.kill_trainer(VICTIM, group.node, ranks[0].pid)
+        return acts.kill_trainer(VICTIM, group.node, ranks[0].pid)
 
     def _lose_node(self, look: Look) -> Injected:
         return self.lose_node(VICTIM, look.status.groups[VICTIM].node)
@@ -127,7 +127,7 @@ class Story:
         node = look.status.groups[VICTIM].node
         memory = views.memory(look.mirror, self.record.spec.name)
         observed = views.observed(look.mirror, self.record.spec.name, memory, memory.clock, 0.0)
-        return faults.take_allocation(VICTIM, node, observed.nodes[node].allocation, self.system)
+        return acts.take_allocation(VICTIM, node, observed.nodes[node].allocation, self.system)
 
 
 def _stop(control: Control) -> Control:

@@ -269,6 +269,9 @@ class RunSpec:
     """One pretraining run."""
 
     name: str = setting(..., "names the run everywhere: etcd keys, folders, metrics; letters, digits and dashes")
+    chaos: Literal["forbidden", "allowed"] = setting(
+        "forbidden", "allowed: `supervisor chaos run` may break it on purpose; a run that matters is broken by nobody"
+    )
     titan: TitanSpec = setting(TitanSpec, "see [titan]")
     groups: GroupsSpec = setting(GroupsSpec, "see [groups]")
     allocation: AllocationSpec = setting(AllocationSpec, "see [allocation]")

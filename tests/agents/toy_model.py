@@ -116,7 +116,7 @@ class Model:
 
         manager, number = self.manager, self.manager.current_step() + 1
         with self.activity.during("data"):
-            self._suffer(number, causes.BLOCK_DATA)
+            self._suffer(number, causes.BLOCK_DATA, causes.RAISE_DATA)
             batch = torch.rand(SIZE)
         with self.activity.during("quorum"):
             manager.start_quorum()

@@ -160,10 +160,10 @@ PLANTED_LAYERS = [
         "agents.names -> supervisor.shell.loop",
     ),
     (
-        "fault_injection/faults.py",
+        "fault_injection/faults/acts.py",
         "import torch",
         "fault_injection is not allowed to import torch",
-        "fault_injection.faults -> torch",
+        "fault_injection.faults.acts -> torch",
     ),
     (
         "supervisor/shell/logs.py",

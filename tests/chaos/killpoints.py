@@ -1,4 +1,4 @@
-"""Rounds of kills: `python -m tests.chaos.killpoints [--rounds N] [--seed FIRST]`, which is `make chaos`.
+"""Rounds of kills: `python -m tests.chaos.killpoints [--rounds N] [--seed FIRST]`, which is `make killpoints`.
 
 Each round kills one process at one failpoint while a run starts, loses something, or ends, and then looks whether it trains on,
 whether anything was done twice, and what the history checkers say. A round's seed alone says what it does. A round whose
@@ -89,7 +89,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the first round")
     parser.add_argument("--failpoint", default="", choices=["", *WAYS], help="only this one")
     parser.add_argument("--scenario", default="", help="only this one")
-    parser.add_argument("--results", type=Path, help=f"where to write what was counted ({RESULTS} for `make chaos`)")
+    parser.add_argument(
+        "--results", type=Path, help=f"where to write what was counted ({RESULTS} for `make killpoints`)"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is ended
     folder = Path(tempfile.mkdtemp(prefix="killpoints-"))

@@ -13,8 +13,9 @@ from agents.facts.files import EVERY_S
 from benchmarks import detection
 from benchmarks.detection import Bench, trial
 from benchmarks.detection_cases import CASES
-from fault_injection import causes, faults
+from fault_injection import causes
 from fault_injection.causes import Order
+from fault_injection.faults import acts
 from supervisor.core.model import Kind, Rung
 from supervisor.ports.errors import Fatal
 from supervisor.wire import keys
@@ -56,7 +57,7 @@ def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytes
             pytest.skip("nodes have no disk of their own here: a tmpfs needs root")
         made.settle()
         target = made.targets(1)[1]
-        faults.fill_disk(target.group, target.node, target.folder)
+        acts.fill_disk(target.group, target.node, target.folder)
 
         def told() -> bool:
             with made.watcher.mirror() as mirror:
@@ -68,7 +69,7 @@ def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytes
             assert made.acted(0) == {}, "nothing is done for a fact alone"
             made.ordered(target, Order(cause=causes.WRITE))
         _, incident = eventually(lambda: next(iter(made.acted(0).values()), None), 60, "the group has failed")
-        (target.folder / faults.FILLER).unlink()
+        (target.folder / acts.FILLER).unlink()
         assert incident.kind in ({Kind.ERROR} if quiet else {Kind.ERROR, Kind.HANG})
         assert incident.rung == Rung.RESTART
         assert (incident.group, incident.node) == (target.group, target.node)

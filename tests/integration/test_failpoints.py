@@ -1,5 +1,5 @@
 """A process killed between any two steps of the supervisor's loop, of the agent's, or of a lighthouse's hand-over neither loses
-nor repeats an action. A few rounds of the long lane (`make chaos`), each failpoint at least once."""
+nor repeats an action. A few rounds of the long lane (`make killpoints`), each failpoint at least once."""
 
 from __future__ import annotations
 

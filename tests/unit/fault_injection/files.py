@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_injection import checkers
-from fault_injection.faults import Injected
+from fault_injection.faults.acts import Injected
 from fault_injection.history import History, read
 
 RUN = "run"

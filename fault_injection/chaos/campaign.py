@@ -1,0 +1,157 @@
+"""From a schedule to a certificate: unfold, break, heal, read, judge, write."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fault_injection import history as histories
+from fault_injection import recorded
+from fault_injection.chaos import certificate, own
+from fault_injection.chaos.live import CompactableStore, LiveRun
+from fault_injection.chaos.runner import Runner
+from fault_injection.chaos.schedule import Plan, Schedule, unfold
+from fault_injection.chaos.watch import Watcher
+from fault_injection.faults import site as sites
+from fault_injection.faults.fault import Site
+from fault_injection.history import FaultDone, History, Setting
+from supervisor.ports.errors import Fatal, PortError
+from supervisor.shell import client
+from supervisor.shell import up as up_module
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
+
+ENDS_WITHIN_S = 60.0
+"""A run that is asked to stop: a step, a last checkpoint, and a grace for each of its nodes."""
+
+PACKAGES = ("fault-tolerant-pretraining-supervisor", "torch", "torchft", "torchtitan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """`wanted`: the schedule, for what can be broken there. Its two entries return whether the certificate is green."""
+
+    wanted: Callable[[Site], Schedule]
+    say: Callable[[str], None]
+    out: Path | None = None
+    dry_run: bool = False
+
+    def on_its_own(self, home: Path, name: str, cold: bool) -> bool:
+        """In a system that is started for it, and ended."""
+        made = own.spec(name)
+        plan = self._plan(made.groups.count, made.groups.ranks_per_group, sites.of_machine())
+        if self.dry_run:
+            return True
+        if (home / name).exists():
+            raise Fatal(f"{home / name} is there already: choose another --name, or remove it")
+        with own.started(home, made, cold, self.say) as live:
+            history = self._break(live, plan, to_its_end=True)
+        return self._certify(history, live)
+
+    def against(self, store: CompactableStore, run: str, home: Path) -> bool:
+        """A live run, which goes on afterwards. Raises Fatal when it does not allow that."""
+        record = client.choose_run(Mirror(store.list(keys.PREFIX)), run)
+        refuse_unless_allowed(record)
+        watcher = Watcher(store, record.spec.name)
+        watcher.start()
+        try:
+            live = LiveRun(store, watcher, record, up_module.system_folder(home))
+            groups = record.spec.groups
+            plan = self._plan(groups.count, groups.ranks_per_group, live.site())
+            if self.dry_run:
+                return True
+            history = self._break(live, plan, to_its_end=False)
+        finally:
+            watcher.stop()
+        return self._certify(history, live)
+
+    def _plan(self, groups: int, ranks: int, site: Site) -> Plan:
+        plan = unfold(self.wanted(site), groups, ranks, site)
+        self.say(f"seed {plan.seed}: {len(plan.faults)} faults; {len(plan.not_available)} cannot be made here")
+        for planned in plan.faults:
+            self.say(str(planned))
+        return plan
+
+    def _break(self, live: LiveRun, plan: Plan, to_its_end: bool) -> History:
+        folder = self._folder(live)
+        folder.mkdir(parents=True, exist_ok=True)
+        plan.save(folder / "plan.toml")
+        runner = Runner(live, live.record.spec, plan, self.say)
+        began, left = time.time(), None
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            self.say("interrupted: what was broken is healed")
+        except (PortError, OSError) as error:
+            self.say(f"given up: {error}")
+        ended = time.time()
+        if to_its_end:
+            live.stop(ENDS_WITHIN_S)
+        left = live.left(ended=to_its_end)
+        history = histories.read(live.run, Path(live.run_dir), live.system)
+        history.setting, history.faults, history.left = setting(live.record, plan, began, ended), runner.done, left
+        history.seen = live.seen()
+        return history
+
+    def _certify(self, history: History, live: LiveRun) -> bool:
+        folder = self._folder(live)
+        recorded.save(history, folder / "history.jsonl")
+        body = certificate.write(history, folder)
+        summary(body, history.faults, self.say)
+        self.say(f"report: {folder / 'report.html'}")
+        return bool(body["green"])
+
+    def _folder(self, live: LiveRun) -> Path:
+        return self.out if self.out is not None else Path(live.run_dir)
+
+
+def refuse_unless_allowed(record: RunRecord) -> None:
+    """Raises Fatal unless the run's file says that it may be broken."""
+    if record.spec.chaos != "allowed":
+        raise Fatal(
+            f'run {record.spec.name} may not be broken: its run file does not say chaos = "allowed"; launch one that does, or '
+            "leave --run out to break one that is started here"
+        )
+
+
+def setting(record: RunRecord, plan: Plan, began: float, ended: float) -> Setting:
+    """What the checkers have to know of a run that was broken between `began` and `ended`."""
+    spec = record.spec
+    budget = spec.policy.budget
+    return Setting(
+        seed=plan.seed,
+        plan=tuple(str(planned) for planned in plan.faults),
+        planned=len(plan.faults),
+        groups=spec.groups.count,
+        ranks=spec.groups.ranks_per_group,
+        began=began,
+        ended=ended,
+        budgets={"restart": budget.restart, "replace": budget.replace, "reallocate": budget.reallocate},
+        window_s=budget.window_s,
+        not_available=dict(plan.not_available),
+        versions={"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def summary(body: dict[str, object], faults: list[FaultDone], say: Callable[[str], None]) -> None:
+    """The certificate in a few lines."""
+    checkers: dict[str, dict[str, object]] = body["checkers"]  # type: ignore[assignment]
+    made = sum(1 for fault in faults if fault.made is not None)
+    say(f"{made} faults made, ETTR {float(str(body['ettr'])):.1%}, {body['steps_committed']} steps committed")
+    for name, judged in checkers.items():
+        if judged["answer"] != "pass":
+            say(f"{str(judged['answer']).upper()}: {name}: {'; '.join(judged['sentences'])}")  # type: ignore[arg-type]
+    passed = sum(1 for judged in checkers.values() if judged["answer"] == "pass")
+    say(f"checkers: {passed} of {len(checkers)} pass")

@@ -1,0 +1,243 @@
+"""The certificate: what was broken, what each fault cost, where the time went, and what the checkers say. As JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from fault_injection.badput import Span, ledger
+from fault_injection.checkers import Verdict, check
+from fault_injection.demo import report as costs
+from fault_injection.faults.acts import Injected
+from fault_injection.history import FaultDone, History, Setting
+from fault_injection.promises import ALL, of_fault
+from supervisor.core.ledger import Cause, Interval, ratios
+
+COLUMNS = 600
+"""Of the picture of where the time went."""
+
+POINTS = 800
+"""Of a loss curve, at the most."""
+
+COLOURS: Mapping[Cause, str] = {
+    Cause.PRODUCTIVE: "#2e7d4f",
+    Cause.ALLOCATE: "#b9c4cf",
+    Cause.START: "#8fb3d9",
+    Cause.ADMISSION: "#6f8fc4",
+    Cause.DATA: "#c9a227",
+    Cause.QUORUM: "#e0b34d",
+    Cause.HEAL: "#7bbf9a",
+    Cause.FAILED_STEP: "#d9775b",
+    Cause.CHECKPOINT: "#a98bc2",
+    Cause.DIGEST: "#cbb7dd",
+    Cause.LOST_STEP: "#c0392b",
+    Cause.DETECT: "#8e1b1b",
+    Cause.DECIDE: "#b5533c",
+    Cause.PLACE: "#9c7a5b",
+    Cause.ACT: "#7d8ea3",
+    Cause.END: "#e3e6e8",
+    Cause.OTHER: "#777777",
+}
+
+
+def build(history: History, verdicts: Sequence[Verdict] | None = None) -> dict[str, Any]:
+    """report.json. `green`: every checker passes. The loss is compared with no twin yet: `loss_parity` is unknown, which
+    counts apart. ValueError when the history is not of a run that was broken on purpose."""
+    setting = history.setting
+    if setting is None:
+        raise ValueError("the history does not say what was to be broken")
+    verdicts = check(history, ALL) if verdicts is None else verdicts
+    span = Span(setting.began, max(setting.ended, setting.began))
+    ettr, badput = ratios([ledger(history, group, span) for group in range(setting.groups)])
+    return {
+        "run": history.run,
+        "green": all(v.answer == "pass" for v in verdicts),
+        "seed": setting.seed,
+        "versions": setting.versions,
+        "seconds": round(setting.ended - setting.began, 3),
+        "groups": setting.groups,
+        "ranks_per_group": setting.ranks,
+        "plan": list(setting.plan),
+        "faults": [fault_row(history, setting, fault) for fault in history.faults],
+        "not_available": setting.not_available,
+        "steps_committed": max((line["step"] for s in history.steps for line in s.committed()), default=0),
+        "participation": participation(history),
+        "samples": samples(history),
+        "ettr": round(ettr, 4),
+        "badput": {cause: round(share, 4) for cause, share in badput.items()},
+        "loss_parity": {"answer": "unknown", "why": "no fault-free twin was trained"},
+        "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
+    }
+
+
+def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any]:
+    """One fault: what was made, what was done about it and when (seconds since its beginning), and what the others did."""
+    row: dict[str, Any] = {
+        "number": fault.number,
+        "name": fault.name,
+        "group": fault.group,
+        "rank": fault.rank,
+        "node": fault.node,
+        "step": fault.step,
+        "evidence": fault.evidence,
+        "right": " or ".join(fault.kinds) or "none",
+        "healed_s": _since(fault, fault.healed),
+        "over_s": _since(fault, fault.over),
+        "within_s": fault.within_s,
+        "problem": fault.before or fault.after,
+    }
+    own = of_fault(history, fault)
+    until = fault.over if fault.over is not None else setting.ended
+    others = [costs.others(history, g, fault.began, until) for g in range(setting.groups) if g != fault.group]
+    row |= {
+        "others_steps": min((o["steps"] for o in others), default=0),
+        "others_longest_stall_s": round(max((o["stall"] for o in others), default=0.0), 3),
+        "steps_lost": max((o["failed"] for o in others), default=0),
+    }
+    timed: dict[str, Any] = {"incident": None, "kind": None, "rung": None}
+    timed |= dict.fromkeys(("detected_s", "decided_s", "acted_s", "rejoined_s"))
+    if own:
+        injected = Injected(
+            name=fault.name, group=fault.group, node=fault.node, unix_s=fault.began, evidence=fault.evidence
+        )
+        cost = costs.incident(history, injected, setting.groups)
+        timed = {"incident": own[0].id, "kind": own[0].kind, "rung": own[0].rung}
+        timed |= {name: cost.get(name) for name in ("detected_s", "decided_s", "acted_s")}
+        timed["rejoined_s"] = cost.get("recovered_s")
+    return row | timed
+
+
+def _since(fault: FaultDone, at: float | None) -> float | None:
+    return None if at is None else round(at - fault.began, 3)
+
+
+def participation(history: History) -> dict[str, int]:
+    """Number of groups -> how many steps were committed by so many; who only healed in a step has no part in it."""
+    took_part: dict[int, set[int]] = {}
+    for steps in history.steps:
+        for line in steps.committed():
+            if steps.rank == 0 and line.get("participating_rank", 0) is not None:
+                took_part.setdefault(line["step"], set()).add(steps.group)
+    counts = Counter(len(groups) for groups in took_part.values())
+    return {str(groups): counts[groups] for groups in sorted(counts)}
+
+
+def samples(history: History) -> dict[str, int | None]:
+    """How many were used in committed steps: once, more often (read again after a restart, or of equal tokens), or never,
+    though they were read. None where ranks do not note which they read."""
+    committed: Counter[str] = Counter()
+    read: set[str] = set()
+    for steps in history.steps:
+        pending: list[str] = []
+        for line in steps.lines:
+            if line.get("event") == "batch":
+                pending += line["samples"]
+                read |= set(line["samples"])
+            elif line.get("event") == "step":
+                committed.update(pending if line.get("committed") else ())
+                pending = []
+    if not read:
+        return {"once": None, "twice": None, "never": None}
+    counts = Counter(min(committed[sample], 2) for sample in read)
+    return {"once": counts[1], "twice": counts[2], "never": counts[0]}
+
+
+# --- the page ---
+
+
+def write(history: History, folder: Path) -> dict[str, Any]:
+    """report.json and report.html in a folder; returns the report."""
+    body = build(history)
+    (folder / "report.json").write_text(json.dumps(body, indent=1) + "\n")
+    (folder / "report.html").write_text(page(history, body))
+    return body
+
+
+def page(history: History, body: Mapping[str, Any]) -> str:
+    """report.html: one file, nothing is loaded and nothing runs."""
+    assert history.setting is not None
+    environment = Environment(
+        loader=PackageLoader("fault_injection.chaos", "."),
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    lanes, causes = time_lanes(history, history.setting)
+    return environment.get_template("report.html.j2").render(
+        report=body,
+        passed=sum(c["answer"] == "pass" for c in body["checkers"].values()),
+        lanes=lanes,
+        causes=causes,
+        columns=COLUMNS,
+        marks=_marks(history, history.setting),
+        loss=loss_curve(history),
+    )
+
+
+def time_lanes(history: History, setting: Setting) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """For each group the stretches of the picture, by what most of the time in them went into; and the legend."""
+    span = Span(setting.began, max(setting.ended, setting.began + 1e-6))
+    seen: dict[Cause, float] = {}
+    lanes = []
+    for group in range(setting.groups):
+        columns = _columns(ledger(history, group, span), span)
+        for cause in columns:
+            seen[cause] = seen.get(cause, 0) + 1
+        stretches: list[dict[str, Any]] = []
+        for at, cause in enumerate(columns):
+            if stretches and stretches[-1]["cause"] == cause.value:
+                stretches[-1]["width"] += 1
+            else:
+                stretches.append({"x": at, "width": 1, "cause": cause.value, "colour": COLOURS[cause]})
+        lanes.append({"group": group, "stretches": stretches})
+    legend = sorted(seen, key=lambda cause: -seen[cause])
+    return lanes, [{"cause": cause.value, "colour": COLOURS[cause]} for cause in legend]
+
+
+def _columns(intervals: Sequence[Interval], span: Span) -> list[Cause]:
+    width = (span.end - span.begin) / COLUMNS
+    seconds: list[dict[Cause, float]] = [{} for _ in range(COLUMNS)]
+    for interval in intervals:
+        first = max(0, int((interval.start - span.begin) / width))
+        last = min(COLUMNS - 1, int((interval.end - span.begin) / width))
+        for at in range(first, last + 1):
+            left, right = span.begin + at * width, span.begin + (at + 1) * width
+            within = min(interval.end, right) - max(interval.start, left)
+            seconds[at][interval.cause] = seconds[at].get(interval.cause, 0.0) + max(0.0, within)
+    return [max(each, key=lambda cause: each[cause]) if each else Cause.OTHER for each in seconds]
+
+
+def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
+    length = max(setting.ended - setting.began, 1e-6)
+    return [
+        {"number": f.number, "name": f.name, "x": round(COLUMNS * (f.began - setting.began) / length, 1)}
+        for f in history.faults
+    ]
+
+
+def loss_curve(history: History) -> dict[str, Any]:
+    """Mean loss by committed step, as an SVG polyline in a box of 600 by 160; the steps of the faults in it."""
+    by_step: dict[int, float] = {}
+    for steps in history.steps:
+        for line in steps.committed():
+            if steps.rank == 0 and line.get("loss") is not None:
+                by_step[line["step"]] = float(line["loss"])
+    ordered = sorted(by_step)
+    if len(ordered) < 2:
+        return {"points": "", "low": 0.0, "high": 0.0, "first": 0, "last": 0, "faults": []}
+    shown = ordered[:: max(1, len(ordered) // POINTS)]
+    low, high = min(by_step.values()), max(by_step.values())
+    first, last = ordered[0], ordered[-1]
+
+    def x(step: int) -> float:
+        return round(COLUMNS * (step - first) / (last - first), 1)
+
+    points = " ".join(f"{x(s)},{round(150 - 140 * (by_step[s] - low) / ((high - low) or 1.0), 1)}" for s in shown)
+    faults = [{"x": x(min(max(f.step, first), last)), "number": f.number} for f in history.faults]
+    return {"points": points, "low": low, "high": high, "first": first, "last": last, "faults": faults}

@@ -1,0 +1,170 @@
+"""`supervisor chaos`: break a run on purpose, and certify what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fault_injection import recorded
+from fault_injection.chaos.campaign import Campaign
+from fault_injection.chaos.schedule import Schedule, ScheduleError, drawn, load
+from fault_injection.checkers import Verdict, check
+from fault_injection.faults import site as sites
+from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.fault import Site
+from fault_injection.promises import ALL
+from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
+
+chaos = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Break a run on purpose, and certify what came of it.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add `chaos` to the command line."""
+    app.add_typer(chaos, name="chaos")
+
+
+@chaos.command("list", epilog="Example: supervisor chaos list")
+def list_command(as_json: Json = False) -> None:
+    """Every fault, what it does, and why it cannot be made on this machine where it cannot."""
+    site = sites.of_machine()
+    rows = [
+        {"fault": f.name, "family": f.family, "how": f.how, "kinds": list(f.kinds), "why_not": f.why_not(site)}
+        for f in FAULTS.values()
+    ]
+    if as_json:
+        show(rows, True, None)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("fault", "family", "what it does", "right incident", "not here, because"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        kinds = " or ".join(row["kinds"]) if not row["why_not"] else "-"
+        table.add_row(str(row["fault"]), str(row["family"]), str(row["how"]), kinds or "none", str(row["why_not"]))
+    Console().print(table)
+    possible = sum(1 for row in rows if not row["why_not"])
+    typer.echo(f"{possible} of {len(rows)} faults can be made here")
+
+
+Out = Annotated[Path | None, typer.Option(help="Folder for plan, history and report. Default: the run's own.")]
+
+
+@chaos.command("run", epilog="Example: supervisor chaos run fault_injection/schedules/short.toml --seed 7")
+def run_command(
+    schedule: Annotated[
+        Path | None,
+        typer.Argument(metavar="SCHEDULE", help="TOML (docs/CHAOS.md). Without one, the seed draws --faults of them."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Names the victims. Default: the schedule's own, or 0.")] = None,
+    faults: Annotated[int, typer.Option(min=1, help="Without a schedule: how many faults the seed draws.")] = 10,
+    every_steps: Annotated[int, typer.Option(min=1, help="Without a schedule: about so many steps apart.")] = 30,
+    run: Annotated[
+        str,
+        typer.Option("--run", "-r", help="A live run to break. Default: one is started here, in a system of its own."),
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the run that is started.")] = "chaos",
+    out: Out = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and break nothing.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries, less memory.")] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Break a run as a schedule or a seed says, and certify what came of it. Ends with 1 unless all checkers pass.
+
+    Ctrl-C heals what is broken before it leaves."""
+
+    def wanted(site: Site) -> Schedule:
+        if schedule is None:
+            return drawn(seed or 0, faults, every_steps, site)
+        loaded = load(schedule)
+        return loaded if seed is None else replace(loaded, seed=seed)
+
+    with sentences(), _wrong_schedule():
+        if schedule is not None:
+            load(schedule)  # before anything is started
+        campaign = Campaign(wanted=wanted, say=_say, out=out, dry_run=dry_run)
+        if run:
+            with opened_store(etcd, home, security) as store:
+                green = campaign.against(store, run, home)
+        else:
+            green = campaign.on_its_own(home, name, cold)
+    raise typer.Exit(0 if green else 1)
+
+
+@chaos.command("replay", epilog="Example: supervisor chaos replay runs/chaos/plan.toml")
+def replay_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.toml, as `chaos run` saved it.")],
+    run: Annotated[str, typer.Option("--run", "-r", help="A live run. Default: one is started here.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run that is started.")] = "chaos",
+    out: Out = None,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes.")] = False,
+    etcd: Etcd = "",
+    home: Home = HOME,
+    security: SecurityFile = "",
+) -> None:
+    """Break a run again as a saved plan says, victim by victim."""
+    with sentences(), _wrong_schedule():
+        left_open = [f.name for f in load(plan).fault if f.group is None or f.rank is None]
+        loaded = load(plan)
+        if left_open or loaded.rate or loaded.each:
+            raise ScheduleError(
+                [f"{plan} is no plan: it names no victim for {left_open[0] if left_open else 'its rates'}; run it"]
+            )
+    run_command(
+        schedule=plan, seed=None, faults=1, every_steps=1, run=run, name=name, out=out, dry_run=False, cold=cold, etcd=etcd,
+        home=home, security=security,
+    )  # fmt: skip
+
+
+def _say(sentence: str) -> None:
+    typer.echo(sentence)
+
+
+@contextmanager
+def _wrong_schedule() -> Iterator[None]:
+    try:
+        yield
+    except ScheduleError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"supervisor: {line}", err=True)
+        raise typer.Exit(2) from None
+
+
+@chaos.command("check", epilog="Example: supervisor chaos check runs/chaos/history.jsonl")
+def check_command(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="history.jsonl of a run that was broken.")],
+    as_json: Json = False,
+) -> None:
+    """Judge histories: what each checker says of them, from the files alone. Ends with 1 unless all pass."""
+    with sentences():
+        judged = {str(path): check(recorded.load(path), ALL) for path in files}
+    if as_json:
+        show(judged, True, None)
+    else:
+        for path, verdicts in judged.items():
+            typer.echo(f"{path}: {sum(v.answer == 'pass' for v in verdicts)} of {len(verdicts)} checkers pass")
+            for line in render(verdicts):
+                typer.echo(f"  {line}")
+    if any(v.answer != "pass" for verdicts in judged.values() for v in verdicts):
+        raise typer.Exit(1)
+
+
+def render(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """A line for each, and one for each sentence of those that do not pass."""
+    for verdict in verdicts:
+        yield f"{verdict.answer:8} {verdict.checker}"
+        yield from (f"         {sentence}" for sentence in verdict.sentences)
+
+
+__all__ = ["chaos", "register"]

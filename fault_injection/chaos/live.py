@@ -1,0 +1,315 @@
+"""A live run, as it is looked at through etcd and broken on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from fault_injection import causes
+from fault_injection.chaos.runner import Look
+from fault_injection.chaos.schedule import Planned
+from fault_injection.chaos.watch import Watcher
+from fault_injection.faults import acts
+from fault_injection.faults.fault import Fault, Site, Target
+from fault_injection.faults.site import SHARED_DISK, SHARED_NETWORK, no_memory_cgroup
+from fault_injection.history import Left, Seen
+from supervisor.core.model import Memory, Rung
+from supervisor.ports.errors import Fatal, Retryable
+from supervisor.ports.store import Store
+from supervisor.shell import client, cordons, hosts, status
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.processes import is_running, start_ticks
+from supervisor.wire import keys
+from supervisor.wire.records import (
+    Health,
+    LeaderRecord,
+    NodeDesired,
+    NodeObserved,
+    Registration,
+    RunRecord,
+    TrainerObserved,
+)
+
+LEARNED_STEPS = 16
+"""Committed by each rank before its run counts as well: warm-up, and enough to learn from what a step usually takes."""
+
+SLEEP_S = 0.02
+
+STORE_BACK_S = 30.0
+
+
+class CompactableStore(Store, Protocol):
+    """What no supervisor does by itself."""
+
+    def compact(self, revision: int) -> None: ...
+
+
+class LiveRun:
+    """Implements `runner.Live` and `fault.Scene`. `system`: the folder that holds `nodes/`. `tended`: starts again what ends."""
+
+    def __init__(
+        self,
+        store: CompactableStore,
+        watcher: Watcher,
+        record: RunRecord,
+        system: Path,
+        tended: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        self._store, self._watcher, self.record, self.system = store, watcher, record, system
+        self._tended = tended
+        self.run, self.run_dir = record.spec.name, record.run_dir
+
+    # --- runner.Live ---
+
+    @property
+    def scene(self) -> LiveRun:
+        return self
+
+    def look(self) -> Look:
+        with self._watcher.mirror() as mirror:
+            now = status.run_status(mirror, self.record)
+            incidents = client.incidents(mirror, self.run)
+            not_well = self._not_well(mirror, now)
+        acted = frozenset(
+            (i.id, i.group)
+            for i in incidents
+            if i.decided is not None and i.rung > Rung.RIDE_THROUGH and not i.shadow
+        )  # fmt: skip
+        ended = f"the run is {now.phase}" if now.phase in ("stopped", "finished", "halted", "stopping") else ""
+        if ended and now.halt_reason:
+            ended += f": {now.halt_reason}"
+        return Look(step=now.step, not_well=not_well, acted=acted, ended=ended)
+
+    def target(self, planned: Planned, fault: Fault) -> Target:
+        """Raises Fatal when the group is not where it can be broken."""
+        with self._watcher.mirror() as mirror:
+            group = self._writer(mirror) if fault.writers else planned.group
+            rank = 0 if fault.writers else planned.rank
+            state = status.run_status(mirror, self.record).groups[group]
+            ranks = self._ranks(mirror, group, state.generation, state.node)
+            registered = mirror.record(keys.registration(state.node), Registration)
+        pids = {t.rank: t.pid for t in ranks}
+        if rank not in pids:
+            raise Fatal(f"node {state.node or '-'} shows no rank {rank} of group {group}")
+        why = self._elsewhere(state.node)
+        if why:
+            raise Fatal(why)
+        return Target(
+            group=group, generation=state.generation, node=state.node, rank=rank, pids=pids,
+            allocation=registered.allocation if registered is not None else "",
+            folder=self.system / "nodes" / state.node, step=state.step,
+        )  # fmt: skip
+
+    def tend(self) -> None:
+        if self._tended is not None:
+            self._tended()
+
+    def let_go(self) -> None:
+        """Only of hosts that are ours to free: those of a system that was started to be broken."""
+        if self._tended is None:
+            return
+        with self._watcher.mirror() as mirror:
+            for host in list(cordons.by_host(mirror)):
+                with suppress(Fatal, Retryable):  # it was freed a moment ago; or the next time
+                    hosts.uncordon(self._store, mirror, host)
+
+    # --- fault.Scene ---
+
+    def leader_pid(self) -> int:
+        with self._watcher.mirror() as mirror:
+            leader = mirror.record(keys.LEADER, LeaderRecord)
+        if leader is None:
+            raise Fatal("nobody leads")
+        if leader.host != socket.gethostname():
+            raise Fatal(f"the leader is on {leader.host}: break it there")
+        return leader.pid
+
+    def agent_pid(self, node: str) -> int:
+        with self._watcher.mirror() as mirror:
+            registered = mirror.record(keys.registration(node), Registration)
+        return registered.agent_pid if registered is not None else 0
+
+    def shim_pid(self, node: str) -> int:
+        return int((self.system / "nodes" / node / "shim.lock").read_text())
+
+    def gate_pids(self) -> tuple[int, int]:
+        with self._watcher.mirror() as mirror:
+            memory = mirror.record(keys.memory(self.run, "run"), Memory)
+        if memory is None or not memory.lighthouse.node:
+            raise Fatal("the run has no lighthouse")
+        seat = memory.lighthouse
+        path = self.system / "nodes" / seat.node / "processes" / f"lighthouse.{self.run}.{seat.generation}.json"
+        try:
+            gate = int(json.loads(path.read_text())["pid"])
+            children = Path(f"/proc/{gate}/task/{gate}/children").read_text().split()
+        except OSError as error:
+            raise Fatal(f"the lighthouse on {seat.node} is not on this machine ({error.filename})") from error
+        if len(children) != 1:
+            raise Fatal(f"the gate, pid {gate}, has {len(children)} children, not its lighthouse alone")
+        return gate, int(children[0])
+
+    def etcd_pid(self) -> int:
+        return etcd_pid(self.system)
+
+    def revision(self) -> int:
+        return self._store.list(keys.LEADER).revision
+
+    def compact(self, revision: int) -> None:
+        self._store.compact(revision)
+
+    def kill_node(self, target: Target) -> str:
+        return acts.kill_node(target.group, target.node, self.system).evidence
+
+    def cut(self, node: str) -> None:
+        raise Fatal(SHARED_NETWORK)
+
+    def mend(self, node: str) -> None:
+        """Nothing was cut."""
+
+    def take_allocation(self, target: Target) -> str:
+        return acts.take_allocation(target.group, target.node, target.allocation, self.system).evidence
+
+    def restart(self, group: int) -> None:
+        def asked() -> bool:
+            try:
+                client.restart(self._store, self.record, group)
+            except Retryable:
+                return False
+            return True
+
+        self.wait(asked, STORE_BACK_S, f"etcd takes the wish to restart group {group}")
+
+    def wait(self, reached: Callable[[], bool], within_s: float, what: str) -> None:
+        until = time.monotonic() + within_s
+        while not reached():
+            if time.monotonic() > until:
+                raise Fatal(f"not within {within_s:g} s: {what}")
+            time.sleep(SLEEP_S)
+
+    # --- what can be broken, and what is left ---
+
+    def seen(self) -> list[Seen]:
+        """What etcd said of the run so far."""
+        return list(self._watcher.seen)
+
+    def site(self) -> Site:
+        """What of this run can be broken on this machine."""
+        with self._watcher.mirror() as mirror:
+            now = status.run_status(mirror, self.record)
+        nodes = [group.node for group in now.groups if group.node]
+        ranks = self.record.spec.groups.ranks_per_group
+        deaf = [
+            f"rank {rank} of group {g.group}"
+            for g in now.groups
+            for rank in range(ranks)
+            if not causes.obeys(self.run_dir, g.group, g.generation, rank)
+        ]
+        disks = all((self.system / "nodes" / node).is_mount() for node in nodes)
+        return Site(
+            engine=self.record.spec.allocation.engine,
+            not_here=next((why for node in nodes if (why := self._elsewhere(node))), ""),
+            not_obeying=f"{deaf[0]} does not look for orders (fault_injection/trainer.py)" if deaf else "",
+            no_memory_cgroup=no_memory_cgroup(),
+            no_own_disks="" if disks and nodes else SHARED_DISK,
+            no_cut=SHARED_NETWORK,
+            no_own_etcd="" if self._own_etcd() else f"its etcd is not one that was started in {self.system}",
+        )
+
+    def left(self, ended: bool) -> Left:
+        """Processes and allocations that should not be there: any when the run has `ended`, else those of older generations."""
+        with self._watcher.mirror() as mirror:
+            generations = {g.group: g.generation for g in status.run_status(mirror, self.record).groups}
+        processes = []
+        records = [
+            *self.system.glob(f"nodes/*/processes/{self.run}.*.json"),
+            *self.system.glob(f"nodes/*/processes/lighthouse.{self.run}.*.json"),
+        ]
+        for path in sorted(records):
+            try:
+                body = json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue
+            of = str(body["name"]).split(".")
+            current = not ended and (of[0] == "lighthouse" or int(of[2]) >= generations.get(int(of[1]), 0))
+            if not current and not body["exited"] and is_running(body["pid"], body["start_ticks"]):
+                processes.append(f"{body['name']} (pid {body['pid']}) on {path.parts[-3]}")
+        keys_ = [path.stem.removeprefix("allocation-") for path in sorted(self.system.glob("local/allocation-*.json"))]
+        allocations = tuple(key for key in keys_ if ended and re.fullmatch(rf"{re.escape(self.run)}-a\d+", key))
+        return Left(processes=tuple(processes), allocations=allocations)
+
+    def stop(self, within_s: float) -> None:
+        """Ask the run to stop, and wait until nothing of it is left, or the time is over."""
+        client.change_control(self._store, self.run, lambda control: replace(control, stop=True))
+
+        def ended() -> bool:
+            self.tend()
+            return self.look().ended.startswith("the run is stopped") and self.left(ended=True) == Left()
+
+        with suppress(Fatal):
+            self.wait(ended, within_s, "the run stops")
+
+    # --- looking ---
+
+    def _not_well(self, mirror: Mirror, now: status.RunStatus) -> str:
+        if now.phase != "running":
+            return f"the run is {now.phase}"
+        if now.incidents_open:
+            return f"incident {now.incidents_open[0]} is open"
+        for g in now.groups:
+            if g.phase != "running":
+                return f"group {g.group} is {g.phase}"
+            ranks = self._ranks(mirror, g.group, g.generation, g.node)
+            learned = [t for t in ranks if t.progress is not None and t.progress.commits >= LEARNED_STEPS]
+            if len(learned) < self.record.spec.groups.ranks_per_group:
+                return f"group {g.group} has committed fewer than {LEARNED_STEPS} steps since its start"
+            if any(t.stuck is not None for t in ranks):
+                return f"group {g.group} is stuck"
+        return self._no_spare(mirror, now)
+
+    def _no_spare(self, mirror: Mirror, now: status.RunStatus) -> str:
+        wanted = self.record.spec.allocation.nodes + self.record.spec.allocation.spares - len(now.groups)
+        if wanted <= 0:
+            return ""
+        health = [mirror.record(keys.health(node), Health) for node in now.spares]
+        ready = [h for h in health if h is not None and h.warm in ("ready", "off")]
+        return "" if ready else "no spare is ready"
+
+    def _ranks(self, mirror: Mirror, group: int, generation: int, node: str) -> list[TrainerObserved]:
+        seen = mirror.record(keys.observed(node), NodeObserved) if node else None
+        of_it = (self.run, group, generation)
+        return [t for t in (seen.trainers if seen else ()) if (t.run, t.group, t.generation) == of_it]
+
+    def _writer(self, mirror: Mirror) -> int:
+        for _, desired in mirror.records(keys.DESIRED, NodeDesired):
+            for trainer in desired.trainers:
+                if trainer.run == self.run and trainer.writer:
+                    return trainer.group
+        raise Fatal("no group writes checkpoints")
+
+    def _elsewhere(self, node: str) -> str:
+        try:
+            pid = self.shim_pid(node)
+        except (OSError, ValueError):
+            return f"node {node} is not one of this machine: there is no {self.system / 'nodes' / node / 'shim.lock'}"
+        return "" if start_ticks(pid) is not None else f"node {node} does not run on this machine"
+
+    def _own_etcd(self) -> bool:
+        try:
+            return start_ticks(etcd_pid(self.system)) is not None
+        except Fatal:
+            return False
+
+
+def etcd_pid(system: Path) -> int:
+    """Of the etcd that `supervisor up` started there. Raises Fatal when there is none."""
+    try:
+        return int(json.loads((system / "etcd" / "server.json").read_text())["pid"])
+    except (OSError, ValueError, KeyError) as error:
+        raise Fatal(f"no etcd was started in {system}") from error

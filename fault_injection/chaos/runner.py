@@ -1,0 +1,250 @@
+"""Does what a plan says: waits for each fault's step, makes it, heals it, and notes when everything trains again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fault_injection.chaos.schedule import Plan, Planned
+from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.fault import Fault, Scene, Target
+from fault_injection.history import FaultDone
+from supervisor.core.spec import RunSpec
+from supervisor.ports.errors import Fatal, PortError
+
+LOOK_S = 0.1
+
+STEPS_ON = 2
+"""Committed after a fault, or after it was healed, before it counts as over."""
+
+PATIENCE_S = 300.0
+"""How long a run that commits nothing new is waited for before a fault is made: five times the slowest start seen here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One look at the run. `not_well`: empty when every group trains, none is being mended and a spare is there."""
+
+    step: int
+    not_well: str
+    acted: frozenset[tuple[str, int]]
+    """(id, group) of each incident about which something was done, over or not."""
+    ended: str = ""
+    """Why it does not go on at all; empty while it does."""
+
+
+class Live(Protocol):
+    """The run, and what it runs on."""
+
+    @property
+    def scene(self) -> Scene: ...
+    def look(self) -> Look: ...
+    def target(self, planned: Planned, fault: Fault) -> Target: ...
+    def tend(self) -> None:
+        """Start again what is to be started by whoever started it."""
+        ...
+
+    def let_go(self) -> None:
+        """Free the hosts that the fault has made suspect, where the next ones need them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the timeouts of a run promise of a fault, in seconds."""
+
+    within_s: float
+    others_within_s: float
+
+
+def bounds(spec: RunSpec, fault: Fault) -> Bounds:
+    """From the policy's and TorchFT's own timeouts. Survivors of a loss are free after a heartbeat timeout, and a join and a
+    collective that it may have cost them twice; a stall ends when the hang is found, an unseen end when a lease has lapsed."""
+    torchft, policy = spec.torchft, spec.policy
+    freed = (
+        torchft.heartbeat_timeout_ms + 2 * (torchft.join_timeout_ms + torchft.process_group_timeout_ms)
+    ) / 1000 + policy.term_grace_s
+    found = policy.hang.at_most_s + freed if fault.stalls else 2 * policy.node_lease_s + freed
+    again = policy.start_timeout_s + policy.backoff_max_s
+    return Bounds(fault.stays_s + found + again, fault.stays_s + found if fault.stalls else freed)
+
+
+@dataclass
+class _Made:
+    """A fault that is not over yet. `heal` undoes it; it is on the runner's own stack too."""
+
+    fault: Fault
+    done: FaultDone
+    heal: ExitStack
+    known: frozenset[tuple[str, int]]
+    """Incidents that were there before it."""
+    step: int
+    """When it was made, or healed by hand."""
+
+    @property
+    def made(self) -> bool:
+        return self.done.made is not None
+
+
+class Runner:
+    """Once through a plan. Whatever ends it, also a SIGINT, heals what is broken first."""
+
+    def __init__(
+        self,
+        live: Live,
+        spec: RunSpec,
+        plan: Plan,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._live, self._spec, self._plan, self._say = live, spec, plan, say
+        self._clock, self._pause = clock, pause
+        self._not_before_step = 0
+        self.done: list[FaultDone] = []
+        """In the plan's order, also what was broken off."""
+
+    @property
+    def settle_steps(self) -> int:
+        """Committed after a fault is over, before the next: the groups' states are to be compared meanwhile."""
+        return self._spec.titan.digest_interval_steps + STEPS_ON
+
+    def run(self) -> None:
+        """Raises Fatal when the run does not get well before a fault; what was done until then is in `done`."""
+        with ExitStack() as everything:
+            for chain in _chains(self._plan.faults):
+                self._chain(chain, everything)
+            self._well_at(0)
+
+    def _chain(self, chain: Sequence[Planned], everything: ExitStack) -> None:
+        first = self._well_at(chain[0].at_step)
+        open_: list[_Made] = []
+        try:
+            for planned in chain:
+                if planned.together == "during":
+                    self._until_something_is_done(open_)
+                open_.append(self._make(planned, first, everything))
+            self._until_over(open_)
+        finally:
+            for each in open_:
+                each.heal.close()
+            self.done += [each.done for each in open_]
+        self._live.let_go()
+
+    def _make(self, planned: Planned, known: Look, everything: ExitStack) -> _Made:
+        fault = FAULTS[planned.name]
+        promised = bounds(self._spec, fault)
+        heal = everything.enter_context(ExitStack())
+        look = self._live.look()
+        began = self._clock()
+        done = FaultDone(
+            number=planned.number, name=planned.name, group=planned.group, rank=planned.rank, generation=0, node="",
+            step=look.step, began=began, made=None, evidence="", healed=None, over=None, kinds=tuple(fault.kinds),
+            echoes=tuple(fault.echoes), drifts=fault.drifts, within_s=promised.within_s,
+            others_within_s=promised.others_within_s, before="" if planned.together else look.not_well,
+        )  # fmt: skip
+        assert fault.inject is not None
+        try:
+            target = self._live.target(planned, fault)
+            done = replace(
+                done, generation=target.generation, node=target.node, group=target.group, rank=target.rank,
+                began=self._clock(),
+            )  # fmt: skip
+            self._say(f"step {look.step}: {planned}: {fault.how}")
+            evidence = fault.inject(self._live.scene, target, heal)
+            done = replace(done, made=self._clock(), evidence=evidence)
+            self._say(f"  {evidence}")
+        except (PortError, OSError) as error:
+            done = replace(done, after=str(error), over=self._clock())
+            self._say(f"  it did not happen: {error}")
+        return _Made(fault, done, heal, known.acted, look.step)
+
+    def _until_something_is_done(self, open_: Sequence[_Made]) -> None:
+        """About the fault that the next one is to come on top of. One about which nothing is to be done needs no wait."""
+        last = open_[-1]
+        if not last.made or not last.fault.kinds:
+            return
+        until = last.done.began + last.done.within_s
+        while self._clock() < until and not self._acted(last, self._live.look()):
+            self._heal_what_is_due(open_)
+            self._next()
+
+    def _until_over(self, open_: list[_Made]) -> None:
+        while waiting := [each for each in open_ if each.done.over is None and not each.done.after]:
+            self._heal_what_is_due(open_)
+            look, now = self._live.look(), self._clock()
+            if look.ended:
+                self._give_up(waiting, look.ended)
+                raise Fatal(look.ended)
+            for each in waiting:
+                if self._is_over(each, look):
+                    each.heal.close()
+                    each.done = replace(each.done, over=now, healed=each.done.healed or now)
+                    self._say(f"  fault {each.done.number}: all is well after {now - each.done.began:.1f} s")
+                elif now > each.done.began + each.done.within_s:
+                    why = look.not_well or "nothing was done about it"
+                    self._give_up([each], f"{why} after {each.done.within_s:g} s")
+            self._next()
+        self._not_before_step = self._live.look().step + self.settle_steps
+
+    def _give_up(self, waiting: Sequence[_Made], why: str) -> None:
+        for each in waiting:
+            each.heal.close()
+            each.done = replace(each.done, after=why, healed=each.done.healed or self._clock())
+            self._say(f"  fault {each.done.number}: {why}")
+
+    def _is_over(self, each: _Made, look: Look) -> bool:
+        if look.not_well or (each.fault.stays_s and each.done.healed is None):
+            return False
+        if each.fault.kinds and not self._acted(each, look):
+            return False
+        return look.step >= each.step + STEPS_ON
+
+    def _acted(self, each: _Made, look: Look) -> bool:
+        return any(group == each.done.group for _, group in look.acted - each.known)
+
+    def _heal_what_is_due(self, open_: Sequence[_Made]) -> None:
+        for each in open_:
+            stays_s = each.fault.stays_s
+            if stays_s and each.done.healed is None and each.done.made is not None:
+                if self._clock() < each.done.made + stays_s:
+                    continue
+                each.heal.close()
+                each.done, each.step = replace(each.done, healed=self._clock()), self._live.look().step
+                self._say(f"  fault {each.done.number}: healed after {stays_s:g} s")
+
+    def _well_at(self, step: int) -> Look:
+        """Wait for the step, and until all is well."""
+        news, since = (-1, ""), self._clock()
+        while True:
+            look = self._live.look()
+            if look.ended:
+                raise Fatal(look.ended)
+            if not look.not_well and look.step >= max(step, self._not_before_step):
+                return look
+            if (look.step, look.not_well) != news:
+                news, since = (look.step, look.not_well), self._clock()
+            elif self._clock() - since > PATIENCE_S:
+                raise Fatal(
+                    f"nothing moved for {PATIENCE_S:g} s before step {step}: {look.not_well or 'no step is committed'}"
+                )
+            self._next()
+
+    def _next(self) -> None:
+        self._live.tend()
+        self._pause(LOOK_S)
+
+
+def _chains(faults: Sequence[Planned]) -> Iterator[list[Planned]]:
+    """Faults that come together, each with those that it brings."""
+    chain: list[Planned] = []
+    for planned in faults:
+        if chain and not planned.together:
+            yield chain
+            chain = []
+        chain.append(planned)
+    if chain:
+        yield chain

@@ -1,0 +1,257 @@
+"""A schedule (TOML) and what it unfolds into: a plan in which every victim is named. A plan is a schedule too, and replays.
+
+No clock is in either: a fault comes when the run has committed a step.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import random
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.fault import Site
+
+Together = Literal["", "with", "during"]
+"""with: right after the fault before it. during: as soon as something is done about that one. Empty: when the run is well again."""
+
+Step = Annotated[int, Field(ge=1)]
+
+COMPOUND_SHARE = 0.25
+"""Of the faults that a seed draws: so many bring a second one."""
+
+
+class ScheduleError(ValueError):
+    """What is wrong with a schedule: one sentence per problem."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@checked(frozen=True, kw_only=True, config=_STRICT)
+class FaultAt:
+    """One fault. Without a group or a rank the seed names one."""
+
+    name: str
+    at_step: Step
+    group: Annotated[int, Field(ge=0)] | None = None
+    rank: Annotated[int, Field(ge=0)] | None = None
+    together: Together = ""
+
+
+@checked(frozen=True, kw_only=True, config=_STRICT)
+class Rate:
+    """One fault again and again: every so many steps, or with so many steps between two in the mean."""
+
+    name: str
+    until_step: Step
+    first_step: Step = 1
+    every_steps: Step | None = None
+    mtbf_steps: Annotated[float, Field(gt=0)] | None = None
+
+
+@checked(frozen=True, kw_only=True, config=_STRICT)
+class Each:
+    """Every fault that can be made here once, in an order that the seed draws."""
+
+    every_steps: Step
+    first_step: Step = 1
+
+
+@checked(frozen=True, kw_only=True, config=_STRICT)
+class Schedule:
+    """What a schedule file says."""
+
+    seed: int = 0
+    fault: tuple[FaultAt, ...] = ()
+    rate: tuple[Rate, ...] = ()
+    each: Each | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One fault of a plan."""
+
+    number: int
+    name: str
+    at_step: int
+    group: int
+    rank: int
+    together: Together = ""
+
+    def __str__(self) -> str:
+        when = {"": f"at step {self.at_step}", "with": "at once with it", "during": "while it is mended"}[self.together]
+        return f"{self.number:3d}  {when}: {self.name}, group {self.group} rank {self.rank}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be done, in this order. `not_available`: the other faults of the catalogue, and why they are not here."""
+
+    seed: int
+    faults: tuple[Planned, ...]
+    not_available: Mapping[str, str]
+
+    def save(self, path: Path) -> None:
+        """As a schedule that names everything."""
+        lines = ["# `supervisor chaos replay` does this again, victim by victim.", f"seed = {self.seed}"]
+        for planned in self.faults:
+            body = {k: v for k, v in asdict(planned).items() if k != "number" and v != ""}
+            lines += ["", "[[fault]]", *(f"{key} = {json.dumps(value)}" for key, value in body.items())]
+        path.write_text("\n".join(lines) + "\n")
+
+
+def load(path: Path) -> Schedule:
+    """Read a schedule file; raises ScheduleError with all that is wrong with it."""
+    try:
+        return parse(tomllib.loads(path.read_bytes().decode()))
+    except OSError as error:
+        raise ScheduleError([f"cannot read the schedule {path}: {error.strerror}"]) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ScheduleError([f"{path} is not valid TOML: {error}"]) from error
+
+
+def parse(body: dict[str, Any]) -> Schedule:
+    """Check a schedule; raises ScheduleError with all that is wrong with it."""
+    try:
+        # as JSON, where strict mode takes lists for tuples and tables for dataclasses
+        schedule = TypeAdapter(Schedule).validate_json(json.dumps(body, default=str))
+    except ValidationError as error:
+        raise ScheduleError([_sentence(e) for e in error.errors()]) from error
+    problems = list(_contradictions(schedule))
+    if problems:
+        raise ScheduleError(problems)
+    return schedule
+
+
+def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
+    """The plan of a schedule for a run of that size. Raises ScheduleError when a fault cannot be made here, or its victim is
+    not there."""
+    problems = []
+    for i, fault in enumerate(schedule.fault):
+        if fault.group is not None and fault.group >= groups:
+            problems.append(f"fault.{i}.group = {fault.group}: the run has groups 0 to {groups - 1}")
+        if fault.rank is not None and fault.rank >= ranks:
+            problems.append(f"fault.{i}.rank = {fault.rank}: a group has ranks 0 to {ranks - 1}")
+    named = {fault.name for fault in schedule.fault} | {rate.name for rate in schedule.rate}
+    for name in sorted(named):
+        if why := FAULTS[name].why_not(site):
+            problems.append(f"{name} cannot be made here: {why}")
+    if problems:
+        raise ScheduleError(problems)
+    wanted = [*schedule.fault, *_rates(schedule), *_each(schedule, site)]
+    faults: list[Planned] = []
+    victims = random.Random(f"victims:{schedule.seed}")
+    for fault in _in_order(wanted):
+        # drawn whether it is needed or not: naming one victim moves no other
+        group, rank = victims.randrange(groups), victims.randrange(ranks)
+        faults.append(
+            Planned(
+                number=len(faults) + 1,
+                name=fault.name,
+                at_step=fault.at_step,
+                group=group if fault.group is None else fault.group,
+                rank=rank if fault.rank is None else fault.rank,
+                together=fault.together,
+            )
+        )
+    return Plan(seed=schedule.seed, faults=tuple(faults), not_available=not_available(site))
+
+
+def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
+    """A schedule of `count` faults that the seed draws from those that can be made here; some bring a second one, of those
+    that no group suffers from, at once or while they are mended."""
+    rng = random.Random(f"faults:{seed}")
+    possible = [fault for fault in FAULTS.values() if not fault.why_not(site)]
+    riders = [fault.name for fault in possible if not fault.kinds and not fault.stalls]
+    faults: list[FaultAt] = []
+    at_step = 0
+    while len(faults) < count:
+        at_step += rng.randint(max(1, every_steps // 2), every_steps + every_steps // 2)
+        first = rng.choice(possible)
+        faults.append(FaultAt(name=first.name, at_step=at_step))
+        if first.kinds and riders and len(faults) < count and rng.random() < COMPOUND_SHARE:
+            together: Together = "with" if rng.random() < 0.5 else "during"
+            faults.append(FaultAt(name=rng.choice(riders), at_step=at_step, together=together))
+    return Schedule(seed=seed, fault=tuple(faults))
+
+
+def not_available(site: Site) -> dict[str, str]:
+    """Fault -> why it cannot be made here."""
+    return {name: why for name, fault in FAULTS.items() if (why := fault.why_not(site))}
+
+
+def _rates(schedule: Schedule) -> Iterator[FaultAt]:
+    for i, rate in enumerate(schedule.rate):
+        rng = random.Random(f"rate:{schedule.seed}:{i}:{rate.name}")
+        at = float(rate.first_step) if rate.every_steps else rate.first_step + _gap(rng, rate)
+        while at <= rate.until_step:
+            yield FaultAt(name=rate.name, at_step=round(at))
+            at += _gap(rng, rate)
+
+
+def _gap(rng: random.Random, rate: Rate) -> float:
+    return float(rate.every_steps) if rate.every_steps else max(1.0, rng.expovariate(1.0 / (rate.mtbf_steps or 1.0)))
+
+
+def _each(schedule: Schedule, site: Site) -> Iterator[FaultAt]:
+    if schedule.each is None:
+        return
+    names = [name for name, fault in FAULTS.items() if not fault.why_not(site)]
+    random.Random(f"each:{schedule.seed}").shuffle(names)
+    for i, name in enumerate(names):
+        yield FaultAt(name=name, at_step=schedule.each.first_step + i * schedule.each.every_steps)
+
+
+def _in_order(faults: Sequence[FaultAt]) -> list[FaultAt]:
+    """By step; what is to come together with another stays right after it, at its step."""
+    chains: list[list[FaultAt]] = []
+    for fault in faults:
+        if fault.together and chains:
+            chains[-1].append(replace(fault, at_step=chains[-1][0].at_step))
+        else:
+            chains.append([fault])
+    return [fault for chain in sorted(chains, key=lambda c: c[0].at_step) for fault in chain]
+
+
+def _contradictions(schedule: Schedule) -> Iterator[str]:
+    names = [(f"fault.{i}", fault.name) for i, fault in enumerate(schedule.fault)]
+    names += [(f"rate.{i}", rate.name) for i, rate in enumerate(schedule.rate)]
+    for where, name in names:
+        if name not in FAULTS:
+            near = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.4)
+            hint = f"; nearest: {near[0]!r}" if near else ""
+            yield f"{where}.name = {name!r}: there is no such fault{hint}; all: supervisor chaos list"
+    for i, rate in enumerate(schedule.rate):
+        if (rate.every_steps is None) == (rate.mtbf_steps is None):
+            yield f"rate.{i}: give every_steps or mtbf_steps, one of them"
+        if rate.until_step < rate.first_step:
+            yield f"rate.{i}.until_step = {rate.until_step} is before first_step = {rate.first_step}"
+    if schedule.fault and schedule.fault[0].together:
+        yield f"fault.0.together = {schedule.fault[0].together!r}: there is no fault before it"
+    if not (schedule.fault or schedule.rate or schedule.each):
+        yield "the schedule has no fault: give [[fault]], [[rate]] or [each]"
+
+
+def _sentence(error: Any) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"{path}: missing, and it has no default"
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        kinds: dict[str, Any] = {"fault": FaultAt, "rate": Rate, "each": Each}
+        kind = kinds[str(error["loc"][0])] if len(error["loc"]) > 1 else Schedule
+        known = [field.name for field in fields(kind)]
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
+        return f"{path}: there is no such key; " + (f"nearest: {near[0]}" if near else f"known: {', '.join(known)}")
+    return f"{path} = {error['input']!r}: {error['msg'].replace('Input should be', 'must be')}"

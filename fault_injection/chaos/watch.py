@@ -1,0 +1,82 @@
+"""What etcd says of a run, noted as it comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fault_injection.history import Seen
+from supervisor.core.model import GroupMemory, Incident
+from supervisor.ports.store import Item, Store
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, RecordError, decode
+
+
+class Watcher(threading.Thread):
+    """Follows everything under our prefix, also over an outage of the store. `seen`: groups, incidents and leaders of the run."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        super().__init__(name="watcher", daemon=True)
+        snapshot = store.list(keys.PREFIX)
+        self._mirror = Mirror(snapshot)
+        self._watch = store.watch(keys.PREFIX, snapshot.revision)
+        self._incidents, self._groups = keys.incident(run, ""), keys.memory(run, "group-")
+        self._lock = threading.Lock()
+        self._stop_now = threading.Event()
+        self.seen: list[Seen] = []
+        for item in snapshot.items:
+            self._note(item, time.time())
+
+    def run(self) -> None:
+        while not self._stop_now.is_set():
+            changes = self._watch.poll(0.1)
+            at = time.time()
+            if changes is None:
+                continue
+            with self._lock:
+                self._mirror.apply(changes)
+                for item in changes.puts:
+                    self._note(item, at)
+
+    @contextmanager
+    def mirror(self) -> Iterator[Mirror]:
+        """All that is known, which does not change meanwhile."""
+        with self._lock:
+            yield self._mirror
+
+    def stop(self) -> None:
+        self._stop_now.set()
+        if self.is_alive():
+            self.join()
+        self._watch.close()
+
+    def _note(self, item: Item, at: float) -> None:
+        says = self._says(item)
+        newest = next((s for s in reversed(self.seen) if says and (s.what, s.subject) == says[:2]), None)
+        if says is not None and (newest is None or newest.says != says[2]):
+            self.seen.append(Seen(t=at, what=says[0], subject=says[1], says=says[2]))
+
+    def _says(self, item: Item) -> tuple[str, str, dict[str, Any]] | None:
+        try:
+            if item.key.startswith(self._incidents):
+                incident = decode(item.value, Incident)
+                body = {
+                    "kind": incident.kind.value, "group": incident.group, "rank": incident.rank, "node": incident.node,
+                    "state": incident.state, "rung": int(incident.rung), "generation_after": incident.generation_after,
+                }  # fmt: skip
+                return "incident", incident.id, body
+            if item.key.startswith(self._groups):
+                group = decode(item.value, GroupMemory)
+                return "group", str(group.group), {
+                    "phase": group.phase, "generation": group.generation, "node": group.node,
+                }  # fmt: skip
+            if item.key == keys.LEADER:
+                leader = decode(item.value, LeaderRecord)
+                return "leader", "", {"host": leader.host, "pid": leader.pid}
+        except RecordError:
+            pass  # the run's own status tells of it
+        return None

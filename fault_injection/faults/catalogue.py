@@ -1,0 +1,171 @@
+"""Every fault there is, also those that nobody can make yet: those say why."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+
+from fault_injection import causes
+from fault_injection.faults import inject as made
+from fault_injection.faults.fault import Family, Fault, Inject, Need, Site
+from supervisor.core.model import Kind
+
+# --- needs ---
+
+
+def here(site: Site) -> str:
+    return site.not_here
+
+
+def obeying(site: Site) -> str:
+    return site.not_here or site.not_obeying
+
+
+def memory_cgroup(site: Site) -> str:
+    return site.no_memory_cgroup
+
+
+def own_disks(site: Site) -> str:
+    return site.no_own_disks
+
+
+def links(site: Site) -> str:
+    return site.no_cut
+
+
+def own_etcd(site: Site) -> str:
+    return site.no_own_etcd
+
+
+def local_engine(site: Site) -> str:
+    return (
+        "" if site.engine == "local" else f"the engine is {site.engine}: what a scheduler does is asked of it by hand"
+    )
+
+
+# --- faults ---
+
+
+def _crash(
+    name: str, how: str, inject: Inject, *needs: Need, kind: Kind = Kind.CRASH, family: Family = "process"
+) -> Fault:
+    return Fault(name=name, family=family, how=how, inject=inject, needs=needs, kinds=(kind,))
+
+
+def _hang(
+    name: str, how: str, inject: Inject, *needs: Need, family: Family = "process", writers: bool = False
+) -> Fault:
+    kinds = (Kind.HANG, Kind.STALLED)
+    return Fault(
+        name=name, family=family, how=how, inject=inject, needs=needs, kinds=kinds, stalls=True, writers=writers
+    )
+
+
+def _rides(
+    name: str, family: Family, how: str, inject: Inject, *needs: Need, stays_s: float = 0.0, stalls: bool = False
+) -> Fault:
+    return Fault(name=name, family=family, how=how, inject=inject, needs=needs, stays_s=stays_s, stalls=stalls)
+
+
+def _missing(name: str, family: Family, how: str, why: str) -> Fault:
+    return Fault(name=name, family=family, how=how, missing=why)
+
+
+_ALL = (
+    # process
+    _crash("sigkill", "SIGKILL to a rank", made.signalled(signal.SIGKILL), here),
+    _crash("sigsegv", "SIGSEGV to a rank, from outside", made.signalled(signal.SIGSEGV), here),
+    _crash("sigabrt", "SIGABRT to a rank, from outside", made.signalled(signal.SIGABRT), here),
+    _crash("sigterm", "SIGTERM to a rank that nobody of ours sent", made.signalled(signal.SIGTERM), here),
+    _crash("segfault", "a rank reads address 0", made.ordered(causes.SEGFAULT), obeying),
+    _crash("abort", "a rank calls abort()", made.ordered(causes.ABORT), obeying),
+    _crash("exit_code", "a rank exits with code 7", made.ordered(causes.EXIT), obeying, kind=Kind.ERROR),
+    _crash("exception", "a rank raises, once", made.ordered(causes.RAISE), obeying, kind=Kind.ERROR),
+    _missing("exception_always", "process", "a rank raises whenever it is started", "it halts the run, which only a person lets go on: tests/integration/test_causes.py"),
+    _crash("killed_for_memory", "a rank takes more than its memory cgroup has", made.for_memory, obeying, memory_cgroup, kind=Kind.OOM),
+    _hang("stopped", "SIGSTOP to a rank", made.stopped, here),
+    _rides("hiccup", "process", "SIGSTOP to a rank, SIGCONT after 1.5 s", made.stopped, here, stays_s=1.5),
+    _hang("gil_held", "C code keeps the interpreter's lock", made.ordered(causes.HOLD_GIL), obeying),
+    _hang("endless_loop", "a rank computes for ever", made.ordered(causes.LOOP), obeying),
+    Fault(
+        name="slow_step", family="process", how="every step of a rank takes half a second longer; a person restarts it",
+        inject=made.until_restarted(causes.SLOW, made.SLOWER_S), needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0,
+    ),
+    # collectives
+    _rides("group_aborted", "collectives", "a rank aborts its process group: that step is not committed", made.aborted, here),
+    _missing("collective_skipped", "collectives", "a rank leaves out a collective of its group", "a TorchTitan step has none of its own at one rank a group; made with toys by tests/integration/test_causes.py"),
+    _missing("socket_reset", "collectives", "a peer's socket is reset", "the kernel must kill a socket of another process (ss -K): not written yet"),
+    # data
+    _hang("data_blocked", "the data loader reads a pipe that nobody writes", made.ordered(causes.BLOCK_DATA), obeying, family="data"),
+    _crash("data_raises", "the data loader raises", made.ordered(causes.RAISE_DATA), obeying, kind=Kind.ERROR, family="data"),
+    _missing("nan_batch", "data", "a batch holds NaN", "a batch of a language model is token ids, which cannot be NaN"),
+    # state
+    Fault(
+        name="nan_weight", family="state", how="NaN planted in a weight of one group",
+        inject=made.ordered(causes.PLANT_NAN), needs=(obeying,), kinds=(Kind.NUMERICS,), echoes=(Kind.ERROR,), stalls=True,
+    ),
+    Fault(
+        name="bit_flip", family="state", how="one bit of a parameter flips, silently; a person restarts the group",
+        inject=made.until_restarted(causes.FLIP_BIT), needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0, drifts=True,
+    ),
+    _missing("heal_source_killed", "state", "the group that others heal from is killed meanwhile", "a heal of the debug model takes milliseconds; nearest: sigkill of the other group, together = \"during\""),
+    _missing("checkpoint_torn", "state", "the newest checkpoint is cut off in its middle", "it is read only when every group is lost: not written yet"),
+    Fault(
+        name="disk_full", family="state", how="the disk of a node fills: logs, records and checkpoints", inject=made.disk_full,
+        needs=(here, own_disks), kinds=(Kind.ERROR, Kind.HANG), stays_s=30.0, stalls=True,
+    ),
+    _hang("checkpoint_blocked", "rank 0 writes its checkpoint into a pipe that nobody reads", made.ordered(causes.BLOCK_CHECKPOINT), obeying, family="state", writers=True),
+    # agent
+    _rides("agent_killed", "agent", "SIGKILL to a node's agent", made.agent_killed, here),
+    _rides("agent_stopped", "agent", "SIGSTOP to a node's agent for 6 s", made.agent_stopped, here, stays_s=6.0),
+    _missing("agent_cut_off", "agent", "a node's agent does not reach etcd", "it needs hosts as network namespaces: tests/integration/test_split.py"),
+    # node
+    Fault(
+        name="node_killed", family="node", how="SIGKILL to everything of a node", inject=made.node_killed,
+        needs=(here,), kinds=(Kind.NODE_LOST, Kind.CRASH),
+    ),
+    Fault(
+        name="node_silent", family="node", how="a node's link goes down: silent, as a dead host", inject=made.node_cut,
+        needs=(links,), kinds=(Kind.NODE_LOST,),
+    ),
+    _missing("clock_moved", "node", "a machine's clock jumps", "a clock is moved for a process when it starts: tests/integration/test_clock.py"),
+    # supervisor
+    _rides("supervisor_killed", "supervisor", "SIGKILL to the leader", made.leader_killed, here),
+    _rides("supervisor_stopped", "supervisor", "SIGSTOP to the leader for 3 s", made.leader_stopped, here, stays_s=3.0),
+    _missing("failpoint", "supervisor", "a process dies at a named place", "it is armed when the process starts: `python -m tests.chaos.killpoints`"),
+    # lighthouse
+    _rides("lighthouse_killed", "lighthouse", "SIGKILL to the lighthouse", made.lighthouse_killed, here, stalls=True),
+    _rides("lighthouse_stopped", "lighthouse", "SIGSTOP to the lighthouse", made.lighthouse_stopped, here, stays_s=8.0, stalls=True),
+    _rides("gate_killed", "lighthouse", "SIGKILL to the gate", made.gate_killed, here, stalls=True),
+    _missing("lighthouse_delayed", "lighthouse", "answers of the lighthouse come late", "it needs hosts as network namespaces, and netem in the kernel: not written yet"),
+    # etcd
+    _rides("etcd_killed", "etcd", "SIGKILL to etcd, which is started again", made.etcd_killed, own_etcd),
+    _rides("etcd_stopped", "etcd", "SIGSTOP to etcd for 4 s", made.etcd_stopped, own_etcd, stays_s=4.0),
+    _rides("etcd_compacted", "etcd", "compacted beyond the watch of the leader, which is stopped for 2 s", made.etcd_compacted, here, own_etcd, stays_s=2.0),
+    *(
+        _missing(f"etcd_{name}", "etcd", how, "the etcd that is started here is a single one, and mild: tests/integration/test_store_away.py")
+        for name, how in (
+            ("leader_lost", "its leader is lost"), ("quorum_lost", "two of three are lost"), 
+            ("out_of_space", "its database is full"), ("slow", "its disk is slow"),
+        )
+    ),
+    # engine
+    Fault(
+        name="allocation_gone", family="engine", how="the engine takes an allocation away", inject=made.allocation_gone,
+        needs=(here, local_engine), kinds=(Kind.ALLOCATION_LOST,),
+    ),
+    *(
+        _missing(name, "engine", how, "Slurm's own doing: tests/slurm, tests/contract")
+        for name, how in (
+            ("job_cancelled", "scancel of a node's job"), ("node_drained", "Slurm drains a node"),
+            ("replacement_pending", "no other node is free"), ("controller_away", "slurmctld does not answer"),
+        )
+    ),
+    # gpu
+    *(
+        _missing(name, "gpu", how, "the driver's word is planted by a false NVML that an agent must start with: tests/integration/test_gpu.py")
+        for name, how in (("gpu_xid", "an Xid"), ("gpu_ecc", "a memory error"), ("gpu_lost", "a GPU falls off the bus"))
+    ),
+)  # fmt: skip
+
+FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

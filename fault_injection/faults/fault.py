@@ -1,0 +1,119 @@
+"""What a fault is, where it is made, and whom it hits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from supervisor.core.model import Kind
+
+Family = Literal[
+    "process", "collectives", "data", "state", "agent", "node", "supervisor", "lighthouse", "etcd", "engine", "gpu"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What can be done here. An empty reason is none: it can."""
+
+    engine: str = "local"
+    not_here: str = ""
+    """Why the run's processes cannot be reached by pid."""
+    not_obeying: str = ""
+    """Why its ranks do not do what they are ordered to (causes.py)."""
+    no_memory_cgroup: str = ""
+    no_own_disks: str = ""
+    """Why a node's disk cannot be filled without filling everybody's."""
+    no_cut: str = ""
+    """Why a node's link cannot be taken down."""
+    no_own_etcd: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One rank, and where it is. `pids`: of all ranks of its group."""
+
+    group: int
+    generation: int
+    node: str
+    rank: int
+    pids: Mapping[int, int]
+    allocation: str
+    folder: Path
+    """Its node's."""
+    step: int = 0
+
+    @property
+    def pid(self) -> int:
+        return self.pids[self.rank]
+
+
+class Scene(Protocol):
+    """The live run, as faults reach it."""
+
+    run_dir: str
+    run: str
+
+    def leader_pid(self) -> int: ...
+    def agent_pid(self, node: str) -> int: ...
+    def shim_pid(self, node: str) -> int: ...
+    def gate_pids(self) -> tuple[int, int]:
+        """Of the gate, and of its lighthouse."""
+        ...
+
+    def etcd_pid(self) -> int: ...
+    def revision(self) -> int:
+        """The store's newest."""
+        ...
+
+    def compact(self, revision: int) -> None: ...
+    def kill_node(self, target: Target) -> str: ...
+    def cut(self, node: str) -> None: ...
+    def mend(self, node: str) -> None: ...
+    def take_allocation(self, target: Target) -> str: ...
+    def restart(self, group: int) -> None:
+        """As a person asks for it."""
+        ...
+
+    def wait(self, reached: Callable[[], bool], within_s: float, what: str) -> None:
+        """Raises Fatal when it does not come."""
+        ...
+
+
+Inject = Callable[[Scene, Target, ExitStack], str]
+"""Breaks it and returns the evidence. What heals it is put on the stack first. Raises Fatal when it did not happen."""
+
+Need = Callable[[Site], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`missing`: why nobody can make it yet, wherever; then it has no `inject`."""
+
+    name: str
+    family: Family
+    how: str
+    inject: Inject | None = None
+    needs: tuple[Need, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    """Of the one incident that is right. Empty: nothing may be done about it."""
+    stays_s: float = 0.0
+    """It is healed after so long. 0: at once, or by the supervisor."""
+    stalls: bool = False
+    """The others stand still until the supervisor acts: they wait inside a collective or a quorum."""
+    drifts: bool = False
+    """The group's parameters are others' no more until it heals."""
+    writers: bool = False
+    """It hits rank 0 of the group that writes the checkpoints, whomever the plan names."""
+    missing: str = ""
+    echoes: tuple[Kind, ...] = field(default=())
+    """What the other groups may show of it as well."""
+
+    def why_not(self, site: Site) -> str:
+        """The first reason why it cannot be made here; empty when it can."""
+        if self.inject is None:
+            return self.missing
+        return next((reason for need in self.needs if (reason := need(site))), "")

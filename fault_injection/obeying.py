@@ -1,0 +1,87 @@
+"""What makes a trainer do as it is ordered (causes.py), each at the place of its step where it belongs; and note which samples
+it reads.
+
+Mixed into a ReplicaTrainer, whose methods these are. Without torch: tensors are only handled.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fault_injection import causes
+from fault_injection.causes import Orders
+
+COMPUTING = (causes.SEGFAULT, causes.ABORT, causes.EXIT, causes.RAISE, causes.HOG, causes.HOLD_GIL, causes.LOOP)
+LOADING = (causes.BLOCK_DATA, causes.RAISE_DATA)
+
+BIT = 12
+"""Of a 32-bit float: in the middle of its mantissa, a change of less than a thousandth that no loss shows."""
+
+
+class Obeying:
+    """Goes before ReplicaTrainer in the bases."""
+
+    launch: Any
+    manager: Any
+    model_parts: Any
+    activity: Any
+    ledger: Any
+    _orders: Orders | None = None
+    _flipped = False
+
+    def forward_backward_step(self, **batch: Any) -> Any:
+        step = self._step()
+        self._suffer(step, *COMPUTING)
+        if self.orders.due(causes.PLANT_NAN, step=step):
+            self._parameter().view(-1)[0] = math.nan
+        if self.orders.due(causes.FLIP_BIT, step=step) and not self._flipped:
+            self._flipped = True
+            self._parameter().view(-1).numpy().view("int32")[0] ^= 1 << BIT
+        if slow := self.orders.due(causes.SLOW, step=step):
+            time.sleep(slow.seconds)
+        return super().forward_backward_step(**batch)  # type: ignore[misc]
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        counted: Iterator[Any] = super()._counted(self._loaded(batches))  # type: ignore[misc]
+        return counted
+
+    def _loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self._suffer(self._step(), *LOADING)
+            batch = next(batches)
+            self.ledger.note("batch", samples=[_name(sample) for sample in batch[1]])
+            yield batch
+
+    def _checkpoint(self, step: int, last: bool = False) -> None:
+        with self.activity.during("checkpoint"):
+            self._suffer(step, causes.BLOCK_CHECKPOINT)
+        super()._checkpoint(step, last)  # type: ignore[misc]
+
+    @property
+    def orders(self) -> Orders:
+        if self._orders is None:
+            launch = self.launch
+            self._orders = Orders(launch.run_dir, launch.group, launch.generation, launch.rank)
+        return self._orders
+
+    def _step(self) -> int:
+        return int(self.manager.current_step()) + 1
+
+    def _parameter(self) -> Any:
+        """This rank's part of the last one, which every loss depends on: of the first, an embedding, only some rows are used."""
+        data = list(self.model_parts[0].parameters())[-1].data
+        return data.to_local() if hasattr(data, "to_local") else data
+
+    def _suffer(self, step: int, *names: str) -> None:
+        if wanted := self.orders.due(*names, step=step):
+            causes.suffer(wanted, Path(self.launch.rank_dir))
+
+
+def _name(sample: Any) -> str:
+    """Of a sample's tokens: equal for the same ones, whoever reads them."""
+    return f"{zlib.crc32(sample.cpu().numpy().tobytes()):08x}"

@@ -1,0 +1,286 @@
+"""What is promised of a run that is broken on purpose. Checkers as those of `checkers`, of the same history and the faults in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fault_injection.badput import Span, ledger
+from fault_injection.checkers import CHECKERS
+from fault_injection.history import FaultDone, History, Setting, Unknown
+from supervisor.core.ledger import ratios
+from supervisor.core.model import Kind, Rung
+
+SLACK_S = 0.05
+"""Between the clock's readings of two processes of one machine."""
+
+SHARE = 0.01
+"""By which sums of times may be off: they are rounded where they are written."""
+
+PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
+"""Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
+
+
+@dataclass(frozen=True)
+class Acted:
+    """An incident about which something was done."""
+
+    id: str
+    kind: str
+    """When something was done first."""
+    group: int
+    rung: int
+    opened: float
+    """When it was first in a decision, as those that follow."""
+    acted: float
+    recovered: float | None
+
+
+def incidents(history: History) -> list[Acted]:
+    """All about which something was done: rung 0 rides a failure through, and is no verdict."""
+    opened: dict[str, float] = {}
+    first: dict[str, tuple[float, dict[str, Any]]] = {}
+    recovered: dict[str, float] = {}
+    for decision in history.committed():
+        at = decision.committed_at or decision.t
+        for incident in decision.incidents:
+            opened.setdefault(incident["id"], decision.t)
+            acting = incident.get("state") in ("acting", "halted") and not incident.get("shadow")
+            if acting and incident["rung"] > Rung.RIDE_THROUGH:
+                first.setdefault(incident["id"], (at, incident))
+            if incident.get("state") == "recovered":
+                recovered[incident["id"]] = at
+    return [
+        Acted(name, body["kind"], body["group"], body["rung"], opened[name], at, recovered.get(name))
+        for name, (at, body) in first.items()
+    ]
+
+
+def of_fault(history: History, fault: FaultDone) -> list[Acted]:
+    """The incidents that are this fault's own."""
+    return [i for i in incidents(history) if i.group == fault.group and i.kind in fault.kinds and _during(fault, i)]
+
+
+def every_fault_happened(history: History) -> list[str]:
+    """All that was planned was made, with evidence, on a run that was well before and is well after."""
+    setting, found = _setting(history), []
+    done = {fault.number: fault for fault in history.faults}
+    for number in range(1, setting.planned + 1):
+        fault = done.get(number)
+        if fault is None:
+            found.append(f"fault {number} of the plan was not made: {setting.plan[number - 1].strip()}")
+        elif fault.made is None or not fault.evidence:
+            found.append(f"{_name(fault)} left no evidence{': ' + fault.after if fault.after else ''}")
+        else:
+            found += [f"{_name(fault)}: not well before it: {fault.before}"] if fault.before else []
+            found += [f"{_name(fault)}: not well after it: {fault.after}"] if fault.after else []
+    return found
+
+
+def one_incident_each(history: History) -> list[str]:
+    """Each fault has exactly one incident, of its group and of the right kind, or none where none is right; and there is no
+    incident without a fault. Two faults that hit one group at once may share one."""
+    setting, found = _setting(history), []
+    for fault in history.faults:
+        if not fault.kinds or fault.made is None:
+            continue
+        own = of_fault(history, fault)
+        alone = not any(other.group == fault.group for other in _beside(history, fault) if other.kinds)
+        if len(own) > 1 and alone:
+            found.append(f"{_name(fault)} has {len(own)} incidents: {', '.join(i.id for i in own)}")
+        if not own and (alone or not any(of_fault(history, other) for other in _beside(history, fault))):
+            others = [f"{i.id} {i.kind} of group {i.group}" for i in incidents(history) if _during(fault, i)]
+            seen = f", but {' and '.join(others)}" if others else ""
+            found.append(f"{_name(fault)} has no incident that is {' or '.join(fault.kinds)}{seen}")
+    for incident in incidents(history):
+        before = incident.opened < setting.began  # a run that is broken while it is live may have had its own
+        if not before and not any(_explains(fault, incident) for fault in history.faults):
+            found.append(f"incident {incident.id} ({incident.kind} of group {incident.group}) has no fault")
+    return found
+
+
+def within_budgets(history: History) -> list[str]:
+    """No more is done within the window than the budgets allow. Counted apart from the supervisor's own count: each time that
+    a group gets another generation for a failure that surely pays."""
+    setting = _setting(history)
+    drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
+    counted: set[tuple[str, int]] = set()
+    for decision in history.committed():
+        for incident in decision.incidents:
+            key = (incident["id"], incident["generation_after"])
+            raised = incident["generation_after"] > incident["generation_before"]
+            if key in counted or not raised or incident["kind"] not in PAYS or incident.get("shadow"):
+                continue
+            counted.add(key)
+            rung = int(incident["rung"])
+            drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
+    found = []
+    for (rung, group), instants in sorted(drawn.items(), key=str):
+        name = Rung(rung).name.lower()
+        allowed = setting.budgets.get(name)
+        most = max(sum(t <= other < t + setting.window_s for other in instants) for t in instants)
+        if allowed is not None and most > allowed:
+            whose = f" of group {group}" if group is not None else ""
+            found.append(f"{most} times {name}{whose} within {setting.window_s:g} s: its budget is {allowed}")
+    return found
+
+
+def others_go_on(history: History) -> list[str]:
+    """While one group is mended the others commit steps: none stands still for longer than the timeouts of the run allow."""
+    setting, found = _setting(history), []
+    if not any(steps.committed() for steps in history.steps):
+        raise Unknown("there are no committed steps")
+    for fault in history.faults:
+        hit = {other.group for other in (fault, *_beside(history, fault)) if other.kinds}
+        for group in set(range(setting.groups)) - hit:
+            stall = longest_stall(history, group, fault.began, fault.over if fault.over is not None else setting.ended)
+            if stall > fault.others_within_s:
+                found.append(
+                    f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {fault.others_within_s:.1f} s "
+                    "are allowed"
+                )
+    return found
+
+
+def recovered_in_time(history: History) -> list[str]:
+    """After each fault everything trains again within its bound, and its incident says so too."""
+    _setting(history)
+    found = []
+    for fault in history.faults:
+        if fault.made is None:
+            continue
+        if fault.over is None:
+            found.append(f"{_name(fault)}: not everything trained again")
+        elif fault.over - fault.began > fault.within_s:
+            took = fault.over - fault.began
+            found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
+        found += [
+            f"{_name(fault)}: its incident {i.id} is not over" for i in of_fault(history, fault) if i.recovered is None
+        ]
+    return found
+
+
+def digests_equal(history: History) -> list[str]:
+    """Wherever all groups have hashed their state at one step they have the same, but while a fault makes them drift apart;
+    and after each fault they have been compared before the next came."""
+    setting, found, missing = _setting(history), [], []
+    shared = digests(history, setting.groups)
+    if not shared:
+        raise Unknown("no step was hashed by all groups")
+    for (step, rank), (at, values) in sorted(shared.items()):
+        drifting = any(f.drifts and f.began <= at <= (f.over or setting.ended) for f in history.faults)
+        if len(values) > 1 and not drifting:
+            found.append(f"the groups' states differ at step {step} (rank {rank}): {', '.join(sorted(values))}")
+    for fault in history.faults:
+        if fault.over is None:
+            continue
+        until = min((f.began for f in history.faults if f.began > fault.over), default=float("inf"))
+        if not any(fault.over <= at <= until for at, _ in shared.values()):
+            missing.append(f"{_name(fault)}: the groups' states were not compared before the next")
+    if missing and not found:
+        raise Unknown("; ".join(missing))
+    return found
+
+
+def nothing_left(history: History) -> list[str]:
+    """In the end no process and no allocation is left of the run."""
+    if history.left is None:
+        raise Unknown("nobody looked what was left")
+    found = [f"a process is left: {process}" for process in history.left.processes]
+    return found + [f"an allocation is left: {allocation}" for allocation in history.left.allocations]
+
+
+def badput_adds_up(history: History) -> list[str]:
+    """Each second of each group is under one cause; ETTR and badput are the whole time."""
+    setting = _setting(history)
+    span = Span(setting.began, setting.ended)
+    length = span.end - span.begin
+    if length <= 0:
+        return [f"the run ended {-length:g} s before it began"]
+    found = []
+    ledgers = {group: ledger(history, group, span) for group in range(setting.groups)}
+    for group, intervals in ledgers.items():
+        seconds = sum(interval.seconds for interval in intervals)
+        if abs(seconds - length) > SHARE * length:
+            found.append(f"group {group}: {seconds:.1f} s of {length:.1f} s are under a cause")
+        apart = [(a, b) for a, b in itertools.pairwise(intervals) if abs(b.start - a.end) > SLACK_S]
+        found += [f"group {group}: from {a.end:.2f} to {b.start:.2f} twice, or under no cause" for a, b in apart[:3]]
+    ettr, badput = ratios(ledgers.values())
+    if abs(ettr + sum(badput.values()) - 1.0) > SHARE:
+        found.append(f"ETTR {ettr:.3f} and badput {sum(badput.values()):.3f} do not add up to 1")
+    return found
+
+
+PROMISES: Mapping[str, Callable[[History], list[str]]] = {
+    "every_fault_happened": every_fault_happened,
+    "one_incident_each": one_incident_each,
+    "within_budgets": within_budgets,
+    "others_go_on": others_go_on,
+    "recovered_in_time": recovered_in_time,
+    "digests_equal": digests_equal,
+    "nothing_left": nothing_left,
+    "badput_adds_up": badput_adds_up,
+}
+
+ALL: Mapping[str, Callable[[History], list[str]]] = {**CHECKERS, **PROMISES}
+"""What a certificate is judged by."""
+
+
+# --- what they share with the report ---
+
+
+def longest_stall(history: History, group: int, begin: float, until: float) -> float:
+    """The longest time without a committed step of a group that touches begin..until, seconds; one that lasts longer ends with
+    the first commit after it."""
+    commits = sorted(line["t"] for steps in history.of_group(group) for line in steps.committed())
+    before = max((t for t in commits if t < begin), default=begin)
+    after = min((t for t in commits if t > until), default=until)
+    moments = [before, *(t for t in commits if begin <= t <= until), after]
+    return max((float(b - a) for a, b in itertools.pairwise(moments)), default=0.0)
+
+
+def digests(history: History, groups: int) -> dict[tuple[int, int], tuple[float, set[str]]]:
+    """(step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups; of a
+    step that was made again, after a resume from disk, the newest counts."""
+    by: dict[tuple[int, int], dict[int, tuple[float, str]]] = defaultdict(dict)
+    for steps in history.steps:
+        for line in steps.lines:
+            if line.get("event") == "digest":
+                of_step = by[line["step"], steps.rank]
+                said = (line["t"], line["value"])
+                of_step[steps.group] = max(said, of_step.get(steps.group, said))
+    return {
+        key: (max(t for t, _ in of.values()), {value for _, value in of.values()})
+        for key, of in by.items()
+        if len(of) == groups
+    }
+
+
+def _setting(history: History) -> Setting:
+    if history.setting is None:
+        raise Unknown("the history does not say what was to be broken")
+    return history.setting
+
+
+def _name(fault: FaultDone) -> str:
+    return f"fault {fault.number} ({fault.name} of group {fault.group} rank {fault.rank} at step {fault.step})"
+
+
+def _during(fault: FaultDone, incident: Acted) -> bool:
+    return fault.began - SLACK_S <= incident.opened <= (fault.over if fault.over is not None else float("inf"))
+
+
+def _explains(fault: FaultDone, incident: Acted) -> bool:
+    kinds = fault.kinds if incident.group == fault.group else fault.echoes
+    return incident.kind in kinds and _during(fault, incident)
+
+
+def _beside(history: History, fault: FaultDone) -> Iterator[FaultDone]:
+    """Faults that are not over when this one begins, or begin before it is over."""
+    for other in history.faults:
+        early, late = sorted((fault, other), key=lambda f: f.began)
+        if other is not fault and late.began <= (early.over if early.over is not None else float("inf")):
+            yield other

@@ -1,0 +1,133 @@
+"""A history as one file: JSON lines, each of one type. What a checker needs is in it, so it can be judged anywhere, any time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fault_injection.history import (
+    Decided,
+    FaultDone,
+    History,
+    Left,
+    Outcome,
+    Process,
+    Seen,
+    Setting,
+    Signalled,
+    Steps,
+)
+
+VERSION = 1
+
+KINDS: Mapping[str, TypeAdapter[Any]] = {
+    "setting": TypeAdapter(Setting),
+    "fault": TypeAdapter(FaultDone),
+    "observation": TypeAdapter(Seen),
+    "decision": TypeAdapter(Decided),
+    "outcome": TypeAdapter(Outcome),
+    "process": TypeAdapter(Process),
+    "signal": TypeAdapter(Signalled),
+    "left": TypeAdapter(Left),
+}
+"""Type of a line -> what it holds. Besides: `history` (the first), `step` (a line of a rank's step record) and `unreadable`."""
+
+
+def save(history: History, path: Path) -> None:
+    """Write it; `load` reads the same history back."""
+    with path.open("w") as file:
+        for line in _lines(history):
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def load(path: Path) -> History:
+    """Read a history. A line that is torn, of an unknown type or without what its type needs is noted as unreadable, which
+    no checker takes for good. OSError when there is no such file."""
+    history = History("")
+    steps: dict[tuple[int, int, int, str], list[dict[str, Any]]] = {}
+    for number, row in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        try:
+            _take(history, steps, json.loads(row))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            why = "no JSON" if isinstance(error, json.JSONDecodeError) else _why(error)
+            history.unreadable.append(f"{path.name}: line {number}: {why}")
+    history.steps = [Steps(*owner, tuple(lines)) for owner, lines in steps.items()]
+    if not history.run:
+        history.unreadable.append(f"{path.name}: it does not begin as a history")
+    return history
+
+
+def _lines(history: History) -> Iterator[dict[str, Any]]:
+    yield {
+        "type": "history",
+        "version": VERSION,
+        "run": history.run,
+        "epochs": history.epochs,
+        "told": sorted(history.told),
+        "reached": history.reached,
+    }
+    for kind, records in (
+        ("setting", [history.setting] if history.setting is not None else []),
+        ("fault", history.faults),
+        ("observation", history.seen),
+        ("decision", history.decisions),
+        ("outcome", history.outcomes),
+        ("process", history.processes),
+        ("signal", history.signals),
+    ):
+        for record in records:
+            yield {"type": kind, **asdict(record)}
+    for steps in history.steps:
+        owner = {"group": steps.group, "generation": steps.generation, "rank": steps.rank, "node": steps.node}
+        for line in steps.lines:
+            yield {"type": "step", "of": owner, "line": line}
+    if history.left is not None:
+        yield {"type": "left", **asdict(history.left)}
+    for what in history.unreadable:
+        yield {"type": "unreadable", "what": what}
+
+
+def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str, Any]]], line: dict[str, Any]) -> None:
+    kind = line.pop("type")
+    if kind == "history":
+        if line["version"] > VERSION:
+            raise ValueError(f"version {line['version']} is newer than this program's {VERSION}")
+        history.run, history.reached, history.told = str(line["run"]), int(line["reached"]), set(line["told"])
+        history.epochs = {int(epoch): int(at) for epoch, at in line["epochs"].items()}
+    elif kind == "step":
+        of = line["of"]
+        owner = (int(of["group"]), int(of["generation"]), int(of["rank"]), str(of["node"]))
+        steps.setdefault(owner, []).append(dict(line["line"]))
+    elif kind == "unreadable":
+        history.unreadable.append(str(line["what"]))
+    else:
+        record = KINDS[kind].validate_python(line)
+        match record:
+            case Setting():
+                history.setting = record
+            case Left():
+                history.left = record
+            case FaultDone():
+                history.faults.append(record)
+            case Seen():
+                history.seen.append(record)
+            case Decided():
+                history.decisions.append(record)
+            case Outcome():
+                history.outcomes.append(record)
+            case Process():
+                history.processes.append(record)
+            case Signalled():
+                history.signals.append(record)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"there is no type {error}" if isinstance(error, KeyError) else str(error)

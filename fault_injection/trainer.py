@@ -1,0 +1,29 @@
+"""`python -m fault_injection.trainer LAUNCH_JSON`: titan_actor's trainer, which does as it is ordered (causes.py)."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+
+from titan_actor import mends, trainer
+
+
+def obey() -> None:
+    """From now on this process, and what it forks, makes such trainers."""
+    mends.apply()
+    from fault_injection.obeying import Obeying
+    from titan_actor import replica
+
+    class ObeyingTrainer(Obeying, replica.ReplicaTrainer):
+        pass
+
+    setattr(replica, "ReplicaTrainer", ObeyingTrainer)  # noqa: B010  (mypy: a class is not assigned to)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    if len(sys.argv) != 2:
+        print("usage: python -m fault_injection.trainer LAUNCH_JSON", file=sys.stderr)
+        trainer.leave(2)
+    obey()
+    trainer.leave(trainer.main(sys.argv[1]))

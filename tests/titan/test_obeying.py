@@ -1,0 +1,118 @@
+"""The trainer that does as it is ordered is TorchTitan's with our own on top, and changes what it says it changes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_injection import causes
+from fault_injection.causes import Order
+from fault_injection.obeying import Obeying
+
+
+class Base:
+    """As far as ReplicaTrainer goes into it here."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        self.launch = type(
+            "Launch", (), {"run_dir": folder, "rank_dir": folder, "group": 0, "generation": 1, "rank": 0}
+        )()
+        self.manager = type("Manager", (), {"current_step": lambda _: 4})()
+        self.model_parts = [torch.nn.Linear(4, 4)]
+        self.activity = type("Activity", (), {"during": lambda _, name: nullcontext()})()
+        self.notes: list[Any] = []
+        self.ledger = type("Ledger", (), {"note": lambda _, kind, **about: self.notes.append(about)})()
+
+    def forward_backward_step(self, **batch: Any) -> Any:
+        return self.model_parts[0].bias.detach().clone()
+
+    def _counted(self, batches: Any) -> Any:
+        return batches
+
+
+class Trainer(Obeying, Base):
+    pass
+
+
+REAL = """
+from fault_injection.trainer import obey
+from fault_injection.obeying import Obeying
+obey()
+from titan_actor import replica
+made, base = replica.ReplicaTrainer, replica.ReplicaTrainer.__mro__[2]
+assert base.__module__ == "titan_actor.replica", base
+for method in ("forward_backward_step", "_counted", "_checkpoint"):
+    assert getattr(made, method) is getattr(Obeying, method), method
+    assert method in vars(base), method
+"""
+"""In a process of its own: TorchTitan's imports warn."""
+
+
+def test_it_is_the_real_trainer_with_its_steps_around_it() -> None:
+    result = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, check=False, timeout=100)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("cause", [causes.PLANT_NAN, causes.FLIP_BIT])
+def test_a_parameter_is_changed_before_it_is_used(tmp_path: Path, cause: str) -> None:
+    trainer = Trainer(tmp_path)
+    before = trainer.model_parts[0].bias.detach().clone()
+    causes.order(tmp_path, 0, 1, 0, Order(cause=cause))
+    used = trainer.forward_backward_step()
+    different = (used != before).flatten().tolist()
+    assert different == [True] + [False] * 3
+    if cause == causes.PLANT_NAN:
+        assert math.isnan(used.flatten()[0])
+    else:
+        assert abs(float(used.flatten()[0] - before.flatten()[0])) < 1e-2 * abs(float(before.flatten()[0]))
+
+
+SHARDED = """
+import sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from fault_injection import causes
+from fault_injection.causes import Order
+from tests.titan.test_obeying import Trainer
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+folder = Path(sys.argv[1])
+trainer = Trainer(folder)
+linear, mesh = trainer.model_parts[0], init_device_mesh("cpu", (1,))
+linear.bias = torch.nn.Parameter(distribute_tensor(linear.bias.detach(), mesh, [Replicate()]))
+before = linear.bias.to_local().detach().clone()
+causes.order(folder, 0, 1, 0, Order(cause=sys.argv[2]))
+trainer.forward_backward_step()
+assert (linear.bias.to_local() != before).tolist() == [True, False, False, False]
+dist.destroy_process_group()
+"""
+"""In a process of its own: it makes a process group."""
+
+
+@pytest.mark.parametrize("cause", [causes.PLANT_NAN, causes.FLIP_BIT])
+def test_of_a_parameter_that_is_distributed_it_changes_its_own_part(tmp_path: Path, cause: str) -> None:
+    command = [sys.executable, "-c", SHARDED, str(tmp_path), cause]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert result.returncode == 0, result.stderr
+
+
+def test_samples_are_named_by_their_tokens(tmp_path: Path) -> None:
+    import torch
+
+    trainer = Trainer(tmp_path)
+    labels = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    list_of = trainer._counted(iter([({"input": labels}, labels), ({"input": labels}, labels[1:])]))
+    assert next(list_of)[1] is labels
+    next(list_of)
+    first, second = trainer.notes
+    assert len(set(first["samples"])) == 2
+    assert second["samples"] == first["samples"][1:]

@@ -1,0 +1,192 @@
+"""The certificate of a run: its numbers, its page, and what a person sees when something was not kept."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_injection.chaos import certificate
+from fault_injection.history import History, Left
+from fault_injection.promises import ALL
+from fault_injection.recorded import load, save
+from tests.unit.fault_injection.broken import a_broken_run, broken, fault
+from tests.unit.fault_injection.files import note, step, story
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return a_broken_run(tmp_path)
+
+
+def test_what_it_holds(history: History, tmp_path: Path) -> None:
+    body = certificate.write(history, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text()) == body
+    assert body["green"] is True
+    assert body["seed"] == 7
+    assert body["plan"] == list(history.setting.plan if history.setting else ())
+    assert body["not_available"] == {"gpu_xid": "no GPU"}
+    assert body["checkers"] == {name: {"answer": "pass", "sentences": []} for name in ALL}
+    assert body["ettr"] + sum(body["badput"].values()) == pytest.approx(1.0, abs=0.001)
+    assert body["samples"] == {"once": None, "twice": None, "never": None}, "nobody noted which they were"
+    assert body["loss_parity"]["answer"] == "unknown"
+    assert body["steps_committed"] == 17
+
+
+def test_a_fault_and_its_times(history: History) -> None:
+    kill, lose = certificate.build(history)["faults"]
+    assert {key: kill[key] for key in ("number", "name", "group", "rank", "step", "incident", "kind", "rung")} == {
+        "number": 1, "name": "sigkill", "group": 1, "rank": 0, "step": 5, "incident": "i1", "kind": "crash", "rung": 1,
+    }  # fmt: skip
+    assert [kill[f"{key}_s"] for key in ("detected", "decided", "acted", "rejoined", "over")] == [
+        0.3,
+        0.4,
+        0.5,
+        3.5,
+        3.8,
+    ]
+    assert (kill["steps_lost"], kill["others_steps"], kill["others_longest_stall_s"]) == (1, 4, 2.0)
+    assert [lose[f"{key}_s"] for key in ("detected", "decided", "acted", "rejoined", "over")] == [
+        0.15,
+        0.25,
+        1.25,
+        3.75,
+        4.05,
+    ]
+
+
+def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
+    fault(history, 1, name="hiccup", kinds=())
+    row = certificate.build(history)["faults"][0]
+    assert (row["incident"], row["rung"], row["detected_s"], row["right"]) == (None, None, None, "none")
+
+
+def test_who_took_part_in_how_many_steps(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    history = broken(files)
+    # both: 1 to 5, 9 to 13, 16, 17; group 0 alone: 6, 7, 8, 14, 15
+    assert certificate.participation(history) == {"1": 5, "2": 12}
+    assert "17 steps committed: 5 by 1 group, 12 by 2 groups" in " ".join(" ".join(page(history).text).split())
+    files.steps["n3", 1, 3][2].update(participating_rank=None, quorum_id=6, participants=1)
+    assert certificate.participation(broken(files)) == {"1": 6, "2": 11}, "who heals has no part"
+
+
+def test_which_samples_were_used(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.steps["n2", 1, 2] = [
+        note("batch", 12.5, samples=["a", "b"]), step(12.0, 13.0, 9),
+        note("batch", 13.5, samples=["c"]), step(13.0, 14.0, 10, committed=False),
+        note("batch", 14.5, samples=["d"]), note("batch", 14.6, samples=["e"]), step(14.0, 15.0, 10),
+        note("batch", 15.5, samples=["f", "g"]),
+    ]  # fmt: skip
+    files.steps["n3", 1, 3] = [note("batch", 20.5, samples=["e", "f"]), step(20.0, 21.0, 16)]
+    history = broken(files)
+    assert certificate.samples(history) == {"once": 4, "twice": 1, "never": 2}  # a b d f; e; c g
+    text = " ".join(" ".join(page(history).text).split())
+    assert "4 samples used once 1 more often 2 read, but in no committed step" in text
+
+
+def test_it_is_the_same_from_the_file(history: History, tmp_path: Path) -> None:
+    save(history, tmp_path / "history.jsonl")
+    again = load(tmp_path / "history.jsonl")
+    assert certificate.build(again) == certificate.build(history)
+    assert certificate.page(again, certificate.build(again)) == certificate.page(history, certificate.build(history))
+
+
+class Page(HTMLParser):
+    """What a browser would show, and load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.tags: dict[str, list[dict[str, str | None]]] = {}
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.setdefault(tag, []).append(dict(attributes))
+        if tag not in ("meta", "rect", "line", "polyline", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "title"} & set(self.open):
+            self.text.append(" ".join(data.split()))
+
+
+def page(history: History) -> Page:
+    parsed = Page()
+    parsed.feed(certificate.page(history, certificate.build(history)))
+    assert parsed.open == [], "every element is closed"
+    return parsed
+
+
+def test_the_page_loads_nothing_and_runs_nothing(history: History) -> None:
+    parsed = page(history)
+    assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
+    assert not any("href" in a or "src" in a for tags in parsed.tags.values() for a in tags)
+
+
+def test_the_page_says_what_the_report_says(history: History) -> None:
+    text = " ".join(page(history).text)
+    assert f"{len(ALL)} of {len(ALL)} checkers pass." in text
+    assert "2 of 2 planned faults were made in 22 s on 2 groups of 1" in text
+    assert "65.9 % effective training time" in text
+    assert "SIGKILL to pid 101, which has ended" in text
+    assert "gpu_xid no GPU" in text
+    assert "100.00 %" in text, "ETTR and badput are everything"
+    assert all(name in text for name in ALL)
+
+
+def test_the_page_of_one_that_was_not_kept(history: History) -> None:
+    history.left = Left(processes=("run.1.2.0 (pid 102) on n2",))
+    fault(history, 2, over=None, after="group 1 is <starting> after 10 s")
+    text = " ".join(page(history).text)
+    assert "this run is not shown to have kept what is promised" in text
+    assert "a process is left: run.1.2.0 (pid 102) on n2" in text
+    assert "group 1 is <starting> after 10 s" in text, "escaped, and shown as it was said"
+
+
+def test_the_picture_covers_all_of_the_time(history: History) -> None:
+    assert history.setting is not None
+    lanes, legend = certificate.time_lanes(history, history.setting)
+    assert [lane["group"] for lane in lanes] == [0, 1]
+    for lane in lanes:
+        at = 0
+        for stretch in lane["stretches"]:
+            assert stretch["x"] == at
+            at += stretch["width"]
+        assert at == certificate.COLUMNS
+    assert {"productive", "start"} <= {each["cause"] for each in legend}
+    killed = [s for s in lanes[1]["stretches"] if s["cause"] == "start"]
+    second = certificate.COLUMNS / 22  # from 11.0 to 12.0 the second generation starts
+    assert any(abs(s["x"] - 10 * second) <= 1 and abs(s["width"] - second) <= 2 for s in killed)
+
+
+def test_the_loss_curve_is_in_its_box_and_no_longer_than_it_may_be(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    many: list[dict[str, Any]] = [
+        {"event": "step", "start": 5.0, "t": 5.0 + n / 1000, "step": n, "committed": True, "loss": 9 - n / 1000}
+        for n in range(1, 5000)
+    ]
+    files.steps["n1", 0, 1] += many
+    curve = certificate.loss_curve(files.history())
+    points = [tuple(map(float, point.split(","))) for point in curve["points"].split()]
+    assert 100 < len(points) <= 2 * certificate.POINTS
+    assert all(0 <= x <= certificate.COLUMNS and 10 <= y <= 150 for x, y in points)
+    assert (curve["first"], curve["last"]) == (1, 4999)
+
+
+def test_without_steps_there_is_a_page_all_the_same(history: History) -> None:
+    history.steps = []
+    assert "No loss was recorded." in " ".join(page(history).text)
+
+
+def test_a_history_of_no_broken_run_has_no_certificate(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="what was to be broken"):
+        certificate.build(story(tmp_path).history())

@@ -1,0 +1,117 @@
+"""`supervisor chaos`, as far as it needs no run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from fault_injection.chaos import command
+from fault_injection.faults.catalogue import FAULTS
+from fault_injection.promises import ALL
+from fault_injection.recorded import save
+from tests.unit.fault_injection.broken import a_broken_run, fault
+
+
+def said(code: int, *arguments: str) -> str:
+    app = typer.Typer()
+    command.register(app)
+    app.callback()(lambda: None)
+    result = CliRunner().invoke(app, ["chaos", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> None:
+    monkeypatch.setattr(command.sites, "no_memory_cgroup", lambda: "no memory controller")
+    rows = json.loads(said(0, "list", "--json"))
+    assert [row["fault"] for row in rows] == list(FAULTS)
+    why_not = {row["fault"]: row["why_not"] for row in rows}
+    assert why_not["sigkill"] == ""
+    assert why_not["killed_for_memory"] == "no memory controller"
+    assert "disk" in why_not["disk_full"]
+    assert "tests/integration/test_gpu.py" in why_not["gpu_xid"]
+    table = said(0, "list")
+    assert all(name in table for name in FAULTS)
+    assert f"{sum(1 for why in why_not.values() if not why)} of {len(FAULTS)} faults can be made here" in table
+
+
+def test_check_judges_files_and_ends_with_1_unless_all_pass(tmp_path: Path) -> None:
+    history = a_broken_run(tmp_path)
+    save(history, tmp_path / "good.jsonl")
+    good = said(0, "check", str(tmp_path / "good.jsonl"))
+    assert f"good.jsonl: {len(ALL)} of {len(ALL)} checkers pass" in good
+    history.left = None
+    fault(history, 2, within_s=1.0)
+    save(history, tmp_path / "bad.jsonl")
+    bad = said(1, "check", str(tmp_path / "good.jsonl"), str(tmp_path / "bad.jsonl"))
+    assert f"bad.jsonl: {len(ALL) - 2} of {len(ALL)} checkers pass" in bad
+    assert "unknown  nothing_left" in bad
+    assert "fail     recovered_in_time" in bad
+    assert "fault 2 (node_killed of group 1 rank 0 at step 13): it took 4.1 s" in bad
+    body = json.loads(said(1, "check", "--json", str(tmp_path / "bad.jsonl")))
+    assert {v["checker"]: v["answer"] for v in body[str(tmp_path / "bad.jsonl")]}["nothing_left"] == "unknown"
+
+
+def test_check_of_what_is_not_there(tmp_path: Path) -> None:
+    assert "No such file or directory" in said(1, "check", str(tmp_path / "none.jsonl"))
+    (tmp_path / "other.txt").write_text("hello\n")
+    assert "unknown" in said(1, "check", str(tmp_path / "other.txt"))
+
+
+SCHEDULE = '[[fault]]\nname = "sigkill"\nat_step = 40\n'
+
+
+def test_a_plan_is_printed_before_anything_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE)
+    text = said(0, "run", str(tmp_path / "s.toml"), "--dry-run", "--home", str(tmp_path / "runs"))
+    assert "seed 0: 1 faults; " in text
+    assert re.search(r"1  at step 40: sigkill, group [01] rank 0", text)
+    assert not (tmp_path / "runs").exists()
+    drawn = said(0, "run", "--seed", "3", "--faults", "5", "--dry-run", "--home", str(tmp_path / "runs"))
+    assert drawn == said(0, "run", "--seed", "3", "--faults", "5", "--dry-run", "--home", str(tmp_path / "runs"))
+    assert "seed 3: 5 faults" in drawn
+
+
+def test_a_wrong_schedule_stops_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE.replace("sigkill", "sigkil"))
+    text = said(2, "run", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
+    assert "supervisor: fault.0.name = 'sigkil': there is no such fault; nearest: 'sigkill'" in text
+    assert "cannot read the schedule" in said(2, "run", str(tmp_path / "none.toml"))
+    (tmp_path / "s.toml").write_text(SCHEDULE.replace("sigkill", "gpu_xid"))
+    assert "gpu_xid cannot be made here" in said(2, "run", str(tmp_path / "s.toml"), "--dry-run")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE)
+    (tmp_path / "runs" / "chaos").mkdir(parents=True)
+    text = said(1, "run", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
+    assert "is there already: choose another --name, or remove it" in text
+
+
+def test_only_a_plan_replays(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE)
+    assert "is no plan: it names no victim for sigkill" in said(2, "replay", str(tmp_path / "s.toml"))
+    (tmp_path / "runs" / "chaos").mkdir(parents=True)
+    (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
+    text = said(1, "replay", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
+    assert "1  at step 40: sigkill, group 1 rank 0" in text, "it went as far as to start"
+
+
+def test_the_command_line_finds_it() -> None:
+    points = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["entry-points"]
+    module, _, name = points["supervisor.commands"]["chaos"].partition(":")
+    assert getattr(importlib.import_module(module), name) is command.register
+
+
+def test_each_command_has_an_example_that_begins_with_it() -> None:
+    for each in command.chaos.registered_commands:
+        name = each.name or (each.callback.__name__ if each.callback else "")
+        assert (each.epilog or "").startswith(f"Example: supervisor chaos {name}")

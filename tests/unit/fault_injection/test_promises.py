@@ -1,0 +1,321 @@
+"""A run that was broken and mended as promised passes; each planted violation is found by its own checker, and by no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fault_injection import promises
+from fault_injection.checkers import check
+from fault_injection.history import FaultDone, History, Left
+from fault_injection.promises import ALL, PROMISES, incidents
+from fault_injection.recorded import load, save
+from supervisor.core.ledger import Interval
+from tests.unit.fault_injection.broken import KILL, SETTING, broken, fault
+from tests.unit.fault_injection.files import Files, digest, incident, note, story
+
+
+def judged(history: History, folder: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """By way of the file, as `supervisor chaos check` does."""
+    save(history, folder / "history.jsonl")
+    return {v.checker: (v.answer, v.sentences) for v in check(load(folder / "history.jsonl"), ALL)}
+
+
+def answers(history: History, folder: Path) -> dict[str, str]:
+    return {name: answer for name, (answer, _) in judged(history, folder).items()}
+
+
+PASS = dict.fromkeys(ALL, "pass")
+
+
+def test_what_went_as_promised_passes(tmp_path: Path) -> None:
+    assert answers(broken(story(tmp_path)), tmp_path) == PASS
+
+
+def test_the_incidents_about_which_something_was_done(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.intent(15.0, 3, {0: 1, 1: 2}, [], [incident("i9", "silent", 0, 1, 1, "acting", rung=0)])
+    files.outcome(15.1, 3)
+    assert [(i.id, i.kind, i.group, i.rung, i.opened, i.acted, i.recovered) for i in incidents(files.history())] == [
+        ("i1", "crash", 1, 1, 10.8, 10.9, 14.3), ("i2", "node_lost", 1, 1, 18.4, 18.5, 22.3),
+    ]  # fmt: skip
+
+
+# --- violations ---
+
+
+def not_made(files: Files) -> History:
+    history = broken(files)
+    del history.faults[1]
+    files_of_two = [d for d in history.decisions if any(i["id"] == "i2" for i in d.incidents)]
+    for decision in files_of_two:  # nor is there its incident
+        at = history.decisions.index(decision)
+        history.decisions[at] = replace(decision, incidents=())
+    return history
+
+
+def without_evidence(files: Files) -> History:
+    history = broken(files)
+    fault(history, 1, evidence="")
+    return history
+
+
+def not_well_before(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, before="group 0 is starting")
+    return history
+
+
+def wrong_kind(files: Files) -> History:
+    files.of_decision(2, "intent")["incidents"][0]["kind"] = "error"
+    return broken(files)
+
+
+def two_incidents(files: Files) -> History:
+    for number, state in ((2, "acting"), (3, "recovered")):
+        files.of_decision(number, "intent")["incidents"].append(incident("i7", "crash", 1, 1, 2, state))
+    return broken(files)
+
+
+def an_incident_without_a_fault(files: Files) -> History:
+    history = broken(files)
+    fault(history, 1, kinds=(), others_within_s=60.0)
+    return history
+
+
+def one_of_another_group(files: Files) -> History:
+    history = broken(files)
+    fault(history, 1, group=0, others_within_s=60.0)
+    return history
+
+
+def budget_overdrawn(files: Files) -> History:
+    history = broken(files)
+    history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
+    return history
+
+
+def others_stood_still(files: Files) -> History:
+    history = broken(files)
+    fault(history, 1, others_within_s=1.9)  # from 10 to 12
+    return history
+
+
+def too_slow(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, within_s=4.0)
+    return history
+
+
+def never_over(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, over=None)
+    return history
+
+
+def incident_left_open(files: Files) -> History:
+    files.journal.remove(files.of_decision(6, "intent"))
+    files.journal.remove(files.of_decision(6, "outcome"))
+    return broken(files)
+
+
+def another_digest(files: Files) -> History:
+    (line,) = [x for x in files.steps["n2", 1, 2] if x["event"] == "digest"]
+    line["value"] = "z"
+    return broken(files)
+
+
+def process_left(files: Files) -> History:
+    history = broken(files)
+    history.left = Left(processes=("run.1.2.0 (pid 102) on n2",))
+    return history
+
+
+def allocation_left(files: Files) -> History:
+    history = broken(files)
+    history.left = Left(allocations=("run-a4 on n3",))
+    return history
+
+
+def no_time(files: Files) -> History:
+    history = broken(files)
+    history.setting = replace(SETTING, ended=0.5)
+    return history
+
+
+PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
+    (not_made, "every_fault_happened", "fault 2 of the plan was not made: 2  at step 13: node_killed"),
+    (without_evidence, "every_fault_happened", "fault 1 (sigkill of group 1 rank 0 at step 5) left no evidence"),
+    (not_well_before, "every_fault_happened", "not well before it: group 0 is starting"),
+    (wrong_kind, "one_incident_each", "has no incident that is crash, but i1 error of group 1"),
+    (two_incidents, "one_incident_each", "fault 1 (sigkill of group 1 rank 0 at step 5) has 2 incidents: i1, i7"),
+    (an_incident_without_a_fault, "one_incident_each", "incident i1 (crash of group 1) has no fault"),
+    (one_of_another_group, "one_incident_each", "has no incident that is crash, but i1 crash of group 1"),
+    (budget_overdrawn, "within_budgets", "1 times restart of group 1 within 3600 s: its budget is 0"),
+    (others_stood_still, "others_go_on", "group 0 stood still for 2.0 s, at most 1.9 s are allowed"),
+    (too_slow, "recovered_in_time", "it took 4.1 s until all was well, at most 4.0 s"),
+    (never_over, "recovered_in_time", "fault 2 (node_killed of group 1 rank 0 at step 13): not everything trained again"),
+    (incident_left_open, "recovered_in_time", "its incident i2 is not over"),
+    (another_digest, "digests_equal", "the groups' states differ at step 10 (rank 0): a, z"),
+    (process_left, "nothing_left", "a process is left: run.1.2.0 (pid 102) on n2"),
+    (allocation_left, "nothing_left", "an allocation is left: run-a4 on n3"),
+    (no_time, "badput_adds_up", "the run ended 0.5 s before it began"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plant", "checker", "says"), PLANTS, ids=[p.__name__ for p, _, _ in PLANTS])
+def test_a_violation_is_found(tmp_path: Path, plant: Callable[[Files], History], checker: str, says: str) -> None:
+    verdicts = judged(plant(story(tmp_path)), tmp_path)
+    assert {name: answer for name, (answer, _) in verdicts.items()} == {**PASS, checker: "fail"}
+    assert any(says in sentence for sentence in verdicts[checker][1]), verdicts[checker]
+
+
+def test_every_promise_has_a_violation() -> None:
+    assert {checker for _, checker, _ in PLANTS} == set(PROMISES)
+
+
+def test_seconds_under_no_cause_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = promises.ledger
+
+    def loses_one(*args: object) -> list[Interval]:
+        found = real(*args)  # type: ignore[arg-type]
+        return [i for i in found if i.end < 10] + [i for i in found if i.start > 12]
+
+    monkeypatch.setattr(promises, "ledger", loses_one)
+    answer, sentences = judged(broken(story(tmp_path)), tmp_path)["badput_adds_up"]
+    assert answer == "fail"
+    assert any("s of 22.0 s are under a cause" in s for s in sentences)
+    assert any("under no cause" in s for s in sentences)
+
+
+# --- what is no violation ---
+
+
+def test_what_a_person_asked_for_draws_no_budget(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    for number in (2, 3):
+        files.of_decision(number, "intent")["incidents"][0]["kind"] = "requested"
+    history = broken(files)
+    fault(history, 1, kinds=("requested",))
+    history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
+    assert answers(history, tmp_path) == PASS
+
+
+def test_draws_that_are_further_apart_than_the_window(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    for number in (4, 6):
+        files.of_decision(number, "intent")["incidents"][0]["kind"] = "crash"
+    history = broken(files)
+    fault(history, 2, kinds=("crash",))
+    history.setting = replace(SETTING, budgets={"restart": 1})
+    assert answers(history, tmp_path)["within_budgets"] == "fail"
+    history.setting = replace(SETTING, budgets={"restart": 1}, window_s=7.0)
+    assert answers(history, tmp_path)["within_budgets"] == "pass"
+
+
+def test_states_may_drift_apart_while_a_fault_makes_them(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.steps["n1", 0, 1].append(digest(13.5, 8, "a"))
+    files.steps["n2", 1, 2].append(digest(13.5, 8, "b"))
+    history = broken(files)
+    assert answers(history, tmp_path)["digests_equal"] == "fail"
+    fault(history, 1, drifts=True)
+    assert answers(history, tmp_path) == PASS
+
+
+def test_of_a_step_that_was_made_again_the_newest_state_counts(tmp_path: Path) -> None:
+    """In whatever order the generations' records are read: by the names of their nodes."""
+    files = story(tmp_path)
+    files.steps["n1", 0, 1].append(digest(13.8, 9, "c"))
+    files.steps["n2", 1, 2].append(digest(13.8, 9, "c"))
+    files.steps["n9", 0, 1] = [digest(13.6, 9, "b")]
+    assert answers(broken(files), tmp_path)["digests_equal"] == "pass"
+    files.steps["n9", 0, 1] = [digest(13.9, 9, "b")]
+    assert answers(broken(files), tmp_path)["digests_equal"] == "fail"
+
+
+def test_what_the_others_show_of_it(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    fault(history, 1, group=0, kinds=(), echoes=("crash",), others_within_s=60.0)
+    assert answers(history, tmp_path)["one_incident_each"] == "pass"
+
+
+def test_two_faults_on_one_group_at_once_may_share_an_incident(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    beside = replace(KILL, number=3, name="sigabrt", began=10.6, kinds=("oom",))
+    history.faults.append(beside)
+    history.setting = replace(SETTING, plan=(*SETTING.plan, "  3  x"), planned=3)
+    assert answers(history, tmp_path) == PASS
+    history.faults[2] = replace(beside, group=0, others_within_s=60.0)
+    assert answers(history, tmp_path)["one_incident_each"] == "fail"
+
+
+def test_a_group_that_is_hit_itself_is_none_of_the_others(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    fault(history, 1, others_within_s=1.0)
+    history.faults.append(replace(KILL, number=3, group=0, began=10.6, kinds=("crash",), others_within_s=9.0))
+    assert answers(history, tmp_path)["others_go_on"] == "pass"
+
+
+def test_where_nothing_is_to_be_done_the_group_itself_has_to_go_on(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    fault(history, 1, kinds=())
+    assert "group 1 stood still for" in judged(history, tmp_path)["others_go_on"][1][0]
+
+
+# --- unknown ---
+
+
+def test_states_that_were_not_compared_are_unknown(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    for node, group, generation in (("n1", 0, 1), ("n2", 1, 2)):
+        files.steps[node, group, generation] = [
+            x for x in files.steps[node, group, generation] if not (x["event"] == "digest" and x["step"] == 10)
+        ]
+    answer, sentences = judged(broken(files), tmp_path)["digests_equal"]
+    assert answer == "unknown"
+    assert "fault 1 (sigkill of group 1 rank 0 at step 5): the groups' states were not compared" in sentences[0]
+
+
+def test_nobody_hashed(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    for lines in files.steps.values():
+        lines[:] = [x for x in lines if x["event"] != "digest"]
+    assert answers(broken(files), tmp_path) == {**PASS, "digests_equal": "unknown"}
+
+
+def test_nobody_looked_what_was_left(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    history.left = None
+    assert answers(history, tmp_path) == {**PASS, "nothing_left": "unknown"}
+
+
+def test_no_committed_steps(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.steps = {("n1", 0, 1): [note("heal", 3.0)]}
+    assert answers(broken(files), tmp_path)["others_go_on"] == "unknown"
+
+
+def test_a_crashed_one_is_unknown(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    del files.of_decision(2, "intent")["incidents"][0]["kind"]
+    answer, sentences = judged(broken(files), tmp_path)["one_incident_each"]
+    assert (answer, sentences[0][:20]) == ("unknown", "the checker crashed:")
+
+
+def test_a_fault_that_is_not_made_is_no_failed_recovery(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    gone = FaultDone(
+        number=3, name="hiccup", group=0, rank=0, generation=1, node="n1", step=15, began=22.5, made=None, evidence="",
+        healed=None, over=22.6, after="there is no process 7 any more", within_s=5.0, others_within_s=5.0,
+    )  # fmt: skip
+    history.faults.append(gone)
+    history.setting = replace(SETTING, plan=(*SETTING.plan, "  3  x"), planned=3)
+    verdicts = judged(history, tmp_path)
+    assert verdicts["every_fault_happened"][1] == (
+        "fault 3 (hiccup of group 0 rank 0 at step 15) left no evidence: there is no process 7 any more",
+    )
+    assert verdicts["recovered_in_time"][0] == "pass"

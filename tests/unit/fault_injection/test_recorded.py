@@ -1,0 +1,98 @@
+"""A history is written to one file and read back as it was; what cannot be read there makes every checker answer unknown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fault_injection.checkers import CHECKERS, check
+from fault_injection.history import History
+from fault_injection.promises import ALL
+from fault_injection.recorded import KINDS, load, save
+from tests.unit.fault_injection.broken import a_broken_run, broken
+from tests.unit.fault_injection.files import story
+
+
+def saved(folder: Path) -> Path:
+    save(a_broken_run(folder), folder / "history.jsonl")
+    return folder / "history.jsonl"
+
+
+def with_a_signal(folder: Path) -> History:
+    files = story(folder)
+    files.shim(18.45, "signalled", "n2", 1, 2, signal=15)
+    return broken(files)
+
+
+def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
+    before = with_a_signal(tmp_path)
+    save(before, tmp_path / "history.jsonl")
+    assert load(tmp_path / "history.jsonl") == before
+
+
+def test_each_line_says_what_it_is(tmp_path: Path) -> None:
+    history = with_a_signal(tmp_path)
+    save(history, tmp_path / "history.jsonl")
+    lines = [json.loads(row) for row in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert lines[0]["type"] == "history"
+    assert {line["type"] for line in lines} == {"history", "step", *KINDS}
+
+
+def test_the_checkers_say_the_same_of_it(tmp_path: Path) -> None:
+    assert check(load(saved(tmp_path)), ALL) == check(a_broken_run(tmp_path), ALL)
+
+
+def test_what_is_noted_as_unreadable_stays_so(tmp_path: Path) -> None:
+    history = a_broken_run(tmp_path)
+    history.unreadable.append("journal.jsonl of run: line 3")
+    save(history, tmp_path / "history.jsonl")
+    assert load(tmp_path / "history.jsonl").unreadable == ["journal.jsonl of run: line 3"]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ('{"type":"fault","numb', "no JSON"),
+        ('{"type":"miracle"}', "there is no type 'miracle'"),
+        ('{"type":"left","processes":"many"}', "processes: "),
+        ('{"type":"fault","number":3}', "name: Field required"),
+        ('{"type":"step","of":{"group":1},"line":{}}', "there is no type 'generation'"),
+        ("[]", ""),
+        ("{}", ""),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_unknown(tmp_path: Path, row: str, why: str) -> None:
+    path = saved(tmp_path)
+    path.write_text(path.read_text() + row + "\n")
+    history = load(path)
+    (said,) = history.unreadable
+    assert why in said
+    assert {v.answer for v in check(history, ALL)} == {"unknown"}
+
+
+def test_what_is_no_history(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text("")
+    assert load(tmp_path / "other.jsonl").unreadable == ["other.jsonl: it does not begin as a history"]
+    path = saved(tmp_path)
+    path.write_text(path.read_text().replace('"version":1', '"version":2', 1))
+    assert "version 2 is newer than this program's 1" in load(path).unreadable[0]
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.jsonl")
+
+
+def test_one_without_faults_is_still_a_history(tmp_path: Path) -> None:
+    history = a_broken_run(tmp_path)
+    history.setting, history.faults, history.left, history.seen = None, [], None, []
+    save(history, tmp_path / "history.jsonl")
+    again = load(tmp_path / "history.jsonl")
+    assert again == history
+    assert {v.checker: v.answer for v in check(again, ALL)} == {
+        **dict.fromkeys(CHECKERS, "pass"), **dict.fromkeys(ALL.keys() - CHECKERS.keys(), "unknown"),
+    }  # fmt: skip
+
+
+def test_an_empty_one(tmp_path: Path) -> None:
+    save(History("run"), tmp_path / "history.jsonl")
+    assert load(tmp_path / "history.jsonl") == History("run")

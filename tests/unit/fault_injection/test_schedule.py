@@ -1,0 +1,162 @@
+"""What a schedule says, what it unfolds into, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fault_injection.chaos import schedule as schedules
+from fault_injection.chaos.schedule import Plan, Planned, ScheduleError, drawn, load, parse, unfold
+from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.fault import Site
+
+SHIPPED = Path(schedules.__file__).parents[1] / "schedules"
+
+SITE = Site(no_memory_cgroup="no cgroup", no_own_disks="one disk", no_cut="one network")
+
+
+def plan(text: str, groups: int = 3, ranks: int = 2, site: Site = SITE) -> Plan:
+    return unfold(parse(tomllib.loads(text)), groups, ranks, site)
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        plan(text)
+    return str(caught.value)
+
+
+def test_a_fault_at_a_step_with_its_victim() -> None:
+    made = plan('[[fault]]\nname = "sigkill"\nat_step = 40\ngroup = 1\nrank = 0\n')
+    assert made.faults == (Planned(number=1, name="sigkill", at_step=40, group=1, rank=0),)
+    assert str(made.faults[0]) == "  1  at step 40: sigkill, group 1 rank 0"
+    assert made.not_available["disk_full"] == "one disk"
+    assert "sigkill" not in made.not_available
+
+
+TEN = "".join(f'[[fault]]\nname = "sigkill"\nat_step = {n}\n' for n in range(1, 11))
+
+
+def test_the_seed_alone_names_the_victims() -> None:
+    assert plan("seed = 7\n" + TEN) == plan("seed = 7\n" + TEN)
+    assert plan("seed = 7\n" + TEN).faults != plan("seed = 8\n" + TEN).faults
+    victims = {(p.group, p.rank) for p in plan("seed = 7\n" + TEN).faults}
+    assert len(victims) > 2
+    assert all(group in range(3) and rank in range(2) for group, rank in victims)
+
+
+def test_a_named_victim_moves_no_other() -> None:
+    named = TEN.replace("at_step = 1\n", "at_step = 1\ngroup = 2\nrank = 1\n", 1)
+    assert plan(named).faults[1:] == plan(TEN).faults[1:]
+
+
+def test_a_rate_by_steps() -> None:
+    made = plan('[[rate]]\nname = "sigkill"\nevery_steps = 50\nfirst_step = 20\nuntil_step = 170\n')
+    assert [p.at_step for p in made.faults] == [20, 70, 120, 170]
+
+
+def test_a_rate_by_the_mean_between_two_is_drawn_from_an_exponential_distribution() -> None:
+    text = '[[rate]]\nname = "sigkill"\nmtbf_steps = 100.0\nuntil_step = 100000\n'
+    steps = [p.at_step for p in plan(text).faults]
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert steps == sorted(steps)
+    assert statistics.mean(gaps) == pytest.approx(100, rel=0.1)
+    assert statistics.pstdev(gaps) == pytest.approx(100, rel=0.15)
+    assert steps == [p.at_step for p in plan(text).faults]
+    assert steps != [p.at_step for p in plan("seed = 1\n" + text).faults]
+
+
+def test_each_is_every_fault_that_can_be_made_here_once() -> None:
+    made = plan("seed = 3\n[each]\nevery_steps = 20\nfirst_step = 30\n")
+    assert sorted([p.name for p in made.faults] + list(made.not_available)) == sorted(FAULTS)
+    assert [p.at_step for p in made.faults][:3] == [30, 50, 70]
+    assert [p.name for p in made.faults] != [p.name for p in plan("seed = 4\n[each]\nevery_steps = 20\n").faults]
+
+
+def test_what_comes_together_stays_together() -> None:
+    made = plan(
+        """
+        [[fault]]
+        name = "sigkill"
+        at_step = 90
+        group = 1
+        rank = 0
+        [[fault]]
+        name = "supervisor_killed"
+        at_step = 1
+        together = "during"
+        [[fault]]
+        name = "hiccup"
+        at_step = 30
+        """
+    )
+    assert [(p.name, p.at_step, p.together) for p in made.faults] == [
+        ("hiccup", 30, ""), ("sigkill", 90, ""), ("supervisor_killed", 90, "during"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plan_is_saved_and_replays(tmp_path: Path, seed: int) -> None:
+    first = unfold(drawn(seed, 12, 30, SITE), 3, 2, SITE)
+    first.save(tmp_path / "plan.toml")
+    assert unfold(load(tmp_path / "plan.toml"), 3, 2, SITE) == first
+    assert len(first.faults) == 12
+
+
+def test_a_seed_draws_what_can_be_made_and_compounds_among_it() -> None:
+    plans = [unfold(drawn(seed, 12, 30, SITE), 3, 2, SITE) for seed in range(20)]
+    assert plans[0] == unfold(drawn(0, 12, 30, SITE), 3, 2, SITE)
+    names = {p.name for made in plans for p in made.faults}
+    assert names == {name for name, fault in FAULTS.items() if not fault.why_not(SITE)}
+    together = [(p, q) for made in plans for p, q in itertools.pairwise(made.faults) if q.together]
+    assert {q.together for _, q in together} == {"with", "during"}
+    assert all(FAULTS[p.name].kinds and not FAULTS[q.name].kinds for p, q in together)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the schedule has no fault"),
+        ('[[fault]]\nname = "sigkil"\nat_step = 4\n', "fault.0.name = 'sigkil': there is no such fault; nearest: 'sigkill'"),
+        ('[[fault]]\nname = "sigkill"\n', "fault.0.at_step: missing"),
+        ('[[fault]]\nname = "sigkill"\nat_step = 0\n', "fault.0.at_step = 0: must be greater than or equal to 1"),
+        ('[[fault]]\nname = "sigkill"\nat_step = "4"\n', "fault.0.at_step = '4': must be a valid integer"),
+        ('[[fault]]\nname = "sigkill"\nat_stop = 4\n', "fault.0.at_stop: there is no such key; nearest: at_step"),
+        ('sead = 1\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "sead: there is no such key; nearest: seed"),
+        ('[[fault]]\nname = "sigkill"\nat_step = 4\ngroup = 3\n', "fault.0.group = 3: the run has groups 0 to 2"),
+        ('[[fault]]\nname = "sigkill"\nat_step = 4\nrank = 2\n', "fault.0.rank = 2: a group has ranks 0 to 1"),
+        ('[[fault]]\nname = "sigkill"\nat_step = 4\ntogether = "with"\n', "there is no fault before it"),
+        ('[[fault]]\nname = "sigkill"\nat_step = 4\ntogether = "beside"\n', "must be '', 'with' or 'during'"),
+        ('[[fault]]\nname = "disk_full"\nat_step = 4\n', "disk_full cannot be made here: one disk"),
+        ('[[fault]]\nname = "gpu_xid"\nat_step = 4\n', "gpu_xid cannot be made here: the driver's word"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 9\n', "rate.0: give every_steps or mtbf_steps"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = 1.0\nevery_steps = 1\n', "one of them"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = 0.0\n', "must be greater than 0"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nfirst_step = 10\nevery_steps = 1\n', "is before first_step = 10"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(text: str, said: str) -> None:
+    assert said in refused(text)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    assert (
+        len(refused('[[fault]]\nname = "x"\nat_step = 1\n[[rate]]\nname = "sigkill"\nuntil_step = 9\n').split("\n"))
+        == 2
+    )
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+def test_what_is_shipped_unfolds_on_two_groups(path: Path) -> None:
+    assert unfold(load(path), 2, 1, SITE).faults
+
+
+def test_what_is_no_schedule(tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match=r"cannot read the schedule .*No such file"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("seed = ")
+    with pytest.raises(ScheduleError, match="is not valid TOML"):
+        load(tmp_path / "bad.toml")
