@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -82,7 +83,7 @@ def run_command(
 ) -> None:
     """Break a run as a schedule or a seed says, and certify what came of it. Ends with 1 unless all checkers pass.
 
-    Ctrl-C heals what is broken before it leaves."""
+    Ctrl-C, or a SIGTERM, heals what is broken before it leaves."""
 
     def wanted(site: Site) -> Schedule:
         if schedule is None:
@@ -90,7 +91,7 @@ def run_command(
         loaded = load(schedule)
         return loaded if seed is None else replace(loaded, seed=seed)
 
-    with sentences(), _wrong_schedule():
+    with sentences(), _wrong_schedule(), _interruptible():
         if schedule is not None:
             load(schedule)  # before anything is started
         campaign = Campaign(wanted=wanted, say=_say, out=out, dry_run=dry_run)
@@ -129,6 +130,17 @@ def replay_command(
 
 def _say(sentence: str) -> None:
     typer.echo(sentence)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, also where a shell started this with SIGINT ignored."""
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

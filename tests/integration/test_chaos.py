@@ -102,6 +102,7 @@ def test_an_interrupt_heals_what_is_broken_and_ends_what_was_started(tmp_path: P
     assert start_ticks(pid) is not None, lines
     started.send_signal(signal.SIGINT)
     text = started.stdout.read()  # to its end
+    started.stdout.close()
     assert started.wait(30) == 1, text
     assert "interrupted: what was broken is healed" in text
     report = json.loads((tmp_path / "runs" / "chaos" / "report.json").read_text())
