@@ -16,8 +16,9 @@ from agents.facts.files import EVERY_S
 from agents.pace import MOVES_ON
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, GROUPS, Bench
-from fault_injection import causes, faults
+from fault_injection import causes
 from fault_injection.causes import Order
+from fault_injection.faults import acts
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.shell import policy
 from tests.helpers.waiting import eventually
@@ -135,7 +136,7 @@ def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_whe
     count, generations = len(bench.watcher.came), run.generations()
     target = bench.targets(1)[group]
     said = f"{target.folder}: No space left on device"
-    faults.fill_disk(group, target.node, target.folder)
+    acts.fill_disk(group, target.node, target.folder)
     filled = time.monotonic()
     try:
         eventually(lambda: run.waits(f"group {group}: its node {target.node} says: {said}"), 4 * EVERY_S, "it is told")
@@ -146,7 +147,7 @@ def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_whe
         assert after[group].step < (before[1 - group].step + after[1 - group].step) / 2, "its steps are not told"
         assert after[1 - group].participants == GROUPS, "but it steps with the others"
         assert run.acted(count) == []
-        faults.kill_trainer(group, target.node, target.pid)
+        acts.kill_trainer(group, target.node, target.pid)
         (incident,) = eventually(lambda: run.acted(count), 30, "the end of a rank is seen all the same")
         assert (incident.kind, incident.rung, incident.group) == (Kind.CRASH, Rung.RESTART, group)
         assert f"on its node: {said}" in incident.evidence
@@ -158,7 +159,7 @@ def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_whe
         assert run.waits(f"node {target.node} is given no group while there is another: {said}")
         assert state.cordons == {}
     finally:
-        (target.folder / faults.FILLER).unlink()
+        (target.folder / acts.FILLER).unlink()
     eventually(lambda: target.node in bench.status().spares, 4 * EVERY_S, "it is a spare once its disk has room")
     run.steps_on()
     bench.w.check(bench.record)
