@@ -59,6 +59,8 @@ class Table:
         self._folder = folder / "processes"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._history = os.open(folder / "shim.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._unwritten = b""
+        """Lines of the history that found no room yet, the first one maybe in part."""
         self._disk_failed = False
         self.children: dict[str, Child] = {}
 
@@ -72,13 +74,19 @@ class Table:
         self._on_disk(lambda: (self._folder / f"{name}.json").unlink(missing_ok=True))
 
     def remember(self, event: str, child: Child | None = None, **more: Any) -> None:
-        """Append to shim.jsonl; `t` is unix time, for people and for checkers that read one machine's files."""
+        """Append to shim.jsonl; `t` is unix time, for people and for checkers that read one machine's files. What finds no room is
+        written with the next event that finds some."""
         line: dict[str, Any] = {"t": time.time(), "event": event}
         if child is not None:
             line |= {"name": child.name, "pid": child.pid, "start_ticks": child.start_ticks}
             line["generation"] = generation_of(child.name)
-        text = json.dumps(line | more) + "\n"
-        self._on_disk(lambda: os.write(self._history, text.encode()))
+        self._unwritten += json.dumps(line | more).encode() + b"\n"
+        self._on_disk(self._write_on)
+
+    def _write_on(self) -> None:
+        while self._unwritten:
+            written = os.write(self._history, self._unwritten)  # on an almost full disk only a part
+            self._unwritten = self._unwritten[written:]
 
     def _on_disk(self, write: Any) -> None:
         # a full disk must not end the parent of every trainer here: the agent reads our memory, not these files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -97,6 +98,29 @@ def test_the_shim_says_which_ends_it_had_asked_for(
     assert (record.exited, record.exit_code, record.signal, record.told) == (True, *end, told)
     assert record.oom is None, "it never ran"
     assert record.ended_s > 0.0
+
+
+def test_what_finds_no_room_in_the_history_is_written_once_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An almost full disk takes a part of a line; a full one nothing. No line is lost, and none is torn by the next."""
+    table, room, write = Table(tmp_path), [30], os.write
+
+    def almost_full(file: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = write(file, data[: room[0]])
+        room[0] -= taken
+        return taken
+
+    monkeypatch.setattr("agents.table.os.write", almost_full)
+    table.remember("first")
+    table.remember("second")
+    assert (tmp_path / "shim.jsonl").stat().st_size == 30
+    room[0] = 1 << 20
+    table.remember("third")
+    lines = [json.loads(line) for line in (tmp_path / "shim.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["first", "second", "third"]
 
 
 def test_a_recycled_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> None:
