@@ -139,4 +139,4 @@ def of_a_lost_peer(text: str) -> bool:
 
 def of_what_is_shared(text: str) -> bool:
     """Whether an error may be that of a network, a file system or a service that all nodes use: it may pass."""
-    return _OF_WHAT_IS_SHARED.search(text) is not None
+    return _OF_WHAT_IS_SHARED.search(text) is not None or of_a_lost_peer(text)

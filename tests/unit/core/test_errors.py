@@ -155,6 +155,8 @@ def test_which_errors_may_be_the_machines(error: str, machine: bool) -> None:
         ("OSError: [Errno 116] Stale file handle: '/shared/data'", True),
         ("OSError: [Errno 28] No space left on device", True),
         ("requests.exceptions.HTTPError: 503 Server Error", True),
+        ('RuntimeError: status: Unknown, message: "transport error", details: []', True),
+        ("torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error", True),
         ("FileNotFoundError: [Errno 2] No such file", False),
         ("ValueError: hidden size 5003 must be even", False),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
