@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fault_injection import causes
 from fault_injection.causes import Order
 from fault_injection.faults import acts
+from fault_injection.faults.fault import Target
 from fault_injection.memory_cgroup import memory_cgroup
 from supervisor.core.model import Kind, Rung
 from supervisor.ports.errors import Fatal
@@ -30,25 +31,6 @@ HOG_HAS = 96 << 20
 AHEAD = 10
 """Steps until something happens in every group at once."""
 HICCUP_S = 1.5
-
-
-@dataclass(frozen=True)
-class Target:
-    """One rank, and where it is. `pids`: of all ranks of its group."""
-
-    group: int
-    generation: int
-    node: str
-    rank: int
-    pids: Mapping[int, int]
-    allocation: str
-    folder: Path
-    """Its node's."""
-
-    @property
-    def pid(self) -> int:
-        return self.pids[self.rank]
-
 
 Inject = Callable[["Bench", Target, ExitStack], float]
 """Breaks it and returns the moment, by this machine's monotonic clock. What is left to mend is put on the stack."""

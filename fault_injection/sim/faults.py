@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fault_injection.sim.leaders import Killed, Supervisor
 from supervisor.ports.errors import Retryable
@@ -130,32 +130,24 @@ def _node_lost(world: World, fault: Fault) -> bool:
 
 
 def _unplugged(world: World, fault: Fault) -> bool:
-    node = _node(world, fault.target)
-    if node is None:
-        return False
-    node.linked = False
-    world.connect()
-
-    def back() -> None:
-        node.linked = True
-        world.connect()
-
-    world.clock.after(fault.seconds, back)
-    return True
+    return _cut(world, fault, "linked")
 
 
 def _agent_cut(world: World, fault: Fault) -> bool:
+    return _cut(world, fault, "etcd_linked")
+
+
+def _cut(world: World, fault: Fault, link: Literal["linked", "etcd_linked"]) -> bool:
     node = _node(world, fault.target)
     if node is None:
         return False
-    node.etcd_linked = False
-    world.connect()
 
-    def back() -> None:
-        node.etcd_linked = True
+    def set_to(up: bool) -> None:
+        setattr(node, link, up)
         world.connect()
 
-    world.clock.after(fault.seconds, back)
+    set_to(False)
+    world.clock.after(fault.seconds, lambda: set_to(True))
     return True
 
 
