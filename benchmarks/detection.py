@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decide import machine
-from benchmarks.detection_cases import CASES, CRASH, HANG, NOTHING, RANK_ZERO, Case, Target, mount, unmount
+from benchmarks.detection_cases import CASES, CRASH, HANG, NOTHING, RANK_ZERO, Case, mount, unmount
 from fault_injection import causes, checkers
 from fault_injection.causes import Order
+from fault_injection.faults.fault import Target
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.spec import BudgetSpec, GroupsSpec, HangSpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
@@ -174,7 +175,8 @@ class Bench:
             pids = {t.rank: t.pid for t in self.ranks(state.group)}
             folder = self.w.system / "nodes" / state.node
             allocation = registered.allocation if registered is not None else ""
-            found.append(Target(state.group, state.generation, state.node, rank, pids, allocation, folder))
+            at = {"group": state.group, "generation": state.generation, "node": state.node}
+            found.append(Target(**at, rank=rank, pids=pids, allocation=allocation, folder=folder))
         return found
 
     def step(self) -> int:
