@@ -48,7 +48,7 @@ class Blame:
     held: str = ""
     """Why nobody is blamed though somebody hangs; empty: somebody is, or nobody hangs."""
     unsure: bool = False
-    """Held, because others may hang of the same cause and have not said so yet."""
+    """Others may hang of the same cause and have not said so yet: held because of that, or held for long enough."""
 
 
 def blame(
@@ -70,7 +70,7 @@ def blame(
         silent = [g for g in sorted(alive - stuck.keys()) if steps[g] < least + STEPS_BEHIND]
         waited = unsure_since is not None and observed.now - unsure_since >= spec.policy.hang.at_least_s
         if not silent or waited:
-            return Blame(own)
+            return Blame(own, unsure=bool(silent))
         about = f"{_listed(own)} hangs" if len(own) == 1 else f"{_listed(own)} hang"
         return Blame(held=f"{about}; not known yet whether {_listed(silent)} does too", unsure=True)
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))

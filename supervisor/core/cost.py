@@ -73,7 +73,7 @@ def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> str:
     ):
         return ""
     failed = sum(not t.mended for t in restarts)
-    if 2 * failed < len(restarts) or not r.has_spare or r.left(Rung.REPLACE, group.group) == 0:
+    if 2 * failed < len(restarts) or not r.next_spare or r.left(Rung.REPLACE, group.group) == 0:
         return ""
     share = failed / len(restarts)
     once_s = (1 - share) * (usual_s(tried, "restart") or 0.0) + share * (usual_s(tried, "restart", mended=False) or 0.0)
@@ -106,7 +106,7 @@ def _others(r: Round, group: GroupMemory) -> int:
 def _sentence(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, ...]]) -> str:
     name = rung.name.lower()
     if rung == Rung.REPLACE:
-        spare = r.next_spare
+        spare = r.next_spare or r.one_in_need
         if not spare:
             return "replace: there is no spare"
         name = f"replace, by spare {spare}"

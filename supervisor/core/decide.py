@@ -82,7 +82,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     spike = numerics.spike(r.groups, r.observed, r.spec)
     for sentence in (*disks.untold(r.groups, r.observed), *((spike,) if spike else ())):
         r.wait(sentence)
-    for g in sorted(r.groups):
+    for g in _in_order(r):
         _judge(r, r.groups[g], hanging.groups, slow)
     _wind_down(r)
     leave(r)
@@ -90,6 +90,14 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     if r.phase == "running":
         place(r)
     return r.done()
+
+
+def _in_order(r: Round) -> list[int]:
+    """By number; but whose own number was not finite comes first, while all that ended by it still say whose it was."""
+    order = sorted(r.groups)
+    if any(sign.startswith(detect.NAN) for sign in r.before.suspects):
+        order.sort(key=lambda g: not numerics.said(r.groups[g], r.observed) & numerics.OWN)
+    return order
 
 
 def _note_checkpoint(r: Round) -> None:
@@ -152,7 +160,7 @@ UNSURE = "hang?"
 
 def _who_hangs(r: Round) -> Blame:
     since = r.before.suspects.get(UNSURE)
-    found = blame(r.groups, r.observed, r.spec, since)
+    found = blame({g: m for g, m in r.groups.items() if not shadow.has_ended(r, m)}, r.observed, r.spec, since)
     if found.held:
         until = (r.now if since is None else since) + r.spec.policy.hang.at_least_s
         r.wait(found.held, until=until if found.unsure else None)
@@ -284,7 +292,7 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
         choice = ladder.Choice(Rung.STOP, fault, ())
     elif incident.kind == Kind.REQUESTED:
         choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
-    elif failure.blameless and not tried:
+    elif failure.blameless:
         choice = ladder.Choice(Rung.RESTART, f"another group is the cause: {failure.evidence[-1]}", (), free=True)
     elif incident.kind == Kind.ALLOCATION_LOST and nobody_left(r):
         choice = all_lost(r, group)
@@ -462,6 +470,12 @@ def _wind_down(r: Round) -> None:
                 r.set_group(replace(group, phase="finished", since=r.now))
         if not all(g.phase == "finished" for g in r.groups.values()):
             r.wait(f"draining: the groups end after step {r.rest.get('stop_at_step', r.before.stop_at_step)}")
+    left = [g for g in r.groups.values() if g.phase != "finished"]
+    if len(left) < len(r.groups) and all(shadow.has_ended(r, g) for g in left):
+        # The run has come to its end without them.
+        for group in left:
+            if not r.full(group.group):
+                r.set_group(replace(group, phase="finished", since=r.now, incident=""))
     if r.groups and all(g.phase == "finished" for g in r.groups.values()):
         _wind_up(r)
 
@@ -470,7 +484,7 @@ def _starts_in_vain(r: Round, group: GroupMemory) -> bool:
     """Whether it is being started in a run that halts, and nobody trains that it could heal from: it has no step to save, and may
     take all its time to start only to end as the others did."""
     halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
-    return halted and group.phase == "starting" and not any(g.phase == "running" for g in r.groups.values())
+    return halted and group.phase == "starting" and not shadow.trains_beside(r, group)
 
 
 def _wind_up(r: Round) -> None:

@@ -136,7 +136,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     group = next((g for g in there if not r.busy(g)), there[0])
     why = words[r.placed_by(group)]
     about = f"group {group.group}: its node {group.node} is leaving ({why})"
-    spares = r.spares()
+    spares = r.spares() or (r.last_resort() if r.refused() else [])
     busy = [g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting")]
     if not spares:
         r.wait(f"{about}, and no other is there yet{_coming(r, group)}")

@@ -33,11 +33,21 @@ def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Obser
             rank=min((rank.rank for rank in _ended(group, observed) if rank.numerics == "own"), default=None),
             confidence=Confidence.LIKELY,
         )  # fmt: skip
-    spoilt = sorted(g for g, told in others.items() if told & OWN)
+    spoilt = sorted(_spoilt(group, others, memory))
     if mine == {"peers"} and spoilt:
         sentence = f"its own loss was finite, that of group {', '.join(map(str, spoilt))} was not"
         return replace(failure, evidence=(*failure.evidence, sentence), same="", blameless=True)
     return failure
+
+
+def _spoilt(group: GroupMemory, others: Mapping[int, set[str]], memory: Memory) -> set[int]:
+    """Groups whose own number it was: those that say so, or that did and are being mended since. A round changes only so many."""
+    mended = {
+        i.group
+        for i in memory.incidents.values()
+        if i.kind == Kind.NUMERICS and i.group != group.group and group.since <= i.opened
+    }
+    return {g for g, told in others.items() if told & OWN} | mended
 
 
 def said(group: GroupMemory, observed: Observed) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import breaker, cost, detect, handover, spares
+from supervisor.core import breaker, cost, detect, handover, shadow, spares
 from supervisor.core import budget as budgets
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
@@ -131,7 +131,6 @@ def _start_elsewhere(r: Round, group: GroupMemory, why: str) -> None:
 
 
 def _start(r: Round, group: GroupMemory, node: str) -> None:
-    others_train = any(g.phase == "running" for g in r.groups.values() if g.group != group.group)
     generation = max(1, group.generation)
     incident = r.incidents.get(group.incident)
     cost.note_placed(r, group, r.allocation_of(node))
@@ -146,7 +145,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             since=r.now,
             old_node="",
             checkpoint=r.rest.get("checkpoint", r.before.checkpoint),
-            resume="peers" if others_train else "disk",
+            resume="peers" if shadow.trains_beside(r, group) else "disk",
         )
     )
     r.act(
@@ -198,7 +197,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         why = "the budget for new allocations is spent"
         if refused:
             why = f"the engine refused allocation {refused[0].key}{r.engines_word(refused[0].key)}"
-        if not any(g.phase in ("starting", "running", "fencing") or _to_start(g) for g in r.groups.values()):
+        if not any(_may_train(r, g) for g in r.groups.values()):
             r.halt(f"group {group.group} has no node, and {why}", incident)
         else:
             again = f"supervisor restart {group.group} asks once more"
@@ -206,7 +205,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         return
     # The spare that rung 2 counted on has gone in the meantime.
     if incident is not None and incident.rung < Rung.REALLOCATE:
-        note = "replace: the spare is gone"
+        note = f"replace: of the spare, {r.ill[last[0]]}" if last else "replace: the spare is gone"
         reason = f"{incident.reason}; {note}"
         incident = replace(
             incident, rung=Rung.REALLOCATE, reason=reason, considered=(*incident.considered, note), decided=r.now
@@ -218,9 +217,10 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
     r.acquire(because, rung=Rung.REALLOCATE)
 
 
-def _to_start(group: GroupMemory) -> bool:
-    """It has a node, on which it is to be started again."""
-    return group.phase == "placing" and bool(group.node)
+def _may_train(r: Round, group: GroupMemory) -> bool:
+    """It does, or is to be started on a node that it has, or one that may come."""
+    to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.node))
+    return to_start or (group.phase in ("starting", "running") and not shadow.has_ended(r, group))
 
 
 def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import budget as budgets
-from supervisor.core import errors
+from supervisor.core import errors, shadow
 from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
 from supervisor.core.round import Round
 
@@ -88,8 +88,7 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
     # A device, a file or a library of the node's own raises the same error again and again too.
     if len(seen.hosts) < 2 and (failure.kind != Kind.ERROR or errors.of_the_machine(failure.error)):
         return ""
-    others = (g.phase == "running" for g in r.groups.values() if g.group != group.group)
-    if any(others):
+    if shadow.trains_beside(r, group):
         return ""  # the same program trains there
     where = f"on {' and '.join(seen.hosts)}"
     if seen.trained and failure.kind == Kind.ERROR:
@@ -116,7 +115,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> str:
     """Why another node is to be tried before this one again, if a spare is there and paid for; else empty."""
     budget = r.spec.policy.budget
     left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
-    if not r.has_spare or not all(left):
+    if not r.next_spare or not all(left):
         return ""  # then the ladder says why
     lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
     if failure.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):

@@ -118,17 +118,14 @@ class Round:
         return self._ill
 
     @property
-    def has_spare(self) -> bool:
-        """Whether there is any."""
-        return bool(self.next_spare)
+    def next_spare(self) -> str:
+        """The first of the spares, or an empty string: one failure after the other asks, and looks at no more than it needs."""
+        return next((name for name in self._free() if name not in self.ill), "")
 
     @property
-    def next_spare(self) -> str:
-        """The first of them, or an empty string: one failure after the other asks, and looks at no more than it needs."""
-        found = next((name for name in self._free() if name not in self.ill), "")
-        if not found and self.ill and not self.left(Rung.REALLOCATE, 0):
-            return next(iter(self.last_resort()), "")
-        return found
+    def one_in_need(self) -> str:
+        """The first that there is as a last resort, where no other may be asked for: for who cannot stay where it is."""
+        return next(iter(self.last_resort()), "") if self.ill and not self.left(Rung.REALLOCATE, 0) else ""
 
     @property
     def well(self) -> int:
@@ -386,9 +383,10 @@ class Round:
     ) -> Choice:
         """The rung for a failure, as the ladder has it. `unpaid`: whatever the budgets have left."""
         of_kind = self.spent_by_kind.get(budgets.kind_scope(kind, group), ())
+        spare = bool(self.next_spare or (kind != Kind.STRAGGLER and self.one_in_need))
         return choose(
             kind, group, self.spec.policy, spent={} if unpaid else self.spent, of_kind=() if unpaid else of_kind,
-            now=self.now, spare=self.has_spare, at_least=at_least, passed=passed,
+            now=self.now, spare=spare, at_least=at_least, passed=passed,
         )  # fmt: skip
 
     def left(self, rung: Rung, group: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import gpu
+from supervisor.core import detect, gpu
 from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Incident, Kind
 from supervisor.core.round import Round
@@ -25,6 +25,24 @@ def only_observed(r: Round, failure: Failure) -> bool:
     policy = r.spec.policy
     observed = any(kind.value in policy.observe for kind in (failure.kind, *failure.causes))
     return failure.kind not in ALWAYS and (policy.mode == "observe" or observed)
+
+
+def has_ended(r: Round, group: GroupMemory) -> bool:
+    """Whether a group has ended or lost its node, and is left so, as that is only observed: it trains no more, and nobody can
+    heal from it."""
+    incident = r.incidents.get(group.incident)
+    if incident is None or not incident.shadow or group.phase not in ("starting", "running"):
+        return False
+    node = r.observed.nodes.get(group.node)
+    if node is None or not node.registered or incident.kind == Kind.ALLOCATION_LOST:
+        return incident.kind in (Kind.NODE_LOST, Kind.ALLOCATION_LOST)
+    return any(rank.state == "exited" for rank in detect.ranks_of(group, r.observed))
+
+
+def trains_beside(r: Round, group: GroupMemory) -> bool:
+    """Whether another group trains, or may: one that is only silent does."""
+    others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
+    return any(not has_ended(r, g) for g in others)
 
 
 def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:

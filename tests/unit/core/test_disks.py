@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core import budget as budgets
 from supervisor.core import disks
 from supervisor.core.explain import explain
 from supervisor.core.model import Kind, Rung
+from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
 FULL = "/home/nodes/n: No space left on device"
@@ -227,3 +229,66 @@ def test_what_many_say_is_not_said_for_each() -> None:
     w.round()
     assert w.waits().count("may not be told") == disks.NAMED
     assert "and so 7 more groups" in w.waits()
+
+
+# --- who could stay where it is ---
+
+
+def test_a_straggler_is_not_moved_there() -> None:
+    w = World(
+        groups=3,
+        spares=1,
+        first_rung=FirstRungSpec(straggler="replace"),
+        budget={"reallocate": 0},
+        straggler_for_s=300.0,
+    ).bring_up()
+    tell(w, "n4")
+    for step, after in ((50, 1.0), (200, 301.0)):
+        for g, s in enumerate((0.4, 0.9, 0.4)):
+            w.commit(g, step=step, compute_s=s)
+        w.round(after)
+    assert "group 1 is slow and not touched: replace: no healthy spare node" in w.waits()
+    assert (w.group(1).node, w.group(1).phase) == ("n2", "running")
+
+
+def test_one_that_is_killed_for_memory_again_is_not_moved_there() -> None:
+    w = World(groups=2, spares=1, budget={"reallocate": 0}).bring_up()
+    tell(w, "n3")
+    for n in range(2):
+        w.report(0, state="exited", signal=9, oom=True, step=60, commits=1)
+        w.round(1.0)
+        if n == 0:
+            w.recover(0, step=55)
+    assert w.incident.rung == Rung.RESTART
+
+
+def test_one_that_ends_again_and_again_stays_until_the_ladder_is_past_it() -> None:
+    w = World(groups=2, spares=1, budget={"reallocate": 0}).bring_up()
+    tell(w, "n3")
+    rungs = []
+    while w.memory.phase == "running" and len(rungs) < 9:
+        w.fail(1, error="ImportError: x", step=0, commits=0)
+        w.round(61.0)
+        rungs.append(w.incident.rung)
+        if w.incident.rung == Rung.REPLACE:
+            w.grant(4, "refused", "no node")
+        w.start_again(1)
+        if w.group(1).node == "n3":
+            break
+    restarts = budgets.allowed(w.spec.policy.budget, Rung.RESTART)
+    assert rungs[: restarts + 1] == [Rung.RESTART] * restarts + [Rung.REPLACE]
+    assert w.group(1).node == "n3"
+
+
+def test_a_node_that_is_taken_away_is_left_for_one_when_the_engine_has_refused_another() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    tell(w, "n3")
+    w.node(1, leaving="time limit in 120 s")
+    for _ in range(4):
+        w.round(1.0)
+    assert w.group(0).phase == "running"
+    for key in [a.key for a in w.memory.allocations.values() if a.key not in w.grants]:
+        w.grant(int(key.removeprefix("run-a")), "refused", "no node")
+    w.round(1.0)
+    w.start_again(0)
+    assert w.group(0).node == "n3"

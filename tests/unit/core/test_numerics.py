@@ -9,6 +9,7 @@ import pytest
 from supervisor.core.detect import ENGINE_WORD_S
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Kind, Rung, SpikeView
+from supervisor.core.round import MAX_CHANGES
 from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
@@ -42,8 +43,8 @@ def test_the_one_whose_own_loss_it_was_is_moved_and_its_host_cordoned(w: World) 
         2: (Kind.ERROR, Rung.RESTART),
     }
     assert set(w.memory.cordons) == {suspect}
-    assert any("that of group 0, 2 was: its hardware is suspect" in e for e in w.incidents["i2"].evidence)
-    assert any("its own loss was finite, that of group 1 was not" in e for e in w.incidents["i1"].evidence)
+    assert any("that of group 0, 2 was: its hardware is suspect" in e for e in w.incidents["i1"].evidence)
+    assert any("its own loss was finite, that of group 1 was not" in e for e in w.incidents["i2"].evidence)
     assert w.memory.phase == "running"
 
 
@@ -252,3 +253,50 @@ def test_the_innocent_pay_nothing_however_often_another_group_spoils_the_mean() 
     assert not [scope for scope in w.memory.spent if scope.startswith("restart")]
     assert (w.group(0).node, w.group(2).node) == homes
     assert not set(homes) & set(w.memory.cordons)
+
+
+# --- more groups than one round changes ---
+
+
+@pytest.mark.parametrize(("groups", "culprit"), [(60, 0), (61, 60), (120, 0)])
+def test_of_many_groups_only_the_one_whose_number_it_was_pays(groups: int, culprit: int) -> None:
+    w = World(groups=groups, spares=1).bring_up()
+    for g in range(groups):
+        ends(w, g, "own" if g == culprit else "peers")
+    judged(w)
+    for _ in range(groups // MAX_CHANGES + 4):
+        w.admit(culprit)  # it is started elsewhere before the last are judged
+        w.round(0.1)
+    assert len(w.incidents) == groups
+    assert next(i for i in w.incidents.values() if i.group == culprit).kind == Kind.NUMERICS
+    assert {scope: len(times) for scope, times in w.memory.spent.items()} == {"replace": 1}
+
+
+def test_an_end_by_another_number_is_not_put_down_to_the_one_that_is_being_mended() -> None:
+    w = World(groups=3, spares=1).bring_up()
+    for g, whose in enumerate(("peers", "own", "peers")):
+        ends(w, g, whose)
+    judged(w)
+    for g in (0, 2):
+        w.recover(g, step=55)
+    w.report(0, state="exited", exit_code=1, error=ERROR, numerics="peers", step=60, commits=3)
+    w.report(2, state="exited", exit_code=1, error=ERROR, numerics="peers", step=60, commits=3)
+    judged(w)
+    assert w.memory.spent.keys() >= {"restart:0", "restart:2"}
+
+
+def test_who_is_not_to_blame_pays_nothing_the_second_time_either() -> None:
+    w = World(groups=2, spares=1, first_rung=FirstRungSpec(numerics="restart")).bring_up()
+    for n in range(5):
+        for g, whose in enumerate(("own", "peers")):
+            w.fail(g, code=1, error=ERROR, numerics=whose, step=50, commits=int(n == 0))
+        judged(w)
+        if w.memory.phase != "running":
+            break
+        for g in range(2):
+            w.admit(g)
+        for _ in range(5):
+            w.round(30.0)
+            w.open_gate()
+    assert w.memory.spent
+    assert "restart:1" not in w.memory.spent

@@ -229,3 +229,96 @@ def test_who_observes_errors_alone_has_the_others_act() -> None:
     not_finite(w, "peers", "own", "peers")
     w.round(60.0)
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
+
+
+# --- what has ended and is left so ---
+
+
+def ended_and_saved(**about: object) -> World:
+    """Group 0 has crashed and is left so; step 50 is on disk."""
+    w = World(**(about or {"groups": 2, "observe": ("crash",)})).bring_up()  # type: ignore[arg-type]
+    w.save(1, step=50)
+    w.round(1.0)
+    w.crash(0)
+    w.round(1.0)
+    assert w.incident.shadow
+    return w
+
+
+def test_nobody_heals_from_it() -> None:
+    w = ended_and_saved()
+    for n in range(2):
+        w.fail(1, error="RuntimeError: x", step=50 + n, commits=1)
+        w.round(1.0)
+        w.start_again(1)
+        assert w.group(1).resume == "disk"
+    assert (w.memory.phase, w.memory.cordons) == ("running", {})
+
+
+def test_that_another_heals_from_a_group_which_is_only_silent_stays() -> None:
+    w = World(groups=2, observe=("crash",)).bring_up()
+    w.save(1, step=50)
+    w.hear(0, "silent")
+    w.round(1.0)
+    w.fail(1, error="RuntimeError: x", step=50, commits=1)
+    w.round(1.0)
+    w.start_again(1)
+    assert w.group(1).resume == "peers"
+
+
+def test_it_does_not_show_that_the_program_trains() -> None:
+    w = ended_and_saved()
+    for n in range(2):
+        w.fail(1, error="ValueError: x", step=52, commits=2)
+        w.round(1.0)
+        if n == 0:
+            w.start_again(1)
+    assert w.memory.phase == "stopping"
+    assert "at the same step 52 again" in w.memory.halt_reason
+
+
+def test_a_run_of_which_the_others_have_finished_is_over() -> None:
+    w = ended_and_saved()
+    w.fail(1, code=0, step=10000, commits=1)
+    for _ in range(5):
+        w.round(100.0)
+    assert w.memory.phase == "finished"
+    assert not w.memory.incidents
+
+
+def test_a_run_of_which_every_group_has_ended_so_waits_for_a_person() -> None:
+    w = ended_and_saved()
+    w.crash(1)
+    for _ in range(5):
+        w.round(100.0)
+    assert w.memory.phase == "running"
+    assert {i.state for i in w.memory.incidents.values()} == {"open"}
+    w.control = replace(w.control, restarts={0: 1})
+    w.round(1.0)
+    w.start_again(0)
+    assert w.group(0).resume == "disk"
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_who_left_a_collective_out_is_told_beside_it(beside: bool) -> None:
+    w = World(groups=4, observe=("crash",)).bring_up()
+    if beside:
+        w.crash(3)
+        w.round(1.0)
+    for g in range(4 - beside):
+        at = "in barrier (a.py:7)" if g == 1 else "in allreduce (b.py:9)"
+        w.report(g, commits=1, step=50, stuck=replace(STUCK, activity="collective", stack=at))
+    w.round(1.0)
+    assert any(i.kind == Kind.HANG and i.group == 1 for i in w.incidents.values())
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_hang_that_nothing_is_done_about_is_one_incident_beside_a_group_that_says_nothing(paused: bool) -> None:
+    w = World(groups=3, mode="act" if paused else "observe").bring_up()
+    w.control = replace(w.control, paused=paused)
+    w.report(0, commits=1, step=50, stuck=STUCK)
+    w.report(1, commits=1, step=50, stuck=replace(STUCK, activity="collective"))
+    w.report(2, commits=1, step=50)
+    for _ in range(10):
+        w.round(w.spec.policy.hang.at_least_s / 2 + 0.1)
+    assert (w.incident.kind, w.incident.state, len(w.incidents)) == (Kind.HANG, "open", 1)
