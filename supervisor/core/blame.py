@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from supervisor.core import gpu
-from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
+from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
 from supervisor.core.spec import RunSpec
 
 ACROSS = frozenset({"quorum", "collective", "heal"})
@@ -51,10 +51,31 @@ class Blame:
     """Others may hang of the same cause and have not said so yet: held because of that, or held for long enough."""
 
 
+def behind(groups: Mapping[int, GroupMemory], observed: Observed, known: Mapping[int, Behind]) -> dict[int, Behind]:
+    """Groups that take too long while others are ahead of them. How far those had come before says nothing: they may have passed
+    it while it was stopped, and be busy by themselves since. `known`: as it was the last time."""
+    running = {g: group for g, group in groups.items() if group.phase == "running"}
+    stuck = [g for g, group in running.items() if stuck_ranks(group, observed)]
+    if not stuck:
+        return {}
+    ahead = max((_step(group, observed) for g, group in running.items() if g not in stuck), default=0)
+    found = {g: Behind(generation=running[g].generation, step=ahead) for g in stuck}
+    return {
+        g: known[g] if g in known and known[g].generation == now.generation else now
+        for g, now in found.items()
+        if _step(running[g], observed) + STEPS_BEHIND <= ahead
+    }
+
+
 def blame(
-    groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, unsure_since: float | None = None
+    groups: Mapping[int, GroupMemory],
+    observed: Observed,
+    spec: RunSpec,
+    unsure_since: float | None = None,
+    late: Mapping[int, Behind] | None = None,
 ) -> Blame:
-    """Of the groups that run, those by whose own doing a step takes too long. `unsure_since`: as `Blame.unsure`, since when."""
+    """Of the groups that run, those by whose own doing a step takes too long. `unsure_since`: as `Blame.unsure`, since when.
+    `late`: as `behind` has it."""
     if observed.store_stable_s < spec.policy.node_lease_s:
         return Blame()  # what was reported before the store was away may be over
     running = {g.group: g for g in groups.values() if g.phase == "running"}
@@ -76,8 +97,8 @@ def blame(
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
     if broken and len(broken) < len(running):
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody
-    ahead = max((step for g, step in steps.items() if g not in stuck), default=None)
-    left = tuple(sorted(g for g in stuck if ahead is not None and steps[g] + STEPS_BEHIND <= ahead))
+    ahead = max((step for g, step in steps.items() if g not in stuck), default=0)
+    left = tuple(sorted(g for g, seen in (late or {}).items() if seen.step + STEPS_BEHIND <= ahead))
     others_come = any(g.phase not in ("running", "finished") for g in groups.values())
     if left or not stuck or others_come:
         return Blame(left)  # who waits for one that is being started is to blame for nothing

@@ -361,6 +361,14 @@ class SlowSince:
     step: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """How far others were when a group was first seen to wait though they had gone on."""
+
+    generation: int
+    step: int
+
+
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
 
 
@@ -535,6 +543,8 @@ class Memory:
     """Signs that a lost allocation gives too (a lease that vanished, a SIGTERM that we did not send) -> since when."""
     slow: Mapping[int, SlowSince] = field(default_factory=dict)
     """Groups that take longer for a step than the others, where the policy has something done about it."""
+    behind: Mapping[int, Behind] = field(default_factory=dict)
+    """Groups that take too long for a step, in a wait for others that are ahead of them."""
     silent: tuple[int, ...] = ()
     """Groups that the gate has fallen silent on: the others' agents free them from a stuck collective."""
     measured: Measured = NOTHING

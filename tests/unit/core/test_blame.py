@@ -203,13 +203,43 @@ def test_waiting_for_a_group_that_is_being_started_is_nobodys_hang(w: World) -> 
 
 def test_who_waits_while_the_others_step_on_is_to_blame(w: World) -> None:
     hangs(w, 1, "quorum", step=50)
-    w.report(0, commits=1, step=51)
-    w.report(2, commits=1, step=51)
-    w.round()
-    assert not w.memory.incidents, "a step in flight"
-    w.report(0, commits=1, step=52)
+    for step in (51, 52, 53):
+        w.report(0, commits=1, step=step)
+        w.report(2, commits=1, step=step)
+        w.round()
+        assert not w.memory.incidents, "one is in flight, and it may have come back in the middle of the next"
+    w.report(0, commits=1, step=54)
     w.round()
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
+    w.round()
+    assert w.memory.behind == {}
+
+
+def test_who_was_passed_by_and_waits_now_is_not_to_blame_for_what_keeps_the_others(w: World) -> None:
+    """It was stopped for a moment, came back, and asks for a quorum while they evaluate for longer than its bound."""
+    for group in (0, 2):
+        w.report(group, commits=1, step=60)
+    hangs(w, 1, "quorum", step=50)
+    for _ in range(10):
+        w.round(5.0)
+        assert not w.memory.incidents
+    assert "groups 1 wait in quorum for longer than a step may take: not known for whom" in w.waits()
+    for group in (0, 2):
+        w.report(group, commits=1, step=61)
+    w.round(5.0)
+    w.report(1, commits=2, step=61)
+    w.round(5.0)
+    assert not w.memory.incidents
+    assert w.memory.behind == {}
+
+
+def test_how_far_the_others_were_is_asked_anew_of_each_generation(w: World) -> None:
+    w.report(0, commits=1, step=60)
+    hangs(w, 1, "quorum", step=50)
+    w.round()
+    w.memory = replace(w.memory, behind={1: replace(w.memory.behind[1], generation=0, step=50)})
+    w.round()
+    assert not w.memory.incidents
 
 
 def test_a_shard_that_waits_for_one_that_waits_for_a_peer_is_not_to_blame() -> None:
