@@ -25,16 +25,15 @@ from supervisor.core import (
     straggler,
     timeouts,
 )
-from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN, all_lost, nobody_left
+from supervisor.core.acting import apply, look_at_silence
+from supervisor.core.all_lost import all_lost, nobody_left
 from supervisor.core.blame import Blame, behind, blame
 from supervisor.core.leaving import leave
 from supervisor.core.measured import remembered
 from supervisor.core.model import (
-    AllocationMemory,
     Decision,
     Failure,
     GroupMemory,
-    GroupPhase,
     Incident,
     Kind,
     Memory,
@@ -44,18 +43,16 @@ from supervisor.core.model import (
 )
 from supervisor.core.placement import place
 from supervisor.core.resume import resume
-from supervisor.core.round import MAX_GIVEN_BACK, Round, is_rider
+from supervisor.core.round import NEW_A_ROUND, Round, is_rider
 from supervisor.core.seat import seat_lighthouse
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
+from supervisor.core.wind_down import wind_down
 
 ENDED = ("finished", "stopped", "halted")
 
 TAKEN = (Kind.ALLOCATION_LOST, Kind.NODE_LOST)
 """How it looks when the engine takes a node away."""
-
-NEW_A_ROUND = 40
-"""Allocations, and groups, that one round of a run's start makes: one operation each; a transaction holds 100."""
 
 
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
@@ -84,7 +81,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         r.wait(sentence)
     for g in _in_order(r):
         _judge(r, r.groups[g], hanging.groups, slow)
-    _wind_down(r)
+    wind_down(r)
     leave(r)
     renew(r)
     if r.phase == "running":
@@ -268,7 +265,7 @@ def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping
     known = r.incidents.get(group.incident)
     if failure.kind == Kind.SILENT and known is not None and known.decided is not None:
         if is_rider(known):
-            _look_at_silence(r, group, known)
+            look_at_silence(r, group, known)
         return
     group = repeat.remember(r, group, failure, ranks)
     failure = repeat.told(group, failure)
@@ -333,11 +330,6 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     apply(r, group, replace(incident, costs=cost.of(r, group, incident.kind)), choice)
 
 
-def _look_at_silence(r: Round, group: GroupMemory, incident: Incident) -> None:
-    since = detect.silent_since(group, incident, r.observed, r.before)
-    r.look_again(since + r.spec.policy.silent_timeout_s + 0.001)
-
-
 def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
     """Its node was leaving and has gone before the group moved: what rung 3 would ask for is asked for already."""
     asked = f"allocation {successor} was asked for before it went"
@@ -353,7 +345,7 @@ def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -
         return
     if failure.kind == Kind.SILENT:
         incident = r.incident_for(group, failure, step)
-        _look_at_silence(r, group, incident)
+        look_at_silence(r, group, incident)
         return
     r.set_group(replace(group, phase="finished", since=r.now, incident=""))
 
@@ -374,149 +366,3 @@ def _close_untouched(r: Round, group: GroupMemory) -> None:
     if not detect.suspect(group, r.observed) and not r.full(group.group):
         _recover(r, incident)
         r.set_group(replace(group, incident=""))
-
-
-def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
-    """Do what the rung says, in memory. `followed`: it has befallen the group on another host too."""
-    incident = replace(incident, followed=followed)
-    about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
-    after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
-    incident = r.decide_incident(incident, choice, after)
-    key = f"{choice.rung.name.lower()}:{group.group}:{after}"
-    if choice.rung == Rung.RIDE_THROUGH:
-        r.act("ride_through", key, choice.reason, generation=after, **about)
-        _look_at_silence(r, group, incident)
-        return
-    if choice.rung == Rung.STOP:
-        r.set_incident(replace(incident, state="halted"))
-        r.set_group(replace(group, phase="finished", since=r.now, incident=""))
-        r.halt(f"{choice.reason} (incident {incident.id}: {'; '.join(incident.evidence)})", incident)
-        return
-    attempts = group.attempts + 1
-    if incident.kind == Kind.REQUESTED:
-        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="", shown=())
-        r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
-    elif incident.kind == Kind.OOM:
-        group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
-    if not choice.free:
-        r.draw(choice.rung, group.group)
-        r.draw_of_kind(incident.kind, group.group)
-    delay = 0.0
-    if attempts > 1:
-        first_s = r.spec.policy.kind_backoff_s.get(incident.kind, r.spec.policy.backoff_first_s)
-        delay = min(r.spec.policy.backoff_max_s, first_s * 2.0 ** min(attempts - 2, 30))
-    group = replace(
-        group, generation=after, since=r.now, attempts=attempts, not_before=r.now + delay, incident=incident.id
-    )
-    if choice.rung == Rung.RESTART:
-        r.set_group(replace(group, phase="placing", old_node=group.node))
-        return
-    _move_away(r, group, incident, choice, followed)
-
-
-def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool) -> None:
-    old = group.node
-    allocation = r.placed_by(group) if old else ""
-    known = r.allocations.get(allocation)
-    # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
-    leaves = known is not None and known.leaving_since is not None
-    suspect = bool(old) and not (leaves or followed or incident.kind == Kind.ALLOCATION_LOST)
-    host = r.host_of(old)
-    if suspect:
-        r.cordon(host, old, incident)
-    # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
-    phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
-    r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
-    if allocation:
-        r.release(allocation, f"its node {old} is cordoned ({r.cordons[host]})" if suspect else choice.reason)
-    if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
-        _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
-    if choice.reason.startswith((EVERYTHING_GONE, GONE_AGAIN)):
-        _replace_spares(r)
-
-
-def _refill(r: Round, reason: str, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:
-    """Ask for a node in the place of the one that is given up, unless that was done when it began to leave."""
-    if known is not None and (r.successor(known.key) or _was_refused(r, known.successor)):
-        return
-    instead_of = known.key if known is not None and suspect else ""
-    r.acquire(reason, rung=None if choice.free else choice.rung, instead_of=instead_of)
-
-
-def _was_refused(r: Round, key: str) -> bool:
-    grant = r.observed.grants.get(key)
-    return grant is not None and grant.state == "refused"
-
-
-def _replace_spares(r: Round) -> None:
-    """The spares went with the rest: ask for as many again."""
-    held = {r.placed_by(g) for g in r.groups.values() if g.node}
-    for allocation in list(r.allocations.values()):
-        grant = r.observed.grants.get(allocation.key)
-        gone = allocation.state == "wanted" and grant is not None and grant.state == "gone"
-        if gone and allocation.key not in held and len(r.allocations) - len(r.before.allocations) < NEW_A_ROUND:
-            r.release(allocation.key, EVERYTHING_GONE)
-            if not r.successor(allocation.key):
-                r.acquire(EVERYTHING_GONE)
-
-
-def _wind_down(r: Round) -> None:
-    if r.phase in ("new", "running") and r.observed.control.stop:
-        r.rest["phase"] = "stopping"
-        r.act("stop", f"stop:{r.spec.name}", "a person asked for it")
-    if r.phase == "stopping" and r.before.stop_at_step is None:
-        r.rest["stop_at_step"] = handover.step_ahead(r, handover.AHEAD_S, at_most=20)
-    if r.phase == "stopping":
-        for group in list(r.groups.values()):
-            if (group.phase in ("unplaced", "placing", "fencing") or _starts_in_vain(r, group)) and not r.full(
-                group.group
-            ):
-                r.set_group(replace(group, phase="finished", since=r.now))
-        if not all(g.phase == "finished" for g in r.groups.values()):
-            r.wait(f"draining: the groups end after step {r.rest.get('stop_at_step', r.before.stop_at_step)}")
-    left = [g for g in r.groups.values() if g.phase != "finished"]
-    if len(left) < len(r.groups) and all(shadow.has_ended(r, g) for g in left):
-        # The run has come to its end without them.
-        for group in left:
-            if not r.full(group.group):
-                r.set_group(replace(group, phase="finished", since=r.now, incident=""))
-    if r.groups and all(g.phase == "finished" for g in r.groups.values()):
-        _wind_up(r)
-
-
-def _starts_in_vain(r: Round, group: GroupMemory) -> bool:
-    """Whether it is being started in a run that halts, and nobody trains that it could heal from: it has no step to save, and may
-    take all its time to start only to end as the others did."""
-    halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
-    return halted and group.phase == "starting" and not shadow.trains_beside(r, group)
-
-
-def _wind_up(r: Round) -> None:
-    """All groups have ended: close what is open, give back what we hold, and only then end the run."""
-    halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
-    end = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
-    open_ = list(r.incidents.values())
-    held = [a.key for a in r.allocations.values() if a.state == "wanted"]
-    for incident in open_[:MAX_GIVEN_BACK]:
-        r.set_incident(replace(incident, state="halted"))
-    for key in held[:MAX_GIVEN_BACK]:
-        r.release(key, f"the run is {end}")
-    if len(open_) > MAX_GIVEN_BACK or len(held) > MAX_GIVEN_BACK:
-        r.look_again(r.now)
-    elif not _still_taking_back(r):
-        r.rest["phase"] = end
-
-
-def _still_taking_back(r: Round) -> bool:
-    """Whether the engine has not yet done what was asked of it just now: who reads that a run has ended may end the supervisors
-    too, and nobody would give its nodes back. An engine that is away is not waited for."""
-    waiting = []
-    for allocation in r.allocations.values():
-        grant = r.observed.grants.get(allocation.key)
-        taken = grant is not None and grant.state in ("pending", "granted")
-        if allocation.state == "released" and taken and r.now < allocation.since + detect.ENGINE_AWAY_S:
-            waiting.append(allocation)
-    for allocation in waiting[:1]:
-        until = allocation.since + detect.ENGINE_AWAY_S
-        r.wait(f"the engine takes back {len(waiting)} allocations, {allocation.key} first", until=until)
-    return bool(waiting)

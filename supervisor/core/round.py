@@ -32,6 +32,9 @@ MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission, what is
 desired), and a transaction holds 100."""
 
+NEW_A_ROUND = 40
+"""Allocations, and groups, that one round of a run's start makes: one operation each."""
+
 ENDS = (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.SAME_ERROR, Kind.NUMERICS, Kind.GPU)
 
 MAX_GIVEN_BACK = 30

@@ -1,0 +1,100 @@
+"""What a rung does, in memory: the records in etcd follow it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import detect, ladder
+from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
+from supervisor.core.model import AllocationMemory, GroupMemory, GroupPhase, Incident, Kind, Rung
+from supervisor.core.round import NEW_A_ROUND, Round
+
+
+def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
+    """Do what the rung says, in memory. `followed`: it has befallen the group on another host too."""
+    incident = replace(incident, followed=followed)
+    about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
+    after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
+    incident = r.decide_incident(incident, choice, after)
+    key = f"{choice.rung.name.lower()}:{group.group}:{after}"
+    if choice.rung == Rung.RIDE_THROUGH:
+        r.act("ride_through", key, choice.reason, generation=after, **about)
+        look_at_silence(r, group, incident)
+        return
+    if choice.rung == Rung.STOP:
+        r.set_incident(replace(incident, state="halted"))
+        r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+        r.halt(f"{choice.reason} (incident {incident.id}: {'; '.join(incident.evidence)})", incident)
+        return
+    attempts = group.attempts + 1
+    if incident.kind == Kind.REQUESTED:
+        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="", shown=())
+        r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
+    elif incident.kind == Kind.OOM:
+        group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
+    if not choice.free:
+        r.draw(choice.rung, group.group)
+        r.draw_of_kind(incident.kind, group.group)
+    delay = 0.0
+    if attempts > 1:
+        first_s = r.spec.policy.kind_backoff_s.get(incident.kind, r.spec.policy.backoff_first_s)
+        delay = min(r.spec.policy.backoff_max_s, first_s * 2.0 ** min(attempts - 2, 30))
+    group = replace(
+        group, generation=after, since=r.now, attempts=attempts, not_before=r.now + delay, incident=incident.id
+    )
+    if choice.rung == Rung.RESTART:
+        r.set_group(replace(group, phase="placing", old_node=group.node))
+        return
+    _move_away(r, group, incident, choice, followed)
+
+
+def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool) -> None:
+    old = group.node
+    allocation = r.placed_by(group) if old else ""
+    known = r.allocations.get(allocation)
+    # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
+    leaves = known is not None and known.leaving_since is not None
+    suspect = bool(old) and not (leaves or followed or incident.kind == Kind.ALLOCATION_LOST)
+    host = r.host_of(old)
+    if suspect:
+        r.cordon(host, old, incident)
+    # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
+    phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
+    r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
+    if allocation:
+        r.release(allocation, f"its node {old} is cordoned ({r.cordons[host]})" if suspect else choice.reason)
+    if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
+        _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
+    if choice.reason.startswith((EVERYTHING_GONE, GONE_AGAIN)):
+        _replace_spares(r)
+
+
+def _refill(r: Round, reason: str, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:
+    """Ask for a node in the place of the one that is given up, unless that was done when it began to leave."""
+    if known is not None and (r.successor(known.key) or _was_refused(r, known.successor)):
+        return
+    instead_of = known.key if known is not None and suspect else ""
+    r.acquire(reason, rung=None if choice.free else choice.rung, instead_of=instead_of)
+
+
+def _was_refused(r: Round, key: str) -> bool:
+    grant = r.observed.grants.get(key)
+    return grant is not None and grant.state == "refused"
+
+
+def _replace_spares(r: Round) -> None:
+    """The spares went with the rest: ask for as many again."""
+    held = {r.placed_by(g) for g in r.groups.values() if g.node}
+    for allocation in list(r.allocations.values()):
+        grant = r.observed.grants.get(allocation.key)
+        gone = allocation.state == "wanted" and grant is not None and grant.state == "gone"
+        if gone and allocation.key not in held and len(r.allocations) - len(r.before.allocations) < NEW_A_ROUND:
+            r.release(allocation.key, EVERYTHING_GONE)
+            if not r.successor(allocation.key):
+                r.acquire(EVERYTHING_GONE)
+
+
+def look_at_silence(r: Round, group: GroupMemory, incident: Incident) -> None:
+    """Again when a hiccup has lasted long enough."""
+    since = detect.silent_since(group, incident, r.observed, r.before)
+    r.look_again(since + r.spec.policy.silent_timeout_s + 0.001)
