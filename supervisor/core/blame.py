@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from supervisor.core import gpu
 from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
@@ -49,22 +49,9 @@ class Blame:
     """Why nobody is blamed though somebody hangs; empty: somebody is, or nobody hangs."""
     unsure: bool = False
     """Others may hang of the same cause and have not said so yet: held because of that, or held for long enough."""
-
-
-def behind(groups: Mapping[int, GroupMemory], observed: Observed, known: Mapping[int, Behind]) -> dict[int, Behind]:
+    behind: Mapping[int, Behind] = field(default_factory=dict)
     """Groups that take too long while others are ahead of them. How far those had come before says nothing: they may have passed
-    it while it was stopped, and be busy by themselves since. `known`: as it was the last time."""
-    running = {g: group for g, group in groups.items() if group.phase == "running"}
-    stuck = [g for g, group in running.items() if stuck_ranks(group, observed)]
-    if not stuck:
-        return {}
-    ahead = max((_step(group, observed) for g, group in running.items() if g not in stuck), default=0)
-    found = {g: Behind(generation=running[g].generation, step=ahead) for g in stuck}
-    return {
-        g: known[g] if g in known and known[g].generation == now.generation else now
-        for g, now in found.items()
-        if _step(running[g], observed) + STEPS_BEHIND <= ahead
-    }
+    it while it was stopped, and be busy by themselves since."""
 
 
 def blame(
@@ -72,18 +59,43 @@ def blame(
     observed: Observed,
     spec: RunSpec,
     unsure_since: float | None = None,
-    late: Mapping[int, Behind] | None = None,
+    behind: Mapping[int, Behind] | None = None,
 ) -> Blame:
     """Of the groups that run, those by whose own doing a step takes too long. `unsure_since`: as `Blame.unsure`, since when.
-    `late`: as `behind` has it."""
+    `behind`: as it was the last time."""
     if observed.store_stable_s < spec.policy.node_lease_s:
         return Blame()  # what was reported before the store was away may be over
     running = {g.group: g for g in groups.values() if g.phase == "running"}
     stuck = {g: found for g, group in running.items() if (found := stuck_ranks(group, observed))}
+    if not stuck:
+        return Blame()
+    steps = {g: _step(group, observed) for g, group in running.items()}
+    ahead = max((step for g, step in steps.items() if g not in stuck), default=0)
+    late = {g: _when_seen(running[g], ahead, behind) for g in sorted(stuck) if steps[g] + STEPS_BEHIND <= ahead}
+    left = tuple(g for g, seen in late.items() if seen.step + STEPS_BEHIND <= ahead)
+    others_come = any(g.phase not in ("running", "finished") for g in groups.values())
+    told = _blame(running, observed, spec, stuck, steps, left, others_come, unsure_since)
+    return replace(told, behind=late)
+
+
+def _when_seen(group: GroupMemory, ahead: int, known: Mapping[int, Behind] | None) -> Behind:
+    seen = (known or {}).get(group.group)
+    return seen if seen and seen.generation == group.generation else Behind(generation=group.generation, step=ahead)
+
+
+def _blame(
+    running: Mapping[int, GroupMemory],
+    observed: Observed,
+    spec: RunSpec,
+    stuck: Mapping[int, list[RankView]],
+    steps: Mapping[int, int],
+    left: tuple[int, ...],
+    others_come: bool,
+    unsure_since: float | None,
+) -> Blame:
     own = tuple(sorted(g for g, ranks in stuck.items() if _by_itself(ranks)))
     if own and len(own) == len(running) and len(running) > 1:
         return Blame(held=_shared(stuck))
-    steps = {g: _step(group, observed) for g, group in running.items()}
     if own:
         # Who hangs stalls all others, or is left behind: until each of them has said one or the other, the cause may be shared.
         least = min(steps[g] for g in own)
@@ -97,10 +109,7 @@ def blame(
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
     if broken and len(broken) < len(running):
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody
-    ahead = max((step for g, step in steps.items() if g not in stuck), default=0)
-    left = tuple(sorted(g for g, seen in (late or {}).items() if seen.step + STEPS_BEHIND <= ahead))
-    others_come = any(g.phase not in ("running", "finished") for g in groups.values())
-    if left or not stuck or others_come:
+    if left or others_come:
         return Blame(left)  # who waits for one that is being started is to blame for nothing
     all_told = set(stuck) == set(running) and all(len(ranks) == spec.groups.ranks_per_group for ranks in stuck.values())
     if all_told and (odd := _elsewhere(stuck)):

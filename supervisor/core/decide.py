@@ -27,7 +27,7 @@ from supervisor.core import (
 )
 from supervisor.core.acting import apply, look_at_silence
 from supervisor.core.all_lost import all_lost, nobody_left
-from supervisor.core.blame import Blame, behind, blame
+from supervisor.core.blame import Blame, blame
 from supervisor.core.leaving import leave
 from supervisor.core.measured import remembered
 from supervisor.core.model import (
@@ -157,11 +157,9 @@ UNSURE = "hang?"
 
 def _who_hangs(r: Round) -> Blame:
     since = r.before.suspects.get(UNSURE)
-    there = {g: m for g, m in r.groups.items() if not shadow.has_ended(r, m)}
-    late = behind(there, r.observed, r.before.behind)
-    if late != r.before.behind:
-        r.rest["behind"] = late
-    found = blame(there, r.observed, r.spec, since, late)
+    found = blame(shadow.there(r.groups, r.incidents, r.observed), r.observed, r.spec, since, r.before.behind)
+    if found.behind != r.before.behind:
+        r.rest["behind"] = found.behind
     if found.held:
         until = (r.now if since is None else since) + r.spec.policy.hang.at_least_s
         r.wait(found.held, until=until if found.unsure else None)

@@ -220,7 +220,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
 def _may_train(r: Round, group: GroupMemory) -> bool:
     """It does, or is to be started on a node that it has, or one that may come."""
     to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.node))
-    return to_start or (group.phase in ("starting", "running") and not shadow.has_ended(r, group))
+    return to_start or (group.phase in ("starting", "running") and not shadow.has_ended(group, r.incidents, r.observed))
 
 
 def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> None:

@@ -5,11 +5,12 @@ Nothing of the group changes. A shadow incident is over when its failure is: the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from supervisor.core import detect, gpu
 from supervisor.core.ladder import Choice
-from supervisor.core.model import Failure, GroupMemory, Incident, Kind
+from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.round import Round
 
 ALWAYS = frozenset({Kind.REQUESTED, Kind.LEAVING})
@@ -27,22 +28,29 @@ def only_observed(r: Round, failure: Failure) -> bool:
     return failure.kind not in ALWAYS and (policy.mode == "observe" or observed)
 
 
-def has_ended(r: Round, group: GroupMemory) -> bool:
+def has_ended(group: GroupMemory, incidents: Mapping[str, Incident], observed: Observed) -> bool:
     """Whether a group has ended or lost its node, and is left so, as that is only observed: it trains no more, and nobody can
     heal from it."""
-    incident = r.incidents.get(group.incident)
+    incident = incidents.get(group.incident)
     if incident is None or not incident.shadow or group.phase not in ("starting", "running"):
         return False
-    node = r.observed.nodes.get(group.node)
+    node = observed.nodes.get(group.node)
     if node is None or not node.registered or incident.kind == Kind.ALLOCATION_LOST:
         return incident.kind in (Kind.NODE_LOST, Kind.ALLOCATION_LOST)
-    return any(rank.state == "exited" for rank in detect.ranks_of(group, r.observed))
+    return any(rank.state == "exited" for rank in detect.ranks_of(group, observed))
 
 
 def trains_beside(r: Round, group: GroupMemory) -> bool:
     """Whether another group trains, or may: one that is only silent does."""
     others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
-    return any(not has_ended(r, g) for g in others)
+    return any(not has_ended(g, r.incidents, r.observed) for g in others)
+
+
+def there(
+    groups: Mapping[int, GroupMemory], incidents: Mapping[str, Incident], observed: Observed
+) -> dict[int, GroupMemory]:
+    """The groups but those that have ended so."""
+    return {g: group for g, group in groups.items() if not has_ended(group, incidents, observed)}
 
 
 def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core import breaker, disks, numerics
+from supervisor.core import breaker, disks, numerics, shadow
 from supervisor.core.blame import blame
 from supervisor.core.model import AllocationMemory, Memory, Observed
 from supervisor.core.placement import passed_over
@@ -42,7 +42,8 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     if memory.phase != "running":
         return ()
     found = [slow.sentence for slow in stragglers(memory.groups, observed, spec)]
-    hangs = blame(memory.groups, observed, spec).held
+    groups = shadow.there(memory.groups, memory.incidents, observed)
+    hangs = blame(groups, observed, spec, behind=memory.behind).held
     tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
     spike = numerics.spike(memory.groups, observed, spec)
     found += [sentence for sentence in (spike, hangs, tripped) if sentence]
