@@ -4,6 +4,7 @@ and where that is a wait for all of them, their stacks do."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,9 @@ WAITING = ACROSS | {"commit"}
 STEPS_BEHIND = 2
 """One that waits while others are so far ahead does not wait for them: steps are reported at different times, and one is
 in flight."""
+
+TOLD_S = 10.0
+"""A node tells its steps every 5 s: by twice that all that were made before are told."""
 
 OTHERS_AT_LEAST = 2
 """So many ranks of other groups must wait at one place: of two that differ either may be the odd one."""
@@ -71,16 +75,21 @@ def blame(
         return Blame()
     steps = {g: _step(group, observed) for g, group in running.items()}
     ahead = max((step for g, step in steps.items() if g not in stuck), default=0)
-    late = {g: _when_seen(running[g], ahead, behind) for g in sorted(stuck) if steps[g] + STEPS_BEHIND <= ahead}
+    waiting = [g for g in sorted(stuck) if steps[g] + STEPS_BEHIND <= ahead and not _by_itself(stuck[g])]
+    late = {g: _when_seen(running[g], ahead, observed.now, behind) for g in waiting}
     left = tuple(g for g, seen in late.items() if seen.step + STEPS_BEHIND <= ahead)
     others_come = any(g.phase not in ("running", "finished") for g in groups.values())
-    told = _blame(running, observed, spec, stuck, steps, left, others_come, unsure_since)
+    over = any(g.phase == "finished" for g in groups.values())
+    told = _blame(running, observed, spec, stuck, steps, left, others_come, over, unsure_since)
     return replace(told, behind=late)
 
 
-def _when_seen(group: GroupMemory, ahead: int, known: Mapping[int, Behind] | None) -> Behind:
+def _when_seen(group: GroupMemory, ahead: int, now: float, known: Mapping[int, Behind] | None) -> Behind:
+    """What is told in the first seconds may be of steps that were made before."""
     seen = (known or {}).get(group.group)
-    return seen if seen and seen.generation == group.generation else Behind(generation=group.generation, step=ahead)
+    if seen is None or seen.generation != group.generation:
+        return Behind(generation=group.generation, step=ahead, since=now)
+    return replace(seen, step=max(seen.step, ahead)) if now < seen.since + TOLD_S else seen
 
 
 def _blame(
@@ -91,6 +100,7 @@ def _blame(
     steps: Mapping[int, int],
     left: tuple[int, ...],
     others_come: bool,
+    over: bool,
     unsure_since: float | None,
 ) -> Blame:
     own = tuple(sorted(g for g, ranks in stuck.items() if _by_itself(ranks)))
@@ -111,9 +121,15 @@ def _blame(
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody
     if left or others_come:
         return Blame(left)  # who waits for one that is being started is to blame for nothing
+    if len(running) < spec.groups.min_groups and not over:
+        return Blame(
+            held=f"{len(running)} groups are left, too few to step: they wait for one that has ended and is left so"
+        )
     all_told = set(stuck) == set(running) and all(len(ranks) == spec.groups.ranks_per_group for ranks in stuck.values())
     if all_told and (odd := _elsewhere(stuck)):
         return Blame(odd)
+    if all_told and (over or len(running) == 1):
+        return Blame(tuple(sorted(stuck)))  # nobody is there, or comes, whom they could wait for
     if set(stuck) == set(running) and len(ill := _ill(running, observed)) == 1:
         return Blame(ill)
     if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
@@ -147,11 +163,11 @@ def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
     places = {g: {_place(rank) for rank in ranks} for g, ranks in stuck.items()}
     if any("" in at for at in places.values()):
         return ()
-    found = []
+    times = Counter(place for at in places.values() for place in at)
+    ranks, found = sum(map(len, stuck.values())), []
     for g, at in places.items():
-        others = set().union(*(there for other, there in places.items() if other != g))
-        waiting = sum(len(ranks) for other, ranks in stuck.items() if other != g)
-        if len(others) == 1 and waiting >= OTHERS_AT_LEAST and at - others:
+        alone = {place for place in at if times[place] == 1}
+        if alone and len(times) - len(alone) == 1 and ranks - len(stuck[g]) >= OTHERS_AT_LEAST:
             found.append(g)
     return tuple(found) if len(found) == 1 else ()
 

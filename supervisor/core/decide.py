@@ -79,8 +79,9 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     spike = numerics.spike(r.groups, r.observed, r.spec)
     for sentence in (*disks.untold(r.groups, r.observed), *((spike,) if spike else ())):
         r.wait(sentence)
+    numbers, hang = detect.not_finite(r.observed, r.before), frozenset(hanging.groups)
     for g in _in_order(r):
-        _judge(r, r.groups[g], hanging.groups, slow)
+        _judge(r, r.groups[g], hang, slow, numbers)
     wind_down(r)
     leave(r)
     renew(r)
@@ -243,9 +244,11 @@ def _follow_fence(r: Round, group: GroupMemory) -> None:
     )  # fmt: skip
 
 
-def _judge(r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping[int, Failure]) -> None:
+def _judge(
+    r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping[int, Failure], numbers: detect.NotFinite
+) -> None:
     """Open or escalate the incident of a group that shows a failure."""
-    failure = detect.failure(group, r.observed, r.spec, r.before, hanging, slow)
+    failure = detect.failure(group, r.observed, r.spec, r.before, hanging, slow, numbers)
     if failure is None:
         _say_unknown(r, group)
         _close_untouched(r, group)

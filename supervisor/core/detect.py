@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from supervisor.core import blame, ending, gpu, numerics
 from supervisor.core.model import (
@@ -152,7 +152,22 @@ def engine_word_s(observed: Observed, spec: RunSpec) -> float:
     return max(usual_s, observed.engine_word_s)
 
 
-def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> bool:
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """Of all groups that ended because of a number that is not finite, put together once a round."""
+
+    newest: float
+    """When the newest sign of it came, on the run clock."""
+    told: numerics.Told
+
+
+def not_finite(observed: Observed, memory: Memory) -> NotFinite:
+    signs = (suspect(g, observed) for g in memory.groups.values())
+    newest = max((memory.suspects.get(s, observed.now) for s in signs if s.startswith(NAN)), default=0.0)
+    return NotFinite(newest, numerics.told(memory, observed))
+
+
+def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, numbers: NotFinite) -> bool:
     """Whether the engine had time to say that it took the allocation away."""
     sign = suspect(group, observed)
     if not sign:
@@ -161,12 +176,10 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     waited_s = observed.now - since
     if waited_s < still_to_wait_s(group, observed, spec):
         return False
-    if sign.startswith(NAN) and waited_s < ENGINE_AWAY_S:
-        # judged together: one that is already being started again does not say any more whose number it was
-        signs = (suspect(g, observed) for g in memory.groups.values())
-        newest = max(memory.suspects.get(s, observed.now) for s in signs if s.startswith(NAN))
-        if observed.now - newest < engine_word_s(observed, spec):
-            return False
+    # judged together: one that is already being started again does not say any more whose number it was
+    together = sign.startswith(NAN) and waited_s < ENGINE_AWAY_S
+    if together and observed.now - numbers.newest < engine_word_s(observed, spec):
+        return False
     asked = observed.engine_listed_at
     silent_s = spec.policy.node_lease_s if _lapsed(group, observed) else 0.0
     return asked is None or asked >= since - silent_s or waited_s >= ENGINE_AWAY_S
@@ -209,6 +222,7 @@ def failure(
     memory: Memory,
     hanging: Collection[int] = (),
     slow: Mapping[int, Failure] | None = None,
+    numbers: NotFinite | None = None,
 ) -> Failure | None:
     """The gravest failure that a group shows now, or None. `hanging`: the groups that are to blame for a hang. `slow`: the
     one that is to be acted on for being slow."""
@@ -219,7 +233,8 @@ def failure(
     if grant is not None and grant.state == "gone":
         why = f"the engine says that allocation {grant.key} ({grant.engine_id}) is gone"
         return Failure(Kind.ALLOCATION_LOST, (f"{why}: {grant.reason}" if grant.reason else why,))
-    if not settled(group, observed, spec, memory):
+    numbers = numbers or not_finite(observed, memory)
+    if not settled(group, observed, spec, memory, numbers):
         return None
     other = under_another(group, observed)
     if other:
@@ -233,7 +248,7 @@ def failure(
         return None
     exited = ending.ended(ranks_of(group, observed))
     if exited is not None:
-        return gpu.judged(numerics.judged(exited, group, memory, observed), group, observed, spec)
+        return gpu.judged(numerics.judged(exited, group, numbers.told, observed), group, observed, spec)
     lost = gpu.at_once(group, observed, spec)
     if lost is not None:
         return lost
@@ -258,8 +273,8 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
     gate = listening(observed)
     if group.phase != "running" or gate is None or gate.admitted.get(group.group) != group.generation:
         return None
-    if gate.hearing.get(group.group) != "silent":
-        return None
+    if gate.hearing.get(group.group) != "silent" or any(map(ending.clean, ranks_of(group, observed))):
+        return None  # the rank that beats for the others may be the first that has finished
     heard = f"the gate has not heard it for {spec.torchft.heartbeat_timeout_ms} ms"
     incident = memory.incidents.get(group.incident)
     if incident is None and observed.store_stable_s < spec.policy.node_lease_s:

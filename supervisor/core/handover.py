@@ -35,7 +35,7 @@ def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
 def consider(r: Round, words: Mapping[str, str]) -> None:
     """Begin, if everybody's time runs out, or if a group alone can go at once."""
     there = [g for g in r.groups.values() if g.node and g.phase in ("starting", "running", "placing")]
-    running = [g for g in there if g.phase == "running"]
+    running = [g for g in there if g.phase == "running" and not shadow.has_ended(g, r.incidents, r.observed)]
     if not running or any(r.placed_by(g) not in words for g in running):
         return
     why = words[r.placed_by(running[0])]
@@ -119,7 +119,7 @@ def go_on(r: Round) -> None:
     step = r.handover_at_step
     late = r.now >= r.rest.get("handover_since", r.before.handover_since) + r.spec.policy.start_timeout_s
     for group in list(r.groups.values()):
-        slow = late and group.phase == "running"
+        slow = group.phase == "running" and (late or shadow.has_ended(group, r.incidents, r.observed))
         on_leaving = group.phase == "placing" and bool(r.leaving(group.node))
         if not (slow or on_leaving or group.phase == "starting"):
             continue

@@ -136,7 +136,9 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     group = next((g for g in there if not r.busy(g)), there[0])
     why = words[r.placed_by(group)]
     about = f"group {group.group}: its node {group.node} is leaving ({why})"
-    spares = r.spares() or (r.last_resort() if r.refused() else [])
+    spares = r.spares()
+    if not spares and r.refused() and not r.pending() and not r.checking() and _has_a_deadline(r, group):
+        spares = r.last_resort()
     busy = [g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting")]
     if not spares:
         r.wait(f"{about}, and no other is there yet{_coming(r, group)}")
@@ -155,6 +157,12 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
         )  # fmt: skip
         return True
     return False
+
+
+def _has_a_deadline(r: Round, group: GroupMemory) -> bool:
+    """Whether its node is taken away: one that a person drains may stay until another is there."""
+    node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
+    return bool((node is not None and node.leaving) or (grant is not None and grant.leaving))
 
 
 def _coming(r: Round, group: GroupMemory) -> str:

@@ -367,6 +367,8 @@ class Behind:
 
     generation: int
     step: int
+    since: float = 0.0
+    """On the run clock."""
 
 
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]

@@ -7,8 +7,8 @@ reported alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, SpikeView
 from supervisor.core.spec import RunSpec
@@ -17,37 +17,55 @@ OWN = frozenset({"own", "group"})
 """It was the group's. Of its ranks the first to end may be the only one that speaks: the others are ended with it."""
 
 
-def judged(failure: Failure, group: GroupMemory, memory: Memory, observed: Observed) -> Failure:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What all groups say, put together once a round: one number ends all of them."""
+
+    own: frozenset[int]
+    """Groups whose own it was."""
+    finite: tuple[int, ...]
+    """Those whose own was finite."""
+    mended: Mapping[int, float]
+    """Groups whose own it was, and about which something is done -> since when."""
+
+
+def told(memory: Memory, observed: Observed) -> Told:
+    words = {g: words for g, group in sorted(memory.groups.items()) if (words := said(group, observed))}
+    mended = {i.group: i.opened for i in memory.incidents.values() if i.kind in (Kind.NUMERICS, Kind.GPU)}
+    finite = tuple(g for g, mine in words.items() if not mine & OWN and "peers" in mine)
+    return Told(frozenset(g for g, mine in words.items() if mine & OWN), finite, mended)
+
+
+NAMED = 5
+"""So many groups in a sentence."""
+
+
+def judged(failure: Failure, group: GroupMemory, all_: Told, observed: Observed) -> Failure:
     """The failure of an ended group, as far as a number that is not finite was its cause and others say whose it was."""
     mine = said(group, observed)
     if failure.kind != Kind.ERROR or not mine:
         return failure
     failure = replace(failure, causes=(Kind.NUMERICS,))
-    others = {g.group: told for g in memory.groups.values() if g.group != group.group and (told := said(g, observed))}
-    if mine & OWN and any(not told & OWN and "peers" in told for told in others.values()):
-        finite = ", ".join(str(g) for g, told in sorted(others.items()) if not told & OWN)
-        sentence = f"its own loss was not finite, that of group {finite} was: its hardware is suspect"
+    few = len(all_.own) == 1 or len(all_.own) < len(all_.finite)  # more than that is no hardware
+    if mine & OWN and all_.finite and few:
+        sentence = f"its own loss was not finite, that of group {_listed(all_.finite)} was: its hardware is suspect"
         same = f"{failure.same} (its own)" if failure.same else ""
         return replace(
             failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same,
             rank=min((rank.rank for rank in _ended(group, observed) if rank.numerics == "own"), default=None),
             confidence=Confidence.LIKELY,
         )  # fmt: skip
-    spoilt = sorted(_spoilt(group, others, memory))
+    # A round changes only so many: whose own it was may be being mended already, and says so no more.
+    spoilt = sorted(all_.own | {g for g, at in all_.mended.items() if g != group.group and group.since <= at})
     if mine == {"peers"} and spoilt:
-        sentence = f"its own loss was finite, that of group {', '.join(map(str, spoilt))} was not"
+        sentence = f"its own loss was finite, that of group {_listed(spoilt)} was not"
         return replace(failure, evidence=(*failure.evidence, sentence), same="", blameless=True)
     return failure
 
 
-def _spoilt(group: GroupMemory, others: Mapping[int, set[str]], memory: Memory) -> set[int]:
-    """Groups whose own number it was: those that say so, or that did and are being mended since. A round changes only so many."""
-    mended = {
-        i.group
-        for i in memory.incidents.values()
-        if i.kind == Kind.NUMERICS and i.group != group.group and group.since <= i.opened
-    }
-    return {g for g, told in others.items() if told & OWN} | mended
+def _listed(groups: Sequence[int]) -> str:
+    more = f" and {len(groups) - NAMED} more" if len(groups) > NAMED else ""
+    return f"{', '.join(map(str, groups[:NAMED]))}{more}"
 
 
 def said(group: GroupMemory, observed: Observed) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from supervisor.core import detect, gpu
+from supervisor.core import detect, ending, gpu
 from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.round import Round
@@ -34,10 +34,18 @@ def has_ended(group: GroupMemory, incidents: Mapping[str, Incident], observed: O
     incident = incidents.get(group.incident)
     if incident is None or not incident.shadow or group.phase not in ("starting", "running"):
         return False
+    if incident.kind == Kind.ALLOCATION_LOST or ending.ended(detect.ranks_of(group, observed)) is not None:
+        return True  # a rank that has finished says nothing of those that still save
     node = observed.nodes.get(group.node)
-    if node is None or not node.registered or incident.kind == Kind.ALLOCATION_LOST:
-        return incident.kind in (Kind.NODE_LOST, Kind.ALLOCATION_LOST)
-    return any(rank.state == "exited" for rank in detect.ranks_of(group, observed))
+    away = node is None or not node.registered
+    return away and incident.kind == Kind.NODE_LOST and not _heard(group, observed)
+
+
+def _heard(group: GroupMemory, observed: Observed) -> bool:
+    """Whether it trains, though its node says nothing."""
+    gate = detect.listening(observed)
+    admitted = gate is not None and gate.admitted.get(group.group) == group.generation
+    return admitted and gate is not None and gate.hearing.get(group.group) == "beating"
 
 
 def trains_beside(r: Round, group: GroupMemory) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from supervisor.core import breaker, disks, numerics, shadow
 from supervisor.core.blame import blame
+from supervisor.core.decide import UNSURE
 from supervisor.core.model import AllocationMemory, Memory, Observed
 from supervisor.core.placement import passed_over
 from supervisor.core.round import Round
@@ -43,7 +44,7 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
         return ()
     found = [slow.sentence for slow in stragglers(memory.groups, observed, spec)]
     groups = shadow.there(memory.groups, memory.incidents, observed)
-    hangs = blame(groups, observed, spec, behind=memory.behind).held
+    hangs = blame(groups, observed, spec, memory.suspects.get(UNSURE), memory.behind).held
     tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
     spike = numerics.spike(memory.groups, observed, spec)
     found += [sentence for sentence in (spike, hangs, tripped) if sentence]
