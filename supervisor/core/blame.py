@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from supervisor.core import gpu
@@ -76,19 +76,21 @@ def blame(
     steps = {g: _step(group, observed) for g, group in running.items()}
     ahead = max((step for g, step in steps.items() if g not in stuck), default=0)
     waiting = [g for g in sorted(stuck) if steps[g] + STEPS_BEHIND <= ahead and not _by_itself(stuck[g])]
-    late = {g: _when_seen(running[g], ahead, observed.now, behind) for g in waiting}
+    late = {g: _when_seen(running[g], ahead, stuck[g], observed.now, behind) for g in waiting}
     left = tuple(g for g, seen in late.items() if seen.step + STEPS_BEHIND <= ahead)
-    others_come = any(g.phase not in ("running", "finished") for g in groups.values())
-    over = any(g.phase == "finished" for g in groups.values())
-    told = _blame(running, observed, spec, stuck, steps, left, others_come, over, unsure_since)
+    phases = {g.phase for g in groups.values()}
+    told = _blame(running, observed, spec, stuck, steps, left, phases, unsure_since)
     return replace(told, behind=late)
 
 
-def _when_seen(group: GroupMemory, ahead: int, now: float, known: Mapping[int, Behind] | None) -> Behind:
-    """What is told in the first seconds may be of steps that were made before."""
+def _when_seen(
+    group: GroupMemory, ahead: int, ranks: list[RankView], now: float, known: Mapping[int, Behind] | None
+) -> Behind:
+    """What is told in the first seconds of its wait may be of steps that were made before."""
     seen = (known or {}).get(group.group)
     if seen is None or seen.generation != group.generation:
-        return Behind(generation=group.generation, step=ahead, since=now)
+        waited_s = min(rank.stuck.activity_s for rank in ranks if rank.stuck is not None)
+        return Behind(generation=group.generation, step=ahead, since=now - waited_s)
     return replace(seen, step=max(seen.step, ahead)) if now < seen.since + TOLD_S else seen
 
 
@@ -99,8 +101,7 @@ def _blame(
     stuck: Mapping[int, list[RankView]],
     steps: Mapping[int, int],
     left: tuple[int, ...],
-    others_come: bool,
-    over: bool,
+    phases: Set[str],
     unsure_since: float | None,
 ) -> Blame:
     own = tuple(sorted(g for g, ranks in stuck.items() if _by_itself(ranks)))
@@ -119,8 +120,9 @@ def _blame(
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
     if broken and len(broken) < len(running):
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody
-    if left or others_come:
+    if left or not phases <= {"running", "finished"}:
         return Blame(left)  # who waits for one that is being started is to blame for nothing
+    over = "finished" in phases
     if len(running) < spec.groups.min_groups and not over:
         return Blame(
             held=f"{len(running)} groups are left, too few to step: they wait for one that has ended and is left so"

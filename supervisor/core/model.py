@@ -363,12 +363,12 @@ class SlowSince:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """How far others were when a group was first seen to wait though they had gone on."""
+    """How far others were when a group had begun to wait though they had gone on."""
 
     generation: int
     step: int
     since: float = 0.0
-    """On the run clock."""
+    """When it began to wait, on the run clock."""
 
 
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]

@@ -17,6 +17,10 @@ OWN = frozenset({"own", "group"})
 """It was the group's. Of its ranks the first to end may be the only one that speaks: the others are ended with it."""
 
 
+NAMED = 5
+"""So many groups in a sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What all groups say, put together once a round: one number ends all of them."""
@@ -36,19 +40,15 @@ def told(memory: Memory, observed: Observed) -> Told:
     return Told(frozenset(g for g, mine in words.items() if mine & OWN), finite, mended)
 
 
-NAMED = 5
-"""So many groups in a sentence."""
-
-
-def judged(failure: Failure, group: GroupMemory, all_: Told, observed: Observed) -> Failure:
+def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observed) -> Failure:
     """The failure of an ended group, as far as a number that is not finite was its cause and others say whose it was."""
     mine = said(group, observed)
     if failure.kind != Kind.ERROR or not mine:
         return failure
     failure = replace(failure, causes=(Kind.NUMERICS,))
-    few = len(all_.own) == 1 or len(all_.own) < len(all_.finite)  # more than that is no hardware
-    if mine & OWN and all_.finite and few:
-        sentence = f"its own loss was not finite, that of group {_listed(all_.finite)} was: its hardware is suspect"
+    few = len(by_all.own) == 1 or len(by_all.own) < len(by_all.finite)  # more than that is no hardware
+    if mine & OWN and by_all.finite and few:
+        sentence = f"its own loss was not finite, that of group {_listed(by_all.finite)} was: its hardware is suspect"
         same = f"{failure.same} (its own)" if failure.same else ""
         return replace(
             failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same,
@@ -56,7 +56,7 @@ def judged(failure: Failure, group: GroupMemory, all_: Told, observed: Observed)
             confidence=Confidence.LIKELY,
         )  # fmt: skip
     # A round changes only so many: whose own it was may be being mended already, and says so no more.
-    spoilt = sorted(all_.own | {g for g, at in all_.mended.items() if g != group.group and group.since <= at})
+    spoilt = sorted(by_all.own | {g for g, at in by_all.mended.items() if g != group.group and group.since <= at})
     if mine == {"peers"} and spoilt:
         sentence = f"its own loss was finite, that of group {_listed(spoilt)} was not"
         return replace(failure, evidence=(*failure.evidence, sentence), same="", blameless=True)
