@@ -3,14 +3,19 @@ the machine's own network. Needs root and iproute2."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from supervisor.ports.errors import Fatal
+
+WORLD = "SUPERVISOR_WORLD"
+"""Environment variable by which a command, run again inside a hub, knows its network (JSON)."""
 
 SUBNET = "10.77.0"
 """Private addresses, seen only inside the namespaces."""
@@ -52,7 +57,17 @@ class Network:
     def join(self) -> None:
         """Everybody hears everybody again."""
         for index in range(len(self.nodes)):
-            self._iptables(index, "-F")
+            self.hear(index)
+
+    def close_port(self, index: int, address: str, ports: Sequence[int]) -> None:
+        """The node does not reach these TCP ports there any more, nor hears from them; no connection is reset."""
+        for port in ports:
+            for chain, way in (("INPUT", ("-s", address, "--sport")), ("OUTPUT", ("-d", address, "--dport"))):
+                self._iptables(index, "-A", chain, "-p", "tcp", way[0], way[1], way[2], str(port), "-j", "DROP")
+
+    def hear(self, index: int) -> None:
+        """The node hears everybody again."""
+        self._iptables(index, "-F")
 
     def _iptables(self, index: int, *rule: str) -> None:
         _run("ip", "netns", "exec", self.nodes[index][0], "iptables", "-w", *rule)
@@ -114,6 +129,40 @@ def _run(*command: str) -> None:
         raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
 
 
-def inside(network_: Network, command: Sequence[str]) -> list[str]:
-    """The command as it is run inside the hub."""
-    return ["ip", "netns", "exec", network_.hub, *command]
+def environment(network_: Network) -> dict[str, str]:
+    """Ours, for a command of ours that is run inside: there `entered` knows its network."""
+    body = {"hub": network_.hub, "hub_address": network_.hub_address, "nodes": network_.nodes}
+    return {**os.environ, WORLD: json.dumps(body)}
+
+
+def entered() -> Network | None:
+    """The network in whose hub this process was started. Nobody below it is told."""
+    text = os.environ.pop(WORLD, None)
+    if text is None:
+        return None
+    body = json.loads(text)
+    return Network(body["hub"], body["hub_address"], tuple((name, address) for name, address in body["nodes"]))
+
+
+def inside(network_: Network, command: Sequence[str], mounts: bool = False) -> list[str]:
+    """The command as it is run inside the hub; `mounts`: with mounts of its own, which are gone with the last of its processes.
+
+    Not by `ip netns exec`, which mounts a /sys without the memory cgroups that the shims read."""
+    own = ["unshare", "--mount"] if mounts else []
+    return ["nsenter", f"--net=/run/netns/{network_.hub}", *own, *command]
+
+
+def run_inside(network_: Network, command: Sequence[str], environment: Mapping[str, str], mounts: bool = False) -> int:
+    """Run a command of ours inside the hub, and return its exit code. Ctrl-C and TERM are passed on, and we wait for it to
+    clean up."""
+    process = subprocess.Popen(inside(network_, command, mounts), env=dict(environment), start_new_session=True)
+
+    def pass_on(number: int, frame: object) -> None:
+        process.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -19,6 +19,7 @@ from fault_injection.chaos.watch import Watcher
 from fault_injection.faults import site as sites
 from fault_injection.faults.fault import Site
 from fault_injection.history import FaultDone, History, Setting
+from fault_injection.netns import Network
 from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell import client
 from supervisor.shell import up as up_module
@@ -41,15 +42,14 @@ class Campaign:
     out: Path | None = None
     dry_run: bool = False
 
-    def on_its_own(self, home: Path, name: str, cold: bool) -> bool:
-        """In a system that is started for it, and ended."""
+    def on_its_own(self, home: Path, name: str, cold: bool, network: Network | None = None) -> bool:
+        """In a system that is started for it, and ended; with a network we are in its hub."""
         made = own.spec(name)
         plan = self._plan(made.groups.count, made.groups.ranks_per_group, sites.of_machine())
         if self.dry_run:
             return True
-        if (home / name).exists():
-            raise Fatal(f"{home / name} is there already: choose another --name, or remove it")
-        with own.started(home, made, cold, self.say) as live:
+        refuse_if_there(home / name)
+        with own.started(home, made, cold, self.say, network) as live:
             history = self._break(live, plan, to_its_end=True)
         return self._certify(history, live)
 
@@ -108,6 +108,12 @@ class Campaign:
 
     def _folder(self, live: LiveRun) -> Path:
         return self.out if self.out is not None else Path(live.run_dir)
+
+
+def refuse_if_there(folder: Path) -> None:
+    """Raises Fatal rather than write over an older run."""
+    if folder.exists():
+        raise Fatal(f"{folder} is there already: choose another --name, or remove it")
 
 
 def refuse_unless_allowed(record: RunRecord) -> None:

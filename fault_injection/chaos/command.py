@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fault_injection import recorded
-from fault_injection.chaos.campaign import Campaign
+from fault_injection import netns, recorded
+from fault_injection.chaos.campaign import Campaign, refuse_if_there
+from fault_injection.chaos.own import NODES
 from fault_injection.chaos.schedule import Schedule, ScheduleError, drawn, load
 from fault_injection.checkers import Verdict, check
 from fault_injection.faults import site as sites
@@ -95,11 +97,14 @@ def run_command(
         if schedule is not None:
             load(schedule)  # before anything is started
         campaign = Campaign(wanted=wanted, say=_say, out=out, dry_run=dry_run)
+        network = netns.entered()
+        if not run and not dry_run and network is None and not sites.no_namespaces():
+            raise typer.Exit(_in_namespaces(home / name))
         if run:
             with opened_store(etcd, home, security) as store:
                 green = campaign.against(store, run, home)
         else:
-            green = campaign.on_its_own(home, name, cold)
+            green = campaign.on_its_own(home, name, cold, network)
     raise typer.Exit(0 if green else 1)
 
 
@@ -126,6 +131,15 @@ def replay_command(
         schedule=plan, seed=None, faults=1, every_steps=1, run=run, name=name, out=out, dry_run=False, cold=cold, etcd=etcd,
         home=home, security=security,
     )  # fmt: skip
+
+
+def _in_namespaces(folder: Path) -> int:
+    """This command again, where each node is a machine of its own."""
+    refuse_if_there(folder)
+    arguments = sys.argv[2:] if sys.argv[1:2] == ["chaos"] else sys.argv[1:]
+    with netns.network(NODES) as network:
+        again = [sys.executable, "-m", "fault_injection.chaos", *arguments]
+        return netns.run_inside(network, again, netns.environment(network), mounts=True)
 
 
 def _say(sentence: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from fault_injection.chaos.schedule import Planned
 from fault_injection.chaos.watch import Watcher
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Fault, Site, Target
-from fault_injection.faults.site import SHARED_DISK, SHARED_NETWORK, no_memory_cgroup
+from fault_injection.faults.site import NOT_OURS, SHARED_DISK, SHARED_NETWORK, no_memory_cgroup, no_reset
 from fault_injection.history import Left, Seen
+from fault_injection.house import House
 from supervisor.core.model import Memory, Rung
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
@@ -44,6 +46,9 @@ SLEEP_S = 0.02
 
 STORE_BACK_S = 30.0
 
+FILLER = "/filler"
+"""A key that nobody reads."""
+
 
 class CompactableStore(Store, Protocol):
     """What no supervisor does by itself."""
@@ -61,9 +66,10 @@ class LiveRun:
         record: RunRecord,
         system: Path,
         tended: Callable[[], Sequence[str]] | None = None,
+        house: House | None = None,
     ) -> None:
         self._store, self._watcher, self.record, self.system = store, watcher, record, system
-        self._tended = tended
+        self._tended, self.house = tended, house
         self.run, self.run_dir = record.spec.name, record.run_dir
 
     # --- runner.Live ---
@@ -108,6 +114,8 @@ class LiveRun:
         )  # fmt: skip
 
     def tend(self) -> None:
+        if self.house is not None:
+            self.house.tend()
         if self._tended is not None:
             self._tended()
 
@@ -155,8 +163,8 @@ class LiveRun:
             raise Fatal(f"the gate, pid {gate}, has {len(children)} children, not its lighthouse alone")
         return gate, int(children[0])
 
-    def etcd_pid(self) -> int:
-        return etcd_pid(self.system)
+    def etcd_pids(self) -> Sequence[int]:
+        return self.house.etcd_pids() if self.house is not None else [etcd_pid(self.system)]
 
     def revision(self) -> int:
         return self._store.list(keys.LEADER).revision
@@ -164,14 +172,22 @@ class LiveRun:
     def compact(self, revision: int) -> None:
         self._store.compact(revision)
 
+    def write(self, size: int) -> None:
+        self._store.put(FILLER, os.urandom(size))
+
+    def rank_pids(self) -> Mapping[int, Sequence[int]]:
+        with self._watcher.mirror() as mirror:
+            groups = status.run_status(mirror, self.record).groups
+            return {g.group: [t.pid for t in self._ranks(mirror, g.group, g.generation, g.node)] for g in groups}
+
+    def told(self, node: str) -> set[str]:
+        with self._watcher.mirror() as mirror:
+            health = mirror.record(keys.health(node), Health)
+        facts = health.facts if health is not None else ()
+        return {fact.kind for fact in facts} | {f"xid {fact.xid}" for fact in facts if fact.xid}
+
     def kill_node(self, target: Target) -> str:
         return acts.kill_node(target.group, target.node, self.system).evidence
-
-    def cut(self, node: str) -> None:
-        raise Fatal(SHARED_NETWORK)
-
-    def mend(self, node: str) -> None:
-        """Nothing was cut."""
 
     def take_allocation(self, target: Target) -> str:
         return acts.take_allocation(target.group, target.node, target.allocation, self.system).evidence
@@ -191,6 +207,7 @@ class LiveRun:
         while not reached():
             if time.monotonic() > until:
                 raise Fatal(f"not within {within_s:g} s: {what}")
+            self.tend()
             time.sleep(SLEEP_S)
 
     # --- what can be broken, and what is left ---
@@ -219,6 +236,9 @@ class LiveRun:
             no_memory_cgroup=no_memory_cgroup(),
             no_own_disks="" if disks and nodes else SHARED_DISK,
             no_cut=SHARED_NETWORK,
+            no_house=NOT_OURS,
+            no_reset=no_reset(),
+            no_trace=NOT_OURS,
             no_own_etcd="" if self._own_etcd() else f"its etcd is not one that was started in {self.system}",
         )
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agents.programs import SEAM
 from fault_injection.chaos.live import LiveRun
 from fault_injection.chaos.watch import Watcher
+from fault_injection.etcds import cluster
+from fault_injection.gpus import FOLDER, Gpus
+from fault_injection.house import House
+from fault_injection.netns import Network
 from supervisor.core.spec import (
     AllocationSpec,
     BudgetSpec,
@@ -21,12 +27,17 @@ from supervisor.core.spec import (
     TitanSpec,
     TorchFTSpec,
 )
+from supervisor.ports.errors import Fatal
 from supervisor.shell import client
 from supervisor.shell import up as up_module
 from supervisor.shell.engines.local import PoolNode
 from supervisor.shell.store import connect
+from supervisor.wire.security import Security, load
 
-PROGRAMS = {"trainer": "fault_injection.trainer", "warm": "fault_injection.warm"}
+PROGRAMS = {"trainer": "fault_injection.trainer", "warm": "fault_injection.warm", "agent": "fault_injection.agent"}
+
+DISK_BYTES = 64 << 20
+"""Of a node: eight times what its own checks want to be free."""
 
 NODES = 6
 """Two for the groups, a spare, one in the place of one that is lost, and two that may still be ending."""
@@ -53,25 +64,79 @@ def spec(name: str) -> RunSpec:
 
 
 @contextmanager
-def started(home: Path, made: RunSpec, cold: bool, say: Callable[[str], None]) -> Iterator[LiveRun]:
-    """The run, launched in a system of its own below `home`; all of it has ended when the block has."""
-    nodes = [PoolNode(name=f"n{i + 1}") for i in range(NODES)]
-    before = os.environ.get(SEAM)
-    os.environ[SEAM] = json.dumps(PROGRAMS)
+def started(
+    home: Path, made: RunSpec, cold: bool, say: Callable[[str], None], network: Network | None = None
+) -> Iterator[LiveRun]:
+    """The run, launched in a system of its own below `home`; all of it has ended when the block has. With a network we are in its
+    hub, with mounts of our own, and each node has a network and a disk for itself."""
+    names = [f"n{i + 1}" for i in range(NODES)]
+    places = network.nodes if network is not None else [("", "127.0.0.1")] * NODES
+    nodes = [PoolNode(name, address, netns) for name, (netns, address) in zip(names, places, strict=True)]
+    address = network.hub_address if network is not None else "127.0.0.1"
+    system = up_module.system_folder(home / made.name)
+    security = in_plain(home / made.name) if network is not None else Security()
+    with ExitStack() as stack:
+        if network is not None:
+            for name in names:
+                stack.enter_context(disk(system / "nodes" / name, DISK_BYTES))
+        etcds = stack.enter_context(cluster(system / "etcd", host=address, security=security))
+        house = House(etcds, Gpus(system / "gpus", names), system, names, network)
+        seams = {SEAM: json.dumps(PROGRAMS), FOLDER: str(house.gpus.folder)}
+        stack.enter_context(_environment(seams))
+        etcds.leader()
+        up = stack.enter_context(
+            up_module.up(
+                home / made.name, nodes, etcd=etcds.endpoint, address=address, cold=cold, security=security, say=say
+            )
+        )  # fmt: skip
+        store = connect(etcds.endpoints, security=security)
+        stack.callback(store.close)
+        record = client.launch(store, made, home)
+        watcher = Watcher(store, made.name)
+        watcher.start()
+        stack.callback(watcher.stop)
+        yield LiveRun(store, watcher, record, up.home, tended=up.mend, house=house)
+
+
+def in_plain(home: Path) -> Security:
+    """For addresses off loopback that nobody but us reaches."""
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / "security.toml"
+    file.write_text("insecure = true\n")
+    return load(str(file))
+
+
+@contextmanager
+def disk(folder: Path, size: int) -> Iterator[None]:
+    """A disk of its own for a node. What it wrote is in the folder afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", folder.name, str(folder)]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
+    kept = folder.with_name(f".{folder.name}")
     try:
-        with up_module.up(home / made.name, nodes, cold=cold, say=say) as up:
-            store = connect([up.endpoint])
-            try:
-                record = client.launch(store, made, home)
-                watcher = Watcher(store, made.name)
-                watcher.start()
-                try:
-                    yield LiveRun(store, watcher, record, up.home, tended=up.mend)
-                finally:
-                    watcher.stop()
-            finally:
-                store.close()
+        yield
     finally:
-        os.environ.pop(SEAM)
-        if before is not None:
-            os.environ[SEAM] = before
+        shutil.copytree(folder, kept, ignore=_no_files)
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+        folder.rmdir()
+        kept.rename(folder)
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """Sockets and pipes."""
+    return [name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())]
+
+
+@contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -83,23 +81,8 @@ def demo(
         with netns.network(NODES) as network:
             body = {"name": name, "hub_address": network.hub_address, "hub": network.hub, "nodes": network.nodes}
             environment = {**os.environ, WORLD: json.dumps(body)}
-            raise typer.Exit(_inside(network, environment))
-
-
-def _inside(network: netns.Network, environment: dict[str, str]) -> int:
-    """Run this very command again inside the hub. Ctrl-C and TERM are passed on, and we wait for it to clean up."""
-    process = subprocess.Popen(
-        netns.inside(network, [sys.executable, "-m", "supervisor.cli", *sys.argv[1:]]),
-        env=environment,
-        start_new_session=True,
-    )
-
-    def pass_on(number: int, frame: object) -> None:
-        process.send_signal(signal.SIGINT)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, pass_on)
-    return process.wait()
+            again = [sys.executable, "-m", "supervisor.cli", *sys.argv[1:]]
+            raise typer.Exit(netns.run_inside(network, again, environment))
 
 
 def _run(name: str, home: Path, cold: bool, world: dict[str, Any]) -> int:

@@ -37,6 +37,18 @@ def own_etcd(site: Site) -> str:
     return site.no_own_etcd
 
 
+def house(site: Site) -> str:
+    return site.no_house
+
+
+def resets(site: Site) -> str:
+    return site.no_reset
+
+
+def traces(site: Site) -> str:
+    return site.no_trace
+
+
 def local_engine(site: Site) -> str:
     return (
         "" if site.engine == "local" else f"the engine is {site.engine}: what a scheduler does is asked of it by hand"
@@ -67,6 +79,11 @@ def _rides(
     return Fault(name=name, family=family, how=how, inject=inject, needs=needs, stays_s=stays_s, stalls=stalls)
 
 
+def _gpu(name: str, how: str, inject: Inject) -> Fault:
+    """Said by a driver that is not there, to the agent (gpus.py)."""
+    return Fault(name=name, family="gpu", how=how, inject=inject, needs=(here, house), kinds=(Kind.GPU,))
+
+
 def _missing(name: str, family: Family, how: str, why: str) -> Fault:
     return Fault(name=name, family=family, how=how, missing=why)
 
@@ -94,7 +111,7 @@ _ALL = (
     # collectives
     _rides("group_aborted", "collectives", "a rank aborts its process group: that step is not committed", made.aborted, here),
     _missing("collective_skipped", "collectives", "a rank leaves out a collective of its group", "a TorchTitan step has none of its own at one rank a group; made with toys by tests/integration/test_causes.py"),
-    _missing("socket_reset", "collectives", "a peer's socket is reset", "the kernel must kill a socket of another process (ss -K): not written yet"),
+    _rides("socket_reset", "collectives", "the kernel ends a rank's connections with the other groups", made.connections_reset, here, resets),
     # data
     _hang("data_blocked", "the data loader reads a pipe that nobody writes", made.ordered(causes.BLOCK_DATA), obeying, family="data"),
     _crash("data_raises", "the data loader raises", made.ordered(causes.RAISE_DATA), obeying, kind=Kind.ERROR, family="data"),
@@ -109,7 +126,10 @@ _ALL = (
         inject=made.until_restarted(causes.FLIP_BIT), needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0, drifts=True,
     ),
     _missing("heal_source_killed", "state", "the group that others heal from is killed meanwhile", "a heal of the debug model takes milliseconds; nearest: sigkill of the other group, together = \"during\""),
-    _missing("checkpoint_torn", "state", "the newest checkpoint is cut off in its middle", "it is read only when every group is lost: not written yet"),
+    Fault(
+        name="checkpoint_torn", family="state", how="the newest checkpoint is cut off in its middle, then all ranks are killed",
+        inject=made.checkpoint_torn, needs=(house,), kinds=(Kind.CRASH,), echoes=(Kind.CRASH,), stalls=True,
+    ),
     Fault(
         name="disk_full", family="state", how="the disk of a node fills: logs, records and checkpoints", inject=made.disk_full,
         needs=(here, own_disks), kinds=(Kind.ERROR, Kind.HANG), stays_s=30.0, stalls=True,
@@ -118,7 +138,7 @@ _ALL = (
     # agent
     _rides("agent_killed", "agent", "SIGKILL to a node's agent", made.agent_killed, here),
     _rides("agent_stopped", "agent", "SIGSTOP to a node's agent for 6 s", made.agent_stopped, here, stays_s=6.0),
-    _missing("agent_cut_off", "agent", "a node's agent does not reach etcd", "it needs hosts as network namespaces: tests/integration/test_split.py"),
+    _rides("agent_cut_off", "agent", "a node's agent does not reach etcd until 3 s after its lease has lapsed", made.agent_cut_off, house, links, stays_s=3.0),
     # node
     Fault(
         name="node_killed", family="node", how="SIGKILL to everything of a node", inject=made.node_killed,
@@ -126,29 +146,26 @@ _ALL = (
     ),
     Fault(
         name="node_silent", family="node", how="a node's link goes down: silent, as a dead host", inject=made.node_cut,
-        needs=(links,), kinds=(Kind.NODE_LOST,),
+        needs=(house, links), kinds=(Kind.NODE_LOST,),
     ),
     _missing("clock_moved", "node", "a machine's clock jumps", "a clock is moved for a process when it starts: tests/integration/test_clock.py"),
     # supervisor
     _rides("supervisor_killed", "supervisor", "SIGKILL to the leader", made.leader_killed, here),
     _rides("supervisor_stopped", "supervisor", "SIGSTOP to the leader for 3 s", made.leader_stopped, here, stays_s=3.0),
-    _missing("failpoint", "supervisor", "a process dies at a named place", "it is armed when the process starts: `python -m tests.chaos.killpoints`"),
+    _crash("failpoint", "SIGKILL to the leader and a rank; the next leader dies right after it has decided about it", made.failpoint, house, family="supervisor"),
     # lighthouse
     _rides("lighthouse_killed", "lighthouse", "SIGKILL to the lighthouse", made.lighthouse_killed, here, stalls=True),
     _rides("lighthouse_stopped", "lighthouse", "SIGSTOP to the lighthouse", made.lighthouse_stopped, here, stays_s=8.0, stalls=True),
     _rides("gate_killed", "lighthouse", "SIGKILL to the gate", made.gate_killed, here, stalls=True),
-    _missing("lighthouse_delayed", "lighthouse", "answers of the lighthouse come late", "it needs hosts as network namespaces, and netem in the kernel: not written yet"),
+    _rides("lighthouse_delayed", "lighthouse", "answers of the lighthouse come up to 0.1 s late, for 6 s", made.lighthouse_delayed, here, stays_s=6.0),
     # etcd
-    _rides("etcd_killed", "etcd", "SIGKILL to etcd, which is started again", made.etcd_killed, own_etcd),
-    _rides("etcd_stopped", "etcd", "SIGSTOP to etcd for 4 s", made.etcd_stopped, own_etcd, stays_s=4.0),
+    _rides("etcd_killed", "etcd", "SIGKILL to all of etcd, which is started again", made.etcd_killed, own_etcd),
+    _rides("etcd_stopped", "etcd", "SIGSTOP to all of etcd for 4 s", made.etcd_stopped, own_etcd, stays_s=4.0),
     _rides("etcd_compacted", "etcd", "compacted beyond the watch of the leader, which is stopped for 2 s", made.etcd_compacted, here, own_etcd, stays_s=2.0),
-    *(
-        _missing(f"etcd_{name}", "etcd", how, "the etcd that is started here is a single one, and mild: tests/integration/test_store_away.py")
-        for name, how in (
-            ("leader_lost", "its leader is lost"), ("quorum_lost", "two of three are lost"), 
-            ("out_of_space", "its database is full"), ("slow", "its disk is slow"),
-        )
-    ),
+    _rides("etcd_leader_lost", "etcd", "the leader of three members is lost for 6 s", made.etcd_leader_lost, house, stays_s=6.0),
+    _rides("etcd_quorum_lost", "etcd", "two of three members are lost for 6 s", made.etcd_quorum_lost, house, stays_s=6.0),
+    _rides("etcd_out_of_space", "etcd", "its database is full for 6 s", made.etcd_out_of_space, house, stays_s=6.0),
+    _rides("etcd_slow", "etcd", "each fsync takes 0.4 s longer, for 6 s", made.etcd_slow, house, traces, stays_s=6.0),
     # engine
     Fault(
         name="allocation_gone", family="engine", how="the engine takes an allocation away", inject=made.allocation_gone,
@@ -162,10 +179,9 @@ _ALL = (
         )
     ),
     # gpu
-    *(
-        _missing(name, "gpu", how, "the driver's word is planted by a false NVML that an agent must start with: tests/integration/test_gpu.py")
-        for name, how in (("gpu_xid", "an Xid"), ("gpu_ecc", "a memory error"), ("gpu_lost", "a GPU falls off the bus"))
-    ),
+    _gpu("gpu_xid", "Xid 79: the GPU is not reached over its bus", made.gpu_fails("xid 79", xid=79)),
+    _gpu("gpu_ecc", "a memory error that ECC cannot correct (Xid 48), by which its rank ends", made.gpu_fails("xid 48", xid=48, ecc=[1, 1], dies=True)),
+    _gpu("gpu_lost", "a GPU falls off the bus", made.gpu_fails("gpu_lost", lost=True)),
 )  # fmt: skip
 
 FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _ALL}

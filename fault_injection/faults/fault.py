@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from fault_injection.house import House
 from supervisor.core.model import Kind
 
 Family = Literal[
@@ -28,8 +29,14 @@ class Site:
     no_own_disks: str = ""
     """Why a node's disk cannot be filled without filling everybody's."""
     no_cut: str = ""
-    """Why a node's link cannot be taken down."""
+    """Why a node's link cannot be taken down, nor a part of its network closed."""
     no_own_etcd: str = ""
+    no_house: str = ""
+    """Why it has no etcds, GPUs and failpoints of its own (house.py)."""
+    no_reset: str = ""
+    """Why the kernel does not end a connection of others."""
+    no_trace: str = ""
+    """Why system calls of etcd cannot be delayed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,11 @@ class Scene(Protocol):
     run_dir: str
     run: str
 
+    @property
+    def house(self) -> House | None:
+        """None: of somebody else's run."""
+        ...
+
     def leader_pid(self) -> int: ...
     def agent_pid(self, node: str) -> int: ...
     def shim_pid(self, node: str) -> int: ...
@@ -64,15 +76,28 @@ class Scene(Protocol):
         """Of the gate, and of its lighthouse."""
         ...
 
-    def etcd_pid(self) -> int: ...
+    def etcd_pids(self) -> Sequence[int]:
+        """Of all its members."""
+        ...
+
     def revision(self) -> int:
         """The store's newest."""
         ...
 
     def compact(self, revision: int) -> None: ...
+    def write(self, size: int) -> None:
+        """So many bytes, to a key of nobody's."""
+        ...
+
+    def rank_pids(self) -> Mapping[int, Sequence[int]]:
+        """Group -> of the ranks of its current generation."""
+        ...
+
+    def told(self, node: str) -> set[str]:
+        """What its agent says of the node: the kinds of its facts, and `xid N`."""
+        ...
+
     def kill_node(self, target: Target) -> str: ...
-    def cut(self, node: str) -> None: ...
-    def mend(self, node: str) -> None: ...
     def take_allocation(self, target: Target) -> str: ...
     def restart(self, group: int) -> None:
         """As a person asks for it."""

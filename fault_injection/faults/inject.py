@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 from agents import sockets
-from fault_injection import causes
+from fault_injection import causes, connections
 from fault_injection.causes import Order
+from fault_injection.etcds import slow_disk
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Inject, Scene, Target
+from fault_injection.house import House
 from fault_injection.memory_cgroup import memory_cgroup
-from supervisor.ports.errors import Fatal
+from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import is_running, start_ticks
+from supervisor.shell.store.errors import OutOfSpace
+from supervisor.wire.checkpoints import listed
+from supervisor.wire.records import CheckpointMark
 
 DONE_WITHIN_S = 60.0
 """A rank does as ordered at its next step; a checkpoint may be some steps away."""
@@ -28,6 +37,19 @@ HOG_HAS = 96 << 20
 
 SLOWER_S = 0.5
 """By which each step of a slow rank is longer: several steps of the debug model."""
+
+BEGINS_WITHIN_S = 120.0
+"""From the end of all ranks to their first step: a hang's bound is not waited for, a start is."""
+
+FILL_BYTES = 1 << 20
+"""Below etcd's limit of 1.5 MiB for a request."""
+
+FSYNC_LATER_S = 0.4
+
+LATE_S, IN_TIME_S = 0.1, 0.05
+"""The lighthouse drops whom the gate has not beaten for within 150 ms."""
+
+AT_FAILPOINT = "committed"
 
 
 def signalled(number: signal.Signals) -> Inject:
@@ -106,9 +128,18 @@ def node_killed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def node_cut(scene: Scene, target: Target, after: ExitStack) -> str:
-    after.callback(scene.mend, target.node)
-    scene.cut(target.node)
+    house = _house(scene)
+    after.callback(house.mend, target.node)
+    house.cut(target.node)
     return f"link of {target.node} is down"
+
+
+def agent_cut_off(scene: Scene, target: Target, after: ExitStack) -> str:
+    house = _house(scene)
+    after.callback(house.hear, target.node)
+    house.cut_off(target.node)
+    scene.wait(lambda: scene.agent_pid(target.node) == 0, DONE_WITHIN_S, f"the lease of {target.node} lapses")
+    return f"{target.node} does not reach etcd: its lease has lapsed"
 
 
 def leader_killed(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -132,11 +163,66 @@ def gate_killed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def etcd_killed(scene: Scene, target: Target, after: ExitStack) -> str:
-    return _end(scene, scene.etcd_pid(), signal.SIGKILL)
+    """All members at once."""
+    members = {pid: _ticks(pid) for pid in scene.etcd_pids()}
+    for pid in members:
+        os.kill(pid, signal.SIGKILL)
+    for pid, ticks in members.items():
+        scene.wait(lambda: not is_running(pid, ticks), DONE_WITHIN_S, f"etcd, pid {pid}, ends")  # noqa: B023
+    return f"SIGKILL to pid {_listed(members)}, which has ended"
 
 
 def etcd_stopped(scene: Scene, target: Target, after: ExitStack) -> str:
-    return _stop(scene, scene.etcd_pid(), after)
+    """All members at once."""
+    return "; ".join(_stop(scene, pid, after) for pid in scene.etcd_pids())
+
+
+def etcd_leader_lost(scene: Scene, target: Target, after: ExitStack) -> str:
+    house = _house(scene)
+    lost = house.etcds.leader()
+    after.callback(house.bring_back)
+    house.lose([lost])
+    return f"member m{lost}, which led, is killed; m{house.etcds.leader()} leads"
+
+
+def etcd_quorum_lost(scene: Scene, target: Target, after: ExitStack) -> str:
+    house = _house(scene)
+    lost = house.etcds.leader()
+    after.callback(house.bring_back)
+    house.lose([lost, (lost + 1) % len(house.etcds.members)])
+    try:
+        scene.revision()
+    except Retryable as error:
+        return f"two of three members are killed: {error}"
+    raise Fatal("etcd still answers with one member of three")
+
+
+def etcd_out_of_space(scene: Scene, target: Target, after: ExitStack) -> str:
+    """With old revisions of one key, as a program does that writes too much between two compactions."""
+    house = _house(scene)
+    after.callback(lambda: house.make_space(scene.revision()))
+
+    def full() -> bool:
+        try:
+            scene.write(FILL_BYTES)
+        except OutOfSpace:
+            return True
+        return False
+
+    scene.wait(full, DONE_WITHIN_S, "etcd says that it has no space left")
+    return "etcd refuses a write: NOSPACE"
+
+
+def etcd_slow(scene: Scene, target: Target, after: ExitStack) -> str:
+    house = _house(scene)
+    after.enter_context(slow_disk(scene.etcd_pids(), FSYNC_LATER_S, house.folder / "strace.log"))
+    began = time.monotonic()
+    with suppress(Retryable):
+        scene.write(1)
+    took = time.monotonic() - began
+    if took < FSYNC_LATER_S:
+        raise Fatal(f"a write to etcd took {took:.2f} s: its disk is not slow")
+    return f"each fsync of etcd takes {FSYNC_LATER_S:g} s longer: a write took {took:.2f} s"
 
 
 def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -149,8 +235,118 @@ def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
     return f"etcd is compacted up to revision {newest}; the leader, stopped, had seen {seen} at the most"
 
 
+def lighthouse_delayed(scene: Scene, target: Target, after: ExitStack) -> str:
+    """It is stopped again and again, each time for less than the gate's heartbeats may be late."""
+    pid = scene.gate_pids()[1]
+    ticks, enough = _ticks(pid), threading.Event()
+
+    def delay() -> None:
+        while not enough.is_set() and is_running(pid, ticks):
+            os.kill(pid, signal.SIGSTOP)
+            enough.wait(LATE_S)
+            os.kill(pid, signal.SIGCONT)
+            enough.wait(IN_TIME_S)
+
+    thread = threading.Thread(target=delay, name="delay", daemon=True)
+    after.callback(_continue, pid, ticks)
+    after.callback(thread.join)
+    after.callback(enough.set)
+    thread.start()
+    scene.wait(lambda: _state(pid) == "T", DONE_WITHIN_S, f"process {pid} is stopped")
+    return f"pid {pid} answers up to {LATE_S:g} s late: it runs for {IN_TIME_S:g} s, and is stopped for {LATE_S:g} s"
+
+
+def connections_reset(scene: Scene, target: Target, after: ExitStack) -> str:
+    """All between this rank and those of the other groups."""
+    others = [pid for group, pids in scene.rank_pids().items() if group != target.group for pid in pids]
+    found = connections.between(target.pid, others)
+    for local, peer in found:
+        connections.end(target.pid, local, peer)
+    left = set(connections.between(target.pid, others)) & set(found)
+    if not found or left:
+        raise Fatal(f"of {len(found)} connections between pid {target.pid} and {_listed(others)} {len(left)} are left")
+    return f"{len(found)} connections between pid {target.pid} and {_listed(others)} were ended by the kernel"
+
+
+def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
+    """And then all groups are lost: they have to begin from the one before it."""
+    scene.wait(lambda: len(_complete(scene)) > 1, DONE_WITHIN_S, "there are two checkpoints")
+    torn, before = _complete(scene)[:2]
+    largest = max(Path(torn.path).iterdir(), key=lambda file: file.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    for pid in [pid for pids in scene.rank_pids().values() for pid in pids]:
+        os.kill(pid, signal.SIGKILL)
+    if _complete(scene)[0] != torn:
+        raise Fatal(f"a newer checkpoint than {torn.path} was written meanwhile")
+    first: list[int] = []
+
+    def begins_again() -> bool:
+        first[:] = _first_step(scene, target)
+        return bool(first)
+
+    scene.wait(begins_again, BEGINS_WITHIN_S, f"group {target.group} commits a step again")
+    if first[0] != before.step + 1:
+        raise Fatal(f"group {target.group} began again with step {first[0]}, not with {before.step + 1}")
+    return (
+        f"{largest} is cut off in its middle, all ranks killed: they went on from step {before.step}, the one before it"
+    )
+
+
+def gpu_fails(told: str, dies: bool = False, **says: Any) -> Inject:
+    """The driver says so, and the agent tells it; `dies`: and then the rank that uses it ends."""
+
+    def inject(scene: Scene, target: Target, after: ExitStack) -> str:
+        house = _house(scene)
+        after.callback(house.gpus.say, target.node)
+        house.gpus.say(target.node, **says)
+        scene.wait(lambda: told in scene.told(target.node), DONE_WITHIN_S, f"the agent of {target.node} tells {told}")
+        end = f"; {_end(scene, target.pid, signal.SIGABRT)}" if dies else ""
+        return f"the driver on {target.node} says {says}, its agent tells {told}{end}"
+
+    return inject
+
+
+def failpoint(scene: Scene, target: Target, after: ExitStack) -> str:
+    """The next leader dies right after it has committed a decision, before anything is done about it."""
+    house = _house(scene)
+    after.callback(house.disarm)
+    once = house.arm(AT_FAILPOINT)
+    _end(scene, scene.leader_pid(), signal.SIGKILL)
+    said = _end(scene, target.pid, signal.SIGKILL)
+    scene.wait(once.exists, DONE_WITHIN_S, f"a leader reaches the failpoint {AT_FAILPOINT}")
+    house.disarm()
+    return f"{said}; the leader has died at the failpoint {AT_FAILPOINT}"
+
+
 def allocation_gone(scene: Scene, target: Target, after: ExitStack) -> str:
     return scene.take_allocation(target)
+
+
+def _house(scene: Scene) -> House:
+    if scene.house is None:
+        raise Fatal("this run is somebody else's: its etcd, network and GPUs are not ours to break")
+    return scene.house
+
+
+def _listed(pids: Iterable[int]) -> str:
+    return ", ".join(map(str, pids))
+
+
+def _complete(scene: Scene) -> list[CheckpointMark]:
+    """Newest first."""
+    return [mark for _, _, mark in listed(scene.run_dir) if mark is not None]
+
+
+def _first_step(scene: Scene, target: Target) -> list[int]:
+    """Of what follows this generation: the step that it committed first, if it has."""
+    newer = []
+    for path in target.folder.parent.glob(f"*/ranks/{scene.run}.{target.group}.*.0/steps.jsonl"):
+        generation = int(path.parent.name.split(".")[2])
+        lines = path.read_bytes().split(b"\n")[:-1]
+        steps = [line["step"] for line in map(json.loads, lines) if line.get("committed")]
+        if generation > target.generation and steps:
+            newer.append((generation, steps[0]))
+    return [step for _, step in sorted(newer)[:1]]
 
 
 def _ordered(scene: Scene, target: Target, wanted: Order) -> str:

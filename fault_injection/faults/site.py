@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
+import socket
+
+from fault_injection import connections, netns
 from fault_injection.faults.fault import Site
 from fault_injection.memory_cgroup import memory_cgroup
 from supervisor.ports.errors import Fatal
 
 SHARED_DISK = "the nodes share this machine's disk"
-SHARED_NETWORK = "the nodes share this machine's network: `supervisor demo` takes a node's link down"
+SHARED_NETWORK = "the nodes share this machine's network"
+NOT_OURS = "only in a system that is started to be broken: leave --run out"
 
 
 def of_machine() -> Site:
-    """For a run that is started here to be broken: local nodes, an etcd of its own, trainers that obey."""
-    return Site(no_memory_cgroup=no_memory_cgroup(), no_own_disks=SHARED_DISK, no_cut=SHARED_NETWORK)
+    """For a run that is started here to be broken: local nodes, etcds and GPUs of its own, trainers that obey."""
+    alone = no_namespaces()
+    return Site(
+        no_memory_cgroup=no_memory_cgroup(),
+        no_own_disks=f"{SHARED_DISK}: {alone}" if alone else "",
+        no_cut=f"{SHARED_NETWORK}: {alone}" if alone else "",
+        no_reset=no_reset(),
+        no_trace=no_trace(),
+    )
+
+
+@functools.cache
+def no_namespaces() -> str:
+    """Why nodes cannot have networks and disks of their own here; empty when they can."""
+    missing = [command for command in ("iptables", "nsenter", "unshare") if shutil.which(command) is None]
+    return netns.available() or (f"no `{missing[0]}` command (Debian: apt-get install iptables)" if missing else "")
+
+
+@functools.cache
+def no_reset() -> str:
+    """Why the kernel does not end connections of others here; empty when it does: one of ours is ended to see it."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0],
+    ):
+        try:
+            connections.end(0, one.getsockname(), one.getpeername())
+            one.send(b"x")
+        except Fatal as error:
+            return str(error)
+        except OSError:
+            return ""
+    return "`ss -K` leaves a connection as it is: the kernel lacks CONFIG_INET_DIAG_DESTROY, or it is not root's"
+
+
+def no_trace() -> str:
+    """Why system calls cannot be delayed; empty when they can."""
+    return "" if shutil.which("strace") else "no `strace` command (Debian: apt-get install strace)"
 
 
 def no_memory_cgroup() -> str:

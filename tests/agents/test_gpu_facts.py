@@ -13,7 +13,7 @@ from agents.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
 from agents.kernel_log import Follower
 from supervisor.core import gpu as core
 from supervisor.wire.records import Fact
-from tests.helpers.fake_nvml import FakeNvml, gpu
+from fault_injection.fake_nvml import FakeNvml, gpu
 from tests.helpers.waiting import eventually
 
 FIRST = "GPU 0 (0000:10:00.0, GPU-0000)"

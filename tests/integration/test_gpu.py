@@ -12,7 +12,7 @@ import pytest
 from supervisor.core.model import Kind, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import Health, RunRecord
-from tests.helpers.fake_nvml import gpu
+from fault_injection.fake_nvml import gpu
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli

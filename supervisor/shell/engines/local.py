@@ -221,7 +221,8 @@ class LocalEngine:
         if pool.security:
             command += ["--security", _security(pool.security, node.name)]
         if node.netns:
-            command = ["ip", "netns", "exec", node.netns, *command]
+            # not `ip netns exec`: it mounts a /sys without the memory cgroups in which the shim sees who was killed for memory
+            command = ["nsenter", f"--net=/run/netns/{node.netns}", *command]
         folder = self._home / "nodes" / node.name
         try:
             folder.mkdir(parents=True, exist_ok=True)

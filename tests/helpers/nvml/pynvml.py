@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.helpers.fake_nvml import FakeNvml
+from fault_injection.fake_nvml import FakeNvml
 
 _node = next((a.partition("=")[2] for a in sys.argv if a.startswith("--node=")), "none")
 _file = Path(os.environ["FAKE_NVML"]) / f"{_node}.json"

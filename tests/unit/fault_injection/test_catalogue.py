@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +24,13 @@ from fault_injection.causes import Order
 from fault_injection.faults import inject
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site, Target
+from fault_injection.faults.site import no_reset
+from fault_injection.gpus import Gpus
 from fault_injection.obeying import Obeying
-from supervisor.ports.errors import Fatal
+from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell.store.errors import OutOfSpace
+from supervisor.wire.checkpoints import MARKER
+from supervisor.wire.records import CheckpointMark, encode
 from tests.helpers.waiting import eventually
 
 FAMILIES = {
@@ -46,6 +55,9 @@ def test_what_a_site_lacks_is_said() -> None:
         (Site(no_own_disks="shared"), "disk_full"),
         (Site(no_cut="not root"), "node_silent"),
         (Site(no_own_etcd="another's"), "etcd_killed"),
+        (Site(no_house="another's"), "etcd_leader_lost"),
+        (Site(no_reset="no ss"), "socket_reset"),
+        (Site(no_trace="no strace"), "etcd_slow"),
     ):
         reasons = {getattr(site, key) for key in Site.__dataclass_fields__} - {"", "local"}
         assert {FAULTS[name].why_not(site)} == reasons
@@ -64,11 +76,14 @@ class OneProcess:
     pid: int
     run: str = "run"
     restarted: list[int] = field(default_factory=list)
-    mended: list[str] = field(default_factory=list)
+    house: Any = None
     agents: list[int] = field(default_factory=list)
     written: int = 10
     writes: int = 1
     compacted: list[tuple[int, str]] = field(default_factory=list)
+    room: int = 3 * inject.FILL_BYTES
+    ranks: dict[int, list[int]] = field(default_factory=dict)
+    facts: set[str] = field(default_factory=set)
 
     def leader_pid(self) -> int:
         return self.pid
@@ -82,8 +97,8 @@ class OneProcess:
     def gate_pids(self) -> tuple[int, int]:
         return self.pid, self.pid
 
-    def etcd_pid(self) -> int:
-        return self.pid
+    def etcd_pids(self) -> list[int]:
+        return [self.pid]
 
     def revision(self) -> int:
         self.written += self.writes
@@ -95,11 +110,16 @@ class OneProcess:
     def kill_node(self, target: Target) -> str:
         return f"{target.node} killed"
 
-    def cut(self, node: str) -> None:
-        raise Fatal("the link does not go down")
+    def write(self, size: int) -> None:
+        self.room -= size
+        if self.room < 0:
+            raise OutOfSpace("put")
 
-    def mend(self, node: str) -> None:
-        self.mended.append(node)
+    def rank_pids(self) -> dict[int, list[int]]:
+        return self.ranks
+
+    def told(self, node: str) -> set[str]:
+        return self.facts
 
     def take_allocation(self, target: Target) -> str:
         return f"{target.allocation} taken"
@@ -109,6 +129,30 @@ class OneProcess:
 
     def wait(self, reached: Callable[[], bool], within_s: float, what: str) -> None:
         eventually(reached, 10, what)
+
+
+class TheHouse:
+    """A house that notes what is done to it. `leads`: who leads of its three members, one after the other."""
+
+    def __init__(self, folder: Path, *leads: int) -> None:
+        self.done: list[str] = []
+        self.folder, self._leads = folder, list(leads)
+        self.etcds = SimpleNamespace(leader=lambda: self._leads.pop(0), members=[1, 2, 3])
+        self.gpus = Gpus(folder / "gpus", ["n1"])
+
+    def cut(self, node: str) -> None:
+        raise Fatal("the link does not go down")
+
+    def arm(self, name: str) -> Path:
+        self.done.append(f"arm {name}")
+        (self.folder / "once").touch()
+        return self.folder / "once"
+
+    def make_space(self, revision: int) -> None:
+        self.done.append(f"make_space {revision}")
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *about: self.done.append(" ".join(map(str, (name, *about))))
 
 
 @pytest.fixture
@@ -138,7 +182,16 @@ def test_a_signal_ends_whom_it_is_for(tmp_path: Path, victim: Any, name: str, nu
 
 
 @pytest.mark.parametrize(
-    "name", ["stopped", "hiccup", "agent_stopped", "supervisor_stopped", "lighthouse_stopped", "etcd_stopped"]
+    "name",
+    [
+        "stopped",
+        "hiccup",
+        "agent_stopped",
+        "supervisor_stopped",
+        "lighthouse_stopped",
+        "lighthouse_delayed",
+        "etcd_stopped",
+    ],
 )
 def test_what_is_stopped_goes_on_when_it_is_healed(tmp_path: Path, victim: Any, name: str) -> None:
     scene, after = OneProcess(str(tmp_path), victim.pid), ExitStack()
@@ -167,10 +220,10 @@ def test_what_is_not_there_did_not_happen(tmp_path: Path, victim: Any) -> None:
 
 
 def test_what_fails_while_it_is_made_is_healed_all_the_same(tmp_path: Path, victim: Any) -> None:
-    scene, after = OneProcess(str(tmp_path), victim.pid), ExitStack()
+    scene, after = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path)), ExitStack()
     with pytest.raises(Fatal, match="does not go down"), after:
         made("node_silent", scene, target(tmp_path, victim.pid), after)
-    assert scene.mended == ["n1"]
+    assert scene.house.done == ["mend n1"]
 
 
 def test_a_killed_agent_has_a_successor(tmp_path: Path, victim: Any) -> None:
@@ -189,6 +242,135 @@ def test_an_order_is_done_before_it_counts_and_a_person_restarts_what_nobody_men
     assert scene.restarted == []
     after.close()
     assert scene.restarted == [1]
+
+
+def test_what_only_a_house_of_ours_has_is_not_broken_elsewhere(tmp_path: Path, victim: Any) -> None:
+    for name in ("node_silent", "agent_cut_off", "etcd_leader_lost", "etcd_out_of_space", "failpoint", "gpu_lost"):
+        with pytest.raises(Fatal, match="somebody else's"):
+            made(name, OneProcess(str(tmp_path), victim.pid), target(tmp_path, victim.pid))
+
+
+def test_members_of_etcd_are_lost_and_brought_back(tmp_path: Path, victim: Any) -> None:
+    scene, after = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path, 2, 0)), ExitStack()
+    assert made("etcd_leader_lost", scene, target(tmp_path, victim.pid), after).endswith(
+        "m2, which led, is killed; m0 leads"
+    )
+    after.close()
+    assert scene.house.done == ["lose [2]", "bring_back"]
+    scene.house = TheHouse(tmp_path, 2)
+    with pytest.raises(Fatal, match="etcd still answers"), after:
+        made("etcd_quorum_lost", scene, target(tmp_path, victim.pid), after)
+    assert scene.house.done == ["lose [2, 0]", "bring_back"]
+
+    def silent() -> int:
+        raise Retryable("no quorum", after_s=0.1)
+
+    scene.house, scene.revision = TheHouse(tmp_path, 1), silent  # type: ignore[method-assign]
+    assert "no quorum" in made("etcd_quorum_lost", scene, target(tmp_path, victim.pid), after)
+
+
+def test_etcd_is_filled_until_it_says_so_and_has_space_again(tmp_path: Path, victim: Any) -> None:
+    scene, after = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path)), ExitStack()
+    assert "NOSPACE" in made("etcd_out_of_space", scene, target(tmp_path, victim.pid), after)
+    assert scene.house.done == []
+    after.close()
+    assert scene.house.done == ["make_space 11"]
+
+
+def test_an_agent_is_cut_off_when_its_lease_has_lapsed(tmp_path: Path, victim: Any) -> None:
+    scene = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path), agents=[victim.pid, victim.pid, 0])
+    after = ExitStack()
+    assert "its lease has lapsed" in made("agent_cut_off", scene, target(tmp_path, victim.pid), after)
+    assert (scene.agents, scene.house.done) == ([], ["cut_off n1"])
+    after.close()
+    assert scene.house.done == ["cut_off n1", "hear n1"]
+
+
+def test_a_gpu_fails_when_its_agent_tells_it_and_is_well_again(tmp_path: Path, victim: Any) -> None:
+    scene, after = (
+        OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path), facts={"xid 48", "gpu_ecc"}),
+        ExitStack(),
+    )
+    made("gpu_ecc", scene, target(tmp_path, victim.pid), after)
+    assert victim.wait(5) == -signal.SIGABRT
+    after.close()
+    said = json.loads((tmp_path / "gpus" / "n1.json").read_text())
+    assert said["gpus"][0]["ecc"] == [0, 0]
+    assert [event[:2] for event in said["events"]] == [[0, 48]]
+
+
+def test_a_leader_dies_at_a_failpoint_when_it_decides_about_a_rank(tmp_path: Path, victim: Any) -> None:
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    scene, after = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path)), ExitStack()
+    made("failpoint", scene, target(tmp_path, rank.pid), after)
+    assert (victim.wait(5), rank.wait(5)) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert scene.house.done == ["arm committed", "disarm"]
+
+
+def test_connections_between_ranks_are_ended_for_real_and_no_others(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(60)"
+        ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+        peers = [server.accept()[0] for _ in ranks]
+        try:
+            scene = OneProcess(str(tmp_path), 0, ranks={0: [os.getpid()], 1: [ranks[0].pid]})
+            if why := no_reset():
+                pytest.skip(f"NO CONNECTION WAS ENDED: {why}")
+            said = made("socket_reset", scene, target(tmp_path, ranks[0].pid))
+            assert said.startswith("1 connections between")
+            ports = {connection.getpeername()[1] for connection in peers if not reset(connection)}
+            assert len(ports) == 1
+            with pytest.raises(Fatal, match="of 0 connections"):
+                made("socket_reset", scene, target(tmp_path, ranks[0].pid))
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+            for connection in peers:
+                connection.close()
+
+
+def reset(connection: socket.socket) -> bool:
+    try:
+        connection.send(b"x")
+        connection.getpeername()
+    except OSError:
+        return True
+    return False
+
+
+def checkpoint(run_dir: Path, step: int) -> Path:
+    folder = run_dir / "checkpoints" / f"step-{step}.g0.gen1"
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(b"x" * 1000)
+    mark = CheckpointMark(step=step, path=str(folder), group=0, generation=1)
+    (folder / MARKER).write_bytes(encode(mark))
+    return folder
+
+
+@pytest.mark.parametrize(("begins", "well"), [(26, True), (51, False)])
+def test_a_torn_checkpoint_is_not_begun_from(tmp_path: Path, victim: Any, begins: int, well: bool) -> None:
+    checkpoint(tmp_path, 25)
+    newest = checkpoint(tmp_path, 50)
+    node = tmp_path / "nodes" / "n1"
+    for generation, step in ((2, 70), (3, begins)):
+        rank = node / "ranks" / f"run.1.{generation}.0"
+        rank.mkdir(parents=True)
+        lines = [
+            {"committed": False, "step": step - 1},
+            {"committed": True, "step": step},
+            {"event": "digest", "step": 1},
+        ]
+        (rank / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"torn')
+    scene = OneProcess(str(tmp_path), 0, ranks={0: [victim.pid]})
+    if well:
+        assert "from step 25, the one before it" in made("checkpoint_torn", scene, target(node, 0))
+    else:
+        with pytest.raises(Fatal, match="began again with step 51, not with 26"):
+            made("checkpoint_torn", scene, target(node, 0))
+    assert (newest / "__0_0.distcp").stat().st_size == 500
+    assert victim.wait(5) == -signal.SIGKILL
 
 
 def made(name: str, scene: Any, whom: Target, after: ExitStack | None = None) -> str:

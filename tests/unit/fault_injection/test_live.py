@@ -208,7 +208,7 @@ def test_pids_of_the_control_plane(world: World) -> None:
     live = world.live
     assert (live.leader_pid(), live.agent_pid("n1"), live.agent_pid("n9")) == (os.getpid(), os.getpid(), 0)
     with pytest.raises(Fatal, match="no etcd was started"):
-        live.etcd_pid()
+        live.etcd_pids()
     with pytest.raises(Fatal, match="the lighthouse on host is not on this machine"):
         live.gate_pids()
     after(world, {keys.LEADER: encode(LeaderRecord(host="elsewhere", pid=1, home=""))})

@@ -325,5 +325,5 @@ def test_the_pool_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_node_in_a_namespace_is_started_there(tmp_path: Path, spawned: list[list[str]]) -> None:
     Pool(nodes=(PoolNode("n1", "10.0.0.1", "ns1"),), etcd="h:1", cold=True).save(tmp_path)
     LocalEngine(tmp_path).acquire(request("a1"))
-    assert spawned[0][:4] == ["ip", "netns", "exec", "ns1"]
+    assert spawned[0][:2] == ["nsenter", "--net=/run/netns/ns1"]
     assert spawned[0][-1] == "--cold"

@@ -39,8 +39,9 @@ class FakeNvml:
     """`read` gives the state: gpus, events ([GPU's number, Xid], only ever added to), and what is wrong with NVML itself (`init`,
     `error`: names of its exceptions; `hangs`: its calls wait until it is freed)."""
 
-    def __init__(self, read: Callable[[], dict[str, Any]]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], dict[str, Any]], hurry: float = 100.0) -> None:
+        """`hurry`: by how much a wait for an event is shorter than what is asked for."""
+        self._read, self._hurry = read, hurry
         self._real = real()
         self._events_told = 0
         self._registered: list[int] = []
@@ -137,10 +138,10 @@ class FakeNvml:
         self._registered.append(self._number(handle))
 
     def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
-        """The next event; this waits for a hundredth of the time that is asked for."""
+        """The next event."""
         self.waits += 1
         told = self._read().get("events", [])
-        if len(told) <= self._events_told and not self.freed.wait(timeout_ms / 1e5):
+        if len(told) <= self._events_told and not self.freed.wait(timeout_ms / 1000 / self._hurry):
             told = self._read().get("events", [])
         if len(told) <= self._events_told:
             self.before_timeout()

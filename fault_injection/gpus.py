@@ -1,0 +1,64 @@
+"""GPUs that are not there, as the agents of nodes see them: what the driver says of them is a file, which changes while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fault_injection.fake_nvml import FakeNvml, gpu
+
+FOLDER = "FAKE_NVML"
+"""Environment variable: the folder with a file for each node that has a GPU."""
+
+
+HURRY = 4.0
+"""An Xid is told within a quarter of a second, and reading the file costs nothing then."""
+
+
+class Gpus:
+    """One GPU on each of these nodes. Events are kept with their time: an agent is told those that came while it ran."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for node in nodes:
+            self._write(node, {"gpus": [gpu()], "events": []})
+
+    def say(self, node: str, xid: int = 0, **about: Any) -> None:
+        """From now on the GPU of the node is healthy but for what is said; and this Xid comes."""
+        events = self._read(node)["events"]
+        self._write(node, {"gpus": [gpu(**about)], "events": events + ([[0, xid, time.time()]] if xid else [])})
+
+    def _read(self, node: str) -> Any:
+        return json.loads((self.folder / f"{node}.json").read_text())
+
+    def _write(self, node: str, body: dict[str, Any]) -> None:
+        path = self.folder / f"{node}.json"
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(body))
+        scratch.replace(path)
+
+
+def stand_in(arguments: Sequence[str]) -> None:
+    """Take NVML's place in this process, before anybody imports it. A node without a file has no GPU."""
+    node = next((a.partition("=")[2] for a in arguments if a.startswith("--node=")), "none")
+    file = Path(os.environ.get(FOLDER, "")) / f"{node}.json"
+    since = time.time()
+
+    def read() -> dict[str, Any]:
+        if not file.is_file():
+            return {"init": "LibraryNotFound"}
+        body: dict[str, Any] = json.loads(file.read_text())
+        body["events"] = [[number, xid] for number, xid, at in body["events"] if at >= since]
+        return body
+
+    fake = FakeNvml(read, hurry=HURRY)
+    module = ModuleType("pynvml")
+    module.__getattr__ = lambda name: getattr(fake, name)  # type: ignore[method-assign]
+    sys.modules["pynvml"] = module

@@ -1,0 +1,100 @@
+"""What only a system has that is started to be broken: three etcds, a network between its nodes, GPUs, failpoints."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fault_injection.etcds import Cluster
+from fault_injection.gpus import Gpus
+from fault_injection.netns import Network
+from supervisor.ports.errors import Fatal, Retryable
+
+FAILPOINT, ONCE = "SUPERVISOR_FAILPOINT", "SUPERVISOR_FAILPOINT_ONCE"
+
+SPACE_WITHIN_S = 30.0
+
+
+@dataclass
+class House:
+    """`nodes`: their names, in the network's order. `folder`: for what is written here."""
+
+    etcds: Cluster
+    gpus: Gpus
+    folder: Path
+    nodes: Sequence[str]
+    network: Network | None = None
+    _down: set[int] = field(default_factory=set)
+    """Members that are not to be started again yet."""
+
+    def tend(self) -> None:
+        """Start again the members of etcd that have ended."""
+        for n, member in enumerate(self.etcds.members):
+            if member.poll() is not None and n not in self._down:
+                self.etcds.start(n)
+
+    # --- etcd ---
+
+    def etcd_pids(self) -> list[int]:
+        return [member.pid for member in self.etcds.members if member.poll() is None]
+
+    def lose(self, members: Sequence[int]) -> None:
+        """SIGKILL, and they stay away."""
+        self._down |= set(members)
+        for n in members:
+            self.etcds.kill(n)
+
+    def bring_back(self) -> None:
+        self._down.clear()
+        self.tend()
+
+    def make_space(self, revision: int) -> None:
+        """Raises Fatal when etcd does not take it."""
+        until = time.monotonic() + SPACE_WITHIN_S
+        while True:
+            try:
+                return self.etcds.make_space(revision)
+            except Retryable as error:
+                if time.monotonic() > until:
+                    raise Fatal(f"etcd has no space again: {error}") from error
+                time.sleep(min(1.0, error.after_s))
+
+    # --- the network ---
+
+    def cut(self, node: str) -> None:
+        """Its link goes down."""
+        network, index = self._place(node)
+        network.cut(index)
+
+    def mend(self, node: str) -> None:
+        network, index = self._place(node)
+        network.mend(index)
+
+    def cut_off(self, node: str) -> None:
+        """It does not reach etcd, and whoever else it talks to does not notice."""
+        network, index = self._place(node)
+        network.close_port(index, network.hub_address, [int(e.rpartition(":")[2]) for e in self.etcds.endpoints])
+
+    def hear(self, node: str) -> None:
+        network, index = self._place(node)
+        network.hear(index)
+
+    def _place(self, node: str) -> tuple[Network, int]:
+        if self.network is None:
+            raise Fatal("the nodes are not in networks of their own")
+        return self.network, list(self.nodes).index(node)
+
+    # --- failpoints ---
+
+    def arm(self, name: str) -> Path:
+        """What is started from now on dies there, once: the file is there when it does."""
+        once = self.folder / f"failpoint-{time.time_ns()}"
+        os.environ[FAILPOINT], os.environ[ONCE] = name, str(once)
+        return once
+
+    def disarm(self) -> None:
+        for name in (FAILPOINT, ONCE):
+            os.environ.pop(name, None)
