@@ -11,8 +11,11 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from supervisor.ports.errors import Fatal
+from supervisor.shell.engines.local import PoolNode
+from supervisor.wire.security import Security, load
 
 WORLD = "SUPERVISOR_WORLD"
 """Environment variable by which a command, run again inside a hub, knows its network (JSON)."""
@@ -142,6 +145,20 @@ def entered() -> Network | None:
         return None
     body = json.loads(text)
     return Network(body["hub"], body["hub_address"], tuple((name, address) for name, address in body["nodes"]))
+
+
+def pool(names: Sequence[str], network_: Network | None) -> list[PoolNode]:
+    """Nodes for the local engine: each in its namespace, or all on loopback."""
+    places = network_.nodes if network_ is not None else [("", "127.0.0.1")] * len(names)
+    return [PoolNode(name, address, netns) for name, (netns, address) in zip(names, places, strict=True)]
+
+
+def in_plain(home: Path) -> Security:
+    """The namespaces' addresses are off loopback, and nobody but us reaches them."""
+    home.mkdir(parents=True, exist_ok=True)
+    file = home / "security.toml"
+    file.write_text("insecure = true\n")
+    return load(str(file))
 
 
 def inside(network_: Network, command: Sequence[str], mounts: bool = False) -> list[str]:

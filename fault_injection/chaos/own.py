@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agents.programs import SEAM
+from fault_injection import netns
 from fault_injection.chaos.live import LiveRun
 from fault_injection.chaos.watch import Watcher
 from fault_injection.etcds import cluster
@@ -30,9 +31,8 @@ from supervisor.core.spec import (
 from supervisor.ports.errors import Fatal
 from supervisor.shell import client
 from supervisor.shell import up as up_module
-from supervisor.shell.engines.local import PoolNode
 from supervisor.shell.store import connect
-from supervisor.wire.security import Security, load
+from supervisor.wire.security import Security
 
 PROGRAMS = {"trainer": "fault_injection.trainer", "warm": "fault_injection.warm", "agent": "fault_injection.agent"}
 
@@ -70,11 +70,9 @@ def started(
     """The run, launched in a system of its own below `home`; all of it has ended when the block has. With a network we are in its
     hub, with mounts of our own, and each node has a network and a disk for itself."""
     names = [f"n{i + 1}" for i in range(NODES)]
-    places = network.nodes if network is not None else [("", "127.0.0.1")] * NODES
-    nodes = [PoolNode(name, address, netns) for name, (netns, address) in zip(names, places, strict=True)]
     address = network.hub_address if network is not None else "127.0.0.1"
     system = up_module.system_folder(home / made.name)
-    security = in_plain(home / made.name) if network is not None else Security()
+    security = netns.in_plain(home / made.name) if network is not None else Security()
     with ExitStack() as stack:
         if network is not None:
             for name in names:
@@ -86,7 +84,7 @@ def started(
         etcds.leader()
         up = stack.enter_context(
             up_module.up(
-                home / made.name, nodes, etcd=etcds.endpoint, address=address, cold=cold, security=security, say=say
+                home / made.name, netns.pool(names, network), etcd=etcds.endpoint, address=address, cold=cold, security=security, say=say
             )
         )  # fmt: skip
         store = connect(etcds.endpoints, security=security)
@@ -96,14 +94,6 @@ def started(
         watcher.start()
         stack.callback(watcher.stop)
         yield LiveRun(store, watcher, record, up.home, tended=up.mend, house=house)
-
-
-def in_plain(home: Path) -> Security:
-    """For addresses off loopback that nobody but us reaches."""
-    home.mkdir(parents=True, exist_ok=True)
-    file = home / "security.toml"
-    file.write_text("insecure = true\n")
-    return load(str(file))
 
 
 @contextmanager

@@ -21,21 +21,18 @@ from fault_injection.demo import live, report
 from fault_injection.demo.memory import Peak
 from fault_injection.demo.scenario import Story
 from fault_injection.faults import acts
+from fault_injection.netns import Network
 from supervisor.cli import HOME, Home, sentences
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell import client, runfile
 from supervisor.shell import up as up_module
-from supervisor.shell.engines.local import PoolNode
 from supervisor.shell.store import connect
-from supervisor.wire.security import VARIABLE, Security, load
+from supervisor.wire.security import VARIABLE, Security
 
 NODES = 4
 """Two for the groups, a spare, and one that is asked for in the lost one's place: there the group goes when its allocation is
 taken away."""
-
-WORLD = "SUPERVISOR_DEMO_WORLD"
-"""Environment variable by which the demo, run again inside the hub's namespace, knows its world (JSON)."""
 
 
 def spec(name: str) -> RunSpec:
@@ -65,59 +62,44 @@ def demo(
 ) -> None:
     """Train a real Llama 3 debug model on four local nodes; kill a trainer, lose a node, take an allocation away."""
     with sentences():
-        world = os.environ.get(WORLD)
-        if world is not None:
-            inside = json.loads(world)
-            raise typer.Exit(_run(inside["name"], home, cold, inside))
         name = name or _free_name(home)
         wrong = runfile.contradictions(spec(name))
         if wrong:
             raise typer.BadParameter(wrong[0], param_hint="--name")
         if (home / name).exists():
             raise Fatal(f"{home / name} is there already: choose another --name, or remove it")
-        why_not = "asked for by --easy" if easy else netns.available()
-        if why_not:
-            raise typer.Exit(_run(name, home, cold, {"easy": why_not}))
+        inside = netns.entered()
+        easier = "" if inside is not None else "asked for by --easy" if easy else netns.available()
+        if inside is not None or easier:
+            raise typer.Exit(_run(name, home, cold, inside, easier))
         with netns.network(NODES) as network:
-            body = {"name": name, "hub_address": network.hub_address, "hub": network.hub, "nodes": network.nodes}
-            environment = {**os.environ, WORLD: json.dumps(body)}
             again = [sys.executable, "-m", "supervisor.cli", *sys.argv[1:]]
-            raise typer.Exit(netns.run_inside(network, again, environment))
+            raise typer.Exit(netns.run_inside(network, again, netns.environment(network)))
 
 
-def _run(name: str, home: Path, cold: bool, world: dict[str, Any]) -> int:
-    for name_of_ours in (WORLD, VARIABLE):
-        os.environ.pop(name_of_ours, None)
+def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str) -> int:
+    """`easier`: why a node is lost by killing its processes; empty with a network, in whose hub we are then."""
+    os.environ.pop(VARIABLE, None)
     # Where nobody looks at a terminal, a width that keeps the tables whole.
     console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(_introduction(world), soft_wrap=True, highlight=False)
-    nodes = [
-        PoolNode(name=f"n{i + 1}", **({"netns": ns, "address": address} if ns else {}))
-        for i, (ns, address) in enumerate(world.get("nodes", [("", "")] * NODES))
-    ]
-    address = world.get("hub_address", "127.0.0.1")
+    console.print(_introduction(easier), soft_wrap=True, highlight=False)
+    names = [f"n{i + 1}" for i in range(NODES)]
+    nodes = netns.pool(names, network)
+    address = network.hub_address if network is not None else "127.0.0.1"
     began = time.time()
-    # The namespaces' addresses are off loopback, and nobody but us reaches them.
-    security = _in_plain(home / name) if "nodes" in world else Security()
+    security = netns.in_plain(home / name) if network is not None else Security()
     up = up_module.up(home / name, nodes, address=address, cold=cold, security=security, say=console.print)
     with Peak() as peak, up as started:
         store = connect([started.endpoint], security=security)
         try:
             record = client.launch(store, spec(name), home)
-            lose = _lose_node(world, nodes, started.home)
+            lose = _lose_node(network, names, started.home)
             with live.view(console) as show:
                 story = Story(store, record, started.home, lose, show, started.dead)
                 injected = story.tell()
         finally:
             store.close()
-    return _finish(console, record, started.home, injected, world, began, peak)
-
-
-def _in_plain(home: Path) -> Security:
-    home.mkdir(parents=True, exist_ok=True)
-    file = home / "security.toml"
-    file.write_text("insecure = true\n")
-    return load(file)
+    return _finish(console, record, started.home, injected, easier, began, peak)
 
 
 def _free_name(home: Path) -> str:
@@ -125,18 +107,16 @@ def _free_name(home: Path) -> str:
     return next(name for name in names if not (home / name).exists())
 
 
-def _introduction(world: dict[str, Any]) -> str:
-    how = f"by killing its processes ({world['easy']})" if "easy" in world else "by taking its network link down"
+def _introduction(easier: str) -> str:
+    how = f"by killing its processes ({easier})" if easier else "by taking its network link down"
     return f"A supervisor, etcd, a lighthouse and up to {NODES} nodes on this machine; a node will be lost {how}."
 
 
-def _lose_node(world: dict[str, Any], nodes: Sequence[PoolNode], system: Path) -> Any:
+def _lose_node(network: Network | None, names: Sequence[str], system: Path) -> Any:
     def lose(group: int, node: str) -> acts.Injected:
-        if "easy" in world:
+        if network is None:
             return acts.kill_node(group, node, system)
-        index = next(i for i, n in enumerate(nodes) if n.name == node)
-        network = netns.Network(world["hub"], world["hub_address"], tuple((a, b) for a, b in world["nodes"]))
-        return acts.cut_node(group, node, lambda: network.cut(index))
+        return acts.cut_node(group, node, lambda: network.cut(names.index(node)))
 
     return lose
 
@@ -146,7 +126,7 @@ def _finish(
     record: Any,
     system: Path,
     injected: list[acts.Injected],
-    world: dict[str, Any],
+    easier: str,
     began: float,
     peak: Peak,
 ) -> int:
@@ -155,7 +135,7 @@ def _finish(
     end = max((line["t"] for s in read.steps for line in s.committed()), default=time.time())
     span = Span(record.launched_unix_s, end)
     body = report.build(read, injected, span, record.spec.groups.count, checkers.check(read))
-    body["node_lost_by"] = "killed processes (the easier case)" if "easy" in world else "silent link"
+    body["node_lost_by"] = "killed processes (the easier case)" if easier else "silent link"
     body["memory_peak_bytes"] = peak.bytes
     body["wall_s"] = round(time.time() - began, 1)
     (run_dir / "report.json").write_text(json.dumps(body, indent=2) + "\n")
