@@ -44,6 +44,7 @@ def incidents(history: History) -> list[Acted]:
     opened: dict[str, float] = {}
     first: dict[str, tuple[float, dict[str, Any]]] = {}
     recovered: dict[str, float] = {}
+    halted: set[str] = set()
     for decision in history.committed():
         at = decision.committed_at or decision.t
         for incident in decision.incidents:
@@ -53,6 +54,10 @@ def incidents(history: History) -> list[Acted]:
                 first.setdefault(incident["id"], (at, incident))
             if incident.get("state") == "recovered":
                 recovered[incident["id"]] = at
+            elif incident.get("state") == "halted" and not incident.get("shadow"):
+                halted.add(incident["id"])
+        if any(action.get("verb") == "resume" for action in decision.actions):
+            recovered |= dict.fromkeys(halted - recovered.keys(), at)  # a person has mended it
     return [
         Acted(name, body["kind"], body["group"], body["rung"], opened[name], at, recovered.get(name))
         for name, (at, body) in first.items()

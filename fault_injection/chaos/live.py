@@ -175,10 +175,19 @@ class LiveRun:
     def write(self, size: int) -> None:
         self._store.put(FILLER, os.urandom(size))
 
-    def rank_pids(self) -> Mapping[int, Sequence[int]]:
+    def ranks(self) -> Mapping[tuple[int, int, int], int]:
         with self._watcher.mirror() as mirror:
             groups = status.run_status(mirror, self.record).groups
-            return {g.group: [t.pid for t in self._ranks(mirror, g.group, g.generation, g.node)] for g in groups}
+            ranks = [t for g in groups for t in self._ranks(mirror, g.group, g.generation, g.node)]
+        return {(t.group, t.generation, t.rank): t.pid for t in ranks}
+
+    def phase(self) -> str:
+        with self._watcher.mirror() as mirror:
+            return str(status.run_status(mirror, self.record).phase)
+
+    def resume(self, because: str) -> None:
+        with self._watcher.mirror() as mirror:
+            client.resume(self._store, mirror, self.record, because)
 
     def told(self, node: str) -> set[str]:
         with self._watcher.mirror() as mirror:

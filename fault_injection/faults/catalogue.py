@@ -98,7 +98,10 @@ _ALL = (
     _crash("abort", "a rank calls abort()", made.ordered(causes.ABORT), obeying),
     _crash("exit_code", "a rank exits with code 7", made.ordered(causes.EXIT), obeying, kind=Kind.ERROR),
     _crash("exception", "a rank raises, once", made.ordered(causes.RAISE), obeying, kind=Kind.ERROR),
-    _missing("exception_always", "process", "a rank raises whenever it is started", "it halts the run, which only a person lets go on: tests/integration/test_causes.py"),
+    Fault(
+        name="exception_always", family="process", how="every rank raises the same at one step, so the run is halted; a person resumes it",
+        inject=made.raised_everywhere, needs=(obeying, house), kinds=(Kind.SAME_ERROR, Kind.ERROR), echoes=(Kind.SAME_ERROR, Kind.ERROR), stalls=True,
+    ),
     _crash("killed_for_memory", "a rank takes more than its memory cgroup has", made.for_memory, obeying, memory_cgroup, kind=Kind.OOM),
     _hang("stopped", "SIGSTOP to a rank", made.stopped, here),
     _rides("hiccup", "process", "SIGSTOP to a rank, SIGCONT after 1.5 s", made.stopped, here, stays_s=1.5),

@@ -89,8 +89,16 @@ class Scene(Protocol):
         """So many bytes, to a key of nobody's."""
         ...
 
-    def rank_pids(self) -> Mapping[int, Sequence[int]]:
-        """Group -> of the ranks of its current generation."""
+    def ranks(self) -> Mapping[tuple[int, int, int], int]:
+        """(group, its current generation, rank) -> pid."""
+        ...
+
+    def phase(self) -> str:
+        """Of the run."""
+        ...
+
+    def resume(self, because: str) -> None:
+        """A halted run, as a person does."""
         ...
 
     def told(self, node: str) -> set[str]:

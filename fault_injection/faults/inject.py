@@ -38,6 +38,12 @@ HOG_HAS = 96 << 20
 SLOWER_S = 0.5
 """By which each step of a slow rank is longer: several steps of the debug model."""
 
+STEPS_AHEAD = 10
+"""Enough for every rank to read its order before that step."""
+
+HALTS_WITHIN_S = 60.0
+"""The last groups end when their collectives time out."""
+
 BEGINS_WITHIN_S = 120.0
 """From the end of all ranks to their first step: a hang's bound is not waited for, a start is."""
 
@@ -83,6 +89,21 @@ def until_restarted(cause: str, seconds: float = 0.0) -> Inject:
         return _ordered(scene, target, Order(cause=cause, seconds=seconds))
 
     return inject
+
+
+def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
+    """Every rank raises the same at one step. That is the program's fault, so the run is halted; a person lets it go on."""
+    step = target.step + STEPS_AHEAD
+    whom = list(scene.ranks())
+    for group, generation, rank in whom:
+        causes.order(scene.run_dir, group, generation, rank, Order(cause=causes.RAISE, at_step=step))
+    scene.wait(lambda: scene.phase() == "halted", HALTS_WITHIN_S, "the run is halted")
+    scene.resume("what was wrong with the program is mended")
+    scene.wait(lambda: scene.phase() == "running", HALTS_WITHIN_S, "the run goes on")
+    done = [causes.done_at(scene.run_dir, *each) for each in whom]
+    if None in done:
+        raise Fatal(f"{done.count(None)} of {len(whom)} ranks have not raised")
+    return f"{len(whom)} ranks raised at step {step}: the run was halted, and resumed by a person"
 
 
 def for_memory(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -258,7 +279,7 @@ def lighthouse_delayed(scene: Scene, target: Target, after: ExitStack) -> str:
 
 def connections_reset(scene: Scene, target: Target, after: ExitStack) -> str:
     """All between this rank and those of the other groups."""
-    others = [pid for group, pids in scene.rank_pids().items() if group != target.group for pid in pids]
+    others = [pid for (group, _, _), pid in scene.ranks().items() if group != target.group]
     found = connections.between(target.pid, others)
     for local, peer in found:
         connections.end(target.pid, local, peer)
@@ -274,7 +295,7 @@ def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
     torn, before = _complete(scene)[:2]
     largest = max(Path(torn.path).iterdir(), key=lambda file: file.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    for pid in [pid for pids in scene.rank_pids().values() for pid in pids]:
+    for pid in scene.ranks().values():
         os.kill(pid, signal.SIGKILL)
     if _complete(scene)[0] != torn:
         raise Fatal(f"a newer checkpoint than {torn.path} was written meanwhile")

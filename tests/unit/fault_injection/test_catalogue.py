@@ -82,7 +82,8 @@ class OneProcess:
     writes: int = 1
     compacted: list[tuple[int, str]] = field(default_factory=list)
     room: int = 3 * inject.FILL_BYTES
-    ranks: dict[int, list[int]] = field(default_factory=dict)
+    pids: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    phases: list[str] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
 
     def leader_pid(self) -> int:
@@ -115,8 +116,14 @@ class OneProcess:
         if self.room < 0:
             raise OutOfSpace("put")
 
-    def rank_pids(self) -> dict[int, list[int]]:
-        return self.ranks
+    def ranks(self) -> dict[tuple[int, int, int], int]:
+        return self.pids
+
+    def phase(self) -> str:
+        return self.phases.pop(0)
+
+    def resume(self, because: str) -> None:
+        self.house.done.append(f"resume: {because}")
 
     def told(self, node: str) -> set[str]:
         return self.facts
@@ -244,6 +251,28 @@ def test_an_order_is_done_before_it_counts_and_a_person_restarts_what_nobody_men
     assert scene.restarted == [1]
 
 
+def test_a_program_that_fails_everywhere_halts_the_run_and_a_person_lets_it_go_on(tmp_path: Path, victim: Any) -> None:
+    scene = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path), pids={(0, 1, 0): 1, (1, 2, 0): 2})
+    ranks = [causes.Orders(tmp_path, group, group + 1, 0) for group in (0, 1)]
+    scene.phases = ["running", "stopping", "halted", "halted", "resuming", "running"]
+    resumed = scene.resume
+    seen: list[Any] = []
+
+    def resume(because: str) -> None:
+        seen.extend((rank.due(causes.RAISE, step=49), rank.due(causes.RAISE, step=50)) for rank in ranks)
+        resumed(because)
+
+    scene.resume = resume  # type: ignore[method-assign]
+    said = made("exception_always", scene, replace(target(tmp_path, victim.pid), step=40))
+    assert said == "2 ranks raised at step 50: the run was halted, and resumed by a person"
+    assert [(before is None, at is not None) for before, at in seen] == [(True, True)] * 2
+    assert scene.house.done == ["resume: what was wrong with the program is mended"]
+    scene.phases = ["halted", "running"]
+    scene.pids = {(0, 3, 0): 1}
+    with pytest.raises(Fatal, match="1 of 1 ranks have not raised"):
+        made("exception_always", scene, target(tmp_path, victim.pid))
+
+
 def test_what_only_a_house_of_ours_has_is_not_broken_elsewhere(tmp_path: Path, victim: Any) -> None:
     for name in ("node_silent", "agent_cut_off", "etcd_leader_lost", "etcd_out_of_space", "failpoint", "gpu_lost"):
         with pytest.raises(Fatal, match="somebody else's"):
@@ -314,7 +343,7 @@ def test_connections_between_ranks_are_ended_for_real_and_no_others(tmp_path: Pa
         ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
         peers = [server.accept()[0] for _ in ranks]
         try:
-            scene = OneProcess(str(tmp_path), 0, ranks={0: [os.getpid()], 1: [ranks[0].pid]})
+            scene = OneProcess(str(tmp_path), 0, pids={(0, 1, 0): os.getpid(), (1, 2, 0): ranks[0].pid})
             if why := no_reset():
                 pytest.skip(f"NO CONNECTION WAS ENDED: {why}")
             said = made("socket_reset", scene, target(tmp_path, ranks[0].pid))
@@ -363,7 +392,7 @@ def test_a_torn_checkpoint_is_not_begun_from(tmp_path: Path, victim: Any, begins
             {"event": "digest", "step": 1},
         ]
         (rank / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"torn')
-    scene = OneProcess(str(tmp_path), 0, ranks={0: [victim.pid]})
+    scene = OneProcess(str(tmp_path), 0, pids={(0, 1, 0): victim.pid})
     if well:
         assert "from step 25, the one before it" in made("checkpoint_torn", scene, target(node, 0))
     else:

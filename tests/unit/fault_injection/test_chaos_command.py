@@ -38,7 +38,7 @@ def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> Non
     assert why_not["killed_for_memory"] == "no memory controller"
     assert why_not["disk_full"] == why_not["node_silent"].replace("network", "disk")
     assert "not root" in why_not["disk_full"]
-    assert "tests/integration/test_causes.py" in why_not["exception_always"]
+    assert "tests/integration/test_causes.py" in why_not["collective_skipped"]
     table = said(0, "list")
     assert all(name in table for name in FAULTS)
     assert f"{sum(1 for why in why_not.values() if not why)} of {len(FAULTS)} faults can be made here" in table

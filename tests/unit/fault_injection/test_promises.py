@@ -44,6 +44,18 @@ def test_the_incidents_about_which_something_was_done(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_an_incident_that_halted_the_run_is_over_when_a_person_resumes_it(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.intent(15.0, 3, {0: 1, 1: 2}, [], [incident("i9", "same_error", 0, 1, 1, "halted", rung=4)])
+    files.outcome(15.1, 3)
+    files.intent(16.0, 4, {0: 1, 1: 2}, [], [])
+    files.outcome(16.1, 4)
+    assert [i.recovered for i in incidents(files.history()) if i.id == "i9"] == [None]
+    files.intent(17.0, 5, {0: 1, 1: 2}, [{"verb": "resume", "key": "resume:1"}], [])
+    files.outcome(17.1, 5)
+    assert [i.recovered for i in incidents(files.history()) if i.id == "i9"] == [17.1]
+
+
 # --- violations ---
 
 
