@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from fault_injection.badput import Span, ledger
 from fault_injection.checkers import CHECKERS
 from fault_injection.history import FaultDone, History, Setting, Unknown
+from fault_injection.owners import without_life
 from supervisor.core.ledger import ratios
 from supervisor.core.model import Kind, Rung
 
@@ -175,7 +177,7 @@ def digests_equal(history: History) -> list[str]:
     shared = digests(history, setting.groups)
     if not shared:
         raise Unknown("no step was hashed by all groups")
-    for (step, rank), (at, values) in sorted(shared.items()):
+    for (_, step, rank), (at, values) in sorted(shared.items()):
         drifting = any(f.drifts and f.began <= at <= (f.over or setting.ended) for f in history.faults)
         if len(values) > 1 and not drifting:
             found.append(f"the groups' states differ at step {step} (rank {rank}): {', '.join(sorted(values))}")
@@ -247,14 +249,15 @@ def longest_stall(history: History, group: int, begin: float, until: float) -> f
     return max((float(b - a) for a, b in itertools.pairwise(moments)), default=0.0)
 
 
-def digests(history: History, groups: int) -> dict[tuple[int, int], tuple[float, set[str]]]:
-    """(step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups; of a
-    step that was made again, after a resume from disk, the newest counts."""
-    by: dict[tuple[int, int], dict[int, tuple[float, str]]] = defaultdict(dict)
+def digests(history: History, groups: int) -> dict[tuple[int, int, int], tuple[float, set[str]]]:
+    """(stretch, step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups.
+    A resume from disk begins a new stretch, in which steps are made again; within one the newest counts."""
+    pauses = without_life(history)
+    by: dict[tuple[int, int, int], dict[int, tuple[float, str]]] = defaultdict(dict)
     for steps in history.steps:
         for line in steps.lines:
             if line.get("event") == "digest":
-                of_step = by[line["step"], steps.rank]
+                of_step = by[bisect(pauses, line["t"]), line["step"], steps.rank]
                 said = (line["t"], line["value"])
                 of_step[steps.group] = max(said, of_step.get(steps.group, said))
     return {

@@ -10,7 +10,7 @@ import pytest
 
 from fault_injection import promises
 from fault_injection.checkers import check
-from fault_injection.history import FaultDone, History, Left
+from fault_injection.history import FaultDone, History, Left, Steps
 from fault_injection.promises import ALL, PROMISES, incidents
 from fault_injection.recorded import load, save
 from supervisor.core.ledger import Interval
@@ -247,6 +247,24 @@ def test_of_a_step_that_was_made_again_the_newest_state_counts(tmp_path: Path) -
     assert answers(broken(files), tmp_path)["digests_equal"] == "pass"
     files.steps["n9", 0, 1] = [digest(13.9, 9, "b")]
     assert answers(broken(files), tmp_path)["digests_equal"] == "fail"
+
+
+def test_a_step_that_is_made_again_after_a_resume_from_disk_was_compared_all_the_same(tmp_path: Path) -> None:
+    """Also when the fault before it has no other comparison: found by `make chaos`, whose torn checkpoint came next."""
+    files = story(tmp_path)
+    history = broken(files)
+    shared = promises.digests(history, 2)
+    assert {stretch for stretch, _, _ in shared} == {0}
+    at = max(at for at, _ in shared.values())
+    (step,) = {step for (_, step, _), (t, _) in shared.items() if t == at}
+    history.processes = [replace(p, exited=min(p.exited or at + 0.1, at + 0.1)) for p in history.processes]
+    again = replace(history.processes[-1], generation=9, spawned=at + 1.0, exited=None)
+    history.processes.append(again)
+    history.steps += [
+        Steps(group, 9, 0, "n1", ({"event": "digest", "t": at + 2.0, "step": step, "value": "z"},)) for group in (0, 1)
+    ]
+    found = {key: values for key, (_, values) in promises.digests(history, 2).items() if key[1] == step}
+    assert found == {(0, step, 0): shared[0, step, 0][1], (1, step, 0): {"z"}}
 
 
 def test_what_the_others_show_of_it(tmp_path: Path) -> None:
