@@ -11,9 +11,9 @@ from agents.facts.gpu import DEADLINE_S, Gpus
 from agents.facts.gpu_devices import LINKS_EVERY, THROTTLED_LOOKS, Devices, local_rank
 from agents.facts.gpu_xids import SAME_S, TOLD_S, Xids, in_line
 from agents.kernel_log import Follower
+from fault_injection.fake_nvml import FakeNvml, gpu
 from supervisor.core import gpu as core
 from supervisor.wire.records import Fact
-from fault_injection.fake_nvml import FakeNvml, gpu
 from tests.helpers.waiting import eventually
 
 FIRST = "GPU 0 (0000:10:00.0, GPU-0000)"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fault_injection.gpus import FOLDER, Gpus
 from supervisor.core.model import Kind, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import Health, RunRecord
-from fault_injection.fake_nvml import gpu
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
@@ -23,29 +21,12 @@ pytestmark = pytest.mark.etcd
 STAND_IN = Path(__file__).parents[1] / "helpers" / "nvml"
 
 
-class Gpus:
-    """A GPU on each node, as the agents see them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir()
-        for node in ("n1", "n2", "n3", "n4"):
-            self.say(node, gpus=[gpu(0)])
-
-    def say(self, node: str, **state: Any) -> None:
-        path = self._folder / f"{node}.json"
-        known = json.loads(path.read_text()) if path.exists() else {"gpus": [], "events": []}
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(known | state))
-        temporary.replace(path)
-
-
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     root = str(Path(__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", f"{STAND_IN}:{root}")
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "gpus"))
-    return Gpus(tmp_path / "gpus")
+    monkeypatch.setenv(FOLDER, str(tmp_path / "gpus"))
+    return Gpus(tmp_path / "gpus", ["n1", "n2", "n3", "n4"])
 
 
 @pytest.fixture
@@ -63,7 +44,7 @@ def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, R
     w, record = toys
     node = w.status(record).groups[1].node
     passes(2 * LEASE_S)  # the agent has seen that the generation runs
-    gpus.say(node, gpus=[gpu(0, lost=True)], events=[[0, 79]])
+    gpus.say(node, xid=79, lost=True)
     eventually(w.running(record, 1, 2), 60, "it runs elsewhere")
     (incident,) = w.incidents(record)
     assert (incident.kind, incident.rung, incident.node, incident.group) == (Kind.GPU, Rung.REPLACE, node, 1)
@@ -91,7 +72,8 @@ def test_an_xid_13_moves_nobody_and_one_that_needs_a_reset_only_who_failed_by_it
     w, record = toys
     node = w.status(record).groups[1].node
     passes(2 * LEASE_S)
-    gpus.say(node, events=[[0, 13], [0, 48]])
+    gpus.say(node, xid=13)
+    gpus.say(node, xid=48)
     eventually(lambda: xids(w, node) == {13: ("toy.1.1",), 48: ("toy.1.1",)}, 30, "both are told")
     passes(2 * LEASE_S)
     assert w.incidents(record) == []
@@ -105,7 +87,7 @@ def test_an_xid_13_moves_nobody_and_one_that_needs_a_reset_only_who_failed_by_it
     assert xids(w, node)[48] == ("toy.1.1",), "it is still told"
 
     passes(2 * LEASE_S)
-    gpus.say(node, events=[[0, 13], [0, 48], [0, 119]])
+    gpus.say(node, xid=119)
     eventually(lambda: xids(w, node).get(119) == ("toy.1.3",), 30, "another one, of its own")
     w.kill_trainer(record, 1)
     eventually(w.running(record, 1, 4), 60, "it runs elsewhere")
