@@ -1,8 +1,8 @@
 """What goes wrong inside a rank, each by its real cause. It is ordered from outside, by a file in the run's folder, and done by
 the rank itself, at the place of its step where it belongs.
 
-A trainer for tests asks `Orders.due` at each such place; what needs its model or its collectives (PLANT_NAN, FLIP_BIT,
-SKIP_COLLECTIVE, SLOW) it does itself. An order is of one generation: what is started in its place is well.
+A trainer for tests asks `Orders.due` at each such place; what needs its model, its peers or its collectives (PLANT_NAN, FLIP_BIT,
+HOLD_HEAL, SKIP_COLLECTIVE, SLOW) it does itself. An order is of one generation: what is started in its place is well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOG_BYTES = 1 << 30
 SEGFAULT, ABORT, EXIT, RAISE, HOG, WRITE = "segfault", "abort", "exit", "raise", "hog", "write"
 HOLD_GIL, LOOP, BLOCK_DATA, BLOCK_CHECKPOINT = "hold_gil", "loop", "block_data", "block_checkpoint"
 SKIP_COLLECTIVE, PLANT_NAN, SLOW, FLIP_BIT = "skip_collective", "plant_nan", "slow", "flip_bit"
-RAISE_DATA = "raise_data"
+RAISE_DATA, HOLD_HEAL = "raise_data", "hold_heal"
 
 EXIT_CODE = 7
 
@@ -33,7 +33,8 @@ class Bug(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """`at_step`: not before this step is made. `seconds`: how much longer each step takes, for SLOW."""
+    """`at_step`: not before this step is made. `seconds`: how much longer each step takes, for SLOW; or a peer waits for the state
+    that it heals from, for HOLD_HEAL."""
 
     cause: str
     at_step: int = 0

@@ -34,6 +34,11 @@ class Obeying:
     _orders: Orders | None = None
     _flipped = False
 
+    def before_heal(self) -> None:
+        """A peer asks for the state, in the quorum's thread."""
+        if held := self.orders.due(causes.HOLD_HEAL, step=self._step()):
+            time.sleep(held.seconds)
+
     def forward_backward_step(self, **batch: Any) -> Any:
         step = self._step()
         self._suffer(step, *COMPUTING)

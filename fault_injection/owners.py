@@ -150,16 +150,21 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
 
 
 def without_life(history: History) -> list[float]:
-    """The moments from which on no process lived. One whose end nobody saw (its node was lost) lived until its last
-    line."""
-    last = {(s.group, s.generation, s.rank): max((x["t"] for x in s.lines), default=0.0) for s in history.steps}
-    lives = sorted(
-        (p.spawned, p.exited if p.exited is not None else last.get((p.group, p.generation, p.rank), p.spawned))
-        for p in history.processes
-    )
+    """The moments from which on no process had the run's state. Who takes it from a peer has it from then on, who reads it from
+    disk from its start, since it could have taken it; who ends before either never had it. One whose end nobody saw (its node
+    was lost) lived until its last line."""
+    lines = {(s.group, s.generation, s.rank): s.lines for s in history.steps}
+    lives = []
+    for p in history.processes:
+        own = lines.get((p.group, p.generation, p.rank), ())
+        first = next((x for x in own if x.get("committed") or x.get("event") == "heal"), None)
+        if first is not None:
+            healed = first.get("event") == "heal" or first.get("healed")
+            ended = p.exited if p.exited is not None else max(x["t"] for x in own)
+            lives.append((float(first["t"]) if healed else p.spawned, ended))
     found, until = [], None
-    for spawned, ended in lives:
-        if until is not None and spawned > until:
+    for begun, ended in sorted(lives):
+        if until is not None and begun > until:
             found.append(until)
         until = ended if until is None else max(until, ended)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+from typing import Any
 
 from titan_actor import mends, trainer
 
@@ -12,12 +13,18 @@ def obey() -> None:
     """From now on this process, and what it forks, makes such trainers."""
     mends.apply()
     from fault_injection.obeying import Obeying
-    from titan_actor import replica
+    from titan_actor import heal, replica
 
     class ObeyingTrainer(Obeying, replica.ReplicaTrainer):
         pass
 
+    class ObeyingHeal(heal.HealState):
+        def save(self) -> dict[str, Any]:
+            self._trainer.before_heal()
+            return super().save()
+
     setattr(replica, "ReplicaTrainer", ObeyingTrainer)  # noqa: B010  (mypy: a class is not assigned to)
+    setattr(replica, "HealState", ObeyingHeal)  # noqa: B010
 
 
 if __name__ == "__main__":

@@ -128,7 +128,10 @@ _ALL = (
         name="bit_flip", family="state", how="one bit of a parameter flips, silently; a person restarts the group",
         inject=made.until_restarted(causes.FLIP_BIT), needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0, drifts=True,
     ),
-    _missing("heal_source_killed", "state", "the group that others heal from is killed meanwhile", "a heal of the debug model takes milliseconds; nearest: sigkill of the other group, together = \"during\""),
+    Fault(
+        name="heal_source_killed", family="state", how="the other groups are killed, and while the first of them heals from this one, this one too",
+        inject=made.heal_source_killed, needs=(obeying,), kinds=(Kind.CRASH,), echoes=(Kind.CRASH, Kind.ERROR, Kind.PEERS_GONE), stalls=True,
+    ),
     Fault(
         name="checkpoint_torn", family="state", how="the newest checkpoint is cut off in its middle, then all ranks are killed",
         inject=made.checkpoint_torn, needs=(house,), kinds=(Kind.CRASH,), echoes=(Kind.CRASH,), stalls=True,

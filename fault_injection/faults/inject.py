@@ -47,6 +47,9 @@ HALTS_WITHIN_S = 60.0
 BEGINS_WITHIN_S = 120.0
 """From the end of all ranks to their first step: a hang's bound is not waited for, a start is."""
 
+HEALS_FOR_S = 30.0
+"""Long enough to be killed in it; a heal of the debug model takes milliseconds."""
+
 FILL_BYTES = 1 << 20
 """Below etcd's limit of 1.5 MiB for a request."""
 
@@ -311,6 +314,17 @@ def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
     return (
         f"{largest} is cut off in its middle, all ranks killed: they went on from step {before.step}, the one before it"
     )
+
+
+def heal_source_killed(scene: Scene, target: Target, after: ExitStack) -> str:
+    """The others are killed first: when one is back, it has this group alone to heal from."""
+    whom = (scene.run_dir, target.group, target.generation, target.rank)
+    causes.order(*whom, Order(cause=causes.HOLD_HEAL, seconds=HEALS_FOR_S))
+    for (group, _, _), pid in scene.ranks().items():
+        if group != target.group:
+            os.kill(pid, signal.SIGKILL)
+    scene.wait(lambda: causes.done_at(*whom) is not None, BEGINS_WITHIN_S, "a group that is back heals from it")
+    return f"while another group healed from it: {_end(scene, target.pid, signal.SIGKILL)}"
 
 
 def gpu_fails(told: str, dies: bool = False, **says: Any) -> Inject:

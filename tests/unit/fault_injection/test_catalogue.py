@@ -369,6 +369,24 @@ def reset(connection: socket.socket) -> bool:
     return False
 
 
+def test_whom_others_heal_from_is_killed_when_they_do(tmp_path: Path, victim: Any) -> None:
+    """The other has to be killed first."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    scene = OneProcess(str(tmp_path), 0, pids={(0, 1, 0): other.pid, (1, 2, 0): victim.pid})
+
+    def heals() -> None:
+        other.wait()
+        assert victim.poll() is None
+        obey_once(tmp_path, causes.HOLD_HEAL)
+
+    back = threading.Thread(target=heals)
+    back.start()
+    said = made("heal_source_killed", scene, target(tmp_path, victim.pid))
+    back.join()
+    assert said.startswith("while another group healed from it: SIGKILL")
+    assert (other.returncode, victim.wait(5)) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
 def checkpoint(run_dir: Path, step: int) -> Path:
     folder = run_dir / "checkpoints" / f"step-{step}.g0.gen1"
     folder.mkdir(parents=True)
@@ -544,6 +562,15 @@ def test_a_nan_and_a_flipped_bit(tmp_path: Path) -> None:
     flipped = float(values[0])
     rank.forward_backward_step()
     assert float(values[0]) == flipped, "once"
+
+
+def test_a_heal_that_is_held(tmp_path: Path) -> None:
+    rank = ordered(tmp_path, causes.HOLD_HEAL, seconds=0.05)
+    began = time.monotonic()
+    rank.before_heal()
+    assert time.monotonic() - began >= 0.05
+    assert causes.done_at(tmp_path, 1, 2, 0) is not None
+    Rank(tmp_path / "other").before_heal()
 
 
 def test_a_slow_step(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fault_injection.checkers import CHECKERS, OF_STEPS, check
 from fault_injection.history import History
-from tests.unit.fault_injection.files import Files, answers, incident, line, place, seconds, step, story
+from tests.unit.fault_injection.files import Files, answers, incident, line, note, place, seconds, step, story
 
 
 def test_a_consistent_history_passes(tmp_path: Path) -> None:
@@ -376,6 +376,18 @@ def test_a_moment_without_any_process_is_needed(tmp_path: Path) -> None:
     files = resume(story(tmp_path))
     files.of_shim("n1", "exited", 0, 1)["t"] = 31.5
     assert files.answers()["steps_not_lost"] == "fail"
+
+
+@pytest.mark.parametrize(("heals_at", "answer"), [(None, "pass"), (31.2, "fail"), (31.7, "pass")])
+def test_who_was_to_heal_and_did_not_kept_no_steps(tmp_path: Path, heals_at: float | None, answer: str) -> None:
+    """Group 1 is back, and group 0 is lost before it has given its state away; or after that."""
+    files = resume(story(tmp_path), spawned=32.0)
+    files.of_shim("n1", "exited", 0, 1)["t"] = 31.5
+    files.decide(30.5, 9, {0: 2, 1: 5}, [place(1, 5, "n4")])
+    files.shim(31.0, "spawned", "n4", 1, 5)
+    files.shim(32.5, "exited", "n4", 1, 5)
+    files.steps["n4", 1, 5] = [note("heal", heals_at)] if heals_at is not None else [line("start", 31.0, 31.1)]
+    assert files.answers()["steps_not_lost"] == answer
 
 
 def test_after_a_resume_steps_may_not_go_back_again(tmp_path: Path) -> None:

@@ -260,9 +260,11 @@ def test_a_step_that_is_made_again_after_a_resume_from_disk_was_compared_all_the
     history.processes = [replace(p, exited=min(p.exited or at + 0.1, at + 0.1)) for p in history.processes]
     again = replace(history.processes[-1], generation=9, spawned=at + 1.0, exited=None)
     history.processes.append(again)
-    history.steps += [
-        Steps(group, 9, 0, "n1", ({"event": "digest", "t": at + 2.0, "step": step, "value": "z"},)) for group in (0, 1)
-    ]
+    lines = (
+        {"committed": True, "t": at + 1.5, "step": step},
+        {"event": "digest", "t": at + 2.0, "step": step, "value": "z"},
+    )
+    history.steps += [Steps(group, 9, 0, "n1", lines) for group in (0, 1)]
     found = {key: values for key, (_, values) in promises.digests(history, 2).items() if key[1] == step}
     assert found == {(0, step, 0): shared[0, step, 0][1], (1, step, 0): {"z"}}
 
