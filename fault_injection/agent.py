@@ -1,12 +1,14 @@
-"""`python -m fault_injection.agent ...`: a node's agent, whose GPUs are what `$FAKE_NVML/NODE.json` says (gpus.py)."""
+"""`python -m fault_injection.agent ...`: a node's agent, whose GPUs are what a file says (gpus.py), and whose clock may be moved
+(clocks.py)."""
 
 from __future__ import annotations
 
 import sys
 
-from fault_injection import gpus
+from fault_injection import clocks, gpus
 
 if __name__ == "__main__":
+    clocks.follow(sys.argv)
     gpus.stand_in(sys.argv)
     from agents import agent
 

@@ -1,4 +1,4 @@
-"""What only a system has that is started to be broken: three etcds, a network between its nodes, GPUs, failpoints."""
+"""What only a system has that is started to be broken: three etcds, a network between its nodes, GPUs, clocks, failpoints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fault_injection.clocks import Clocks
 from fault_injection.etcds import Cluster
 from fault_injection.gpus import Gpus
 from fault_injection.netns import Network
@@ -24,6 +25,7 @@ class House:
 
     etcds: Cluster
     gpus: Gpus
+    clocks: Clocks
     folder: Path
     nodes: Sequence[str]
     network: Network | None = None

@@ -247,6 +247,7 @@ class LiveRun:
             no_cut=SHARED_NETWORK,
             no_house=NOT_OURS,
             no_reset=no_reset(),
+            no_faketime=NOT_OURS,
             no_trace=NOT_OURS,
             no_own_etcd="" if self._own_etcd() else f"its etcd is not one that was started in {self.system}",
         )

@@ -11,11 +11,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agents.programs import SEAM
-from fault_injection import netns
+from fault_injection import clocks, gpus, netns
 from fault_injection.chaos.live import LiveRun
 from fault_injection.chaos.watch import Watcher
+from fault_injection.clocks import Clocks
 from fault_injection.etcds import cluster
-from fault_injection.gpus import FOLDER, Gpus
+from fault_injection.gpus import Gpus
 from fault_injection.house import House
 from fault_injection.netns import Network
 from supervisor.core.spec import (
@@ -78,8 +79,12 @@ def started(
             for name in names:
                 stack.enter_context(disk(system / "nodes" / name, DISK_BYTES))
         etcds = stack.enter_context(cluster(system / "etcd", host=address, security=security))
-        house = House(etcds, Gpus(system / "gpus", names), system, names, network)
-        seams = {SEAM: json.dumps(PROGRAMS), FOLDER: str(house.gpus.folder)}
+        house = House(etcds, Gpus(system / "gpus", names), Clocks(system / "clocks"), system, names, network)
+        seams = {
+            SEAM: json.dumps(PROGRAMS),
+            gpus.FOLDER: str(house.gpus.folder),
+            clocks.FOLDER: str(house.clocks.folder),
+        }
         stack.enter_context(_environment(seams))
         etcds.leader()
         up = stack.enter_context(

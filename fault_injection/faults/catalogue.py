@@ -45,6 +45,10 @@ def resets(site: Site) -> str:
     return site.no_reset
 
 
+def faketime(site: Site) -> str:
+    return site.no_faketime
+
+
 def traces(site: Site) -> str:
     return site.no_trace
 
@@ -152,7 +156,7 @@ _ALL = (
         name="node_silent", family="node", how="a node's link goes down: silent, as a dead host", inject=made.node_cut,
         needs=(house, links), kinds=(Kind.NODE_LOST,),
     ),
-    _missing("clock_moved", "node", "a machine's clock jumps", "a clock is moved for a process when it starts: tests/integration/test_clock.py"),
+    _rides("clock_moved", "node", "the clock of a node's agent jumps three hours ahead, for 6 s", made.clock_moved, house, faketime, stays_s=6.0),
     # supervisor
     _rides("supervisor_killed", "supervisor", "SIGKILL to the leader", made.leader_killed, here),
     _rides("supervisor_stopped", "supervisor", "SIGSTOP to the leader for 3 s", made.leader_stopped, here, stays_s=3.0),

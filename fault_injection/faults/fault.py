@@ -35,6 +35,8 @@ class Site:
     """Why it has no etcds, GPUs and failpoints of its own (house.py)."""
     no_reset: str = ""
     """Why the kernel does not end a connection of others."""
+    no_faketime: str = ""
+    """Why a process cannot have a clock of its own."""
     no_trace: str = ""
     """Why system calls of etcd cannot be delayed."""
 

@@ -58,6 +58,9 @@ FSYNC_LATER_S = 0.4
 LATE_S, IN_TIME_S = 0.1, 0.05
 """The lighthouse drops whom the gate has not beaten for within 150 ms."""
 
+AHEAD_S = 10_800.0
+"""Longer than any timeout."""
+
 AT_FAILPOINT = "committed"
 
 
@@ -164,6 +167,28 @@ def agent_cut_off(scene: Scene, target: Target, after: ExitStack) -> str:
     house.cut_off(target.node)
     scene.wait(lambda: scene.agent_pid(target.node) == 0, DONE_WITHIN_S, f"the lease of {target.node} lapses")
     return f"{target.node} does not reach etcd: its lease has lapsed"
+
+
+def clock_moved(scene: Scene, target: Target, after: ExitStack) -> str:
+    """The node's agent is started again for it, before and after."""
+    house, node = _house(scene), target.node
+
+    def everybodys() -> None:
+        house.clocks.back(node)
+        with suppress(Fatal):  # its node is gone
+            _end(scene, scene.agent_pid(node), signal.SIGKILL)
+
+    after.callback(everybodys)
+    house.clocks.move(node, "+0")
+    agent_killed(scene, target, after)
+    scene.wait(
+        lambda: house.clocks.ahead_s(node) is not None, DONE_WITHIN_S, f"the agent of {node} reads its own clock"
+    )
+    house.clocks.move(node, f"+{AHEAD_S:g}")
+    scene.wait(
+        lambda: abs((house.clocks.ahead_s(node) or 0.0) - AHEAD_S) < 1.0, DONE_WITHIN_S, f"the clock of {node} is moved"
+    )
+    return f"the agent of {node} reads a clock that has jumped {AHEAD_S:g} s ahead"
 
 
 def leader_killed(scene: Scene, target: Target, after: ExitStack) -> str:

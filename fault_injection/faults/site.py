@@ -6,7 +6,7 @@ import functools
 import shutil
 import socket
 
-from fault_injection import connections, netns
+from fault_injection import clocks, connections, netns
 from fault_injection.faults.fault import Site
 from fault_injection.memory_cgroup import memory_cgroup
 from supervisor.ports.errors import Fatal
@@ -24,6 +24,7 @@ def of_machine() -> Site:
         no_own_disks=f"{SHARED_DISK}: {alone}" if alone else "",
         no_cut=f"{SHARED_NETWORK}: {alone}" if alone else "",
         no_reset=no_reset(),
+        no_faketime=no_faketime(),
         no_trace=no_trace(),
     )
 
@@ -51,6 +52,15 @@ def no_reset() -> str:
         except OSError:
             return ""
     return "`ss -K` leaves a connection as it is: the kernel lacks CONFIG_INET_DIAG_DESTROY, or it is not root's"
+
+
+def no_faketime() -> str:
+    """Why no process can have a clock of its own; empty when it can."""
+    try:
+        clocks.library()
+    except Fatal as error:
+        return str(error)
+    return ""
 
 
 def no_trace() -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from agents.facts import host
+from fault_injection import clocks
 from supervisor.core.model import Kind, Rung
+from supervisor.ports.errors import Fatal
 from supervisor.shell import journal
 from supervisor.wire import keys
 from supervisor.wire.records import Health
@@ -22,10 +24,10 @@ HOUR_S = 3600
 
 
 def libfaketime() -> str:
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    if not found:
-        pytest.skip("NO MOVED CLOCK WAS TESTED: faketime is missing (Debian: apt-get install faketime)")
-    return str(found[0])
+    try:
+        return clocks.library()
+    except Fatal as error:
+        pytest.skip(f"NO MOVED CLOCK WAS TESTED: {error}")
 
 
 def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Path) -> None:

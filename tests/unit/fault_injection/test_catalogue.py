@@ -58,6 +58,7 @@ def test_what_a_site_lacks_is_said() -> None:
         (Site(no_house="another's"), "etcd_leader_lost"),
         (Site(no_reset="no ss"), "socket_reset"),
         (Site(no_trace="no strace"), "etcd_slow"),
+        (Site(no_faketime="no library"), "clock_moved"),
     ):
         reasons = {getattr(site, key) for key in Site.__dataclass_fields__} - {"", "local"}
         assert {FAULTS[name].why_not(site)} == reasons
@@ -313,6 +314,23 @@ def test_an_agent_is_cut_off_when_its_lease_has_lapsed(tmp_path: Path, victim: A
     assert (scene.agents, scene.house.done) == ([], ["cut_off n1"])
     after.close()
     assert scene.house.done == ["cut_off n1", "hear n1"]
+
+
+def test_a_clock_is_moved_once_its_agent_reads_it_and_put_back(tmp_path: Path, victim: Any) -> None:
+    scene, after = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path)), ExitStack()
+    scene.agents = [victim.pid, victim.pid, 4711]
+    read = iter([None, 0.0, 0.1, 10_800.2])
+    moves: list[tuple[str, str]] = []
+    scene.house.clocks = SimpleNamespace(
+        move=lambda *about: moves.append(about),
+        ahead_s=lambda node: next(read),
+        back=lambda node: moves.append((node, "back")),
+    )
+    assert made("clock_moved", scene, target(tmp_path, victim.pid), after).endswith("jumped 10800 s ahead")
+    assert victim.wait(5) == -signal.SIGKILL
+    assert moves == [("n1", "+0"), ("n1", "+10800")]
+    after.close()
+    assert moves[2:] == [("n1", "back")]
 
 
 def test_a_gpu_fails_when_its_agent_tells_it_and_is_well_again(tmp_path: Path, victim: Any) -> None:

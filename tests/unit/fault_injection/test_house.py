@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from fault_injection import etcds, netns
+from fault_injection import clocks, etcds, netns
 from fault_injection.chaos import own
+from fault_injection.clocks import Clocks
 from fault_injection.faults import site
 from fault_injection.gpus import FOLDER, Gpus
 from fault_injection.house import SPACE_WITHIN_S, House
 from fault_injection.netns import Network
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import failpoints
+from tests.helpers.waiting import eventually
 
 NETWORK = Network(hub="sv1-hub", hub_address="10.77.0.254", nodes=(("sv1-n1", "10.77.0.1"), ("sv1-n2", "10.77.0.2")))
 
@@ -51,7 +53,7 @@ class Members:
 
 def house(folder: Path, members: Members | None = None, network: Network | None = NETWORK) -> House:
     made: Any = members or Members()
-    return House(made, Gpus(folder / "gpus", ["n1", "n2"]), folder, ["n1", "n2"], network)
+    return House(made, Gpus(folder / "gpus", ["n1", "n2"]), Clocks(folder / "clocks"), folder, ["n1", "n2"], network)
 
 
 def test_a_member_that_ends_is_started_again_unless_it_was_lost_on_purpose(tmp_path: Path) -> None:
@@ -138,6 +140,36 @@ def test_a_driver_says_what_the_file_says_and_of_events_those_since_it_was_asked
     assert said == "79\nGPU is lost\n"
     gpus.say("n1")
     assert json.loads((tmp_path / "n1.json").read_text())["gpus"][0]["lost"] is False
+
+
+FOLLOWS = """
+import sys, threading
+from fault_injection import clocks
+clocks.follow(["--node=n1"])
+print(sys.argv[1:], flush=True)
+threading.Event().wait(60)
+"""
+
+
+def test_a_clock_is_moved_while_its_agent_runs_and_only_there(tmp_path: Path) -> None:
+    if why := site.no_faketime():
+        pytest.skip(f"NO CLOCK WAS MOVED: {why}")
+    moved = Clocks(tmp_path)
+    moved.move("n1", "+0")
+    command, environment = [sys.executable, "-c", FOLLOWS, "--lease-s=5"], {**os.environ, clocks.FOLDER: str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as agent:
+        try:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == "['--lease-s=5']\n"
+            eventually(lambda: abs(moved.ahead_s("n1") or 9.0) < 1, 10, "it says what it reads")
+            moved.move("n1", "+10800")
+            eventually(lambda: abs((moved.ahead_s("n1") or 0) - 10_800) < 1, 10, "it is moved")
+        finally:
+            agent.kill()
+    moved.back("n1")
+    assert moved.ahead_s("n1") is None
+    moved.move("n2", "+10800")
+    clocks.follow(["--node=n1"])  # nothing happens
 
 
 def test_a_network_is_handed_to_the_command_inside_and_to_nobody_below_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""A node's agent whose wall clock is moved while it runs, by libfaketime; everybody else's stays."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from supervisor.ports.errors import Fatal
+
+FOLDER = "CHAOS_CLOCKS"
+"""Environment variable: the folder with a file for each node whose agent has a clock of its own."""
+
+SAYS_EVERY_S = 0.2
+
+
+class Clocks:
+    """The side that moves them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def move(self, node: str, by: str) -> None:
+        """As libfaketime reads it, `+3h`. The node's next agent has such a clock, or its present one if it has."""
+        scratch = self.folder / f"{node}.new"
+        scratch.write_text(by)
+        scratch.replace(self.folder / node)
+
+    def back(self, node: str) -> None:
+        """Its next agent has everybody's."""
+        (self.folder / node).unlink(missing_ok=True)
+        (self.folder / f"{node}.says").unlink(missing_ok=True)
+
+    def ahead_s(self, node: str) -> float | None:
+        """By how much the clock that its agent reads is ahead of the kernel's; None while no such agent runs."""
+        path = self.folder / f"{node}.says"
+        try:
+            return float(path.read_text()) - path.stat().st_mtime
+        except (OSError, ValueError):
+            return None
+
+
+def library() -> str:
+    """libfaketime. Raises Fatal where it is missing."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not found:
+        raise Fatal("libfaketime is missing (Debian: apt-get install faketime)")
+    return str(found[0])
+
+
+def follow(arguments: Sequence[str]) -> None:
+    """The agent's side: starts itself again under libfaketime if its node's clock is moved, and says then what it reads."""
+    node = next((a.partition("=")[2] for a in arguments if a.startswith("--node=")), "none")
+    file = Path(os.environ.get(FOLDER, "")) / node
+    if not file.is_file():
+        return
+    if "FAKETIME_TIMESTAMP_FILE" not in os.environ:
+        faked = {
+            "LD_PRELOAD": library(), "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }  # fmt: skip
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **faked})
+    threading.Thread(target=_say, args=(file.with_name(f"{node}.says"),), name="clock", daemon=True).start()
+
+
+def _say(path: Path) -> None:
+    never = threading.Event()  # time.sleep fails under libfaketime when the clock has jumped
+    while not never.wait(SAYS_EVERY_S):
+        scratch = path.with_name(f"{path.name}.new")
+        try:
+            scratch.write_text(repr(time.time()))
+            scratch.replace(path)
+        except OSError:
+            return
