@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping
 
 from fault_injection import causes
+from fault_injection.faults import control
 from fault_injection.faults import inject as made
 from fault_injection.faults.fault import Family, Fault, Inject, Need, Site
 from supervisor.core.model import Kind
@@ -158,22 +159,22 @@ _ALL = (
     ),
     _rides("clock_moved", "node", "the clock of a node's agent jumps three hours ahead, for 6 s", made.clock_moved, house, faketime, stays_s=6.0),
     # supervisor
-    _rides("supervisor_killed", "supervisor", "SIGKILL to the leader", made.leader_killed, here),
-    _rides("supervisor_stopped", "supervisor", "SIGSTOP to the leader for 3 s", made.leader_stopped, here, stays_s=3.0),
-    _crash("failpoint", "SIGKILL to the leader and a rank; the next leader dies right after it has decided about it", made.failpoint, house, family="supervisor"),
+    _rides("supervisor_killed", "supervisor", "SIGKILL to the leader", control.leader_killed, here),
+    _rides("supervisor_stopped", "supervisor", "SIGSTOP to the leader for 3 s", control.leader_stopped, here, stays_s=3.0),
+    _crash("failpoint", "SIGKILL to the leader and a rank; the next leader dies right after it has decided about it", control.failpoint, house, family="supervisor"),
     # lighthouse
-    _rides("lighthouse_killed", "lighthouse", "SIGKILL to the lighthouse", made.lighthouse_killed, here, stalls=True),
-    _rides("lighthouse_stopped", "lighthouse", "SIGSTOP to the lighthouse", made.lighthouse_stopped, here, stays_s=8.0, stalls=True),
-    _rides("gate_killed", "lighthouse", "SIGKILL to the gate", made.gate_killed, here, stalls=True),
-    _rides("lighthouse_delayed", "lighthouse", "answers of the lighthouse come up to 0.1 s late, for 6 s", made.lighthouse_delayed, here, stays_s=6.0),
+    _rides("lighthouse_killed", "lighthouse", "SIGKILL to the lighthouse", control.lighthouse_killed, here, stalls=True),
+    _rides("lighthouse_stopped", "lighthouse", "SIGSTOP to the lighthouse", control.lighthouse_stopped, here, stays_s=8.0, stalls=True),
+    _rides("gate_killed", "lighthouse", "SIGKILL to the gate", control.gate_killed, here, stalls=True),
+    _rides("lighthouse_delayed", "lighthouse", "answers of the lighthouse come up to 0.1 s late, for 6 s", control.lighthouse_delayed, here, stays_s=6.0),
     # etcd
-    _rides("etcd_killed", "etcd", "SIGKILL to all of etcd, which is started again", made.etcd_killed, own_etcd),
-    _rides("etcd_stopped", "etcd", "SIGSTOP to all of etcd for 4 s", made.etcd_stopped, own_etcd, stays_s=4.0),
-    _rides("etcd_compacted", "etcd", "compacted beyond the watch of the leader, which is stopped for 2 s", made.etcd_compacted, here, own_etcd, stays_s=2.0),
-    _rides("etcd_leader_lost", "etcd", "the leader of three members is lost for 6 s", made.etcd_leader_lost, house, stays_s=6.0),
-    _rides("etcd_quorum_lost", "etcd", "two of three members are lost for 6 s", made.etcd_quorum_lost, house, stays_s=6.0),
-    _rides("etcd_out_of_space", "etcd", "its database is full for 6 s", made.etcd_out_of_space, house, stays_s=6.0),
-    _rides("etcd_slow", "etcd", "each fsync takes 0.4 s longer, for 6 s", made.etcd_slow, house, traces, stays_s=6.0),
+    _rides("etcd_killed", "etcd", "SIGKILL to all of etcd, which is started again", control.etcd_killed, own_etcd),
+    _rides("etcd_stopped", "etcd", "SIGSTOP to all of etcd for 4 s", control.etcd_stopped, own_etcd, stays_s=4.0),
+    _rides("etcd_compacted", "etcd", "compacted beyond the watch of the leader, which is stopped for 2 s", control.etcd_compacted, here, own_etcd, stays_s=2.0),
+    _rides("etcd_leader_lost", "etcd", "the leader of three members is lost for 6 s", control.etcd_leader_lost, house, stays_s=6.0),
+    _rides("etcd_quorum_lost", "etcd", "two of three members are lost for 6 s", control.etcd_quorum_lost, house, stays_s=6.0),
+    _rides("etcd_out_of_space", "etcd", "its database is full for 6 s", control.etcd_out_of_space, house, stays_s=6.0),
+    _rides("etcd_slow", "etcd", "each fsync takes 0.4 s longer, for 6 s", control.etcd_slow, house, traces, stays_s=6.0),
     # engine
     Fault(
         name="allocation_gone", family="engine", how="the engine takes an allocation away", inject=made.allocation_gone,

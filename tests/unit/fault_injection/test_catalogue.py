@@ -21,7 +21,7 @@ import pytest
 
 from fault_injection import causes
 from fault_injection.causes import Order
-from fault_injection.faults import inject
+from fault_injection.faults import control, processes
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site, Target
 from fault_injection.faults.site import no_reset
@@ -82,7 +82,7 @@ class OneProcess:
     written: int = 10
     writes: int = 1
     compacted: list[tuple[int, str]] = field(default_factory=list)
-    room: int = 3 * inject.FILL_BYTES
+    room: int = 3 * control.FILL_BYTES
     pids: dict[tuple[int, int, int], int] = field(default_factory=dict)
     phases: list[str] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
@@ -445,7 +445,7 @@ def made(name: str, scene: Any, whom: Target, after: ExitStack | None = None) ->
 
 
 def state(pid: int) -> str:
-    return inject._state(pid)
+    return processes.state(pid)
 
 
 def obey_once(folder: Path, cause: str) -> None:

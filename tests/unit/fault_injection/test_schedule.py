@@ -131,7 +131,7 @@ def test_a_seed_draws_what_can_be_made_and_compounds_among_it() -> None:
         ('[[fault]]\nname = "sigkill"\nat_step = 4\ntogether = "with"\n', "there is no fault before it"),
         ('[[fault]]\nname = "sigkill"\nat_step = 4\ntogether = "beside"\n', "must be '', 'with' or 'during'"),
         ('[[fault]]\nname = "disk_full"\nat_step = 4\n', "disk_full cannot be made here: one disk"),
-        ('[[fault]]\nname = "gpu_xid"\nat_step = 4\n', "gpu_xid cannot be made here: the driver's word"),
+        ('[[fault]]\nname = "nan_batch"\nat_step = 4\n', "nan_batch cannot be made here: a batch of a language model"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\n', "rate.0: give every_steps or mtbf_steps"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = 1.0\nevery_steps = 1\n', "one of them"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = 0.0\n', "must be greater than 0"),
