@@ -84,7 +84,7 @@ def test_a_run_is_broken_mended_and_certified(tmp_path: Path) -> None:
         ("sigkill", 1, ""),
         ("supervisor_killed", leader["group"], "during"),
     ]
-    assert left(folder) == []
+    assert left(folder, started.pid) == []
 
 
 @pytest.mark.trainers
@@ -108,7 +108,7 @@ def test_an_interrupt_heals_what_is_broken_and_ends_what_was_started(tmp_path: P
     report = json.loads((tmp_path / "runs" / "chaos" / "report.json").read_text())
     assert report["green"] is False
     assert start_ticks(pid) is None
-    assert left(tmp_path / "runs" / "chaos") == []
+    assert left(tmp_path / "runs" / "chaos", started.pid) == []
 
 
 @pytest.mark.timeout(180)
@@ -142,8 +142,9 @@ def test_a_live_run_is_broken_only_if_it_allows_it_and_goes_on(empty: World) -> 
     assert empty.running(record, 1, 2)(), "it goes on"
 
 
-def left(run: Path) -> list[int]:
-    """Processes that were started for a node below this folder and still run."""
+def left(run: Path, command: int) -> list[int | str]:
+    """Processes that were started for a node below this folder and still run, and networks of the command that was so started."""
     nodes = run / ".supervisor" / "nodes"
     assert os.path.isdir(nodes)
-    return [stat.pid for node in nodes.iterdir() for stat in process.marked(str(node))]
+    networks = [path.name for path in Path("/run/netns").glob(f"sv{command}-*")]
+    return [*networks, *(stat.pid for node in nodes.iterdir() for stat in process.marked(str(node)))]
