@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from supervisor.shell import runfile
 from supervisor.shell.processes import start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import (
+    Fact,
     Health,
     LeaderRecord,
     NodeObserved,
@@ -214,6 +216,38 @@ def test_pids_of_the_control_plane(world: World) -> None:
     after(world, {keys.LEADER: encode(LeaderRecord(host="elsewhere", pid=1, home=""))})
     with pytest.raises(Fatal, match="the leader is on elsewhere: break it there"):
         world.live.leader_pid()
+
+
+def test_what_faults_ask_of_the_run(world: World) -> None:
+    live = world.live
+    assert live.ranks() == {(0, 1, 0): os.getpid(), (1, 1, 0): os.getpid()}
+    assert live.phase() == "running"
+    assert live.told("n1") == set()
+    facts = (
+        Fact(kind="gpu_xid", subject="GPU 0", evidence="Xid 79", xid=79),
+        Fact(kind="gpu_lost", subject="GPU 0", evidence="lost"),
+    )
+    health = Health(
+        node="n1", sequence=2, warm="ready", disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0, facts=facts
+    )
+    after(world, {keys.health("n1"): encode(health)})
+    assert world.live.told("n1") == {"gpu_xid", "xid 79", "gpu_lost"}
+    before = world.live.revision()
+    world.live.write(10)
+    assert world.live.revision() > before
+    with pytest.raises(Fatal, match="neither halted nor paused"):
+        world.live.resume("it is mended")
+
+
+def test_a_house_of_ours_is_tended_also_while_a_fault_waits(world: World) -> None:
+    tended: list[str] = []
+    house: Any = SimpleNamespace(tend=lambda: tended.append("house"), etcd_pids=lambda: [1, 2, 3])
+    live = LiveRun(
+        world.store, world.watcher, world.record, world.system, tended=lambda: tended.append("up") or [], house=house
+    )  # fmt: skip
+    assert live.etcd_pids() == [1, 2, 3]
+    live.wait(lambda: len(tended) > 2, 10, "it is tended")
+    assert tended[:2] == ["house", "up"]
 
 
 def test_a_compaction_reaches_the_store(world: World) -> None:
