@@ -1,0 +1,95 @@
+"""Real trainers and their fault-free twin: the same losses and states, and not when their records are changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fault_injection.chaos import twin
+from fault_injection.history import History, Steps
+from tests.titan.groups import Groups, Rank
+from tests.unit.fault_injection.broken import SETTING
+from titan_actor.samples import names
+
+
+def history_of(*ranks: Rank) -> History:
+    history = History("run", setting=replace(SETTING, ranks=ranks[0].launch.world_size))
+    history.steps = [
+        Steps(rank.launch.group, rank.launch.generation, rank.launch.rank, rank.launch.node, tuple(rank.lines()))
+        for rank in ranks
+    ]
+    return history
+
+
+def parity(history: History) -> dict[str, Any]:
+    return twin.parity(history, lambda _: None)
+
+
+def swapped(lines: list[dict[str, Any]]) -> None:
+    """Two of its steps have each other's samples."""
+    early, late = [line for line in lines if line["event"] == "batch"][2:4]
+    early["samples"], late["samples"] = late["samples"], early["samples"]
+
+
+def alone(lines: list[dict[str, Any]]) -> None:
+    """One step of both is said to be of one."""
+    line = [line for line in lines if line["event"] == "step" and line["participants"] == 2][2]
+    line["participants"] = 1
+
+
+def planted(history: History, change: Callable[[list[dict[str, Any]]], None], group: int) -> History:
+    other = copy.deepcopy(history)
+    other.steps = [replace(s, lines=tuple(copy.deepcopy(s.lines))) for s in other.steps]
+    for steps in other.steps:
+        if (steps.group, steps.generation) == (group, 1):
+            change(list(steps.lines))
+    return other
+
+
+@pytest.mark.trainers
+def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups) -> None:
+    survivor, lost = (groups.start(group, writer=not group) for group in (0, 1))
+    lost.reached(8, commits=6)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers")
+    back.reached(lost.step + 1, commits=5)
+    for rank in (survivor, back):
+        rank.ask("drain")
+    assert [survivor.exit_code(), back.exit_code()] == [0, 0], survivor.log()[-2000:]
+    history = history_of(survivor, lost, back)
+    body = parity(history)
+    assert (body["answer"], body["steps"]) == ("pass", survivor.step), body["why"]
+    assert body["greatest"]["difference"] < 1e-6
+    assert body["states"] == {"equal": survivor.step, "of": survivor.step}, "to the last bit"
+
+    assert parity(planted(history, swapped, 0))["answer"] == "fail"
+    of_nobody = planted(history, swapped, 0)
+    next(line for line in of_nobody.steps[0].lines if line["event"] == "batch")["samples"][0] = "of another run"
+    assert "sample of another run of group 0 rank 0 is not in the data" in parity(of_nobody)["why"]
+    assert parity(planted(planted(history, alone, 0), alone, 1))["answer"] == "unknown", "two say that they were in it"
+
+
+@pytest.mark.trainers
+def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
+    ranks = [rank for group in (0, 1) for rank in groups.start_group(group, 2, steps=6)]
+    assert [rank.exit_code() for rank in ranks] == [0] * 4, ranks[0].log()[-2000:]
+    body = parity(history_of(*ranks))
+    assert (body["answer"], body["steps"]) == ("pass", 6), body["why"]
+    assert body["states"] is None, "each rank hashes its own part"
+
+
+def test_a_sample_has_the_same_name_for_the_same_tokens_at_the_same_places() -> None:
+    tokens = torch.arange(12).reshape(2, 6)
+    both = names(({"input": tokens, "positions": tokens}, tokens + 1))
+    assert len(set(both)) == 2
+    assert names(({"positions": tokens[1:], "input": tokens[1:]}, tokens[1:] + 1)) == both[1:]
+    for place in range(3):
+        parts = [tokens.clone(), tokens.clone(), tokens + 1]
+        parts[place][1, 3] += 1
+        other = names(({"input": parts[0], "positions": parts[1]}, parts[2]))
+        assert (other[0] == both[0], other[1] == both[1]) == (True, False)

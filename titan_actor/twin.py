@@ -1,0 +1,261 @@
+"""`python -m titan_actor.twin`: trains again what a run committed, in one process on a CPU, without TorchFT and without failures.
+
+Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "state"}; or {"unknown": why}, and ends.
+
+A group's gradient is the sum over its ranks, and a step's is the sum over the groups that took part, divided by their number: so does
+TorchFT's manager, to whose sum those that only heal add zeros.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from supervisor.core.spec import TitanSpec
+from titan_actor import mends
+from titan_actor.samples import names
+
+Sample = tuple[dict[str, Any], Any]
+
+BEGINNING = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One committed step."""
+
+    after: int
+    """Place in the plan of the step whose state it goes on from, or BEGINNING. Mostly the one before."""
+    parts: dict[int, list[list[list[str]]]]
+    """Of each group that took part, for each of its ranks, its batches: the names of their samples."""
+    hashed: bool = False
+    """Whether the state after it is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that is needed to train it again."""
+
+    titan: TitanSpec
+    groups: int
+    ranks: int
+    """Of each group."""
+    reads: int
+    """No rank has read more samples: they are looked for so far."""
+    steps: tuple[Step, ...]
+
+
+PLAN = TypeAdapter(Plan)
+
+
+class Unlike(Exception):
+    """It cannot be trained again here; the text says why."""
+
+
+class Stream:
+    """One rank's data from its beginning. What was read is kept, as a restart reads some of it again."""
+
+    def __init__(self, loader: Any, reads: int, whose: str) -> None:
+        self._batches, self._left, self._whose = iter(loader), reads, whose
+        self._known: dict[str, Sample] = {}
+
+    def batch(self, wanted: list[str]) -> Sample:
+        """The batch of these samples. Raises Unlike when one is not in the data."""
+        import torch
+
+        found = [self._find(name) for name in wanted]
+        inputs = {key: torch.stack([sample[0][key] for sample in found]) for key in found[0][0]}
+        return inputs, torch.stack([sample[1] for sample in found])
+
+    def _find(self, name: str) -> Sample:
+        while name not in self._known:
+            batch = next(self._batches, None) if self._left > 0 else None
+            if batch is None:
+                raise Unlike(f"sample {name} of {self._whose} is not in the data")
+            inputs, labels = batch
+            self._left -= len(labels)
+            for at, found in enumerate(names(batch)):
+                self._known.setdefault(found, ({key: part[at] for key, part in inputs.items()}, labels[at]))
+        return self._known[name]
+
+
+class Twin:
+    """The model, its optimizer and its schedule, whole in one process."""
+
+    def __init__(self, plan: Plan) -> None:
+        from torchtitan.components.optimizer.utils import init_optim_state
+
+        from titan_actor.heal import HealState
+
+        self._plan = plan
+        self._whole(_config(plan.titan))
+        shards = [_shards(plan.titan, rank, plan.ranks) for rank in range(plan.ranks)] if plan.ranks > 1 else []
+        self.trainer = _built(_config(plan.titan, whole=True), 0, 1, "gloo")
+        self._parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
+        self._begin_with(shards)
+        for optimizer in self.trainer.optimizers.optimizers:
+            init_optim_state(optimizer)  # as TorchFT's container does: Adam's count of steps begins at one
+        self._state = HealState(self.trainer, lambda: None)
+        self._streams: dict[tuple[int, int], Stream] = {}
+
+    def losses(self) -> Iterator[dict[str, Any]]:
+        """Of each step of the plan, in its order. Raises Unlike where it cannot go on."""
+        steps = self._plan.steps
+        back = {step.after for before, step in enumerate(steps, -1) if step.after != before}
+        kept = {BEGINNING: self._keep()} if BEGINNING in back else {}
+        for at, step in enumerate(steps):
+            if step.after != at - 1:
+                self._state.load(copy.deepcopy(kept[step.after]))
+            loss = self._train(step)
+            if at in back:
+                kept[at] = self._keep()
+            yield {"loss": loss, "state": self._state.digest() if step.hashed else ""}
+            self.trainer.gc_handler.run(at + 1)
+
+    def _train(self, step: Step) -> float:
+        """One step; the mean loss of the groups, before it."""
+        import torch
+        from torchtitan.distributed import utils as dist_utils
+
+        from titan_actor.heal import local
+
+        total: list[Any] = []
+        losses = []
+        for group, ranks in sorted(step.parts.items()):
+            losses.append(self._of_group(group, ranks))
+            gradients = [local(p.grad) for p in self._parameters]
+            total = [a.add_(b) for a, b in zip(total, gradients, strict=True)] if total else gradients
+        for parameter, gradient in zip(self._parameters, total, strict=True):
+            local(parameter.grad).copy_(gradient.div_(len(step.parts)))
+        dist_utils.clip_grad_norm_(self._parameters, self.trainer.config.training.max_norm, foreach=True)
+        self.trainer.optimizers.step()
+        self.trainer.lr_schedulers.step()
+        # in the run's order: over the groups for each rank, then over the ranks
+        return float((torch.tensor(losses).sum(0) / len(losses)).sum())
+
+    def _of_group(self, group: int, ranks: list[list[list[str]]]) -> list[float]:
+        """Leaves the group's gradient with the parameters; the loss of each of its ranks."""
+        from torchtitan.components.loss import IGNORE_INDEX
+
+        for parameter in self._parameters:
+            parameter.grad = None
+        of_ranks = [[self._stream(group, rank).batch(b) for b in batches] for rank, batches in enumerate(ranks)]
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in itertools.chain(*of_ranks))
+        losses = []
+        for batches in of_ranks:
+            loss: Any = 0.0
+            for inputs, labels in batches:
+                loss = (
+                    loss
+                    + self.trainer.forward_backward_step(
+                        input_dict=inputs, labels=labels, global_valid_tokens=valid
+                    ).detach()
+                )
+            losses.append(float(loss))
+        return losses
+
+    def _stream(self, group: int, rank: int) -> Stream:
+        if (group, rank) not in self._streams:
+            plan, config = self._plan, self.trainer.config
+            loader = config.dataloader.build(
+                dp_world_size=plan.ranks * plan.groups,
+                dp_rank=plan.ranks * group + rank,
+                tokenizer=self.trainer.tokenizer,
+                seq_len=config.training.seq_len,
+                local_batch_size=config.training.local_batch_size,
+            )
+            self._streams[group, rank] = Stream(loader, plan.reads, f"group {group} rank {rank}")
+        return self._streams[group, rank]
+
+    def _keep(self) -> Any:
+        self._state.snapshot()
+        return copy.deepcopy(self._state.save())
+
+    def _begin_with(self, shards: list[list[Any]]) -> None:
+        """With the weights of the run's ranks: each draws those of its own shard."""
+        import torch
+
+        from titan_actor.heal import local
+
+        if shards:
+            with torch.no_grad():
+                for parameter, parts in zip(self._parameters, zip(*shards, strict=True), strict=True):
+                    local(parameter).copy_(torch.cat(parts))
+
+    def _whole(self, config: Any) -> None:
+        split = ("tensor", "context", "pipeline", "expert")
+        for name in split:
+            if getattr(config.parallelism, f"{name}_parallel_degree") > 1:
+                raise Unlike(f"parallelism.{name}_parallel_degree is above 1: the twin knows FSDP alone")
+
+
+def _config(titan: TitanSpec, whole: bool = False) -> Any:
+    from torchtitan.components.optimizer import OptimizersContainer
+
+    from titan_actor import config
+
+    try:
+        made = config.from_spec(titan)
+    except config.ConfigError as error:
+        raise Unlike(str(error)) from error
+    made.dump_folder = tempfile.gettempdir()
+    made.fault_tolerance.enable = False
+    made.optimizer = OptimizersContainer.Config(param_groups=made.optimizer.param_groups)
+    if whole:
+        made.parallelism.data_parallel_shard_degree = -1
+    return made
+
+
+def _built(config: Any, rank: int, world_size: int, backend: str) -> Any:
+    import torch.distributed as dist
+    from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
+
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)})
+    store = {"store": dist.HashStore()} if backend == "gloo" else {}
+    dist.init_process_group(backend, rank=rank, world_size=world_size, **store)
+    trainer = FaultTolerantTrainer(config)
+    mends.apply_to("built", trainer)
+    return trainer
+
+
+def _shards(titan: TitanSpec, rank: int, world_size: int) -> list[Any]:
+    """A rank's parameters as they are drawn. Its peers are not there: nothing is said to them before the first step."""
+    import torch.distributed as dist
+
+    from titan_actor.heal import local
+
+    trainer = _built(_config(titan), rank, world_size, "fake")
+    drawn = [local(p).detach().clone() for part in trainer.model_parts for p in part.parameters()]
+    dist.destroy_process_group()
+    return drawn
+
+
+def main() -> int:
+    """Read stdin, print, and return the exit code."""
+    # torchtitan's imports print warnings; stdout is for the answer alone
+    answer = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    plan = PLAN.validate_json(sys.stdin.buffer.read())
+    mends.apply()
+    import torch
+
+    torch.set_num_threads(1)  # as each rank of the run has: sums are then made in the same order
+    try:
+        for line in Twin(plan).losses():
+            answer.write(to_json(line) + b"\n")
+    except Unlike as error:
+        answer.write(to_json({"unknown": str(error)}) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
