@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,10 @@ from titan_actor import mends
 from titan_actor.samples import names
 
 Sample = tuple[dict[str, Any], Any]
+"""What the model is given, by name; and the labels."""
+
+Batch = Sample
+"""Samples, stacked."""
 
 BEGINNING = -1
 
@@ -68,7 +73,7 @@ class Stream:
         self._batches, self._left, self._whose = iter(loader), reads, whose
         self._known: dict[str, Sample] = {}
 
-    def batch(self, wanted: list[str]) -> Sample:
+    def batch(self, wanted: list[str]) -> Batch:
         """The batch of these samples. Raises Unlike when one is not in the data."""
         import torch
 
@@ -88,88 +93,103 @@ class Stream:
         return self._known[name]
 
 
+class Model:
+    """The model, whole, and a group's way through it."""
+
+    def __init__(self, titan: TitanSpec) -> None:
+        self.trainer = _built(_config(titan, whole=True), 0, 1)
+        self.parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
+
+    def part(self, ranks: list[list[Batch]]) -> tuple[list[float], list[Any]]:
+        """A group's part in a step: the loss of each rank, and the gradient of all of them together."""
+        from torchtitan.components.loss import IGNORE_INDEX
+
+        for parameter in self.parameters:
+            parameter.grad = None
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in itertools.chain(*ranks))
+        losses = []
+        for batches in ranks:
+            step = self.trainer.forward_backward_step
+            told = [step(input_dict=i, labels=labels, global_valid_tokens=valid) for i, labels in batches]
+            losses.append(float(sum(loss.detach() for loss in told)))
+        return losses, [_local(p.grad) for p in self.parameters]
+
+
 class Twin:
-    """The model, its optimizer and its schedule, whole in one process."""
+    """The model, its optimizer and its schedule. The first model steps; with a copy of it for each further processor the groups'
+    parts are made beside each other, each by one thread, as in the run: its sums then come out the same."""
 
     def __init__(self, plan: Plan) -> None:
+        import torch
+        import torch.distributed as dist
         from torchtitan.components.optimizer.utils import init_optim_state
 
         from titan_actor.heal import HealState
 
         self._plan = plan
-        self._whole(_config(plan.titan))
         shards = [_shards(plan.titan, rank, plan.ranks) for rank in range(plan.ranks)] if plan.ranks > 1 else []
-        self.trainer = _built(_config(plan.titan, whole=True), 0, 1, "gloo")
-        self._parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
-        self._begin_with(shards)
-        for optimizer in self.trainer.optimizers.optimizers:
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        self._models = [Model(plan.titan) for _ in range(min(plan.groups, os.cpu_count() or 1))]
+        self._trainer, self._parameters = self._models[0].trainer, self._models[0].parameters
+        if shards:
+            _copy([torch.cat(parts) for parts in zip(*shards, strict=True)], self._parameters)
+        for optimizer in self._trainer.optimizers.optimizers:
             init_optim_state(optimizer)  # as TorchFT's container does: Adam's count of steps begins at one
-        self._state = HealState(self.trainer, lambda: None)
+        self._state = HealState(self._trainer, lambda: None)
         self._streams: dict[tuple[int, int], Stream] = {}
 
     def losses(self) -> Iterator[dict[str, Any]]:
         """Of each step of the plan, in its order. Raises Unlike where it cannot go on."""
-        steps = self._plan.steps
-        back = {step.after for before, step in enumerate(steps, -1) if step.after != before}
-        kept = {BEGINNING: self._keep()} if BEGINNING in back else {}
-        for at, step in enumerate(steps):
-            if step.after != at - 1:
-                self._state.load(copy.deepcopy(kept[step.after]))
-            loss = self._train(step)
-            if at in back:
-                kept[at] = self._keep()
-            yield {"loss": loss, "state": self._state.digest() if step.hashed else ""}
-            self.trainer.gc_handler.run(at + 1)
+        import torch
 
-    def _train(self, step: Step) -> float:
+        steps = self._plan.steps
+        back = {step.after for before, step in enumerate(steps, BEGINNING) if step.after != before}
+        kept = {BEGINNING: self._keep()} if BEGINNING in back else {}
+        with ThreadPoolExecutor(len(self._models), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for at, step in enumerate(steps):
+                if step.after != at - 1:
+                    self._state.load(copy.deepcopy(kept[step.after]))
+                loss = self._train(step, pool)
+                if at in back:
+                    kept[at] = self._keep()
+                yield {"loss": loss, "state": self._state.digest() if step.hashed else ""}
+                self._trainer.gc_handler.run(at + 1)
+
+    def _train(self, step: Step, pool: Executor) -> float:
         """One step; the mean loss of the groups, before it."""
         import torch
         from torchtitan.distributed import utils as dist_utils
 
-        from titan_actor.heal import local
-
-        total: list[Any] = []
-        losses = []
-        for group, ranks in sorted(step.parts.items()):
-            losses.append(self._of_group(group, ranks))
-            gradients = [local(p.grad) for p in self._parameters]
-            total = [a.add_(b) for a, b in zip(total, gradients, strict=True)] if total else gradients
-        for parameter, gradient in zip(self._parameters, total, strict=True):
-            local(parameter.grad).copy_(gradient.div_(len(step.parts)))
-        dist_utils.clip_grad_norm_(self._parameters, self.trainer.config.training.max_norm, foreach=True)
-        self.trainer.optimizers.step()
-        self.trainer.lr_schedulers.step()
+        losses, total = [], None
+        for of_ranks, gradients in self._parts(step, pool):
+            losses.append(of_ranks)
+            total = gradients if total is None else [a.add_(b) for a, b in zip(total, gradients, strict=True)]
+        assert total is not None
+        _copy([gradient / len(losses) for gradient in total], [p.grad for p in self._parameters])
+        dist_utils.clip_grad_norm_(self._parameters, self._trainer.config.training.max_norm, foreach=True)
+        self._trainer.optimizers.step()
+        self._trainer.lr_schedulers.step()
         # in the run's order: over the groups for each rank, then over the ranks
         return float((torch.tensor(losses).sum(0) / len(losses)).sum())
 
-    def _of_group(self, group: int, ranks: list[list[list[str]]]) -> list[float]:
-        """Leaves the group's gradient with the parameters; the loss of each of its ranks."""
-        from torchtitan.components.loss import IGNORE_INDEX
-
-        for parameter in self._parameters:
-            parameter.grad = None
-        of_ranks = [[self._stream(group, rank).batch(b) for b in batches] for rank, batches in enumerate(ranks)]
-        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in itertools.chain(*of_ranks))
-        losses = []
-        for batches in of_ranks:
-            loss: Any = 0.0
-            for inputs, labels in batches:
-                loss = (
-                    loss
-                    + self.trainer.forward_backward_step(
-                        input_dict=inputs, labels=labels, global_valid_tokens=valid
-                    ).detach()
-                )
-            losses.append(float(loss))
-        return losses
+    def _parts(self, step: Step, pool: Executor) -> Iterator[tuple[list[float], list[Any]]]:
+        read = [
+            [[self._stream(group, rank).batch(names) for names in batches] for rank, batches in enumerate(ranks)]
+            for group, ranks in sorted(step.parts.items())
+        ]
+        for first in range(0, len(read), len(self._models)):
+            at_once = read[first : first + len(self._models)]
+            for model in self._models[1 : len(at_once)]:
+                _copy(self._parameters, model.parameters)
+            yield from pool.map(Model.part, self._models, at_once)
 
     def _stream(self, group: int, rank: int) -> Stream:
         if (group, rank) not in self._streams:
-            plan, config = self._plan, self.trainer.config
+            plan, config = self._plan, self._trainer.config
             loader = config.dataloader.build(
                 dp_world_size=plan.ranks * plan.groups,
                 dp_rank=plan.ranks * group + rank,
-                tokenizer=self.trainer.tokenizer,
+                tokenizer=self._trainer.tokenizer,
                 seq_len=config.training.seq_len,
                 local_batch_size=config.training.local_batch_size,
             )
@@ -180,25 +200,23 @@ class Twin:
         self._state.snapshot()
         return copy.deepcopy(self._state.save())
 
-    def _begin_with(self, shards: list[list[Any]]) -> None:
-        """With the weights of the run's ranks: each draws those of its own shard."""
-        import torch
 
-        from titan_actor.heal import local
+def _local(value: Any) -> Any:
+    from titan_actor.heal import local
 
-        if shards:
-            with torch.no_grad():
-                for parameter, parts in zip(self._parameters, zip(*shards, strict=True), strict=True):
-                    local(parameter).copy_(torch.cat(parts))
+    return local(value)
 
-    def _whole(self, config: Any) -> None:
-        split = ("tensor", "context", "pipeline", "expert")
-        for name in split:
-            if getattr(config.parallelism, f"{name}_parallel_degree") > 1:
-                raise Unlike(f"parallelism.{name}_parallel_degree is above 1: the twin knows FSDP alone")
+
+def _copy(values: list[Any], into: list[Any]) -> None:
+    import torch
+
+    with torch.no_grad():
+        for value, target in zip(values, into, strict=True):
+            _local(target).copy_(_local(value))
 
 
 def _config(titan: TitanSpec, whole: bool = False) -> Any:
+    """Of a rank of the run, or of what holds the model whole. Raises Unlike when there is no such thing here."""
     from torchtitan.components.optimizer import OptimizersContainer
 
     from titan_actor import config
@@ -207,6 +225,9 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
         made = config.from_spec(titan)
     except config.ConfigError as error:
         raise Unlike(str(error)) from error
+    for name in ("tensor", "context", "pipeline", "expert"):
+        if getattr(made.parallelism, f"{name}_parallel_degree") > 1:
+            raise Unlike(f"parallelism.{name}_parallel_degree is above 1: the twin knows FSDP alone")
     made.dump_folder = tempfile.gettempdir()
     made.fault_tolerance.enable = False
     made.optimizer = OptimizersContainer.Config(param_groups=made.optimizer.param_groups)
@@ -215,26 +236,22 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
     return made
 
 
-def _built(config: Any, rank: int, world_size: int, backend: str) -> Any:
-    import torch.distributed as dist
+def _built(config: Any, rank: int, world_size: int) -> Any:
     from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)})
-    store = {"store": dist.HashStore()} if backend == "gloo" else {}
-    dist.init_process_group(backend, rank=rank, world_size=world_size, **store)
     trainer = FaultTolerantTrainer(config)
     mends.apply_to("built", trainer)
     return trainer
 
 
 def _shards(titan: TitanSpec, rank: int, world_size: int) -> list[Any]:
-    """A rank's parameters as they are drawn. Its peers are not there: nothing is said to them before the first step."""
+    """A rank's parameters as it draws them. Its peers are not there: nothing is said to them before the first step."""
     import torch.distributed as dist
 
-    from titan_actor.heal import local
-
-    trainer = _built(_config(titan), rank, world_size, "fake")
-    drawn = [local(p).detach().clone() for part in trainer.model_parts for p in part.parameters()]
+    dist.init_process_group("fake", rank=rank, world_size=world_size)
+    trainer = _built(_config(titan), rank, world_size)
+    drawn = [_local(p).detach().clone() for part in trainer.model_parts for p in part.parameters()]
     dist.destroy_process_group()
     return drawn
 
