@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,8 +69,8 @@ class Try:
 
 
 def tries_of(history: History) -> Iterator[Try]:
-    """Every attempt at a step, of each rank."""
-    for steps in history.steps:
+    """Every attempt at a step, of each rank; those of older generations first."""
+    for steps in sorted(history.steps, key=lambda s: s.generation):
         yield from _tries(steps)
 
 
@@ -84,14 +85,15 @@ def of_history(history: History) -> Replay:
             if "quorum_id" in line:
                 key = (int(line["quorum_id"]), int(line["step"]))
                 _note(found.setdefault(key, Committed(key[1], key[0], line["t"])), line)
-        for key, value in _states(steps):
+    for key, value in itertools.chain.from_iterable(map(_states, history.steps)):
+        if key in found:
             found[key].states.add(value)
     order = sorted(found.values(), key=lambda one: (one.t, one.step))
     ranks = history.setting.ranks if history.setting is not None else 1
     placed: dict[Key, int] = {}
     for at, one in enumerate(order):
         key = (one.quorum, one.step)
-        why = _take_part(one, tries[key], ranks) or _goes_on(one, tries[key], order[:at], placed)
+        why = _take_part(one, tries[key], ranks) or _goes_on(one, tries[key], order, at, placed)
         if why:
             return Replay(tuple(order[:at]), f"step {one.step}: {why}")
         placed[key] = at
@@ -157,25 +159,25 @@ def _take_part(one: Committed, tries: list[Try], ranks: int) -> str:
     return ""
 
 
-def _goes_on(one: Committed, tries: list[Try], before: list[Committed], placed: dict[Key, int]) -> str:
-    """From which step; why not, when those that took part do not say the same."""
+def _goes_on(one: Committed, tries: list[Try], order: list[Committed], at: int, placed: dict[Key, int]) -> str:
+    """From which step, of those before it in the order; why not, when those that took part do not say the same."""
     said: set[int | None] = set()
     for tried in tries:
         if tried.takes_part and tried.after is not None:
-            said.add(_place(tried.after, before, placed))
+            said.add(_place(tried.after, order, at, placed))
     if len(said) > 1:
         return "the groups do not go on from the same step"
     # all have healed: from who had the newest
-    after = said.pop() if said else _place(one.step - 1, before, placed)
-    if after is None or one.step != (before[after].step if after != BEGINNING else BEFORE_ANY) + 1:
+    after = said.pop() if said else _place(one.step - 1, order, at, placed)
+    if after is None or one.step != (order[after].step if after != BEGINNING else BEFORE_ANY) + 1:
         return "the one that it goes on from is not in the records"
     one.after = after
     return ""
 
 
-def _place(after: Key | int, before: list[Committed], placed: dict[Key, int]) -> int | None:
+def _place(after: Key | int, order: list[Committed], at: int, placed: dict[Key, int]) -> int | None:
     if isinstance(after, tuple):
         return placed.get(after)
     if after == BEFORE_ANY:
         return BEGINNING
-    return next((at for at in reversed(range(len(before))) if before[at].step == after), None)
+    return next((place for place in reversed(range(at)) if order[place].step == after), None)

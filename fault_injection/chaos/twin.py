@@ -44,8 +44,11 @@ def parity(
 ) -> dict[str, Any]:
     """`loss_parity` of the certificate: whether each committed step's loss is the twin's. Pass, fail or unknown, and why;
     `greatest` difference; `states`: after how many steps both had hashed the same; `curve`: (step, the twin's loss)."""
-    replay = of_history(history)
-    plan, why = planned(history, replay)
+    try:
+        replay = of_history(history)
+        plan, why = planned(history, replay)
+    except (KeyError, TypeError, ValueError) as error:
+        return unknown(f"a step record is not as it should be: {error!r}")
     if plan is None:
         return unknown(why)
     seconds = START_S + plan.groups * plan.ranks * _length(history)
@@ -163,7 +166,8 @@ def judged(replay: Replay, again: Retrained, why: str = "") -> dict[str, Any]:
             "why": f"step {first[0]} has a loss of {first[1]:.4f}, and {first[2]:.4f} in a fault-free twin: {first[3]:.2g} apart, "
             f"{TOLERANCE:g} is allowed; at the most {apart:.2g}, at step {step}",
         }  # fmt: skip
-    so_far = f"{len(pairs)} steps as in a fault-free twin, {apart:.2g} apart at the most (step {step}); {TOLERANCE:g} is allowed"
+    most = f"{apart:.2g} apart at the most (step {step}); {TOLERANCE:g} is allowed" if apart else "to the last bit"
+    so_far = f"{len(pairs)} steps have the loss of a fault-free twin, {most}"
     missing = again.why or why
     if missing:
         return body | {"why": f"{missing}; before it {so_far}"}

@@ -214,7 +214,7 @@ def test_a_missing_record_is_unknown_from_its_step_on(event: str, why: str) -> N
     cut(run, 1, event, 3)
     body = parity(run)
     assert body["answer"] == "unknown"
-    assert body["why"].startswith(f"{why}; before it 3 steps as in a fault-free twin")
+    assert body["why"].startswith(f"{why}; before it 3 steps have the loss of a fault-free twin")
 
 
 def test_a_lost_step_is_unknown_and_not_stepped_over() -> None:
@@ -263,6 +263,15 @@ def test_what_has_no_twin_is_unknown(made: dict[str, Any], why: str) -> None:
     body = parity(run)
     assert (body["answer"], body["greatest"], body["curve"]) == ("unknown", None, [])
     assert body["why"].startswith(why)
+
+
+def test_records_that_are_torn_are_unknown() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.of(1).append({"event": "digest", "step": 9, "value": "of a step that is not there"})
+    passes(run, 3)
+    del next(line for line in run.of(1) if line["event"] == "step")["participants"]
+    assert parity(run)["why"] == "a step record is not as it should be: KeyError('participants')"
 
 
 def test_a_history_of_others_is_unknown() -> None:
