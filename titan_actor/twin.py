@@ -1,6 +1,6 @@
 """`python -m titan_actor.twin`: trains again what a run committed, in one process on a CPU, without TorchFT and without failures.
 
-Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "state"}; or {"unknown": why}, and ends.
+Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "state"}; or {"unknown": why}, and ends.
 
 A group's gradient is the sum over its ranks, and a step's is the sum over the groups that took part, divided by their number: so does
 TorchFT's manager, to whose sum those that only heal add zeros.
@@ -149,14 +149,14 @@ class Twin:
             for at, step in enumerate(steps):
                 if step.after != at - 1:
                     self._state.load(copy.deepcopy(kept[step.after]))
-                loss = self._train(step, pool)
+                loss, norm = self._train(step, pool)
                 if at in back:
                     kept[at] = self._keep()
-                yield {"loss": loss, "state": self._state.digest() if step.hashed else ""}
+                yield {"loss": loss, "norm": norm, "state": self._state.digest() if step.hashed else ""}
                 self._trainer.gc_handler.run(at + 1)
 
-    def _train(self, step: Step, pool: Executor) -> float:
-        """One step; the mean loss of the groups, before it."""
+    def _train(self, step: Step, pool: Executor) -> tuple[float, float]:
+        """One step; the mean loss of the groups before it, and the norm of the gradient."""
         import torch
         from torchtitan.distributed import utils as dist_utils
 
@@ -166,11 +166,11 @@ class Twin:
             total = gradients if total is None else [a.add_(b) for a, b in zip(total, gradients, strict=True)]
         assert total is not None
         _copy([gradient / len(losses) for gradient in total], [p.grad for p in self._parameters])
-        dist_utils.clip_grad_norm_(self._parameters, self._trainer.config.training.max_norm, foreach=True)
+        norm = dist_utils.clip_grad_norm_(self._parameters, self._trainer.config.training.max_norm, foreach=True)
         self._trainer.optimizers.step()
         self._trainer.lr_schedulers.step()
         # in the run's order: over the groups for each rank, then over the ranks
-        return float((torch.tensor(losses).sum(0) / len(losses)).sum())
+        return float((torch.tensor(losses).sum(0) / len(losses)).sum()), float(norm)
 
     def _parts(self, step: Step, pool: Executor) -> Iterator[tuple[list[float], list[Any]]]:
         read = [

@@ -28,6 +28,8 @@ class Committed:
     """When the first group had."""
     losses: set[float] = field(default_factory=set)
     """As the groups told the mean: one, when they agree."""
+    norms: set[float] = field(default_factory=set)
+    """The same of the gradient's norm, before it was clipped."""
     states: set[str] = field(default_factory=set)
     """Hashes of the state after it, where there are: one for each rank of a group, when the groups agree."""
     participants: int = 0
@@ -142,6 +144,8 @@ def _note(one: Committed, line: dict[str, Any]) -> None:
     one.participants = max(one.participants, int(line["participants"]))
     if line.get("loss") is not None:
         one.losses.add(float(line["loss"]))
+    if line.get("gradient_norm") is not None:
+        one.norms.add(float(line["gradient_norm"]))
 
 
 def _take_part(one: Committed, tries: list[Try], ranks: int) -> str:

@@ -14,6 +14,7 @@ from fault_injection.chaos import twin
 from fault_injection.history import History, Steps
 from tests.titan.groups import Groups, Rank
 from tests.unit.fault_injection.broken import SETTING
+from tests.unit.fault_injection.toy_model import ToyRun
 from titan_actor.samples import names
 
 
@@ -81,6 +82,21 @@ def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
     body = parity(history_of(*ranks))
     assert (body["answer"], body["steps"]) == ("pass", 6), body["why"]
     assert body["states"] is None, "each rank hashes its own part"
+
+
+@pytest.mark.parametrize(
+    ("titan", "why"),
+    [
+        ({"overrides": {"parallelism.tensor_parallel_degree": 2}}, "parallelism.tensor_parallel_degree is above 1"),
+        ({"data": {"source": "folder", "path": "/nowhere"}}, "titan.data.path: /nowhere is not a folder"),
+    ],
+)
+def test_what_cannot_be_trained_again_here_is_unknown(titan: dict[str, Any], why: str) -> None:
+    run = ToyRun({"recipe": "llama3-debug-small", **titan})
+    run.steps(2)
+    body = parity(run.history())
+    assert (body["answer"], body["steps"]) == ("unknown", 0)
+    assert why in body["why"]
 
 
 def test_a_sample_has_the_same_name_for_the_same_tokens_at_the_same_places() -> None:

@@ -156,13 +156,21 @@ def test_swapped_samples_are_found_at_their_step() -> None:
     assert body["why"].startswith("step 3 has a loss of ")
 
 
-def test_a_wrong_average_is_found_at_the_next_step() -> None:
+def test_a_wrong_average_is_found_at_its_step_by_the_gradient_and_at_the_next_by_the_loss() -> None:
     run = ToyRun()
     run.steps(3)
     run.step(divided_by=1)
     run.steps(3)
     body = parity(run)
     assert body["answer"] == "fail"
+    assert body["why"].startswith("step 4 has a gradient's norm of ")
+    assert body["norms"]["difference"] >= 1.0, "twice of what it should be"
+    history = run.history()
+    for steps in history.steps:
+        for line in steps.lines:
+            line.pop("gradient_norm", None)  # a recipe need not log it at every step
+    body = parity(history)
+    assert (body["answer"], body["norms"]) == ("fail", None)
     assert body["why"].startswith("step 5 has a loss of ")
 
 
@@ -175,7 +183,7 @@ def test_a_healing_group_that_was_added_all_the_same_is_found() -> None:
     run.steps(2)
     body = parity(run)
     assert body["answer"] == "fail"
-    assert body["why"].startswith("step 6 has a loss of ")
+    assert body["why"].startswith("step 5 has a gradient's norm of ")
 
 
 def test_groups_that_tell_different_losses_are_found() -> None:
@@ -188,7 +196,7 @@ def test_groups_that_tell_different_losses_are_found() -> None:
 def test_a_loss_that_is_no_number_is_a_fail() -> None:
     run = ToyRun()
     run.steps(3)
-    body = twin.judged(replay.of_history(run.history()), twin.Retrained((1.0, math.nan, 1.0), ("",) * 3))
+    body = twin.judged(replay.of_history(run.history()), twin.Retrained((1.0, math.nan, 1.0), (), ()))
     assert body["answer"] == "fail"
     assert body["greatest"]["step"] == 2
 
@@ -288,7 +296,7 @@ def test_a_history_of_others_is_unknown() -> None:
 SAYS = """
 import sys, time
 from titan_actor.twin import PLAN
-print(*('{"loss": %d.5, "state": "s"}' % n for n, _ in enumerate(PLAN.validate_json(sys.stdin.read()).steps)), sep="\\n", flush=True)
+print(*('{"loss": %d.5, "norm": 2.0, "state": "s"}' % n for n, _ in enumerate(PLAN.validate_json(sys.stdin.read()).steps)), sep="\\n", flush=True)
 """
 
 
@@ -309,14 +317,14 @@ PLAN_OF_TWO: Plan = PLAN.validate_python(
 
 
 def test_what_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, "") == twin.Retrained((0.5, 1.5), ("s", "s"))
+    assert trained(monkeypatch, "") == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"))
     unlike = trained(monkeypatch, """print('{"unknown": "sample a is not in the data"}')""")
-    assert unlike == twin.Retrained((0.5, 1.5), ("s", "s"), "sample a is not in the data")
-    nan = trained(monkeypatch, """print('{"loss": null, "state": ""}')""")
+    assert unlike == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "sample a is not in the data")
+    nan = trained(monkeypatch, """print('{"loss": null, "norm": null, "state": ""}')""")
     assert math.isnan(nan.losses[2])
 
 
 def test_a_process_that_fails_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained(monkeypatch, "raise SystemExit('no room')").why == "the twin failed: no room"
     slow = trained(monkeypatch, "time.sleep(600)", 2.0)
-    assert slow == twin.Retrained((0.5, 1.5), ("s", "s"), "the twin took longer than 2 s")
+    assert slow == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "the twin took longer than 2 s")

@@ -97,6 +97,7 @@ class ToyRun:
                         "event": "step", "start": self.t - 1, "t": self.t + group / 100, "step": self.number - (not made),
                         "committed": made, "participants": len(took), "quorum_id": self.quorum, "healed": group in heal,
                         "participating_rank": group if group in took else None, "loss": mean if made else None,
+                        "gradient_norm": abs(gradient),
                     }
                 )  # fmt: skip
         if failed or silent:
@@ -126,12 +127,14 @@ class ToyRun:
 def again(plan: Plan, seconds: float) -> Retrained:
     """The twin of such a model."""
     assert plan.titan == TitanSpec(steps=100)
-    states, losses = {BEGINNING: FIRST}, []
+    states, losses, norms = {BEGINNING: FIRST}, [], []
     for at, step in enumerate(plan.steps):
         state = states[step.after]
         groups = [
             [sample for batches in ranks for batch in batches for sample in batch] for ranks in step.parts.values()
         ]
         losses.append(sum(loss(state, samples) for samples in groups) / len(groups))
-        states[at] = state - RATE * sum(pull(state, s) for samples in groups for s in samples) / len(groups)
-    return Retrained(tuple(losses), ("",) * len(losses))
+        gradient = sum(pull(state, s) for samples in groups for s in samples) / len(groups)
+        norms.append(abs(gradient))
+        states[at] = state - RATE * gradient
+    return Retrained(tuple(losses), tuple(norms), ("",) * len(losses))
