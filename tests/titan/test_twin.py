@@ -43,6 +43,12 @@ def alone(lines: list[dict[str, Any]]) -> None:
     line["participants"] = 1
 
 
+def doubled(lines: list[dict[str, Any]]) -> None:
+    """In one step the sum over two groups was divided by one."""
+    line = [line for line in lines if line["event"] == "step" and line["participants"] == 2][2]
+    line["gradient_norm"] *= 2
+
+
 def planted(history: History, change: Callable[[list[dict[str, Any]]], None], group: int) -> History:
     other = copy.deepcopy(history)
     other.steps = [replace(s, lines=tuple(copy.deepcopy(s.lines))) for s in other.steps]
@@ -68,7 +74,10 @@ def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups
     assert body["greatest"]["difference"] < 1e-6
     assert body["states"] == {"equal": survivor.step, "of": survivor.step}, "to the last bit"
 
-    assert parity(planted(history, swapped, 0))["answer"] == "fail"
+    assert body["norms"]["difference"] < 1e-6
+
+    assert "has a loss of" in parity(planted(history, swapped, 0))["why"]
+    assert "has a gradient's norm of" in parity(planted(history, doubled, 0))["why"]
     of_nobody = planted(history, swapped, 0)
     next(line for line in of_nobody.steps[0].lines if line["event"] == "batch")["samples"][0] = "of another run"
     assert "sample of another run of group 0 rank 0 is not in the data" in parity(of_nobody)["why"]
@@ -81,6 +90,7 @@ def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
     assert [rank.exit_code() for rank in ranks] == [0] * 4, ranks[0].log()[-2000:]
     body = parity(history_of(*ranks))
     assert (body["answer"], body["steps"]) == ("pass", 6), body["why"]
+    assert body["norms"]["difference"] < 1e-5
     assert body["states"] is None, "each rank hashes its own part"
 
 
