@@ -16,13 +16,14 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from supervisor.core.spec import TitanSpec
-from titan_actor import mends
+from titan_actor import address, mends
 from titan_actor.samples import names
 
 Sample = tuple[dict[str, Any], Any]
@@ -127,7 +128,7 @@ class Twin:
         from titan_actor.heal import HealState
 
         self._plan = plan
-        shards = [_shards(plan.titan, rank, plan.ranks) for rank in range(plan.ranks)] if plan.ranks > 1 else []
+        shards = _drawn(plan.titan, plan.ranks) if plan.ranks > 1 else []
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         self._models = [Model(plan.titan) for _ in range(min(plan.groups, os.cpu_count() or 1))]
         self._trainer, self._parameters = self._models[0].trainer, self._models[0].parameters
@@ -245,15 +246,36 @@ def _built(config: Any, rank: int, world_size: int) -> Any:
     return trainer
 
 
-def _shards(titan: TitanSpec, rank: int, world_size: int) -> list[Any]:
-    """A rank's parameters as it draws them. Its peers are not there: nothing is said to them before the first step."""
+def _drawn(titan: TitanSpec, world_size: int) -> list[list[Any]]:
+    """The parameters that each rank of a group begins with. Each draws those of its own shard, and some are told to the others:
+    so each is a process of its own once more."""
+    import torch
+    import torch.multiprocessing as processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        processes.spawn(_draw, (titan, world_size, folder), world_size)
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+
+def _draw(rank: int, titan: TitanSpec, world_size: int, folder: str) -> None:
+    _begin()
+    import torch
     import torch.distributed as dist
 
-    dist.init_process_group("fake", rank=rank, world_size=world_size)
+    store = dist.FileStore(f"{folder}/store", world_size)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store)
     trainer = _built(_config(titan), rank, world_size)
-    drawn = [_local(p).detach().clone() for part in trainer.model_parts for p in part.parameters()]
+    torch.save([_local(p).detach() for part in trainer.model_parts for p in part.parameters()], f"{folder}/{rank}.pt")
+    dist.barrier()
     dist.destroy_process_group()
-    return drawn
+
+
+def _begin() -> None:
+    mends.apply()
+    address.use("127.0.0.1")
+    import torch
+
+    torch.set_num_threads(1)  # as each rank of the run has: sums are then made in the same order
 
 
 def main() -> int:
@@ -262,10 +284,7 @@ def main() -> int:
     answer = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     plan = PLAN.validate_json(sys.stdin.buffer.read())
-    mends.apply()
-    import torch
-
-    torch.set_num_threads(1)  # as each rank of the run has: sums are then made in the same order
+    _begin()
     try:
         for line in Twin(plan).losses():
             answer.write(to_json(line) + b"\n")

@@ -90,7 +90,6 @@ def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
     assert [rank.exit_code() for rank in ranks] == [0] * 4, ranks[0].log()[-2000:]
     body = parity(history_of(*ranks))
     assert (body["answer"], body["steps"]) == ("pass", 6), body["why"]
-    assert body["norms"]["difference"] < 1e-5
     assert body["states"] is None, "each rank hashes its own part"
 
 
