@@ -128,6 +128,7 @@ class Twin:
         from titan_actor.heal import HealState
 
         self._plan = plan
+        _config(plan.titan)  # before anything is started for what has no twin
         shards = _drawn(plan.titan, plan.ranks) if plan.ranks > 1 else []
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         self._models = [Model(plan.titan) for _ in range(min(plan.groups, os.cpu_count() or 1))]
