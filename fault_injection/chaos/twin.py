@@ -19,10 +19,10 @@ from titan_actor import twin
 PROGRAM = [sys.executable, "-m", "titan_actor.twin"]
 
 TOLERANCE = 1e-4
-"""Of the loss. Two groups on a CPU come out the same to the last bit, as a sum of two has one order. Where there are more the order is the process
-group's own: three groups added the other way round were at most 1e-6 off in 600 steps of llama3-debug-small, one unit in the last place of the
-loss, and it did not grow; so was a twin with two threads in 113 steps of llama3-debug, and one with a bit flipped in the middle of a mantissa
-(`bit_flip`). One step of two groups in which one was added as zeros is 6e-3 off at the next step, and 3e-2 ten steps later."""
+"""Of the loss. Two groups on a CPU come out the same to the last bit, as a sum of two has one order: 700 steps and 31 faults of `make chaos` were, until one flipped
+bit (`bit_flip`) was committed; the 295 steps after it were 1e-6 off at the most, one unit in the last place of the loss. Where there are more groups the order is
+the process group's own: three added the other way round were 1e-6 off in 600 steps of llama3-debug-small, and it did not grow. One step of two groups in which one
+was added as zeros is 6e-3 off at the next step, and 3e-2 ten steps later."""
 
 NORM_TOLERANCE = 1e-3
 """Of the gradient's norm, as a share of it. A sum that is divided by the wrong number is off by a half at its own step, and may show in no loss: TorchTitan
@@ -52,8 +52,8 @@ def parity(
     history: History, say: Callable[[str], None], train: Callable[[twin.Plan, float], Retrained] | None = None
 ) -> dict[str, Any]:
     """`loss_parity` of the certificate: whether each committed step's loss, and its gradient's norm, is the twin's. Pass, fail
-    or unknown, and why; `greatest` difference, that of the `norms`; `states`: after how many steps both had hashed the same;
-    `curve`: (step, the twin's loss)."""
+    or unknown, and why; `greatest` difference, that of the `norms`; `states`: after how many steps both had hashed the same,
+    and the first after which not; `curve`: (step, the twin's loss)."""
     try:
         replay = of_history(history)
         plan, why = planned(history, replay)
@@ -173,13 +173,19 @@ def judged(replay: Replay, again: Retrained, why: str = "") -> dict[str, Any]:
     if not losses:
         return unknown(again.why or why or "no loss was recorded")
     loss, norm = _farthest(losses), _farthest(norms)
-    hashed = [state in one.states for one, state in zip(replay.steps, again.states, strict=False) if state]
+    hashed = [(one.step, state in one.states) for one, state in zip(replay.steps, again.states, strict=False) if state]
     curve = {one.step: x for one, x in zip(replay.steps, again.losses, strict=False)}  # of one made again the newest
     body = unknown("") | {
         "steps": len(losses),
         "greatest": loss.row(),
         "norms": norm.row() if norms else None,
-        "states": {"equal": sum(hashed), "of": len(hashed)} if hashed else None,
+        "states": {
+            "equal": sum(equal for _, equal in hashed),
+            "of": len(hashed),
+            "first_other": next((step for step, equal in hashed if not equal), None),
+        }
+        if hashed
+        else None,
         "curve": [[step, x] for step, x in sorted(curve.items())],
     }
     wrong = [(pair.step, _sentence(pair, "loss", TOLERANCE)) for pair in losses if not pair.apart <= TOLERANCE]

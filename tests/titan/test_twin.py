@@ -79,7 +79,7 @@ def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups
     body = parity(history, trained)
     assert (body["answer"], body["steps"]) == ("pass", survivor.step), body["why"]
     assert body["greatest"]["difference"] < 1e-6
-    assert body["states"] == {"equal": survivor.step, "of": survivor.step}, "to the last bit"
+    assert body["states"] == {"equal": survivor.step, "of": survivor.step, "first_other": None}, "to the last bit"
 
     assert body["norms"]["difference"] < 1e-6
 

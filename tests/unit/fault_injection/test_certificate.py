@@ -100,7 +100,7 @@ def test_who_only_heals_uses_no_sample(tmp_path: Path) -> None:
 
 
 PARITY = {"answer": "fail", "why": "step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin", "tolerance": 0.001, "steps": 4,
-          "greatest": {"difference": 1.25, "step": 3, "run": 8.25, "twin": 7.0}, "states": {"equal": 1, "of": 2},
+          "greatest": {"difference": 1.25, "step": 3, "run": 8.25, "twin": 7.0}, "states": {"equal": 1, "of": 2, "first_other": 4},
           "curve": [[1, 8.75], [2, 8.5], [3, 7.0], [4, 3.0]]}  # fmt: skip
 
 
@@ -117,6 +117,7 @@ def test_loss_parity_is_in_the_report_and_drawn(history: History, tmp_path: Path
     assert "this run is not shown to have kept what is promised" in text
     assert "loss parity: step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin" in text
     assert "After 1 of 2 steps that were hashed" in text
+    assert "the same to the last bit; the first after which they are not is 4." in text
     run, of_twin = (
         [tuple(map(float, p.split(","))) for p in str(line["points"]).split()] for line in parsed.tags["polyline"]
     )

@@ -201,6 +201,18 @@ def test_a_loss_that_is_no_number_is_a_fail() -> None:
     assert body["greatest"]["step"] == 2
 
 
+def test_which_states_were_the_same_is_told() -> None:
+    run = ToyRun()
+    for value in ("a", "b", "c"):
+        run.step()
+        run.of(0).append({"event": "digest", "step": run.number, "value": value})
+    told = twin.judged(replay.of_history(run.history()), twin.Retrained((0.0,) * 3, (), ("a", "x", "c")))["states"]
+    assert told == {"equal": 2, "of": 3, "first_other": 2}
+    drifted = replay.of_history(run.history())
+    drifted.steps[1].states.add("x")  # of the group whose state is not another's
+    assert twin.judged(drifted, twin.Retrained((0.0,) * 3, (), ("a", "x", "c")))["states"]["equal"] == 3
+
+
 # --- what is missing ---
 
 
