@@ -1,5 +1,4 @@
-"""What makes a trainer do as it is ordered (causes.py), each at the place of its step where it belongs; and note which samples
-it reads.
+"""What makes a trainer do as it is ordered (causes.py), each at the place of its step where it belongs.
 
 Mixed into a ReplicaTrainer, whose methods these are. Without torch: tensors are only handled.
 """
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ class Obeying:
     manager: Any
     model_parts: Any
     activity: Any
-    ledger: Any
     _orders: Orders | None = None
     _flipped = False
 
@@ -58,9 +55,7 @@ class Obeying:
     def _loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             self._suffer(self._step(), *LOADING)
-            batch = next(batches)
-            self.ledger.note("batch", samples=[_name(sample) for sample in batch[1]])
-            yield batch
+            yield next(batches)
 
     def _checkpoint(self, step: int, last: bool = False) -> None:
         with self.activity.during("checkpoint"):
@@ -85,8 +80,3 @@ class Obeying:
     def _suffer(self, step: int, *names: str) -> None:
         if wanted := self.orders.due(*names, step=step):
             causes.suffer(wanted, Path(self.launch.rank_dir))
-
-
-def _name(sample: Any) -> str:
-    """Of a sample's tokens: equal for the same ones, whoever reads them."""
-    return f"{zlib.crc32(sample.cpu().numpy().tobytes()):08x}"

@@ -26,11 +26,18 @@ def born_unix_s() -> float:
     return time.time() - (uptime - ticks / os.sysconf("SC_CLK_TCK"))
 
 
+KEPT_BYTES = 16 << 20
+"""Lines that wait for a disk with room again: some 20,000 steps of a rank. What follows is lost."""
+
+
 class Ledger:
-    """Appends lines to `steps.jsonl`; a full disk costs lines, never the training."""
+    """Appends lines to `steps.jsonl`. What finds no room is written with the next line that finds some; it never costs the
+    training."""
 
     def __init__(self, path: str | Path, born: float, **every: Any) -> None:
-        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115  (open as long as the process lives)
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._unwritten = b""
+        """The first line maybe in part."""
         self._every = every
         self._last = born
         # re-entrant: the SIGTERM handler runs in the main thread, wherever that is
@@ -62,16 +69,26 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file; later lines are dropped."""
-        self._file.close()
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+            self._file = None
 
     def _write(self, line: dict[str, Any]) -> None:
-        try:
-            self._file.write(json.dumps({**line, **self._every}) + "\n")
-            self._full = False
-        except (OSError, ValueError) as error:
-            if not self._full:
-                log.warning("steps.jsonl misses lines: %s", error)
-            self._full = True
+        with self._lock:
+            if self._file is None:
+                return
+            if len(self._unwritten) < KEPT_BYTES:
+                self._unwritten += json.dumps({**line, **self._every}).encode() + b"\n"
+            try:
+                while self._unwritten:
+                    written = os.write(self._file, self._unwritten)  # on an almost full disk only a part
+                    self._unwritten = self._unwritten[written:]
+                self._full = False
+            except OSError as error:
+                if not self._full:
+                    log.warning("steps.jsonl must wait for room: %s", error)
+                self._full = True
 
 
 def write_error_file(folder: str | Path, error: BaseException, callstack: str) -> None:

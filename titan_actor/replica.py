@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState
 from titan_actor.ledger import Ledger
 from titan_actor.report import Report
+from titan_actor.samples import names
 from titan_actor.seconds import Seconds
 from titan_actor.spike import Spikes
 
@@ -83,7 +85,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
         self.cursor = Cursor(launch.run_dir, launch.group, launch.rank, self.dataloader)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
-        self.ledger.event("constructed")
+        self.ledger.event("constructed", device=self.device.type, groups=launch.groups, titan=asdict(launch.titan))
         self._restore()
         if self.tokenizer.get_vocab_size() > self.model_config.vocab_size:
             raise ValueError(
@@ -207,6 +209,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         while True:
             with self.seconds.part("data"), self.activity.during("data"):
                 batch = next(batches)
+            self.ledger.note("batch", samples=names(batch))
             labels = batch[1]
             self._taken = (self._taken[0] + labels.numel(), self._taken[1] + labels.shape[0])
             yield batch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fault_injection import history as histories
 from fault_injection import recorded
-from fault_injection.chaos import certificate, own
+from fault_injection.chaos import certificate, own, twin
 from fault_injection.chaos.live import CompactableStore, LiveRun
 from fault_injection.chaos.runner import Runner
 from fault_injection.chaos.schedule import Plan, Schedule, unfold
@@ -50,8 +50,8 @@ class Campaign:
             return True
         refuse_if_there(home / name)
         with own.started(home, made, cold, self.say, network) as live:
-            history = self._break(live, plan, to_its_end=True)
-        return self._certify(history, live)
+            history, whole = self._break(live, plan, to_its_end=True)
+        return self._certify(history, live, whole)
 
     def against(self, store: CompactableStore, run: str, home: Path) -> bool:
         """A live run, which goes on afterwards. Raises Fatal when it does not allow that."""
@@ -65,10 +65,10 @@ class Campaign:
             plan = self._plan(groups.count, groups.ranks_per_group, live.site())
             if self.dry_run:
                 return True
-            history = self._break(live, plan, to_its_end=False)
+            history, whole = self._break(live, plan, to_its_end=False)
         finally:
             watcher.stop()
-        return self._certify(history, live)
+        return self._certify(history, live, whole)
 
     def _plan(self, groups: int, ranks: int, site: Site) -> Plan:
         plan = unfold(self.wanted(site), groups, ranks, site)
@@ -77,15 +77,17 @@ class Campaign:
             self.say(str(planned))
         return plan
 
-    def _break(self, live: LiveRun, plan: Plan, to_its_end: bool) -> History:
+    def _break(self, live: LiveRun, plan: Plan, to_its_end: bool) -> tuple[History, bool]:
+        """What came of it, and whether nobody interrupted it."""
         folder = self._folder(live)
         folder.mkdir(parents=True, exist_ok=True)
         plan.save(folder / "plan.toml")
         runner = Runner(live, live.record.spec, plan, self.say)
-        began, left = time.time(), None
+        began, left, whole = time.time(), None, True
         try:
             runner.run()
         except KeyboardInterrupt:
+            whole = False
             self.say("interrupted: what was broken is healed")
         except (PortError, OSError) as error:
             self.say(f"given up: {error}")
@@ -96,12 +98,13 @@ class Campaign:
         history = histories.read(live.run, Path(live.run_dir), live.system)
         history.setting, history.faults, history.left = setting(live.record, plan, began, ended), runner.done, left
         history.seen = live.seen()
-        return history
+        return history, whole
 
-    def _certify(self, history: History, live: LiveRun) -> bool:
+    def _certify(self, history: History, live: LiveRun, whole: bool) -> bool:
         folder = self._folder(live)
         recorded.save(history, folder / "history.jsonl")
-        body = certificate.write(history, folder)
+        parity = twin.parity(history, self.say) if whole else twin.unknown("the run was interrupted")
+        body = certificate.write(history, folder, parity)
         summary(body, history.faults, self.say)
         self.say(f"report: {folder / 'report.html'}")
         return bool(body["green"])
@@ -159,5 +162,7 @@ def summary(body: dict[str, object], faults: list[FaultDone], say: Callable[[str
     for name, judged in checkers.items():
         if judged["answer"] != "pass":
             say(f"{str(judged['answer']).upper()}: {name}: {'; '.join(judged['sentences'])}")  # type: ignore[arg-type]
+    parity: dict[str, object] = body["loss_parity"]  # type: ignore[assignment]
+    say(f"loss parity: {parity['answer']}: {parity['why']}")
     passed = sum(1 for judged in checkers.values() if judged["answer"] == "pass")
     say(f"checkers: {passed} of {len(checkers)} pass")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from fault_injection.badput import Span, ledger
+from fault_injection.chaos import twin
+from fault_injection.chaos.replay import of_history, tries_of
 from fault_injection.checkers import Verdict, check
 from fault_injection.demo import report as costs
 from fault_injection.faults.acts import Injected
@@ -45,18 +48,22 @@ COLOURS: Mapping[Cause, str] = {
 }
 
 
-def build(history: History, verdicts: Sequence[Verdict] | None = None) -> dict[str, Any]:
-    """report.json. `green`: every checker passes. The loss is compared with no twin yet: `loss_parity` is unknown, which
-    counts apart. ValueError when the history is not of a run that was broken on purpose."""
+def build(
+    history: History, verdicts: Sequence[Verdict] | None = None, parity: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """report.json. `green`: every checker passes, and the loss is not shown to be another than its twin's (`parity`, as
+    `twin.parity` says it; not every run can have a twin). ValueError when the history is not of a run that was broken on
+    purpose."""
     setting = history.setting
     if setting is None:
         raise ValueError("the history does not say what was to be broken")
     verdicts = check(history, ALL) if verdicts is None else verdicts
+    parity = twin.unknown("no fault-free twin was trained") if parity is None else parity
     span = Span(setting.began, max(setting.ended, setting.began))
     ettr, badput = ratios([ledger(history, group, span) for group in range(setting.groups)])
     return {
         "run": history.run,
-        "green": all(v.answer == "pass" for v in verdicts),
+        "green": all(v.answer == "pass" for v in verdicts) and parity["answer"] != "fail",
         "seed": setting.seed,
         "versions": setting.versions,
         "seconds": round(setting.ended - setting.began, 3),
@@ -70,7 +77,7 @@ def build(history: History, verdicts: Sequence[Verdict] | None = None) -> dict[s
         "samples": samples(history),
         "ettr": round(ettr, 4),
         "badput": {cause: round(share, 4) for cause, share in badput.items()},
-        "loss_parity": {"answer": "unknown", "why": "no fault-free twin was trained"},
+        "loss_parity": dict(parity),
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }
 
@@ -127,32 +134,40 @@ def participation(history: History) -> dict[str, int]:
     return {str(groups): counts[groups] for groups in sorted(counts)}
 
 
-def samples(history: History) -> dict[str, int | None]:
-    """How many were used in committed steps: once, more often (read again after a restart, or of equal tokens), or never,
-    though they were read. None where ranks do not note which they read."""
-    committed: Counter[str] = Counter()
-    read: set[str] = set()
-    for steps in history.steps:
-        pending: list[str] = []
-        for line in steps.lines:
-            if line.get("event") == "batch":
-                pending += line["samples"]
-                read |= set(line["samples"])
-            elif line.get("event") == "step":
-                committed.update(pending if line.get("committed") else ())
-                pending = []
+def samples(history: History) -> dict[str, Any]:
+    """How many the model was trained on once, more often (read again after a restart, or equal), or never, though they were
+    read: in a step that nobody committed, that was thrown away by a resume from disk, or in which their group only healed.
+    `twice_at`: the steps that used one again. `never_at`: the steps for which one was read in vain, by the number that it
+    would have had. None where ranks do not note which they read."""
+    replay = of_history(history)
+    kept = replay.kept() if not replay.why else None
+    used: dict[str, list[int]] = {}
+    read: dict[str, int] = {}
+    for tried in tries_of(history):
+        counts = tried.committed and tried.takes_part and (kept is None or tried.key in kept)
+        for sample in (name for batch in tried.batches for name in batch):
+            read[sample] = tried.key[1]
+            if counts:
+                used.setdefault(sample, []).append(tried.key[1])
     if not read:
-        return {"once": None, "twice": None, "never": None}
-    counts = Counter(min(committed[sample], 2) for sample in read)
-    return {"once": counts[1], "twice": counts[2], "never": counts[0]}
+        return {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
+    times = Counter(min(len(used.get(sample, ())), 2) for sample in read)
+    again = {step for steps in used.values() for step in sorted(steps)[1:]}
+    return {
+        "once": times[1],
+        "twice": times[2],
+        "never": times[0],
+        "twice_at": sorted(again),
+        "never_at": sorted({step for sample, step in read.items() if sample not in used}),
+    }
 
 
 # --- the page ---
 
 
-def write(history: History, folder: Path) -> dict[str, Any]:
+def write(history: History, folder: Path, parity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """report.json and report.html in a folder; returns the report."""
-    body = build(history)
+    body = build(history, parity=parity)
     (folder / "report.json").write_text(json.dumps(body, indent=1) + "\n")
     (folder / "report.html").write_text(page(history, body))
     return body
@@ -176,7 +191,7 @@ def page(history: History, body: Mapping[str, Any]) -> str:
         causes=causes,
         columns=COLUMNS,
         marks=_marks(history, history.setting),
-        loss=loss_curve(history),
+        loss=loss_curve(history, body["loss_parity"]["curve"]),
     )
 
 
@@ -221,8 +236,8 @@ def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
     ]
 
 
-def loss_curve(history: History) -> dict[str, Any]:
-    """Mean loss by committed step, as an SVG polyline in a box of 600 by 160; the steps of the faults in it."""
+def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
+    """Mean loss by committed step, and the twin's, as SVG polylines in a box of 600 by 160; the steps of the faults in it."""
     by_step: dict[int, float] = {}
     for steps in history.steps:
         for line in steps.committed():
@@ -230,14 +245,18 @@ def loss_curve(history: History) -> dict[str, Any]:
                 by_step[line["step"]] = float(line["loss"])
     ordered = sorted(by_step)
     if len(ordered) < 2:
-        return {"points": "", "low": 0.0, "high": 0.0, "first": 0, "last": 0, "faults": []}
-    shown = ordered[:: max(1, len(ordered) // POINTS)]
-    low, high = min(by_step.values()), max(by_step.values())
+        return {"points": "", "twin": "", "low": 0.0, "high": 0.0, "first": 0, "last": 0, "faults": []}
+    drawn = {step: loss for step, loss in of_twin if math.isfinite(loss)}
+    low, high = min((*by_step.values(), *drawn.values())), max((*by_step.values(), *drawn.values()))
     first, last = ordered[0], ordered[-1]
 
     def x(step: int) -> float:
         return round(COLUMNS * (step - first) / (last - first), 1)
 
-    points = " ".join(f"{x(s)},{round(150 - 140 * (by_step[s] - low) / ((high - low) or 1.0), 1)}" for s in shown)
+    def points(curve: Mapping[int, float]) -> str:
+        shown = sorted(curve)[:: max(1, len(curve) // POINTS)]
+        return " ".join(f"{x(s)},{round(150 - 140 * (curve[s] - low) / ((high - low) or 1.0), 1)}" for s in shown)
+
     faults = [{"x": x(min(max(f.step, first), last)), "number": f.number} for f in history.faults]
-    return {"points": points, "low": low, "high": high, "first": first, "last": last, "faults": faults}
+    lines = {"points": points(by_step), "twin": points(drawn)}
+    return {**lines, "low": low, "high": high, "first": first, "last": last, "faults": faults}

@@ -216,7 +216,7 @@ def _steps(toy: Toy, model: Model) -> None:
 
 
 def _as_on_a_full_disk(write: Callable[[], None]) -> None:
-    """A line or a report that finds no room is lost, as in a real trainer."""
+    """A line or a report that finds no room is lost."""
     try:
         write()
     except OSError as error:

@@ -78,6 +78,9 @@ def test_a_run_is_broken_mended_and_certified(tmp_path: Path) -> None:
     assert leader["over_s"] < leader["within_s"]
     assert report["ettr"] + sum(report["badput"].values()) == pytest.approx(1.0, abs=0.01)
     assert report["samples"]["once"] > 0
+    parity = report["loss_parity"]
+    assert (parity["answer"], parity["steps"]) == ("pass", report["steps_committed"]), parity["why"]
+    assert parity["states"]["equal"] == parity["states"]["of"] > 0, "to the last bit"
     assert [v.answer for v in check(read(folder / "history.jsonl"), ALL)] == ["pass"] * len(ALL)
     plan = load(folder / "plan.toml")
     assert [(f.name, f.group, f.together) for f in plan.fault][:2] == [

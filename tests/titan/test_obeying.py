@@ -28,8 +28,6 @@ class Base:
         self.manager = type("Manager", (), {"current_step": lambda _: 4})()
         self.model_parts = [torch.nn.Linear(4, 4)]
         self.activity = type("Activity", (), {"during": lambda _, name: nullcontext()})()
-        self.notes: list[Any] = []
-        self.ledger = type("Ledger", (), {"note": lambda _, kind, **about: self.notes.append(about)})()
 
     def forward_backward_step(self, **batch: Any) -> Any:
         return self.model_parts[0].bias.detach().clone()
@@ -103,16 +101,3 @@ def test_of_a_parameter_that_is_distributed_it_changes_its_own_part(tmp_path: Pa
     command = [sys.executable, "-c", SHARDED, str(tmp_path), cause]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert result.returncode == 0, result.stderr
-
-
-def test_samples_are_named_by_their_tokens(tmp_path: Path) -> None:
-    import torch
-
-    trainer = Trainer(tmp_path)
-    labels = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    list_of = trainer._counted(iter([({"input": labels}, labels), ({"input": labels}, labels[1:])]))
-    assert next(list_of)[1] is labels
-    next(list_of)
-    first, second = trainer.notes
-    assert len(set(first["samples"])) == 2
-    assert second["samples"] == first["samples"][1:]

@@ -108,6 +108,8 @@ def test_all_files_are_left_and_the_history_says_what_the_report_says(
     assert [s.what for s in history.seen] == ["leader"]
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
     assert any(line.startswith("UNKNOWN: digests_equal: ") for line in said)
+    assert report["loss_parity"]["why"] == "step 1: group 0 does not say which samples it read"
+    assert f"loss parity: unknown: {report['loss_parity']['why']}" in said
     assert said[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert any(line.startswith("checkers: ") and line.endswith(f"of {len(ALL)} pass") for line in said)
 
@@ -127,6 +129,7 @@ def test_an_interrupt_leaves_the_files_too(played: Played, tmp_path: Path, monke
     assert report["checkers"]["every_fault_happened"] == {
         "answer": "fail", "sentences": ["fault 1 of the plan was not made: 1  at step 3: hiccup, group 1 rank 0"],
     }  # fmt: skip
+    assert report["loss_parity"]["why"] == "the run was interrupted", "who interrupts it does not wait for a twin"
 
 
 def test_a_run_that_is_halted_is_given_up_with_its_files(

@@ -505,8 +505,6 @@ class Rank(Obeying, Base):
         self.launch = replace(LAUNCH, run_dir=str(folder), rank_dir=str(folder))
         self.manager = type("Manager", (), {"current_step": lambda _: 4})()
         self.model_parts = [Part()]
-        self.noted: list[Any] = []
-        self.ledger = type("Ledger", (), {"note": lambda _, kind, **about: self.noted.append((kind, about))})()
         self.activity = type("Activity", (), {"during": lambda _, name: nullcontext()})()
 
 
@@ -554,17 +552,6 @@ def test_nothing_before_its_step(tmp_path: Path) -> None:
     rank.manager = type("Manager", (), {"current_step": lambda _: 5})()
     with pytest.raises(causes.Bug):
         rank.forward_backward_step()
-
-
-def test_it_notes_which_samples_it_reads(tmp_path: Path) -> None:
-    rank, same, other = Rank(tmp_path), Tensor(), Tensor()
-    other.values[2] = 7.0
-    batches = rank._counted(iter([({}, [same, other]), ({}, [Tensor()])]))
-    next(batches), next(batches)
-    (_, first), (_, second) = rank.noted
-    assert [kind for kind, _ in rank.noted] == ["batch", "batch"]
-    assert len(set(first["samples"])) == 2
-    assert second["samples"] == first["samples"][:1]
 
 
 def test_a_nan_and_a_flipped_bit(tmp_path: Path) -> None:

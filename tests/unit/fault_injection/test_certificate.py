@@ -31,7 +31,8 @@ def test_what_it_holds(history: History, tmp_path: Path) -> None:
     assert body["not_available"] == {"gpu_xid": "no GPU"}
     assert body["checkers"] == {name: {"answer": "pass", "sentences": []} for name in ALL}
     assert body["ettr"] + sum(body["badput"].values()) == pytest.approx(1.0, abs=0.001)
-    assert body["samples"] == {"once": None, "twice": None, "never": None}, "nobody noted which they were"
+    nobody_noted = {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
+    assert body["samples"] == nobody_noted
     assert body["loss_parity"]["answer"] == "unknown"
     assert body["steps_committed"] == 17
 
@@ -78,15 +79,52 @@ def test_which_samples_were_used(tmp_path: Path) -> None:
     files = story(tmp_path)
     files.steps["n2", 1, 2] = [
         note("batch", 12.5, samples=["a", "b"]), step(12.0, 13.0, 9),
-        note("batch", 13.5, samples=["c"]), step(13.0, 14.0, 10, committed=False),
+        note("batch", 13.5, samples=["c"]), step(13.0, 14.0, 9, committed=False),
         note("batch", 14.5, samples=["d"]), note("batch", 14.6, samples=["e"]), step(14.0, 15.0, 10),
         note("batch", 15.5, samples=["f", "g"]),
     ]  # fmt: skip
     files.steps["n3", 1, 3] = [note("batch", 20.5, samples=["e", "f"]), step(20.0, 21.0, 16)]
     history = broken(files)
-    assert certificate.samples(history) == {"once": 4, "twice": 1, "never": 2}  # a b d f; e; c g
+    # a b d f; e; c, which was tried again, and g, at which it was killed
+    assert certificate.samples(history) == {"once": 4, "twice": 1, "never": 2, "twice_at": [16], "never_at": [10, 11]}
     text = " ".join(" ".join(page(history).text).split())
     assert "4 samples used once 1 more often 2 read, but in no committed step" in text
+
+
+def test_who_only_heals_uses_no_sample(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    healing = step(20.0, 21.0, 16, participating_rank=None)
+    files.steps["n3", 1, 3] = [note("batch", 20.5, samples=["a"]), healing]
+    counts = certificate.samples(broken(files))
+    assert (counts["once"], counts["never"], counts["never_at"]) == (0, 1, [16])
+
+
+PARITY = {"answer": "fail", "why": "step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin", "tolerance": 0.001, "steps": 4,
+          "greatest": {"difference": 1.25, "step": 3, "run": 8.25, "twin": 7.0}, "states": {"equal": 1, "of": 2, "first_other": 4},
+          "curve": [[1, 8.75], [2, 8.5], [3, 7.0], [4, 3.0]]}  # fmt: skip
+
+
+def test_loss_parity_is_in_the_report_and_drawn(history: History, tmp_path: Path) -> None:
+    body = certificate.write(history, tmp_path, PARITY)
+    assert body["loss_parity"] == PARITY
+    assert body["green"] is False, "it is not the same model"
+    assert certificate.build(history, parity={**PARITY, "answer": "unknown"})["green"] is True, (
+        "not every run can have one"
+    )
+    parsed = Page()
+    parsed.feed((tmp_path / "report.html").read_text())
+    text = " ".join(parsed.text)
+    assert "this run is not shown to have kept what is promised" in text
+    assert "loss parity: step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin" in text
+    assert "After 1 of 2 steps that were hashed" in text
+    assert "the same to the last bit; the first after which they are not is 4." in text
+    run, of_twin = (
+        [tuple(map(float, p.split(","))) for p in str(line["points"]).split()] for line in parsed.tags["polyline"]
+    )
+    assert (len(run), len(of_twin)) == (17, 4)
+    assert run[:2] == of_twin[:2]
+    assert of_twin[2][1] > run[2][1], "a lower loss is drawn lower"
+    assert of_twin[3][1] == 150.0, "all is in the box"
 
 
 def test_it_is_the_same_from_the_file(history: History, tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Real trainers and their fault-free twin: the same losses and states, and not when their records are changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fault_injection.chaos import twin
+from fault_injection.chaos.replay import of_history
+from fault_injection.history import History, Steps
+from tests.titan.groups import Groups, Rank
+from tests.unit.fault_injection.broken import SETTING
+from tests.unit.fault_injection.toy_model import ToyRun
+from titan_actor.samples import names
+from titan_actor.twin import Stream, Unlike
+
+
+def history_of(*ranks: Rank) -> History:
+    history = History("run", setting=replace(SETTING, ranks=ranks[0].launch.world_size))
+    history.steps = [
+        Steps(rank.launch.group, rank.launch.generation, rank.launch.rank, rank.launch.node, tuple(rank.lines()))
+        for rank in ranks
+    ]
+    return history
+
+
+def parity(history: History, trained: twin.Retrained | None = None) -> dict[str, Any]:
+    """With what a twin has said already, where its plan is the same."""
+    return twin.parity(history, lambda _: None, None if trained is None else lambda plan, seconds: trained)
+
+
+def swapped(lines: list[dict[str, Any]]) -> None:
+    """Two of its steps have each other's samples."""
+    early, late = [line for line in lines if line["event"] == "batch"][2:4]
+    early["samples"], late["samples"] = late["samples"], early["samples"]
+
+
+def alone(lines: list[dict[str, Any]]) -> None:
+    """One step of both is said to be of one."""
+    line = [line for line in lines if line["event"] == "step" and line["participants"] == 2][2]
+    line["participants"] = 1
+
+
+def doubled(lines: list[dict[str, Any]]) -> None:
+    """In one step the sum over two groups was divided by one."""
+    line = [line for line in lines if line["event"] == "step" and line["participants"] == 2][2]
+    line["gradient_norm"] *= 2
+
+
+def planted(history: History, change: Callable[[list[dict[str, Any]]], None], group: int) -> History:
+    other = copy.deepcopy(history)
+    other.steps = [replace(s, lines=tuple(copy.deepcopy(s.lines))) for s in other.steps]
+    for steps in other.steps:
+        if (steps.group, steps.generation) == (group, 1):
+            change(list(steps.lines))
+    return other
+
+
+@pytest.mark.trainers
+@pytest.mark.timeout(300)
+def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups) -> None:
+    survivor, lost = (groups.start(group, writer=not group) for group in (0, 1))
+    lost.reached(8, commits=6)
+    lost.kill()
+    back = groups.start(1, generation=2, resume="peers")
+    back.reached(lost.step + 1, commits=5)
+    for rank in (survivor, back):
+        rank.ask("drain")
+    assert [survivor.exit_code(), back.exit_code()] == [0, 0], survivor.log()[-2000:]
+    history = history_of(survivor, lost, back)
+    plan, _ = twin.planned(history, of_history(history))
+    assert plan is not None
+    trained = twin.trained(plan, 100.0)
+    body = parity(history, trained)
+    assert (body["answer"], body["steps"]) == ("pass", survivor.step), body["why"]
+    assert body["greatest"]["difference"] < 1e-6
+    assert body["states"] == {"equal": survivor.step, "of": survivor.step, "first_other": None}, "to the last bit"
+
+    assert body["norms"]["difference"] < 1e-6
+
+    assert "has a gradient's norm of" in parity(planted(history, doubled, 0), trained)["why"]
+    both = parity(planted(planted(history, alone, 0), alone, 1), trained)
+    assert (both["answer"], both["steps"] > 0) == ("unknown", True), "two say that they were in it"
+    assert "has a loss of" in parity(planted(history, swapped, 0))["why"]
+
+
+@pytest.mark.trainers
+@pytest.mark.timeout(300)
+def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
+    ranks = [rank for group in (0, 1) for rank in groups.start_group(group, 2, steps=6)]
+    assert [rank.exit_code() for rank in ranks] == [0] * 4, ranks[0].log()[-2000:]
+    body = parity(history_of(*ranks))
+    assert (body["answer"], body["steps"]) == ("pass", 6), body["why"]
+    assert body["states"] is None, "each rank hashes its own part"
+
+
+@pytest.mark.parametrize(
+    ("titan", "why"),
+    [
+        ({"overrides": {"parallelism.tensor_parallel_degree": 2}}, "parallelism.tensor_parallel_degree is above 1"),
+        ({"data": {"source": "folder", "path": "/nowhere"}}, "titan.data.path: /nowhere is not a folder"),
+    ],
+)
+def test_what_cannot_be_trained_again_here_is_unknown(titan: dict[str, Any], why: str) -> None:
+    run = ToyRun({"recipe": "llama3-debug-small", **titan})
+    run.steps(2)
+    body = parity(run.history())
+    assert (body["answer"], body["steps"]) == ("unknown", 0)
+    assert why in body["why"]
+
+
+def test_a_sample_is_found_again_and_one_of_another_run_is_not() -> None:
+    tokens = torch.arange(60).reshape(5, 2, 6)
+    data = [({"input": batch}, batch + 1) for batch in tokens]
+    stream = Stream(data, 8, "group 1 rank 0")
+    for batch in (data[2], data[0], data[3]):  # read again after a restart
+        inputs, labels = stream.batch(names(batch))
+        assert torch.equal(inputs["input"], batch[0]["input"])
+        assert torch.equal(labels, batch[1])
+    with pytest.raises(Unlike, match="of group 1 rank 0 is not in the data"):
+        stream.batch(names(data[4]))  # further on than any rank has read
+
+
+def test_a_sample_has_the_same_name_for_the_same_tokens_at_the_same_places() -> None:
+    tokens = torch.arange(12).reshape(2, 6)
+    both = names(({"input": tokens, "positions": tokens}, tokens + 1))
+    assert len(set(both)) == 2
+    assert names(({"positions": tokens[1:], "input": tokens[1:]}, tokens[1:] + 1)) == both[1:]
+    for place in range(3):
+        parts = [tokens.clone(), tokens.clone(), tokens + 1]
+        parts[place][1, 3] += 1
+        other = names(({"input": parts[0], "positions": parts[1]}, parts[2]))
+        assert (other[0] == both[0], other[1] == both[1]) == (True, False)

@@ -1,0 +1,342 @@
+"""Loss parity, on a model of one number: what the records say is trained again, what was planted is found."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_injection.chaos import certificate, replay, twin
+from fault_injection.history import History
+from fault_injection.recorded import load, save
+from tests.unit.fault_injection.toy_model import ToyRun, again
+from titan_actor.twin import PLAN, Plan, Step
+
+
+def parity(run: ToyRun | History) -> dict[str, Any]:
+    return twin.parity(run.history() if isinstance(run, ToyRun) else run, lambda _: None, again)
+
+
+def passes(run: ToyRun, steps: int) -> None:
+    body = parity(run)
+    assert (body["answer"], body["steps"]) == ("pass", steps), body["why"]
+    assert body["greatest"]["difference"] < 1e-12
+
+
+def long(run: ToyRun) -> ToyRun:
+    """Group 1 is killed, group 0 goes on, group 1 comes back and heals."""
+    run.steps(5)
+    run.quorum += 1
+    run.step(0)
+    run.start(1)
+    run.quorum += 1
+    run.step(0, heal=(1,))
+    run.steps(5)
+    return run
+
+
+# --- what is as it should be ---
+
+
+def test_a_run_without_failures() -> None:
+    run = ToyRun()
+    run.steps(5)
+    passes(run, 5)
+
+
+def test_who_is_away_and_who_only_heals_has_no_part() -> None:
+    run = long(ToyRun())
+    passes(run, 12)
+    parts = [sorted(one.parts) for one in replay.of_history(run.history()).steps]
+    assert parts == [[0, 1]] * 5 + [[0]] * 2 + [[0, 1]] * 5
+
+
+def test_one_that_was_killed_after_its_part_had_been_added() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.step(silent=(1,))
+    run.step(0)
+    passes(run, 5)
+
+
+def test_one_that_did_not_commit_what_the_others_did() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.step(failed=(1,))
+    run.step(0, heal=(1,))
+    run.steps(2)
+    passes(run, 7)
+
+
+def test_what_nobody_committed_is_not_trained() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.fails()
+    run.steps(2)
+    passes(run, 5)
+
+
+def test_a_batch_that_was_read_and_never_used() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.reads(1)  # and then it is killed
+    run.quorum += 1
+    run.step(0)
+    run.fails()
+    run.reads(0)  # the quorum that the failure made did not come
+    passes(run, 4)
+
+
+def test_a_resume_from_disk_goes_back() -> None:
+    run = ToyRun()
+    run.steps(6)
+    for group in (0, 1):
+        run.start(group, resumed=4)
+    run.quorum += 100
+    run.steps(4)
+    passes(run, 10)
+    body = parity(run)
+    assert [step for step, _ in body["curve"]] == list(range(1, 9)), "of a step that was made again the newest counts"
+    history = run.history()
+    assert [step for _, step in sorted(replay.of_history(history).kept())] == list(range(1, 9))
+    counts = certificate.samples(history)
+    assert (counts["once"], counts["never"]) == (8 * 4, 2 * 4), "steps 5 and 6 were thrown away"
+    assert counts["never_at"] == [5, 6]
+
+
+def test_one_that_starts_anew_before_there_is_a_checkpoint() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.state, run.number = 8.0, 0
+    for group in (0, 1):
+        run.start(group)
+    run.quorum += 100
+    run.steps(4)
+    passes(run, 7)
+
+
+def test_the_file_says_as_much(tmp_path: Path) -> None:
+    run = long(ToyRun())
+    save(run.history(), tmp_path / "history.jsonl")
+    assert parity(load(tmp_path / "history.jsonl")) == parity(run)
+
+
+def test_two_ranks_are_one_group() -> None:
+    run = ToyRun()
+    run.steps(2)
+    history = run.history()
+    assert history.setting is not None
+    history.setting = replace(history.setting, ranks=2)
+    assert "of group 0 there are the records of 1 ranks of 2" in parity(history)["why"]
+    history.steps += [replace(steps, rank=1) for steps in history.steps]
+    plan, why = twin.planned(history, replay.of_history(history))
+    assert (plan and plan.ranks, why) == (2, "")
+    assert plan is not None
+    assert [len(ranks) for ranks in plan.steps[0].parts.values()] == [2, 2]
+
+
+# --- what was planted ---
+
+
+def batches(run: ToyRun, group: int) -> list[dict[str, Any]]:
+    return [line for line in run.of(group) if line["event"] == "batch"]
+
+
+def test_swapped_samples_are_found_at_their_step() -> None:
+    run = ToyRun()
+    run.steps(8)
+    third, sixth = batches(run, 1)[2], batches(run, 1)[5]
+    third["samples"], sixth["samples"] = sixth["samples"], third["samples"]
+    body = parity(run)
+    assert body["answer"] == "fail"
+    assert body["why"].startswith("step 3 has a loss of ")
+
+
+def test_a_wrong_average_is_found_at_its_step_by_the_gradient_and_at_the_next_by_the_loss() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.step(divided_by=1)
+    run.steps(3)
+    body = parity(run)
+    assert body["answer"] == "fail"
+    assert body["why"].startswith("step 4 has a gradient's norm of ")
+    assert body["norms"]["difference"] >= 1.0, "twice of what it should be"
+    history = run.history()
+    for steps in history.steps:
+        for line in steps.lines:
+            line.pop("gradient_norm", None)  # a recipe need not log it at every step
+    body = parity(history)
+    assert (body["answer"], body["norms"]) == ("fail", None)
+    assert body["why"].startswith("step 5 has a loss of ")
+
+
+def test_a_healing_group_that_was_added_all_the_same_is_found() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.step(0)
+    run.start(1)
+    run.step(0, heal=(1,), wrongly_counted=(1,))
+    run.steps(2)
+    body = parity(run)
+    assert body["answer"] == "fail"
+    assert body["why"].startswith("step 5 has a gradient's norm of ")
+
+
+def test_groups_that_tell_different_losses_are_found() -> None:
+    run = ToyRun()
+    run.steps(3)
+    next(line for line in reversed(run.of(1)) if line["event"] == "step")["loss"] += 0.01
+    assert parity(run)["why"].startswith("step 3 has a loss of ")
+
+
+def test_a_loss_that_is_no_number_is_a_fail() -> None:
+    run = ToyRun()
+    run.steps(3)
+    body = twin.judged(replay.of_history(run.history()), twin.Retrained((1.0, math.nan, 1.0), (), ()))
+    assert body["answer"] == "fail"
+    assert body["greatest"]["step"] == 2
+
+
+def test_which_states_were_the_same_is_told() -> None:
+    run = ToyRun()
+    for value in ("a", "b", "c"):
+        run.step()
+        run.of(0).append({"event": "digest", "step": run.number, "value": value})
+    told = twin.judged(replay.of_history(run.history()), twin.Retrained((0.0,) * 3, (), ("a", "x", "c")))["states"]
+    assert told == {"equal": 2, "of": 3, "first_other": 2}
+    drifted = replay.of_history(run.history())
+    drifted.steps[1].states.add("x")  # of the group whose state is not another's
+    assert twin.judged(drifted, twin.Retrained((0.0,) * 3, (), ("a", "x", "c")))["states"]["equal"] == 3
+
+
+# --- what is missing ---
+
+
+def cut(run: ToyRun, group: int, event: str, number: int) -> None:
+    lines = run.of(group)
+    lines.remove([line for line in lines if line["event"] == event][number])
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        ("step", "step 4: 2 groups took part, and there are the records of 1"),
+        ("batch", "step 4: group 1 does not say which samples it read"),
+    ],
+)
+def test_a_missing_record_is_unknown_from_its_step_on(event: str, why: str) -> None:
+    run = ToyRun()
+    run.steps(6)
+    cut(run, 1, event, 3)
+    body = parity(run)
+    assert body["answer"] == "unknown"
+    assert body["why"].startswith(f"{why}; before it 3 steps have the loss of a fault-free twin")
+
+
+def test_a_lost_step_is_unknown_and_not_stepped_over() -> None:
+    run = ToyRun()
+    run.steps(6)
+    for group in (0, 1):
+        cut(run, group, "step", 3)
+        cut(run, group, "batch", 3)
+    body = parity(run)
+    assert (body["answer"], body["steps"]) == ("unknown", 3)
+    assert body["why"].startswith("step 5: the one that it goes on from is not in the records")
+
+
+def test_groups_that_go_on_from_different_steps_are_unknown() -> None:
+    run = ToyRun()
+    run.steps(6)
+    run.start(1, resumed=4)
+    run.quorum += 1
+    run.step()
+    assert "step 5: the groups do not go on from the same step" in parity(run)["why"]
+
+
+def test_a_fail_before_what_is_missing_is_a_fail() -> None:
+    run = ToyRun()
+    run.steps(2)
+    run.step(divided_by=1)
+    run.steps(4)
+    cut(run, 1, "step", 5)
+    assert parity(run)["answer"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ({"titan": {}}, "what is trained was changed during the run"),
+        ({"device": "cuda"}, "the run trained on cuda, and its twin is made for a CPU"),
+        ({"titan": {"steps": "many"}}, "what the ranks trained cannot be read"),
+    ],
+)
+def test_what_has_no_twin_is_unknown(made: dict[str, Any], why: str) -> None:
+    run = ToyRun(**made)
+    run.steps(2)
+    if made == {"titan": {}}:
+        run.titan = {"steps": 100}
+        run.start(1)
+    body = parity(run)
+    assert (body["answer"], body["greatest"], body["curve"]) == ("unknown", None, [])
+    assert body["why"].startswith(why)
+
+
+def test_records_that_are_torn_are_unknown() -> None:
+    run = ToyRun()
+    run.steps(3)
+    run.of(1).append({"event": "digest", "step": 9, "value": "of a step that is not there"})
+    passes(run, 3)
+    del next(line for line in run.of(1) if line["event"] == "step")["participants"]
+    assert parity(run)["why"] == "a step record is not as it should be: KeyError('participants')"
+
+
+def test_a_history_of_others_is_unknown() -> None:
+    run = ToyRun()
+    assert parity(run)["why"] == "nothing was committed"
+    run.steps(1)
+    for group in (0, 1):
+        cut(run, group, "constructed", 0)
+    assert parity(run)["why"] == "the ranks do not say what they trained"
+
+
+# --- the twin's process ---
+
+SAYS = """
+import sys, time
+from titan_actor.twin import PLAN
+print(*('{"loss": %d.5, "norm": 2.0, "state": "s"}' % n for n, _ in enumerate(PLAN.validate_json(sys.stdin.read()).steps)), sep="\\n", flush=True)
+"""
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, more: str, seconds: float = 60.0) -> twin.Retrained:
+    monkeypatch.setattr(twin, "PROGRAM", [sys.executable, "-c", SAYS + more])
+    return twin.trained(PLAN_OF_TWO, seconds)
+
+
+PLAN_OF_TWO: Plan = PLAN.validate_python(
+    {
+        "titan": {},
+        "groups": 1,
+        "ranks": 1,
+        "reads": 9,
+        "steps": [Step(after=-1, parts={0: [[["a"]]]}), Step(after=0, parts={})],
+    }
+)
+
+
+def test_what_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained(monkeypatch, "") == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"))
+    unlike = trained(monkeypatch, """print('{"unknown": "sample a is not in the data"}')""")
+    assert unlike == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "sample a is not in the data")
+    nan = trained(monkeypatch, """print('{"loss": null, "norm": null, "state": ""}')""")
+    assert math.isnan(nan.losses[2])
+
+
+def test_a_process_that_fails_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained(monkeypatch, "raise SystemExit('no room')").why == "the twin failed: no room"
+    slow = trained(monkeypatch, "time.sleep(600)", 2.0)
+    assert slow == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "the twin took longer than 2 s")

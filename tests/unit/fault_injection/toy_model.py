@@ -1,0 +1,140 @@
+"""A model of one number, trained by groups that come and go, and the step records that they leave; and its twin.
+
+The groups' part knows nothing of the plan that is made from the records, and the twin nothing of the groups.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from fault_injection.chaos.twin import Retrained
+from fault_injection.history import History, Steps
+from supervisor.core.spec import TitanSpec
+from tests.unit.fault_injection.broken import SETTING
+from titan_actor.twin import BEGINNING, Plan
+
+FIRST = 8.0
+RATE = 0.1
+
+
+def pull(state: float, sample: str) -> float:
+    """The gradient of one sample."""
+    return state - zlib.crc32(sample.encode()) % 1000 / 100
+
+
+def loss(state: float, samples: list[str]) -> float:
+    return sum(pull(state, sample) ** 2 for sample in samples) / 2
+
+
+class ToyRun:
+    """Steps when it is told to, with whom it is told to."""
+
+    def __init__(self, titan: dict[str, Any] | None = None, device: str = "cpu") -> None:
+        self.titan, self.device = {"steps": 100} if titan is None else titan, device
+        self.state, self.number, self.quorum, self.t = FIRST, 0, 1, 1.0
+        self.saved: dict[int, float] = {}
+        self.records: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self.generation: dict[int, int] = {}
+        self.read: dict[int, int] = {}
+        for group in (0, 1):
+            self.start(group)
+
+    def start(self, group: int, resumed: int | None = None) -> None:
+        """A new generation, that heals or (resumed) has loaded the checkpoint of a step."""
+        self.generation[group] = self.generation.get(group, 0) + 1
+        lines = [{"event": "constructed", "device": self.device, "groups": 2, "titan": self.titan}]
+        if resumed is not None:
+            self.state, self.number = self.saved[resumed], resumed
+            lines.append({"event": "resumed", "step": resumed})
+        self.records[group, self.generation[group]] = lines
+
+    def of(self, group: int) -> list[dict[str, Any]]:
+        return self.records[group, self.generation[group]]
+
+    def reads(self, group: int) -> list[str]:
+        """Its next batch."""
+        at = self.read[group] = self.read.get(group, 0) + 2
+        names = [f"g{group}s{at + n}" for n in range(2)]
+        self.of(group).append({"event": "batch", "samples": names})
+        return names
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def step(
+        self,
+        *took: int,
+        heal: tuple[int, ...] = (),
+        silent: tuple[int, ...] = (),
+        failed: tuple[int, ...] = (),
+        divided_by: int = 0,
+        wrongly_counted: tuple[int, ...] = (),
+    ) -> None:
+        """One step of the groups that took part. Others heal; some that took part are killed before they say so (silent), or
+        do not commit it themselves (failed)."""
+        took = took or (0, 1)
+        quorum: dict[str, Any] = {"event": "quorum", "quorum_id": self.quorum, "step": self.number}
+        batches = {}
+        for group in (*took, *heal):
+            self.of(group).append({**quorum, "participating_rank": group if group in took else None})
+            batches[group] = self.reads(group)
+        counted = [batches[group] for group in (*took, *wrongly_counted)]
+        mean = sum(loss(self.state, samples) for samples in counted[: len(took)]) / len(took)
+        gradient = sum(pull(self.state, sample) for samples in counted for sample in samples) / (
+            divided_by or len(took)
+        )
+        self.state, self.number, self.t = self.state - RATE * gradient, self.number + 1, self.t + 1
+        self.saved[self.number] = self.state
+        for group in (*took, *heal):
+            if group in heal:
+                self.of(group).append({"event": "heal", "step": self.number - 1})
+            if group not in silent:
+                made = group not in failed
+                self.of(group).append(
+                    {
+                        "event": "step", "start": self.t - 1, "t": self.t + group / 100, "step": self.number - (not made),
+                        "committed": made, "participants": len(took), "quorum_id": self.quorum, "healed": group in heal,
+                        "participating_rank": group if group in took else None, "loss": mean if made else None,
+                        "gradient_norm": abs(gradient),
+                    }
+                )  # fmt: skip
+        if failed or silent:
+            self.quorum += 1
+
+    def fails(self) -> None:
+        """A step that both tried and neither committed."""
+        for group in (0, 1):
+            self.reads(group)
+            self.of(group).append(
+                {
+                    "event": "step", "start": self.t, "t": self.t, "step": self.number, "committed": False, "participants": 2,
+                    "quorum_id": self.quorum, "healed": False, "participating_rank": group, "loss": None,
+                }
+            )  # fmt: skip
+        self.quorum += 1
+
+    def history(self) -> History:
+        history = History("run", setting=SETTING)
+        history.steps = [
+            Steps(group, generation, 0, f"n{group}", tuple(lines))
+            for (group, generation), lines in self.records.items()
+        ]
+        return history
+
+
+def again(plan: Plan, seconds: float) -> Retrained:
+    """The twin of such a model."""
+    assert plan.titan == TitanSpec(steps=100)
+    states, losses, norms = {BEGINNING: FIRST}, [], []
+    for at, step in enumerate(plan.steps):
+        state = states[step.after]
+        groups = [
+            [sample for batches in ranks for batch in batches for sample in batch] for ranks in step.parts.values()
+        ]
+        losses.append(sum(loss(state, samples) for samples in groups) / len(groups))
+        gradient = sum(pull(state, s) for samples in groups for s in samples) / len(groups)
+        norms.append(abs(gradient))
+        states[at] = state - RATE * gradient
+    return Retrained(tuple(losses), tuple(norms), ("",) * len(losses))

@@ -1,0 +1,298 @@
+"""`python -m titan_actor.twin`: trains again what a run committed, in one process on a CPU, without TorchFT and without failures.
+
+Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "state"}; or {"unknown": why}, and ends.
+
+A group's gradient is the sum over its ranks, and a step's is the sum over the groups that took part, divided by their number: so does
+TorchFT's manager, to whose sum those that only heal add zeros.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from supervisor.core.spec import TitanSpec
+from titan_actor import address, mends
+from titan_actor.samples import names
+
+Sample = tuple[dict[str, Any], Any]
+"""What the model is given, by name; and the labels."""
+
+Batch = Sample
+"""Samples, stacked."""
+
+BEGINNING = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One committed step."""
+
+    after: int
+    """Place in the plan of the step whose state it goes on from, or BEGINNING. Mostly the one before."""
+    parts: dict[int, list[list[list[str]]]]
+    """Of each group that took part, for each of its ranks, its batches: the names of their samples."""
+    hashed: bool = False
+    """Whether the state after it is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that is needed to train it again."""
+
+    titan: TitanSpec
+    groups: int
+    ranks: int
+    """Of each group."""
+    reads: int
+    """No rank has read more samples: they are looked for so far."""
+    steps: tuple[Step, ...]
+
+
+PLAN = TypeAdapter(Plan)
+
+
+class Unlike(Exception):
+    """It cannot be trained again here; the text says why."""
+
+
+class Stream:
+    """One rank's data from its beginning. What was read is kept, as a restart reads some of it again."""
+
+    def __init__(self, loader: Any, reads: int, whose: str) -> None:
+        self._batches, self._left, self._whose = iter(loader), reads, whose
+        self._known: dict[str, Sample] = {}
+
+    def batch(self, wanted: list[str]) -> Batch:
+        """The batch of these samples. Raises Unlike when one is not in the data."""
+        import torch
+
+        found = [self._find(name) for name in wanted]
+        inputs = {key: torch.stack([sample[0][key] for sample in found]) for key in found[0][0]}
+        return inputs, torch.stack([sample[1] for sample in found])
+
+    def _find(self, name: str) -> Sample:
+        while name not in self._known:
+            batch = next(self._batches, None) if self._left > 0 else None
+            if batch is None:
+                raise Unlike(f"sample {name} of {self._whose} is not in the data")
+            inputs, labels = batch
+            self._left -= len(labels)
+            for at, found in enumerate(names(batch)):
+                self._known.setdefault(found, ({key: part[at] for key, part in inputs.items()}, labels[at]))
+        return self._known[name]
+
+
+class Model:
+    """The model, whole, and a group's way through it."""
+
+    def __init__(self, titan: TitanSpec) -> None:
+        self.trainer = _built(_config(titan, whole=True), 0, 1)
+        self.parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
+
+    def part(self, ranks: list[list[Batch]]) -> tuple[list[float], list[Any]]:
+        """A group's part in a step: the loss of each rank, and the gradient of all of them together."""
+        from torchtitan.components.loss import IGNORE_INDEX
+
+        for parameter in self.parameters:
+            parameter.grad = None
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in itertools.chain(*ranks))
+        losses = []
+        for batches in ranks:
+            step = self.trainer.forward_backward_step
+            told = [step(input_dict=i, labels=labels, global_valid_tokens=valid) for i, labels in batches]
+            losses.append(float(sum(loss.detach() for loss in told)))
+        return losses, [_local(p.grad) for p in self.parameters]
+
+
+class Twin:
+    """The model, its optimizer and its schedule. The first model steps; with a copy of it for each further processor the groups'
+    parts are made beside each other, each by one thread, as in the run: its sums then come out the same."""
+
+    def __init__(self, plan: Plan) -> None:
+        import torch
+        import torch.distributed as dist
+        from torchtitan.components.optimizer.utils import init_optim_state
+
+        from titan_actor.heal import HealState
+
+        self._plan = plan
+        _config(plan.titan)  # before anything is started for what has no twin
+        shards = _drawn(plan.titan, plan.ranks) if plan.ranks > 1 else []
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        self._models = [Model(plan.titan) for _ in range(min(plan.groups, os.cpu_count() or 1))]
+        self._trainer, self._parameters = self._models[0].trainer, self._models[0].parameters
+        if shards:
+            _copy([torch.cat(parts) for parts in zip(*shards, strict=True)], self._parameters)
+        for optimizer in self._trainer.optimizers.optimizers:
+            init_optim_state(optimizer)  # as TorchFT's container does: Adam's count of steps begins at one
+        self._state = HealState(self._trainer, lambda: None)
+        self._streams: dict[tuple[int, int], Stream] = {}
+
+    def losses(self) -> Iterator[dict[str, Any]]:
+        """Of each step of the plan, in its order. Raises Unlike where it cannot go on."""
+        import torch
+
+        steps = self._plan.steps
+        back = {step.after for before, step in enumerate(steps, BEGINNING) if step.after != before}
+        kept = {BEGINNING: self._keep()} if BEGINNING in back else {}
+        with ThreadPoolExecutor(len(self._models), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for at, step in enumerate(steps):
+                if step.after != at - 1:
+                    self._state.load(copy.deepcopy(kept[step.after]))
+                loss, norm = self._train(step, pool)
+                if at in back:
+                    kept[at] = self._keep()
+                yield {"loss": loss, "norm": norm, "state": self._state.digest() if step.hashed else ""}
+                self._trainer.gc_handler.run(at + 1)
+
+    def _train(self, step: Step, pool: Executor) -> tuple[float, float]:
+        """One step; the mean loss of the groups before it, and the norm of the gradient."""
+        import torch
+        from torchtitan.distributed import utils as dist_utils
+
+        losses, total = [], None
+        for of_ranks, gradients in self._parts(step, pool):
+            losses.append(of_ranks)
+            total = gradients if total is None else [a.add_(b) for a, b in zip(total, gradients, strict=True)]
+        assert total is not None
+        _copy([gradient / len(losses) for gradient in total], [p.grad for p in self._parameters])
+        norm = dist_utils.clip_grad_norm_(self._parameters, self._trainer.config.training.max_norm, foreach=True)
+        self._trainer.optimizers.step()
+        self._trainer.lr_schedulers.step()
+        # in the run's order: over the groups for each rank, then over the ranks
+        return float((torch.tensor(losses).sum(0) / len(losses)).sum()), float(norm)
+
+    def _parts(self, step: Step, pool: Executor) -> Iterator[tuple[list[float], list[Any]]]:
+        read = [
+            [[self._stream(group, rank).batch(names) for names in batches] for rank, batches in enumerate(ranks)]
+            for group, ranks in sorted(step.parts.items())
+        ]
+        for first in range(0, len(read), len(self._models)):
+            at_once = read[first : first + len(self._models)]
+            for model in self._models[1 : len(at_once)]:
+                _copy(self._parameters, model.parameters)
+            yield from pool.map(Model.part, self._models, at_once)
+
+    def _stream(self, group: int, rank: int) -> Stream:
+        if (group, rank) not in self._streams:
+            plan, config = self._plan, self._trainer.config
+            loader = config.dataloader.build(
+                dp_world_size=plan.ranks * plan.groups,
+                dp_rank=plan.ranks * group + rank,
+                tokenizer=self._trainer.tokenizer,
+                seq_len=config.training.seq_len,
+                local_batch_size=config.training.local_batch_size,
+            )
+            self._streams[group, rank] = Stream(loader, plan.reads, f"group {group} rank {rank}")
+        return self._streams[group, rank]
+
+    def _keep(self) -> Any:
+        self._state.snapshot()
+        return copy.deepcopy(self._state.save())
+
+
+def _local(value: Any) -> Any:
+    from titan_actor.heal import local
+
+    return local(value)
+
+
+def _copy(values: list[Any], into: list[Any]) -> None:
+    import torch
+
+    with torch.no_grad():
+        for value, target in zip(values, into, strict=True):
+            _local(target).copy_(_local(value))
+
+
+def _config(titan: TitanSpec, whole: bool = False) -> Any:
+    """Of a rank of the run, or of what holds the model whole. Raises Unlike when there is no such thing here."""
+    from torchtitan.components.optimizer import OptimizersContainer
+
+    from titan_actor import config
+
+    try:
+        made = config.from_spec(titan)
+    except config.ConfigError as error:
+        raise Unlike(str(error)) from error
+    for name in ("tensor", "context", "pipeline", "expert"):
+        if getattr(made.parallelism, f"{name}_parallel_degree") > 1:
+            raise Unlike(f"parallelism.{name}_parallel_degree is above 1: the twin knows FSDP alone")
+    made.dump_folder = tempfile.gettempdir()
+    made.fault_tolerance.enable = False
+    made.optimizer = OptimizersContainer.Config(param_groups=made.optimizer.param_groups)
+    if whole:
+        made.parallelism.data_parallel_shard_degree = -1
+    return made
+
+
+def _built(config: Any, rank: int, world_size: int) -> Any:
+    from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
+
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)})
+    trainer = FaultTolerantTrainer(config)
+    mends.apply_to("built", trainer)
+    return trainer
+
+
+def _drawn(titan: TitanSpec, world_size: int) -> list[list[Any]]:
+    """The parameters that each rank of a group begins with. Each draws those of its own shard, and some are told to the others:
+    so each is a process of its own once more."""
+    import torch
+    import torch.multiprocessing as processes
+
+    with tempfile.TemporaryDirectory() as folder:
+        processes.spawn(_draw, (titan, world_size, folder), world_size)
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+
+def _draw(rank: int, titan: TitanSpec, world_size: int, folder: str) -> None:
+    _begin()
+    import torch
+    import torch.distributed as dist
+
+    store = dist.FileStore(f"{folder}/store", world_size)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store)
+    trainer = _built(_config(titan), rank, world_size)
+    torch.save([_local(p).detach() for part in trainer.model_parts for p in part.parameters()], f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _begin() -> None:
+    mends.apply()
+    address.use("127.0.0.1")
+    import torch
+
+    torch.set_num_threads(1)  # as each rank of the run has: sums are then made in the same order
+
+
+def main() -> int:
+    """Read stdin, print, and return the exit code."""
+    # torchtitan's imports print warnings; stdout is for the answer alone
+    answer = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    plan = PLAN.validate_json(sys.stdin.buffer.read())
+    _begin()
+    try:
+        for line in Twin(plan).losses():
+            answer.write(to_json(line) + b"\n")
+    except Unlike as error:
+        answer.write(to_json({"unknown": str(error)}) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
