@@ -10,6 +10,7 @@ monotonic clock. An incident that rides something through (rung 0) is a first si
 the kind; the culprit: group and node, the rank too where it is one's doing, and nobody else is acted on; the first rung.
 Where nothing is to be done (rung "none") all three are right if nothing was done; a straggler is named in the journal besides.
 With few seeds the 99th percentile is the slowest.
+Of a crash is told besides when its process had ended, by its shim: a kill for memory comes only once the rank has filled it.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ class Watcher(threading.Thread):
         self.came: list[tuple[float, Incident]] = []
         self.bounds: dict[tuple[int, int], float] = {}
         """(group, generation) -> what its agent had learned that a step may take, when one took longer."""
+        self.ends: dict[tuple[int, int], float] = {}
+        """(group, generation) -> when the first of its ranks had ended, by its shim and this machine's clock."""
 
     def run(self) -> None:
         while not self._stop_now.is_set():
@@ -123,6 +126,9 @@ class Watcher(threading.Thread):
         for trainer in observed.trainers:
             if trainer.stuck is not None:
                 self.bounds.setdefault((trainer.group, trainer.generation), trainer.stuck.bound_s)
+            if trainer.exit is not None and trainer.exit.ended_s:
+                way = (trainer.group, trainer.generation)
+                self.ends[way] = min(self.ends.get(way, math.inf), trainer.exit.ended_s)
 
     @contextmanager
     def mirror(self) -> Iterator[Mirror]:
@@ -316,6 +322,9 @@ def _judged(bench: Bench, case: Case, target: Target, began: float, count: int, 
         "first_sign_s": round(min((at for at, _ in seen), default=math.nan) - began, 4),
         "evidence": [f"group {i.group} rank {i.rank} on {i.node}: {' | '.join(i.evidence)[:400]}" for _, i in acted],
     }
+    ended = bench.watcher.ends.get((target.group, target.generation))
+    if case.family == CRASH and ended is not None:
+        result["ended_after_s"] = round(ended - began, 4)
     if case.family == HANG and bound is not None:
         result |= {"bound_s": bound, "times_the_bound": round(detected / bound, 3)}
     return result
@@ -390,6 +399,10 @@ def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "detect_s_p99": round(percentile(seconds, 0.99), 4) if seconds else None,
         "found": dict(Counter(" and ".join(t["found"]) for t in trials)),
     }
+    if ended := [t["ended_after_s"] for t in trials if "ended_after_s" in t]:
+        made["of_that_until_it_had_ended_s_median"] = round(statistics.median(ended), 4)
+        after = [t["detect_s"] - t["ended_after_s"] for t in trials if "ended_after_s" in t]
+        made["from_its_end_s_p99"] = round(percentile(after, 0.99), 4)
     if ratios:
         made |= {"times_the_bound_median": statistics.median(ratios), "times_the_bound_most": max(ratios)}
         made["bound_s_median"] = statistics.median(t["bound_s"] for t in trials if "bound_s" in t)
