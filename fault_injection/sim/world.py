@@ -1,6 +1,6 @@
 """The model world of one run, around the real `decide`, the real loop and the real engine driver.
 
-One thread, virtual time, one source of chance. What the real program is here, and what is a model: docs/adr/0010-simulator.md.
+One thread, virtual time, one source of chance. What the real program is here, and what is a model: docs/adr/0011-simulator.md.
 """
 
 from __future__ import annotations
