@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from fault_injection.sim.nodes import Node, Trainer
     from fault_injection.sim.world import World
 
-TICK_S = 0.5
-"""The real one's is 20 ms; the heartbeat timeout of the model's runs is twice this."""
-
 
 class Lighthouse:
     """One generation of the lighthouse, on a service host."""
@@ -42,7 +39,7 @@ class Lighthouse:
         self._told: GateObserved | None = None
         self._doubted: tuple[tuple[int, int], ...] = ()
         self._ticked_at = world.clock.now
-        world.clock.after(TICK_S, self._tick)
+        world.clock.after(world.pace.gate_tick_s, self._tick)
 
     def record(self) -> ProcessRecord:
         return ProcessRecord(
@@ -95,7 +92,7 @@ class Lighthouse:
         if not self.up:
             return
         now = self.world.clock.now
-        self.world.clock.after(TICK_S, self._tick)
+        self.world.clock.after(self.world.pace.gate_tick_s, self._tick)
         if self.frozen or not self.node.power:
             return
         if now - self._ticked_at > FROZEN_S:

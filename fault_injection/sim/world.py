@@ -16,8 +16,9 @@ from fault_injection.sim.engine import SimEngine
 from fault_injection.sim.gates import Lighthouse
 from fault_injection.sim.leaders import Supervisor
 from fault_injection.sim.nodes import Node, Trainer
+from fault_injection.sim.pace import Pace, pace
 from fault_injection.sim.store import Etcd, SimStore
-from fault_injection.sim.training import STEP_S, Training
+from fault_injection.sim.training import Training
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, RunRecord, encode
@@ -26,8 +27,6 @@ START_S = 50.0
 """Virtual time at the launch: not 0, which records take for unknown."""
 TELL_S = 10.0
 """How often a node tells how far its trainer is, if nothing else has changed."""
-BACK_S = (1.0, 4.0)
-"""From the death of a supervisor to its next process."""
 FOUND_S = (5.0, 20.0)
 """From the return of a node that the scheduler had given up until it ends what runs there."""
 MORE_HOSTS = 12
@@ -60,12 +59,13 @@ def spec(nodes: int, tight: bool = False) -> RunSpec:
 class World:
     """Everything there is. `spec.name` is the one run."""
 
-    def __init__(self, spec: RunSpec, seed: int) -> None:
+    def __init__(self, spec: RunSpec, seed: int, at: Pace | None = None) -> None:
         self.spec = spec
+        self.pace = at or pace()
         self.dice = random.Random(seed)
         self.clock = Clock(START_S)
         self.launched_at = self.clock.now
-        self.delay_s = (0.01, 0.2)
+        self.delay_s = self.pace.delay_s
         self.etcd = Etcd(self.clock, self.dice, self.delay_s)
         self.checks = Checks(self)
         self.etcd.written.append(self.checks.written)
@@ -95,7 +95,7 @@ class World:
         self.supervisors = [s for s in self.supervisors if not s.dead]
 
         def ended() -> None:
-            self.clock.after(self.dice.uniform(*BACK_S), lambda: self._start_supervisor(name, life + 1))
+            self.clock.after(self.dice.uniform(*self.pace.back_s), lambda: self._start_supervisor(name, life + 1))
 
         self.supervisors.append(Supervisor(self, f"{name}.{life}", ended))
 
@@ -196,7 +196,7 @@ class World:
             len(memory.groups) == self.spec.groups.count
             and all(g.phase == "running" for g in memory.groups.values())
             and not memory.incidents
-            and all(now - self.training.stepped_at.get(g, 0.0) <= 2 * STEP_S for g in memory.groups)
+            and all(now - self.training.stepped_at.get(g, 0.0) <= 2 * self.pace.step_s for g in memory.groups)
         )
 
 
