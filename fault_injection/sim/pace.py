@@ -57,4 +57,5 @@ def pace(path: Path | None = None) -> Pace:
     body: dict[str, Any] = tomllib.loads(text)
     if wrong := {f.name for f in fields(Pace)} ^ body.keys():
         raise ValueError(f"{path}: {', '.join(sorted(wrong))} missing, or not known")
-    return Pace(**{name: tuple(value) if isinstance(value, list) else value for name, value in body.items()})
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in body.items()}
+    return Pace(**given)

@@ -29,8 +29,9 @@ TELL_S = 10.0
 """How often a node tells how far its trainer is, if nothing else has changed."""
 FOUND_S = (5.0, 20.0)
 """From the return of a node that the scheduler had given up until it ends what runs there."""
-MORE_HOSTS = 12
-"""Hosts of the cluster that the run does not have."""
+MORE_HOSTS, MORE_SHARE = 12, 1 / 4
+"""Hosts of the cluster that the run does not have, at least; and as a share of its nodes. As many may be lost at once without being
+taken for one cause ([policy.breaker] share), and their hosts stay suspect until a person, or a check, frees them."""
 
 
 def spec(nodes: int, tight: bool = False) -> RunSpec:
@@ -82,7 +83,9 @@ class World:
         """Nodes that the scheduler has given up and does not reach; their processes may live."""
         self.gates: list[Lighthouse] = []
         self.training = Training(self)
-        self.engine = SimEngine(self, spec.allocation.nodes + spec.allocation.spares + MORE_HOSTS)
+        nodes = spec.allocation.nodes + spec.allocation.spares
+        hosts = nodes + max(MORE_HOSTS, int(MORE_SHARE * nodes))
+        self.engine = SimEngine(self, hosts)
         self.hosts = {name: Node(self, name, "", "service") for name in ("host-a", "host-b")}
         self.supervisors: list[Supervisor] = []
         for name in ("supervisor-a", "supervisor-b"):
