@@ -39,6 +39,7 @@ class Lighthouse:
         self._told: GateObserved | None = None
         self._doubted: tuple[tuple[int, int], ...] = ()
         self._ticked_at = world.clock.now
+        self._opened_at = 0.0
         world.clock.after(world.pace.gate_tick_s, self._tick)
 
     def record(self) -> ProcessRecord:
@@ -80,7 +81,8 @@ class Lighthouse:
         """Those of whom the lighthouse makes the next quorum: nobody while it counts one as alive that does not come, nor while the
         gate is in doubt about one that it lost."""
         now = self.world.clock.now
-        if not self.serves or self.state.doubted(now):
+        waits = now < self._opened_at + self.world.pace.rejoin_s
+        if not self.serves or waits or self.state.doubted(now):
             return []
         able = self.able()
         beating = {g for g in self.state.admitted if self.state.hearing(g, now) == "beating"}
@@ -105,6 +107,7 @@ class Lighthouse:
         self.state.judge_etcd(self.client.silent_s, self.client.reaches, now)
         if not self.state.opened and self.state.may_open(now):
             self.state.open(now)
+            self._opened_at = now
         self._doubted = self.state.doubted(now)
         if self.client.reaches:
             self._publish(now)

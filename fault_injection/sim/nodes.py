@@ -241,9 +241,12 @@ class Node:
 
     def _start(self, desired: TrainerDesired) -> None:
         now, name = self.world.clock.now, TrainerName(desired.run, desired.group, desired.generation, 0)
+        pace, before = self.world.pace, self.world.ran_on.get(name.group, self.name)
+        self.world.ran_on[name.group] = self.name
+        start_s = self.world.dice.uniform(*(pace.start_s if before == self.name else pace.move_s))
         mark = desired.checkpoint
         self.trainers[str(name)] = trainer = Trainer(
-            name, self, desired, now, now + self.world.dice.uniform(*self.world.pace.start_s), way=desired.gate,
+            name, self, desired, now, now + start_s, way=desired.gate,
             step=mark.step if mark is not None else 0, floor=mark.step if mark is not None else 0, pid=self.world.next_pid(),
         )  # fmt: skip
         self.remember("spawned", trainer)

@@ -19,7 +19,9 @@ class Pace:
     step_s: float
     """From one committed step to the next."""
     start_s: Span
-    """From its start until a trainer is built."""
+    """From its start until a trainer is built, where its group ran before."""
+    move_s: Span
+    """The same on another node: of what was read there is nothing in memory, and the next spare gets ready meanwhile."""
     term_s: Span
     """From TERM to the end of a trainer that lives."""
     lag_s: Span
@@ -43,6 +45,8 @@ class Pace:
     """From the end of an allocation until its processes are ended."""
     gate_tick_s: float
     """How often the gate looks at its connections; the heartbeat timeout of a model's run is at least twice this."""
+    rejoin_s: float
+    """From the opening of a new gate until those who wait for it step again, less what remains of a step."""
     back_s: Span
     """From the death of a supervisor to its next process."""
 

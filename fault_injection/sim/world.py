@@ -79,6 +79,8 @@ class World:
         self.island: frozenset[str] = frozenset()
         """Nodes and hosts that reach each other, and nobody else."""
         self.nodes: dict[str, Node] = {}
+        self.ran_on: dict[int, str] = {}
+        """By group, the node on which it was begun last."""
         self.ghosts: list[Node] = []
         """Nodes that the scheduler has given up and does not reach; their processes may live."""
         self.gates: list[Lighthouse] = []
