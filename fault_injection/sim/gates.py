@@ -57,6 +57,7 @@ class Lighthouse:
         if self.up:
             self.up = False
             self.client.cut()
+            self.node.wake()
             self.world.gates_changed()
 
     # --- the network ---
@@ -140,7 +141,10 @@ class Lighthouse:
             self.state.retired = True
             return
         self.state.admit(orders.admitted, self.world.clock.now)
-        self.address = f"{self.node.name}:{self.name.generation}"
+        if not self.address:
+            self.address = f"{self.node.name}:{self.name.generation}"
+            self.node.wake()
+            self.world.gates_changed()
 
     def _hear(self, now: float) -> None:
         state = self.state

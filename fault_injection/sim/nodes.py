@@ -63,6 +63,8 @@ class Trainer:
     exit_code: int | None = None
     signal: int | None = None
     error: str = ""
+    reached: bool = False
+    """Its forwarder had a gate, as its agent looked last."""
     told: bool = False
     """Its end is in etcd."""
     floor: int = 0
@@ -94,6 +96,9 @@ class Trainer:
     def record(self) -> ProcessRecord:
         return _record(str(self.name), self.ended is not None, self.exit_code, self.signal)
 
+    def reaches_gate(self) -> bool:
+        return any(gate.hears(self) for gate in self.node.world.gates)
+
     def observed(self) -> TrainerObserved:
         name, exited = self.name, self.ended is not None
         end = ExitObserved(
@@ -110,7 +115,7 @@ class Trainer:
             run=name.run, group=name.group, generation=name.generation, rank=0, pid=1,
             state="exited" if exited else "running" if self.commits else "starting",
             exit=end if exited else None, progress=progress, gate=self.way,
-            reaches_gate=any(gate.hears(self) for gate in self.node.world.gates),
+            reaches_gate=self.reached,
         )  # fmt: skip
 
 
@@ -270,6 +275,8 @@ class Node:
     # --- what it tells ---
 
     def _report(self) -> None:
+        for trainer in self.trainers.values():
+            trainer.reached = trainer.reaches_gate()
         observed = NodeObserved(
             node=self.name,
             sequence=self._sequence,

@@ -120,8 +120,8 @@ class World:
         return one.power and other.power and one.linked and other.linked and not apart
 
     def add_node(self, name: str, allocation: str) -> None:
-        self.nodes[name] = Node(self, name, allocation, "trainer")
-        self.connect()
+        node = self.nodes[name] = Node(self, name, allocation, "trainer")
+        self._connect(node)
 
     def open_gate(self, node: Node, name: LighthouseName, desired: LighthouseDesired) -> Lighthouse:
         self.gates = [gate for gate in self.gates if gate.up]
@@ -159,16 +159,22 @@ class World:
     def connect(self) -> None:
         """Let everybody reach etcd who can."""
         for node in (*self.nodes.values(), *self.hosts.values(), *self.ghosts):
-            online = node.power and node.linked and node.name not in self.island
-            _join(node.client, online and node.agent and node.etcd_linked)
-            if online and node in self.ghosts and not node.found:
-                node.found = True
-                self._end_soon(node)
+            self._connect(node)
         for gate in self.gates:
             node = gate.node
             online = node.power and node.linked and node.name not in self.island
             _join(gate.client, online and gate.up and not gate.frozen)
         self.gates_changed()
+
+    def _connect(self, node: Node) -> None:
+        online = node.power and node.linked and node.name not in self.island
+        before = node.client.linked
+        _join(node.client, online and node.agent and node.etcd_linked)
+        if node.client.linked and not before:
+            node.wake()
+        if online and node in self.ghosts and not node.found:
+            node.found = True
+            self._end_soon(node)
 
     def _end_soon(self, node: Node) -> None:
         """One that had been given up is back: the scheduler ends what runs there, after a while."""
@@ -181,8 +187,9 @@ class World:
 
     def gates_changed(self) -> None:
         """Forwarders lose their gate, or find it: their agents say so."""
-        for node in (*self.nodes.values(), *self.hosts.values()):
-            node.wake()
+        for node in self.nodes.values():
+            if any(t.reaches_gate() != t.reached for t in node.trainers.values()):
+                node.wake()
 
     def calm(self) -> None:
         """Nothing that was prepared to break breaks any more."""
