@@ -48,6 +48,8 @@ sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, 
 bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.decide
 	$(BIN)/python -m benchmarks.control_plane
+	-$(BIN)/python -m benchmarks.simulated_vs_published
+	-$(BIN)/python -m benchmarks.simulator_vs_real
 
 bench-detection: debian  ## break a run in some twenty ways, ten times each; then leave a healthy one alone for half an hour
 	$(BIN)/python -m benchmarks.detection
