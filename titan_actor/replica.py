@@ -43,8 +43,12 @@ class PeersGone(Exception):
     """Started to heal from peers, and met none that is as far as the checkpoint."""
 
 
+def _whose(own_is_finite: bool, groups_is_finite: bool) -> str:
+    return "own" if not own_is_finite else "peers" if groups_is_finite else "group"
+
+
 class NotFinite(FloatingPointError):
-    """A loss, or a parameter, that is NaN or infinite: no step is committed with it and no checkpoint holds it."""
+    """A loss, a gradient or a parameter that is NaN or infinite: no step is committed with it and no checkpoint holds it."""
 
     def __init__(self, text: str, whose: str) -> None:
         """`whose`: as Progress.numerics."""
@@ -69,6 +73,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._quorum_id = -1
         self._loss: Any = None
         self._groups_loss = 0.0
+        self._gradients: list[Any] = []
+        """Of the step in progress, the norm of each part of this rank's own gradient, before it is averaged over the groups."""
         """Of the newest step: the sum over the ranks of this group, before it is averaged over the groups."""
         self._mean_loss: float | None = None
         self._gradient_norm: float | None = None
@@ -148,6 +154,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.seconds.begin()
         self._waited_s = 0.0
         self._committed, self._mean_loss, self._gradient_norm, self._loss, self._taken = False, None, None, None, (0, 0)
+        self._gradients = []
         self.step = self.manager.current_step() + 1
         self.heal.snapshot()
         self.gc_handler.run(self._attempts)
@@ -283,6 +290,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         manager.start_quorum = self._starting(manager.start_quorum)
         manager.wait_quorum = self._waiting(manager.wait_quorum)
         manager.should_commit = self._committing(manager.should_commit)
+        manager.allreduce = self._looking(manager.allreduce)
         # on the class: on each work it would be a cycle, which holds the gradient until the next collection of garbage
         _ManagedWork.wait = self._waiting_for_peers(_ManagedWork.wait)
         transport.recv_checkpoint = self.seconds.transfer(transport.recv_checkpoint)
@@ -326,8 +334,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         patience = timedelta(milliseconds=self.launch.torchft.quorum_timeout_ms)
 
         def should_commit(*args: Any, **kwargs: Any) -> bool:
-            loss = self._share_loss()
-            self._check_loss(loss)
+            loss = self._share_and_check()
             with self.seconds.part("commit"), self.activity.during("commit"):
                 self._committed = commit(*args, **{"timeout": patience, **kwargs})
             self._lr = float(self.optimizers.optimizers[0].param_groups[0]["lr"])
@@ -351,27 +358,44 @@ class ReplicaTrainer(FaultTolerantTrainer):
 
         return wait_for_peers
 
-    def _check_loss(self, mean: float | None) -> None:
-        """Before the commit: the weights that all replicas have are still good. All see the same mean, and end alike."""
-        if mean is None or math.isfinite(mean) or self.manager.errored() is not None:
-            return  # what a failed collective leaves says nothing, and its step is not committed
-        text = f"loss is {mean} at step {self.manager.current_step() + 1}"
-        if not math.isfinite(float(self._loss)):
-            raise NotFinite(text, "own")
-        raise NotFinite(text, "peers" if math.isfinite(self._groups_loss) else "group")
+    def _looking(self, allreduce: Callable[..., Any]) -> Callable[..., Any]:
+        """The gradient comes here before it is averaged over the groups: then nobody can tell any more whose was not finite."""
 
-    def _share_loss(self) -> float | None:
-        """Mean loss of the participants; TorchTitan's own is local at one rank a group and a sum at more. Notes this group's, too."""
+        def average(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_floating_point(tensor):
+                # one reading of it, and nothing waits for the result before the commit
+                self._gradients.append(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float32))
+            return allreduce(tensor, *args, **kwargs)
+
+        return average
+
+    def _share_and_check(self) -> float | None:
+        """Mean loss of the participants; TorchTitan's own is local at one rank a group and a sum at more. Notes this group's, too.
+
+        Raises NotFinite before the commit when it, or a gradient, is not finite: the weights that all replicas have are still good.
+        All see the same, and end alike."""
         if self._loss is None:
             return None
-        # a healing replica adds zeros to both; a lost peer fails this step's commit like any other collective
-        both = torch.stack((self._loss.reshape(()).float(), torch.ones((), device=self._loss.device)))
-        self.manager.allreduce(both, reduce_op=ReduceOp.SUM).wait()
-        mean = both[0] / both[1].clamp(min=1.0)
+        loss = self._loss.reshape(()).float()
+        norms = torch.stack(self._gradients) if self._gradients else torch.zeros(1, device=loss.device)
+        spoilt = (~torch.isfinite(norms)).any().float()
+        # a healing replica adds zeros to all; a lost peer fails this step's commit like any other collective
+        every = torch.stack((loss, torch.ones((), device=loss.device), spoilt))
+        self.manager.allreduce(every, reduce_op=ReduceOp.SUM).wait()
         mesh = self.parallel_dims.get_optional_mesh("loss")
-        found = torch.stack((mean, self._loss.reshape(()).float()))
-        mean_loss, self._groups_loss = (dist_utils.dist_sum_tensor(found, mesh) if mesh is not None else found).tolist()
-        return mean_loss
+        found = torch.stack((every[0] / every[1].clamp(min=1.0), loss, every[2], spoilt))
+        told = (dist_utils.dist_sum_tensor(found, mesh) if mesh is not None else found).tolist()
+        mean, self._groups_loss, anybodys, groups = told
+        if (
+            self.manager.errored() is None
+        ):  # what a failed collective leaves says nothing, and its step is not committed
+            step = self.manager.current_step() + 1
+            if not math.isfinite(mean):
+                whose = _whose(math.isfinite(float(loss)), math.isfinite(self._groups_loss))
+                raise NotFinite(f"loss is {mean} at step {step}", whose)
+            if anybodys:
+                raise NotFinite(f"gradient is not finite at step {step}", _whose(not float(spoilt), not groups))
+        return float(mean)
 
     def _on_commit_only(self, step: Callable[[], None]) -> Callable[[], None]:
         def lr_step() -> None:

@@ -44,7 +44,7 @@ def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> str:
     """Why a number that is not finite stops the run: each one ends all groups, another host gets the same data, and to leave
     some of it out is for a person to say."""
     return (
-        f"its own loss was not finite on host {earlier.host} at step {earlier.step} and on {r.host_of(group.node)} at step "
+        f"its own numbers were not finite on host {earlier.host} at step {earlier.step} and on {r.host_of(group.node)} at step "
         f"{step}, those of the others were: it follows the group, so it is its data's or the model's fault"
     )
 

@@ -48,7 +48,9 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
     failure = replace(failure, causes=(Kind.NUMERICS,))
     few = len(by_all.own) == 1 or len(by_all.own) < len(by_all.finite)  # more than that is no hardware
     if mine & OWN and by_all.finite and few:
-        sentence = f"its own loss was not finite, that of group {_listed(by_all.finite)} was: its hardware is suspect"
+        sentence = (
+            f"its own numbers were not finite, those of group {_listed(by_all.finite)} were: its hardware is suspect"
+        )
         same = f"{failure.same} (its own)" if failure.same else ""
         return replace(
             failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same,
@@ -58,7 +60,7 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
     # A round changes only so many: whose own it was may be being mended already, and says so no more.
     spoilt = sorted(by_all.own | {g for g, at in by_all.mended.items() if g != group.group and group.since <= at})
     if mine == {"peers"} and spoilt:
-        sentence = f"its own loss was finite, that of group {_listed(spoilt)} was not"
+        sentence = f"its own numbers were finite, those of group {_listed(spoilt)} were not"
         return replace(failure, evidence=(*failure.evidence, sentence), same="", blameless=True)
     return failure
 

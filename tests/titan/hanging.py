@@ -37,6 +37,10 @@ def small() -> Any:
                 time.sleep(0.5)
             case "nan":
                 _spoil(self)
+            case "nan-gradient":
+                # the loss stays finite, and so do the weights until a step is committed
+                last = self.model_parts[0].norm
+                last.register_full_backward_pre_hook(lambda _, of: tuple(g * float("nan") for g in of))
         loss = forward(self, **batch)
         due = (self.manager.current_step() + 1) % self.launch.titan.checkpoint_interval_steps == 0
         if wanted == "nan-unseen" or (wanted == "nan-saved" and due):

@@ -36,6 +36,18 @@ def test_one_group_whose_weights_are_spoilt_is_told_from_the_other(groups: Group
     assert error.startswith("NotFinite: loss is nan at step ")
 
 
+def test_one_group_whose_gradient_is_spoilt_is_told_before_it_spoils_the_weights(groups: Groups) -> None:
+    ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
+    for rank in ranks:
+        rank.reached(5, commits=3)
+    hanging.want(ranks[1].launch.run_dir, 1, 1, "nan-gradient")
+    (whose, error), (other, same) = ended(ranks[0]), ended(ranks[1])
+    assert (whose, other) == ("peers", "own")
+    assert error == same, "what all see is the same"
+    assert error.startswith("NotFinite: gradient is not finite at step ")
+    assert all(math.isfinite(line["gradient_norm"]) for line in ranks[0].lines("step") if line["committed"])
+
+
 def test_where_the_model_itself_gives_no_number_all_say_so(groups: Groups) -> None:
     ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
     for rank in ranks:

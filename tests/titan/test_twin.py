@@ -77,9 +77,10 @@ def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups
     assert plan is not None
     trained = twin.trained(plan, 100.0)
     body = parity(history, trained)
-    assert (body["answer"], body["steps"]) == ("pass", survivor.step), body["why"]
+    steps = max(survivor.step, back.step)  # they end one after the other: the last may have made a step alone
+    assert (body["answer"], body["steps"]) == ("pass", steps), body["why"]
     assert body["greatest"]["difference"] < 1e-6
-    assert body["states"] == {"equal": survivor.step, "of": survivor.step, "first_other": None}, "to the last bit"
+    assert body["states"] == {"equal": steps, "of": steps, "first_other": None}, "to the last bit"
 
     assert body["norms"]["difference"] < 1e-6
 

@@ -43,8 +43,8 @@ def test_the_one_whose_own_loss_it_was_is_moved_and_its_host_cordoned(w: World) 
         2: (Kind.ERROR, Rung.RESTART),
     }
     assert set(w.memory.cordons) == {suspect}
-    assert any("that of group 0, 2 was: its hardware is suspect" in e for e in w.incidents["i1"].evidence)
-    assert any("its own loss was finite, that of group 1 was not" in e for e in w.incidents["i2"].evidence)
+    assert any("those of group 0, 2 were: its hardware is suspect" in e for e in w.incidents["i1"].evidence)
+    assert any("its own numbers were finite, those of group 1 were not" in e for e in w.incidents["i2"].evidence)
     assert w.memory.phase == "running"
 
 
@@ -145,7 +145,7 @@ def test_the_same_group_again_on_another_host_is_the_models_or_the_datas_fault(w
     halting = next(i for i in w.incidents.values() if i.kind == Kind.SAME_ERROR)
     assert (halting.group, halting.rung, halting.state) == (1, Rung.STOP, "halted")
     assert halting.reason == (
-        f"its own loss was not finite on host n2 at step 50 and on n4 at step {again_at}, those of the others were: "
+        f"its own numbers were not finite on host n2 at step 50 and on n4 at step {again_at}, those of the others were: "
         "it follows the group, so it is its data's or the model's fault"
     )
     assert any("its hardware is suspect" in e for e in halting.evidence), "with all that was seen"
