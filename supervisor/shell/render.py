@@ -91,7 +91,7 @@ def _kept_away(n: NodeStatus) -> list[str]:
 
 
 def incidents(found: Sequence[Incident]) -> RenderableType:
-    """A row an incident."""
+    """A row an incident; what each option cost is for `explain`."""
     table = Table(box=None, pad_edge=False)
     for name in ("id", "kind", "group", "node", "rung", "generation", "state", "seconds", "reason"):
         table.add_column(name, overflow="fold")
@@ -105,7 +105,7 @@ def incidents(found: Sequence[Incident]) -> RenderableType:
             f"{i.generation_before} -> {i.generation_after}",
             i.state,
             "-" if i.recovered is None else f"{i.recovered - i.opened:.2f}",
-            i.reason + (f"\ngroup-seconds: {'; '.join(i.costs)}" if i.costs else ""),
+            i.reason,
         )
     return table
 

@@ -234,7 +234,7 @@ class Progress:
     spike: LossSpike | None = None
     """The largest of the last steps; None: there was none."""
     numerics: Literal["", "own", "group", "peers", "parameters"] = ""
-    """It failed because of a number that is not finite. own: this rank's own loss, before it was averaged. group: another's of
+    """It failed because of a number that is not finite. own: this rank's own loss or gradient, before it was averaged. group: another's of
     its group. peers: only the mean over the groups. parameters: found before a checkpoint, whoever's gradient made them so."""
 
 
