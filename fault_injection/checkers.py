@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from fault_injection.history import History, Unknown
+from fault_injection.history import History, Steps, Unknown
 from fault_injection.kills import no_kill_without_reason
 from fault_injection.owners import one_quorum_per_step, single_owner, without_life
 
@@ -27,15 +28,19 @@ def one_actuation_per_decision(history: History) -> list[str]:
     spawns = Counter((p.group, p.generation, p.rank) for p in history.processes)
     found += [f"group {g} generation {n} rank {r} was spawned {k} times" for (g, n, r), k in spawns.items() if k > 1]
     started: dict[tuple[int, int], list[str]] = defaultdict(list)
+    decided: dict[tuple[int, int], float] = {}
     for decision in history.committed():
         for action in decision.actions:
             if action["verb"] in ("start", "place"):
                 started[action["group"], action["generation"]].append(action["node"])
+                decided.setdefault((action["group"], action["generation"]), decision.t)
     found += [
         f"generation {n} of group {g} was started by {len(nodes)} decisions"
         for (g, n), nodes in started.items()
         if len(nodes) > 1
     ]
+    born = {(p.group, p.generation, p.rank, p.node) for p in history.processes}
+    found += [f"{s.name} on {s.node} wrote steps, and nobody spawned it" for s in history.steps if _owner(s) not in born]
     for process in history.processes:
         nodes = started.get((process.group, process.generation), [])
         if process.node not in nodes:
@@ -43,7 +48,16 @@ def one_actuation_per_decision(history: History) -> list[str]:
             found.append(
                 f"group {process.group} generation {process.generation} was spawned on {process.node}; it was decided {where}"
             )
+        early = decided.get((process.group, process.generation), process.spawned) - process.spawned
+        if early > 0:
+            found.append(
+                f"group {process.group} generation {process.generation} was spawned {early:.3f} s before that was decided"
+            )
     return found
+
+
+def _owner(steps: Steps) -> tuple[int, int, int, str]:
+    return steps.group, steps.generation, steps.rank, steps.node
 
 
 def no_stale_actuation(history: History) -> list[str]:
@@ -92,6 +106,12 @@ def no_dead_epoch(history: History) -> list[str]:
 
     Told by the order of the journal's lines and by the store's revisions, not by a clock."""
     found, missing = [], []
+    said = {(o.epoch, o.number) for o in history.outcomes if not o.refused}
+    for decision in history.committed():
+        if decision.epoch not in history.epochs:
+            missing.append(f"decision {decision.number} is of epoch {decision.epoch}, which never began")
+        elif decision.committed_at is not None and (decision.epoch, decision.number) not in said:
+            missing.append(f"decision {decision.number} of epoch {decision.epoch} has no outcome")
 
     def newer_before(epoch: int, line: int) -> list[int]:
         return [e for e, began in history.epochs.items() if e > epoch and began < line]
@@ -126,7 +146,7 @@ def no_dead_epoch(history: History) -> list[str]:
 def steps_not_lost(history: History) -> list[str]:
     """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
     resume from disk)."""
-    found = []
+    found = list(_not_next(history))
     commits = sorted((line["t"], line["step"]) for s in history.steps for line in s.committed())
     begun = sorted(
         (line["start"], line["step"], s.group, s.generation) for s in history.steps for line in s.committed()
@@ -142,6 +162,24 @@ def steps_not_lost(history: History) -> list[str]:
         if step < newest and not any(newest_at <= p < start for p in pauses):
             found.append(f"group {group} generation {generation} committed step {step} after step {newest}")
     return found
+
+
+def _not_next(history: History) -> Iterator[str]:
+    """What one process commits is the next step each time, unless it healed."""
+    for steps in history.steps:
+        for one, two in itertools.pairwise(steps.committed()):
+            if two["step"] <= one["step"]:
+                yield f"{steps.name} committed step {two['step']} after step {one['step']}, in one process"
+            elif two["step"] > one["step"] + 1 and not two.get("healed") and not _mute(history, steps.group, one, two):
+                yield f"{steps.name} committed step {two['step']} after step {one['step']}, and did not heal"
+
+
+def _mute(history: History, group: int, one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """A fault by which the group's lines were not written down lay between the two."""
+    return any(
+        f.mute and f.group == group and f.began <= two["t"] and (f.over is None or one["t"] <= f.over)
+        for f in history.faults
+    )
 
 
 CHECKERS: Mapping[str, Callable[[History], list[str]]] = {

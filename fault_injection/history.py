@@ -155,6 +155,8 @@ class FaultDone:
     """Of the one incident that is right; empty: nothing may be done about it."""
     echoes: tuple[str, ...] = ()
     drifts: bool = False
+    mute: bool = False
+    """What its group commits meanwhile is not written down."""
     within_s: float
     """From its beginning until all is well, at the most."""
     others_within_s: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,7 @@ class Acted:
     """When something was done first."""
     group: int
     rung: int
+    node: str
     opened: float
     """When it was first in a decision, as those that follow."""
     acted: float
@@ -61,7 +62,7 @@ def incidents(history: History) -> list[Acted]:
         if any(action.get("verb") == "resume" for action in decision.actions):
             recovered |= dict.fromkeys(halted - recovered.keys(), at)  # a person has mended it
     return [
-        Acted(name, body["kind"], body["group"], body["rung"], opened[name], at, recovered.get(name))
+        Acted(name, body["kind"], body["group"], body["rung"], body.get("node", ""), opened[name], at, recovered.get(name))
         for name, (at, body) in first.items()
     ]
 
@@ -75,8 +76,15 @@ def every_fault_happened(history: History) -> list[str]:
     """All that was planned was made, with evidence, on a run that was well before and is well after."""
     setting, found = _setting(history), []
     done = {fault.number: fault for fault in history.faults}
+    if not setting.planned:
+        raise Unknown("nothing was to be broken")
+    if setting.planned != len(setting.plan) or sorted(f.number for f in history.faults) != sorted(done):
+        found.append(f"{setting.planned} faults were planned, the plan has {len(setting.plan)}, {len(history.faults)} are recorded")
     for number in range(1, setting.planned + 1):
         fault = done.get(number)
+        sentence = setting.plan[number - 1]
+        if fault is not None and ": " in sentence and f": {fault.name}, " not in sentence:
+            found.append(f"{_name(fault)} is not what was planned:{sentence}")
         if fault is None:
             found.append(f"fault {number} of the plan was not made: {setting.plan[number - 1].strip()}")
         elif fault.made is None or not fault.evidence:
@@ -98,10 +106,27 @@ def one_incident_each(history: History) -> list[str]:
         alone = not any(other.group == fault.group for other in _beside(history, fault) if other.kinds)
         if len(own) > 1 and alone:
             found.append(f"{_name(fault)} has {len(own)} incidents: {', '.join(i.id for i in own)}")
+        found += [
+            f"{_name(fault)} was on node {fault.node}, and its incident {i.id} is about {i.node}"
+            for i in own
+            if alone and i.node and fault.node and i.node != fault.node
+        ]
+        echoed = Counter(i.group for i in incidents(history) if i.group != fault.group and _explains(fault, i))
+        if not any(_beside(history, fault)):
+            found += [f"{_name(fault)} has {n} incidents of group {g}" for g, n in sorted(echoed.items()) if n > 1]
+        together = [f for f in (fault, *_beside(history, fault)) if f.group == fault.group and f.kinds]
+        all_own = {i.id for f in together for i in of_fault(history, f)}
+        if not alone and len(all_own) > len(together):
+            found.append(f"{_name(fault)}: {len(together)} faults at once have {len(all_own)} incidents")
         if not own and (alone or not any(of_fault(history, other) for other in _beside(history, fault))):
             others = [f"{i.id} {i.kind} of group {i.group}" for i in incidents(history) if _during(fault, i)]
             seen = f", but {' and '.join(others)}" if others else ""
             found.append(f"{_name(fault)} has no incident that is {' or '.join(fault.kinds)}{seen}")
+    about = {i.id: i.node for i in incidents(history)}
+    for decision in history.committed():
+        for action in decision.actions:
+            if action["verb"] == "cordon" and about.get(action.get("incident", ""), action["node"]) != action["node"]:
+                found.append(f"{action['node']} was cordoned for {action['incident']}, which is about {about[action['incident']]}")
     for incident in incidents(history):
         before = incident.opened < setting.began  # a run that is broken while it is live may have had its own
         if not before and not any(_explains(fault, incident) for fault in history.faults):
@@ -113,6 +138,8 @@ def within_budgets(history: History) -> list[str]:
     """No more is done within the window than the budgets allow. Counted apart from the supervisor's own count: each time that
     a group gets another generation for a failure that surely pays."""
     setting = _setting(history)
+    if unsaid := {Rung(r).name.lower() for r in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)} - setting.budgets.keys():
+        raise Unknown(f"the history does not say what the budget of {' and '.join(sorted(unsaid))} is")
     drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
     counted: set[tuple[str, int]] = set()
     for decision in history.committed():
@@ -144,30 +171,52 @@ def others_go_on(history: History) -> list[str]:
         hit = {other.group for other in (fault, *_beside(history, fault)) if other.kinds}
         for group in set(range(setting.groups)) - hit:
             stall = longest_stall(history, group, fault.began, fault.over if fault.over is not None else setting.ended)
-            if stall > fault.others_within_s:
+            # what comes with another is not to blame for what that one may take
+            allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
+            if not stall <= allowed:
                 found.append(
-                    f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {fault.others_within_s:.1f} s "
-                    "are allowed"
+                    f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {allowed:.1f} s are allowed"
                 )
-    return found
+    return found + list(_for_no_fault(history, setting))
+
+
+def _for_no_fault(history: History, setting: Setting) -> Iterator[str]:
+    """Who stands still between two faults: nothing is allowed there, so the shortest that is allowed in any is generous."""
+    allowed = min((f.others_within_s for f in history.faults), default=float("inf"))
+    for group in range(setting.groups):
+        commits = sorted(line["t"] for steps in history.of_group(group) for line in steps.committed())
+        for one, two in itertools.pairwise(commits):
+            touched = any(f.began <= two and one <= (f.over or setting.ended) for f in history.faults)
+            if two - one > allowed and not touched:
+                yield f"group {group} stood still for {two - one:.1f} s, and no fault was there"
 
 
 def recovered_in_time(history: History) -> list[str]:
     """After each fault everything trains again within its bound, and its incident says so too."""
-    _setting(history)
-    found = []
+    setting, found = _setting(history), []
     for fault in history.faults:
         if fault.made is None:
             continue
         if fault.over is None:
             found.append(f"{_name(fault)}: not everything trained again")
-        elif fault.over - fault.began > fault.within_s:
+        elif not fault.began <= fault.made <= fault.over or fault.healed is None or fault.healed > fault.over:
+            found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
+        elif idle := _idle(history, setting, fault.began, fault.over):
+            found.append(f"{_name(fault)}: all was said to be well, and group {idle[0]} had not committed a step since")
+        elif not fault.over - fault.began <= fault.within_s:
             took = fault.over - fault.began
             found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
         found += [
-            f"{_name(fault)}: its incident {i.id} is not over" for i in of_fault(history, fault) if i.recovered is None
+            f"{_name(fault)}: its incident {i.id} is not over"
+            for i in incidents(history)
+            if _explains(fault, i) and i.recovered is None
         ]
     return found
+
+
+def _idle(history: History, setting: Setting, begin: float, until: float) -> list[int]:
+    of = {s.group for s in history.steps for line in s.committed() if begin <= line["t"] <= until}
+    return sorted(set(range(setting.groups)) - of)
 
 
 def digests_equal(history: History) -> list[str]:
@@ -197,6 +246,10 @@ def nothing_left(history: History) -> list[str]:
     if history.left is None:
         raise Unknown("nobody looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]
+    done = [action for decision in history.committed() for action in decision.actions]
+    if any(action["verb"] == "stop" for action in done):
+        keys = {v: {a["key"].removeprefix(f"{v}:") for a in done if a["verb"] == v} for v in ("acquire", "release")}
+        found += [f"{key} was acquired and never released" for key in sorted(keys["acquire"] - keys["release"])]
     return found + [f"an allocation is left: {allocation}" for allocation in history.left.allocations]
 
 
@@ -208,6 +261,8 @@ def badput_adds_up(history: History) -> list[str]:
     if length <= 0:
         return [f"the run ended {-length:g} s before it began"]
     found = []
+    found += list(_counted_twice(history))
+    found += [f"{_name(f)} is not within the run's time" for f in history.faults if not span.begin <= f.began <= (f.over or f.began) <= span.end]
     ledgers = {group: ledger(history, group, span) for group in range(setting.groups)}
     for group, intervals in ledgers.items():
         seconds = sum(interval.seconds for interval in intervals)
@@ -219,6 +274,19 @@ def badput_adds_up(history: History) -> list[str]:
     if abs(ettr + sum(badput.values()) - 1.0) > SHARE:
         found.append(f"ETTR {ettr:.3f} and badput {sum(badput.values()):.3f} do not add up to 1")
     return found
+
+
+def _counted_twice(history: History) -> Iterator[str]:
+    """What the ledger cuts to fit: lines of one process for the same seconds, and parts that are longer than their step."""
+    for steps in history.steps:
+        lines = sorted((x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"]))
+        for one, two in itertools.pairwise(lines):
+            if two["start"] < one["t"] - SLACK_S:
+                yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"
+        for line in lines:
+            parts, length = sum(line.get("seconds", {}).values()), line["t"] - line["start"]
+            if parts > length * (1 + SHARE) + SLACK_S:
+                yield f"{steps.name}: step {line.get('step')} took {length:.2f} s, and its parts {parts:.2f} s"
 
 
 PROMISES: Mapping[str, Callable[[History], list[str]]] = {
