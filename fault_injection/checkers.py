@@ -40,7 +40,9 @@ def one_actuation_per_decision(history: History) -> list[str]:
         if len(nodes) > 1
     ]
     born = {(p.group, p.generation, p.rank, p.node) for p in history.processes}
-    found += [f"{s.name} on {s.node} wrote steps, and nobody spawned it" for s in history.steps if _owner(s) not in born]
+    found += [
+        f"{s.name} on {s.node} wrote steps, and nobody spawned it" for s in history.steps if _owner(s) not in born
+    ]
     for process in history.processes:
         nodes = started.get((process.group, process.generation), [])
         if process.node not in nodes:
@@ -146,7 +148,7 @@ def no_dead_epoch(history: History) -> list[str]:
 def steps_not_lost(history: History) -> list[str]:
     """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
     resume from disk)."""
-    found = list(_not_next(history))
+    found = [*_not_next(history), *_behind_the_disk(history)]
     commits = sorted((line["t"], line["step"]) for s in history.steps for line in s.committed())
     begun = sorted(
         (line["start"], line["step"], s.group, s.generation) for s in history.steps for line in s.committed()
@@ -172,6 +174,22 @@ def _not_next(history: History) -> Iterator[str]:
                 yield f"{steps.name} committed step {two['step']} after step {one['step']}, in one process"
             elif two["step"] > one["step"] + 1 and not two.get("healed") and not _mute(history, steps.group, one, two):
                 yield f"{steps.name} committed step {two['step']} after step {one['step']}, and did not heal"
+
+
+def _behind_the_disk(history: History) -> Iterator[str]:
+    """A resume from disk goes on from the newest checkpoint that was known to be complete; from an older one if it was torn."""
+    known = [
+        (decision.t, int(action["key"].removeprefix("checkpoint:")))
+        for decision in history.committed()
+        for action in decision.actions
+        if action["verb"] == "checkpoint"
+    ]
+    for pause in without_life(history):
+        began = [(x["start"], x["step"]) for s in history.steps for x in s.committed() if x["start"] >= pause]
+        torn = sum(f.name == "checkpoint_torn" and f.made is not None and f.began <= pause for f in history.faults)
+        there = sorted(step for t, step in known if t <= pause)[: -torn or None]
+        if began and there and min(began)[1] <= there[-1]:
+            yield f"step {min(began)[1]} was committed after a resume, and step {there[-1]} was complete on disk"
 
 
 def _mute(history: History, group: int, one: dict[str, Any], two: dict[str, Any]) -> bool:

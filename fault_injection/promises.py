@@ -62,7 +62,9 @@ def incidents(history: History) -> list[Acted]:
         if any(action.get("verb") == "resume" for action in decision.actions):
             recovered |= dict.fromkeys(halted - recovered.keys(), at)  # a person has mended it
     return [
-        Acted(name, body["kind"], body["group"], body["rung"], body.get("node", ""), opened[name], at, recovered.get(name))
+        Acted(
+            name, body["kind"], body["group"], body["rung"], body.get("node", ""), opened[name], at, recovered.get(name)
+        )
         for name, (at, body) in first.items()
     ]
 
@@ -79,7 +81,9 @@ def every_fault_happened(history: History) -> list[str]:
     if not setting.planned:
         raise Unknown("nothing was to be broken")
     if setting.planned != len(setting.plan) or sorted(f.number for f in history.faults) != sorted(done):
-        found.append(f"{setting.planned} faults were planned, the plan has {len(setting.plan)}, {len(history.faults)} are recorded")
+        found.append(
+            f"{setting.planned} faults were planned, the plan has {len(setting.plan)}, {len(history.faults)} are recorded"
+        )
     for number in range(1, setting.planned + 1):
         fault = done.get(number)
         sentence = setting.plan[number - 1]
@@ -126,7 +130,9 @@ def one_incident_each(history: History) -> list[str]:
     for decision in history.committed():
         for action in decision.actions:
             if action["verb"] == "cordon" and about.get(action.get("incident", ""), action["node"]) != action["node"]:
-                found.append(f"{action['node']} was cordoned for {action['incident']}, which is about {about[action['incident']]}")
+                found.append(
+                    f"{action['node']} was cordoned for {action['incident']}, which is about {about[action['incident']]}"
+                )
     for incident in incidents(history):
         before = incident.opened < setting.began  # a run that is broken while it is live may have had its own
         if not before and not any(_explains(fault, incident) for fault in history.faults):
@@ -262,7 +268,11 @@ def badput_adds_up(history: History) -> list[str]:
         return [f"the run ended {-length:g} s before it began"]
     found = []
     found += list(_counted_twice(history))
-    found += [f"{_name(f)} is not within the run's time" for f in history.faults if not span.begin <= f.began <= (f.over or f.began) <= span.end]
+    found += [
+        f"{_name(f)} is not within the run's time"
+        for f in history.faults
+        if not span.begin <= f.began <= (f.over or f.began) <= span.end
+    ]
     ledgers = {group: ledger(history, group, span) for group in range(setting.groups)}
     for group, intervals in ledgers.items():
         seconds = sum(interval.seconds for interval in intervals)
@@ -279,7 +289,9 @@ def badput_adds_up(history: History) -> list[str]:
 def _counted_twice(history: History) -> Iterator[str]:
     """What the ledger cuts to fit: lines of one process for the same seconds, and parts that are longer than their step."""
     for steps in history.steps:
-        lines = sorted((x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"]))
+        lines = sorted(
+            (x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"])
+        )
         for one, two in itertools.pairwise(lines):
             if two["start"] < one["t"] - SLACK_S:
                 yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"

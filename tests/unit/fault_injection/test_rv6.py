@@ -23,7 +23,7 @@ from fault_injection.promises import ALL
 from fault_injection.recorded import load, save
 from supervisor.ports.errors import Fatal
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
-from tests.unit.fault_injection.files import Files, _of_quorum, incident, step, story
+from tests.unit.fault_injection.files import Files, _of_quorum, incident, place, seconds, step, story
 from tests.unit.fault_injection.test_runner import Played, inject, run
 
 
@@ -63,6 +63,17 @@ def not_made_by_one_that_lives(f: Files) -> History:
     """Group 1 goes from 11 to 13 without healing; group 0 says that it took part in 12."""
     lines, at = steps_of(f, 12)[1]
     del lines[at]
+    return broken(f)
+
+
+def resumed_behind_the_newest_checkpoint(f: Files) -> History:
+    """Both groups are started again at 31 s; step 15 is complete on disk, as decision 8 says, and they go on from step 10. Twin
+    and digests agree with them: it is what the run did."""
+    f.decide(24.0, 8, {0: 1, 1: 3}, [{"verb": "checkpoint", "key": "checkpoint:15", "reason": "r", "group": 0}])
+    f.decide(30.0, 9, {0: 2, 1: 4}, [place(0, 2, "n1"), place(1, 4, "n3")])
+    for node, group, generation in (("n1", 0, 2), ("n3", 1, 4)):
+        f.shim(31.0, "spawned", node, group, generation)
+        f.steps[node, group, generation] = seconds(32.0, 11, 3)
     return broken(f)
 
 
@@ -187,7 +198,9 @@ def never_healed(f: Files) -> History:
 
 def over_before_it_began(f: Files) -> History:
     history = broken(f)
-    history.faults.append(replace(KILL, number=3, name="hiccup", began=16.0, made=16.1, healed=16.2, over=14.5, kinds=()))
+    history.faults.append(
+        replace(KILL, number=3, name="hiccup", began=16.0, made=16.1, healed=16.2, over=14.5, kinds=())
+    )
     history.setting = replace(SETTING, plan=(*SETTING.plan, "  3  at step 13: hiccup, group 1 rank 0"), planned=3)
     return history
 
@@ -202,7 +215,9 @@ def about_another_node(f: Files) -> History:
 
 
 def another_host_is_cordoned(f: Files) -> History:
-    f.of_decision(4, "intent")["actions"].append({"verb": "cordon", "key": "cordon:n1:i2", "node": "n1", "incident": "i2", "reason": "r"})
+    f.of_decision(4, "intent")["actions"].append(
+        {"verb": "cordon", "key": "cordon:n1:i2", "node": "n1", "incident": "i2", "reason": "r"}
+    )
     return broken(f)
 
 
@@ -313,7 +328,7 @@ def ended_before_its_faults(f: Files) -> History:
 
 
 LIES = [
-    made_twice_in_one_quorum, jumped_over, not_made_by_one_that_lives,
+    made_twice_in_one_quorum, resumed_behind_the_newest_checkpoint, jumped_over, not_made_by_one_that_lives,
     moved_without_a_fence, moved_before_the_fence, started_before_it_was_decided,
     other_loss_in_one_group, loss_is_no_number, divided_by_two_when_alone,
     stands_still_between_two_faults, not_back_when_all_is_said_to_be_well,
@@ -366,7 +381,9 @@ def test_what_comes_with_a_hang_may_last_as_long_as_the_hang(tmp_path: Path) -> 
     supervisor, of which 1.9 s are allowed) is not to blame."""
     history = broken(story(tmp_path))
     history.faults.append(
-        replace(KILL, number=3, name="supervisor_killed", began=10.6, made=10.65, healed=10.7, kinds=(), others_within_s=1.9)
+        replace(
+            KILL, number=3, name="supervisor_killed", began=10.6, made=10.65, healed=10.7, kinds=(), others_within_s=1.9
+        )
     )
     history.setting = replace(SETTING, plan=(*SETTING.plan, "  3  at once with it: supervisor_killed"), planned=3)
     assert answers(history, tmp_path)["others_go_on"] == "pass"
