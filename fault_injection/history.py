@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,15 +224,32 @@ class History:
 
 def read(run: str, run_dir: Path, system: Path) -> History:
     """Read everything that there is about a run; `system` is the folder that holds `nodes/`."""
-    history = History(run)
-    _read_journal(history, run_dir / "journal.jsonl")
-    for path in sorted(system.glob("nodes/*/shim.jsonl")):
-        _read_shim(history, path, path.parent.name)
+    unreadable: list[str] = []
+    journal = _lines(run_dir / "journal.jsonl", unreadable)
+    shims = ((path.parent.name, _lines(path, unreadable)) for path in sorted(system.glob("nodes/*/shim.jsonl")))
+    steps = []
     for path in sorted(system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl")):
         name = _trainer_name(path.parent.name, run)
         if name is not None:
-            lines = tuple(_lines(path, history.unreadable, torn_end_is_fine=True))
-            history.steps.append(Steps(*name, path.parts[-4], lines))
+            steps.append(Steps(*name, path.parts[-4], tuple(_lines(path, unreadable))))
+    history = of_lines(run, journal, shims, steps)
+    history.unreadable += unreadable
+    return history
+
+
+def of_lines(
+    run: str,
+    journal: Iterable[dict[str, Any]],
+    shims: Iterable[tuple[str, Iterable[dict[str, Any]]]],
+    steps: Iterable[Steps],
+) -> History:
+    """The history that these lines tell, wherever they were kept: a journal's, each node's shim's, each rank's."""
+    history = History(run, steps=list(steps))
+    _read_journal(history, journal)
+    for node, lines in shims:
+        _read_shim(history, lines, node)
+    history.processes.sort(key=lambda p: p.spawned)
+    history.signals.sort(key=lambda s: s.t)
     return history
 
 
@@ -241,13 +258,13 @@ def _trainer_name(name: str, run: str) -> tuple[int, int, int] | None:
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
-def _read_journal(history: History, path: Path) -> None:
+def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
     outcomes: dict[int, dict[str, Any]] = {}
     intents: list[dict[str, Any]] = []
     intent_lines: list[int] = []
     open_: dict[tuple[int, int], int] = {}
     intended_at: dict[tuple[int, int], int] = {}
-    for at, line in enumerate(_lines(path, history.unreadable, torn_end_is_fine=True)):
+    for at, line in enumerate(lines):
         if isinstance(line.get("epoch"), int):
             history.epochs.setdefault(line["epoch"], at)
         if line.get("entry") == "outcome":
@@ -296,10 +313,10 @@ def _outcome(line: dict[str, Any], at: int, intent_at: int | None) -> Outcome:
     )
 
 
-def _read_shim(history: History, path: Path, node: str) -> None:
+def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> None:
     alive: dict[tuple[str, int], dict[str, Any]] = {}
     ending, allocation = False, None
-    for line in _lines(path, history.unreadable, torn_end_is_fine=True):
+    for line in lines:
         event = line.get("event")
         if event == "shim_started":
             ending, allocation = False, line.get("allocation")
@@ -324,8 +341,6 @@ def _read_shim(history: History, path: Path, node: str) -> None:
             )
     for spawn in alive.values():
         history.processes.append(_process(node, history.run, spawn, None))
-    history.processes.sort(key=lambda p: p.spawned)
-    history.signals.sort(key=lambda s: s.t)
 
 
 def _process(
@@ -349,7 +364,7 @@ def _process(
     )
 
 
-def _lines(path: Path, unreadable: list[str], torn_end_is_fine: bool) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, unreadable: list[str]) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     rows = path.read_text(errors="replace").split("\n")
@@ -361,7 +376,7 @@ def _lines(path: Path, unreadable: list[str], torn_end_is_fine: bool) -> Iterato
             body = json.loads(row)
         except ValueError:
             # A process that is killed while it writes leaves a torn last line: that is no loss of history.
-            if not (torn_end_is_fine and number == len(rows)):
+            if number != len(rows):
                 torn = f"{path.name} of {path.parent.name}: line {number}"
                 unreadable.append(torn)
             continue

@@ -6,11 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations, groupby
 from typing import Any
 
 from fault_injection.chaos.replay import tries_of
-from fault_injection.history import History, Steps, Unknown
+from fault_injection.history import History, Process, Steps, Unknown
 
 
 def single_owner(history: History) -> list[str]:
@@ -26,9 +26,9 @@ def _late_commits(history: History) -> Iterator[str]:
     for steps in history.steps:
         by_owner[steps.group, steps.generation, steps.node] += steps.committed()
     owners = sorted((owner, sorted(lines, key=lambda x: x["t"])) for owner, lines in by_owner.items() if lines)
-    for ((group, generation, node), lines), ((other, newer, elsewhere), newer_lines) in combinations(owners, 2):
-        if group != other:
-            continue
+    of_group = groupby(owners, key=lambda owner: owner[0][0])
+    pairs = chain.from_iterable(combinations(list(mine), 2) for _, mine in of_group)
+    for ((group, generation, node), lines), ((_, newer, elsewhere), newer_lines) in pairs:
         if generation == newer:
             yield f"group {group}: generation {generation} committed on {node} and on {elsewhere}"
             continue
@@ -62,10 +62,12 @@ def _commits_of_the_dead(history: History) -> Iterator[str]:
 
 
 def _two_on_a_node(history: History) -> Iterator[str]:
-    for older, newer in combinations(history.processes, 2):  # by the time of their spawning
-        same_place = (older.node, older.group) == (newer.node, newer.group)
+    places: dict[tuple[str, int], list[Process]] = defaultdict(list)
+    for process in history.processes:  # by the time of their spawning
+        places[process.node, process.group].append(process)
+    for older, newer in chain.from_iterable(combinations(there, 2) for there in places.values()):
         still_there = older.over_by is None or older.over_by > newer.spawned
-        if same_place and older.generation != newer.generation and still_there:
+        if older.generation != newer.generation and still_there:
             yield (
                 f"group {older.group} generation {newer.generation} was begun on {older.node} "
                 f"while generation {older.generation} still ran there"
@@ -160,6 +162,8 @@ def _without_record(history: History) -> Iterator[str]:
 
 
 def _two_quorums(step: int, commits: list[_Commit]) -> Iterator[str]:
+    if len({commit.quorum for commit in commits}) < 2:
+        return
     for one, two in combinations(commits, 2):
         if one.quorum == two.quorum or one.steps.group == two.steps.group:
             continue

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fault_injection.sim.faults import KINDS, Fault
+from fault_injection.sim.lane import Kept, Part, play
 from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import shrunk
 
@@ -21,31 +22,58 @@ def main() -> int:
     """0: nothing broke. 1: something did; it is told with its seed and the fewest faults. 2: a mistake in what was asked."""
     asked = _asked()
     try:
-        plan = read_plan(asked.plan) if asked.plan else None
-    except (OSError, ValueError) as error:
-        print(f"cannot read the plan {asked.plan}: {error}", file=sys.stderr)
-        return 2
-    began = said = time.monotonic()
-    virtual_s, recovered, bad = 0.0, [], 0
-    seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.seeds)
-    for number, seed in enumerate(seeds, 1):
-        result = run(seed, asked.nodes, plan)
-        virtual_s += result.lasted_s
-        recovered += [result.recovered_s] if result.recovered_s is not None else []
         if asked.seed is not None:
-            print(described(result))
-        if result.broken:
-            bad += 1
-            print(failure(result), flush=True)
-        if time.monotonic() - said > OFTEN_S:
-            said = time.monotonic()
-            print(f"{number} of {len(seeds)} seeds, {bad} broken, {said - began:.0f} s", flush=True)
-    took_s = time.monotonic() - began
-    print(
-        f"{len(seeds)} seeds of {asked.nodes} nodes: {bad} broken, {len(recovered)} recovered; {virtual_s / 3600:.1f} hours of "
-        f"virtual time in {took_s:.0f} s, {took_s / len(seeds):.2f} s a seed"
-    )
+            return _again(asked.seed, asked.nodes, asked.plan)
+        kept = Kept(asked.out, asked.nodes, asked.go_on) if asked.out else None
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    first = kept.next if kept is not None and asked.go_on else asked.first
+    seeds = range(first, asked.first + asked.seeds)
+    try:
+        bad = _lane(seeds, asked.nodes, asked.jobs, kept) if seeds else 0
+    except KeyboardInterrupt:
+        print("interrupted; what was played is kept" if kept is not None else "interrupted", file=sys.stderr)
+        return 1
     return 1 if bad else 0
+
+
+def _again(seed: int, nodes: int, path: Path | None) -> int:
+    try:
+        plan = read_plan(path) if path is not None else None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the plan {path}: {error}") from error
+    result = run(seed, nodes, plan)
+    print(described(result))
+    if result.broken:
+        print(failure(result))
+    return 1 if result.broken else 0
+
+
+def _lane(seeds: range, nodes: int, jobs: int, kept: Kept | None) -> int:
+    began = said = time.monotonic()
+    part = Part(seeds[0], nodes, jobs)
+    try:
+        for result, cpu_s in play(seeds, nodes, jobs):
+            part.add(result, cpu_s)
+            part.wall_s = time.monotonic() - began
+            if result.broken:
+                print(failure(result), flush=True)
+            if kept is not None:
+                kept.keep(part, at_once=bool(result.broken))
+            if time.monotonic() - said > OFTEN_S:
+                said = time.monotonic()
+                print(
+                    f"{part.seeds} of {len(seeds)} seeds, {len(part.broken)} broken, {said - began:.0f} s", flush=True
+                )
+    finally:
+        if kept is not None and part.seeds:
+            kept.keep(part, at_once=True)
+    print(
+        f"{part.seeds} seeds of {nodes} nodes: {len(part.broken)} broken, {part.recovered} recovered; {part.virtual_s / 3600:.1f} hours "
+        f"of virtual time in {part.wall_s:.0f} s, {part.wall_s / part.seeds:.2f} s a seed"
+    )
+    return len(part.broken)
 
 
 def _asked() -> argparse.Namespace:
@@ -53,6 +81,9 @@ def _asked() -> argparse.Namespace:
     asks.add_argument("--seeds", type=_positive, default=200, help="how many (default 200)")
     asks.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
     asks.add_argument("--nodes", type=_positive, default=50, help="nodes of the run, spares among them (default 50)")
+    asks.add_argument("--jobs", type=_positive, default=1, help="processes (default 1)")
+    asks.add_argument("--out", type=Path, help="a JSON file of results, written as they come")
+    asks.add_argument("--go-on", action="store_true", help="with --out: after the last seed that is in it")
     asks.add_argument("--seed", type=int, help="this one alone, with its plan and what became of it")
     asks.add_argument(
         "--plan", type=Path, help="with --seed: a file of faults, one JSON object a line, in its plan's place"
@@ -60,6 +91,8 @@ def _asked() -> argparse.Namespace:
     found = asks.parse_args()
     if found.plan is not None and found.seed is None:
         asks.error("--plan needs --seed: the chance of that seed is played")
+    if found.go_on and found.out is None:
+        asks.error("--go-on needs --out: the file that is to be gone on with")
     if found.nodes < 2:
         asks.error("--nodes must be at least 2: one trains, one is a spare")
     return found

@@ -35,6 +35,8 @@ class Checks:
     incidents: dict[str, Incident] = field(default_factory=dict)
     digest: str = ""
     """Of everything that was ever written, with its virtual time."""
+    changes: int = 0
+    """Steps and decisions that were committed."""
     _trace: bytes = b""
     _begun: dict[tuple[int, int], str] = field(default_factory=dict)
     _stepped: dict[int, int] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Checks:
 
     def stepped(self, members: Sequence[Trainer], step: int) -> None:
         """Before a quorum commits `step`."""
+        self.changes += 1
         for t in members:
             newest = max(self._stepped.get(t.group, 0), self._fenced_below.get(t.group, 0))
             if t.generation < newest:
@@ -135,6 +138,7 @@ class Checks:
             self.broke(f"fencing: {writer.name} commits under epoch {term.epoch}, and {now} leads")
         observed, decision = writer.decided
         before, self.memory = self.memory, decision.memory
+        self.changes += 1
         self._monotonic(before, decision.memory)
         self._emptied(before, decision.memory)
         self._budgets(observed, decision)
@@ -152,16 +156,16 @@ class Checks:
 
     def _emptied(self, before: Memory, after: Memory) -> None:
         """A group starts elsewhere only once its old generation is gone or shut out."""
+        able = [t for gate in self.world.gates for t in gate.able()]
         for g, new in after.groups.items():
             old = before.groups.get(g)
             if new.phase != "starting" or (
                 old is not None and (old.phase, old.generation) == ("starting", new.generation)
             ):
                 continue
-            for gate in self.world.gates:
-                for t in gate.able():
-                    if t.group == g and t.generation < new.generation and t.node.name != new.node:
-                        self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {new.node}")
+            for t in able:
+                if t.group == g and t.generation < new.generation and t.node.name != new.node:
+                    self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {new.node}")
 
     def _budgets(self, observed: Observed, decision: Decision) -> None:
         budget = self.world.spec.policy.budget

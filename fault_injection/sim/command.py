@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fault_injection.sim.months import Months, Outcome, whole
-from fault_injection.sim.rates import Rates, known, rates, times
+from fault_injection.sim import past
+from fault_injection.sim.months import ByChance, Months, Outcome, whole
+from fault_injection.sim.rates import Rates, Times, known, rates, times
 from supervisor.cli import sentences
 from supervisor.core.spec import RunSpec
 from supervisor.shell import runfile
@@ -44,28 +46,39 @@ def simulate(
     policy: Annotated[
         list[Path] | None, typer.Option(help="A TOML file with [policy], as in a run file; again, to compare.")
     ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="Not at rates, but what befell a run: its journal.jsonl, or the history.jsonl of a broken one."
+        ),
+    ] = None,
 ) -> None:
-    """Train for weeks on thousands of GPUs that fail as published, in minutes: ETTR, badput by cause, spares used."""
+    """Train for weeks on thousands of GPUs that fail as published, in minutes: ETTR, badput by cause, spares used.
+
+    With --journal: what the failures of a real run would have cost under each policy."""
     with sentences():
+        if journal is not None:
+            _what_if(journal, policy or [])
+            return
         try:
             chosen = rates(rate)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--rates") from None
-        specs = {str(path): spec(gpus, path) for path in policy or ()} or {AS_SHIPPED: spec(gpus, None)}
+        groups = gpus // GPUS_A_NODE
+        specs = _specs(groups, _spares(groups), policy or [])
         console = Console()
         console.print(_introduction(chosen, gpus, days, seeds), highlight=False)
         for name, run in specs.items():
-            outcomes = [Months(run, chosen, times(), gpus, seed).run(days * DAY_S) for seed in range(seeds)]
+            outcomes = [Months(run, ByChance(chosen, gpus), times(), seed).run(days * DAY_S) for seed in range(seeds)]
             console.print(report(name, outcomes))
 
 
-def spec(gpus: int, policy: Path | None) -> RunSpec:
+def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
     """The run that is simulated; raises BadParameter for a policy that is wrong."""
-    groups = gpus // GPUS_A_NODE
     body: dict[str, Any] = {
         "name": "simulated",
         "groups": {"count": groups},
-        "allocation": {"engine": "slurm", "nodes": groups, "spares": max(1, groups // NODES_A_SPARE)},
+        "allocation": {"engine": "slurm", "nodes": groups, "spares": spares},
     }
     try:
         if policy is not None:
@@ -76,6 +89,72 @@ def spec(gpus: int, policy: Path | None) -> RunSpec:
         return runfile.parse(body)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{policy}: {error}", param_hint="--policy") from None
+
+
+def _spares(groups: int) -> int:
+    return max(1, groups // NODES_A_SPARE)
+
+
+def _specs(groups: int, spares: int, policies: Sequence[Path]) -> dict[str, RunSpec]:
+    found = {str(path): spec(groups, spares, path) for path in policies}
+    return found or {AS_SHIPPED: spec(groups, spares, None)}
+
+
+def _what_if(path: Path, policies: Sequence[Path]) -> None:
+    try:
+        found = past.read(path)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path}: {error.strerror}", param_hint="--journal") from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--journal") from None
+    console, measured = Console(), past.as_measured(found, times())
+    shipped = {AS_SHIPPED: spec(found.groups, found.spares, None)}
+    specs = shipped | (_specs(found.groups, found.spares, policies) if policies else {})
+    outcomes = {name: Months(run, found.failures, measured, 0).run(found.seconds) for name, run in specs.items()}
+    console.print(_told_of(path, found, measured), highlight=False)
+    console.print(compared(found, outcomes))
+    for name, outcome in outcomes.items():
+        for why in outcome.halted:
+            console.print(f"policy {name} halts: {why}", highlight=False)
+
+
+def _told_of(path: Path, found: past.Past, measured: Times) -> str:
+    kinds = Counter(failed.kind.value for failed in found.failures)
+    lines = [
+        f"{path}: {found.groups} groups, {found.spares} spares, {found.seconds / 60:.1f} minutes since everybody trained; failures: "
+        f"{', '.join(f'{n} {kind}' for kind, n in kinds.items()) or 'none'}.",
+        f"A group trains {measured.start_s + measured.heal_s:.1f} s after its start "
+        f"({'as this run shows' if found.restart_s is not None else 'assumed'}), and waits {measured.queue_s:.1f} s for an allocation "
+        f"({'as at its launch' if found.queue_s is not None else 'assumed'}); what takes how long otherwise: sim/data/times.toml.",
+    ]
+    if found.left_out:
+        out = ", ".join(f"{n} {kind}" for kind, n in found.left_out.items())
+        lines.append(f"Left out, as no failures or from before everybody trained: {out}.")
+    return "\n".join(lines)
+
+
+def compared(found: past.Past, outcomes: Mapping[str, Outcome]) -> Table:
+    """What the same failures cost, as it was and under each policy."""
+    table = Table(title="the same failures under each policy", title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column("as it was", justify="right")
+    for name in outcomes:
+        table.add_column(name, justify="right", overflow="fold")
+
+    def row(what: str, was: str, of: Callable[[Outcome], str]) -> None:
+        table.add_row(what, was, *(of(outcome) for outcome in outcomes.values()))
+
+    whole_s = found.seconds * found.groups
+    lost_s = sum(found.lost.values())
+    row("group-seconds lost to them", f"{lost_s:.1f}", lambda o: f"{sum(o.badput.values()):.1f}")
+    row("ETTR", f"{1 - lost_s / whole_s:.2%}", lambda o: f"{o.ettr:.2%}")
+    row("groups placed on another node", "", lambda o: str(o.spares))
+    row("allocations asked for", "", lambda o: str(o.asked))
+    row("halts", "", lambda o: str(o.halts))
+    table.add_section()
+    for cause in _largest(o.badput for o in outcomes.values()):
+        row(f"lost to: {cause}", "", lambda o, cause=cause: f"{o.badput[cause]:.1f}")  # type: ignore[misc]
+    return table
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
@@ -129,6 +208,6 @@ def _share(outcome: Outcome, group_seconds: float) -> float:
 def _introduction(chosen: Rates, gpus: int, days: float, seeds: int) -> str:
     groups, hours = gpus // GPUS_A_NODE, chosen.mttf_s(gpus) / 3600
     return (
-        f"{gpus} GPUs as {groups} groups of a node, {max(1, groups // NODES_A_SPARE)} spares, {days:g} days, {seeds} seeds; a failure "
+        f"{gpus} GPUs as {groups} groups of a node, {_spares(groups)} spares, {days:g} days, {seeds} seeds; a failure "
         f"every {hours:.2f} h.\nRates: {chosen.title} ({chosen.source}).\nWhat takes how long otherwise: fault_injection/sim/data/times.toml."
     )

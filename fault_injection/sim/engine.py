@@ -13,11 +13,6 @@ from supervisor.ports.errors import Retryable
 if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
-QUEUE_S = (0.5, 3.0)
-BOOT_S = (0.5, 2.0)
-"""From a grant until the node's agent takes its first turn."""
-KILL_S = (0.2, 3.0)
-
 
 @dataclass
 class Held:
@@ -35,10 +30,10 @@ class SimEngine:
     """ports.engine.Engine."""
 
     name = "slurm"
-    poll_s = 1.0
 
     def __init__(self, world: World, hosts: int) -> None:
         self.world = world
+        self.poll_s = world.pace.poll_s
         self.free = [f"n{number:04}" for number in range(hosts)]
         self.held: dict[str, Held] = {}
         self.away = False
@@ -51,7 +46,7 @@ class SimEngine:
         self._answer()
         if request.key not in self.held:
             self.held[request.key] = Held(request)
-            self._later(QUEUE_S, lambda: self._grant(request.key))
+            self._later(self.world.pace.queue_s, lambda: self._grant(request.key))
 
     def replace(self, key: str, request: Request, because: str) -> None:
         self.release(key)
@@ -80,7 +75,7 @@ class SimEngine:
         before, held.state, held.reason = held.state, "gone", reason
         held.dead = not notices
         if before == "granted":
-            self._later(KILL_S, lambda: self.world.give_up(held.host, key))
+            self._later(self.world.pace.kill_s, lambda: self.world.give_up(held.host, key))
 
     def _answer(self) -> None:
         if self.away:
@@ -92,11 +87,11 @@ class SimEngine:
             return
         hosts = [host for host in self.free if f"h{host}" not in held.request.exclude]
         if self.stalled or not hosts:
-            self._later(QUEUE_S, lambda: self._grant(key))
+            self._later(self.world.pace.queue_s, lambda: self._grant(key))
             return
         held.state, held.host = "granted", hosts[0]
         self.free.remove(hosts[0])
-        self._later(BOOT_S, lambda: self._boot(held))
+        self._later(self.world.pace.boot_s, lambda: self._boot(held))
 
     def _boot(self, held: Held) -> None:
         if held.state == "granted":

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from fault_injection.sim.nodes import Node, Trainer
     from fault_injection.sim.world import World
 
-TICK_S = 0.5
-"""The real one's is 20 ms; the heartbeat timeout of the model's runs is twice this."""
-
 
 class Lighthouse:
     """One generation of the lighthouse, on a service host."""
@@ -42,7 +39,8 @@ class Lighthouse:
         self._told: GateObserved | None = None
         self._doubted: tuple[tuple[int, int], ...] = ()
         self._ticked_at = world.clock.now
-        world.clock.after(TICK_S, self._tick)
+        self._opened_at = 0.0
+        world.clock.after(world.pace.gate_tick_s, self._tick)
 
     def record(self) -> ProcessRecord:
         return ProcessRecord(
@@ -59,6 +57,7 @@ class Lighthouse:
         if self.up:
             self.up = False
             self.client.cut()
+            self.node.wake()
             self.world.gates_changed()
 
     # --- the network ---
@@ -83,7 +82,8 @@ class Lighthouse:
         """Those of whom the lighthouse makes the next quorum: nobody while it counts one as alive that does not come, nor while the
         gate is in doubt about one that it lost."""
         now = self.world.clock.now
-        if not self.serves or self.state.doubted(now):
+        waits = now < self._opened_at + self.world.pace.rejoin_s
+        if not self.serves or waits or self.state.doubted(now):
             return []
         able = self.able()
         beating = {g for g in self.state.admitted if self.state.hearing(g, now) == "beating"}
@@ -95,7 +95,7 @@ class Lighthouse:
         if not self.up:
             return
         now = self.world.clock.now
-        self.world.clock.after(TICK_S, self._tick)
+        self.world.clock.after(self.world.pace.gate_tick_s, self._tick)
         if self.frozen or not self.node.power:
             return
         if now - self._ticked_at > FROZEN_S:
@@ -108,6 +108,7 @@ class Lighthouse:
         self.state.judge_etcd(self.client.silent_s, self.client.reaches, now)
         if not self.state.opened and self.state.may_open(now):
             self.state.open(now)
+            self._opened_at = now
         self._doubted = self.state.doubted(now)
         if self.client.reaches:
             self._publish(now)
@@ -140,7 +141,10 @@ class Lighthouse:
             self.state.retired = True
             return
         self.state.admit(orders.admitted, self.world.clock.now)
-        self.address = f"{self.node.name}:{self.name.generation}"
+        if not self.address:
+            self.address = f"{self.node.name}:{self.name.generation}"
+            self.node.wake()
+            self.world.gates_changed()
 
     def _hear(self, now: float) -> None:
         state = self.state

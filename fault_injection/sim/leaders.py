@@ -25,12 +25,6 @@ from supervisor.wire.records import LeaderRecord, encode
 if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
-TURN_S = 0.1
-TURN_S_A_NODE = 0.001
-"""From a change to the loop's turn, and for each node more: what comes within is seen at once. The real loop waits for nothing, but a
-turn over 500 nodes takes it some tenths of a second."""
-IDLE_S = 1.0
-"""Longest sleep of the loop (the real one's is half of it)."""
 LOOK_S = 0.5
 """How often a standby looks for a gap."""
 
@@ -87,7 +81,7 @@ class Supervisor:
         self.world, self.name = world, name
         self.store = SimStore(world.etcd, name, idle=lambda seconds: None)
         allocation = world.spec.allocation
-        turn_s = TURN_S + TURN_S_A_NODE * (allocation.nodes + allocation.spares)
+        turn_s = world.pace.turn_s + world.pace.turn_s_a_node * (allocation.nodes + allocation.spares)
         self.store.woken = lambda: self._again(turn_s)
         self.loop: Loop | None = None
         self.term: Leadership | None = None
@@ -127,7 +121,7 @@ class Supervisor:
 
     def _take_turn(self) -> None:
         if self._busy:  # it waits inside a call, and the world goes on around it
-            self._again(TURN_S)
+            self._again(self.world.pace.turn_s)
             return
         self._busy = True
         try:
@@ -149,7 +143,7 @@ class Supervisor:
         except (Fenced, Retryable):
             self._stand_by()
             return
-        self._again(IDLE_S)
+        self._again(self.world.pace.idle_s)
 
     def _campaign(self) -> None:
         self._again(LOOK_S)

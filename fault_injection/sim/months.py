@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from fault_injection.sim.past import Failed
 from fault_injection.sim.rates import Look, Rates, Times
 from supervisor.core.decide import decide
 from supervisor.core.model import (
@@ -71,20 +72,36 @@ class Outcome:
     asked: int = 0
     """Allocations that were asked for."""
     halts: int = 0
+    halted: list[str] = field(default_factory=list)
+    """Why, each time."""
+    while_down: int = 0
+    """Failures of groups that did not train: they cost nothing more."""
 
     @property
     def ettr(self) -> float:
         return 1.0 - sum(self.badput.values()) / (self.seconds * self.groups)
 
 
+@dataclass(frozen=True)
+class ByChance:
+    """Failures at published rates."""
+
+    rates: Rates
+    gpus: int
+
+    @property
+    def mttf_s(self) -> float:
+        return self.rates.mttf_s(self.gpus)
+
+
 class Months:
     """One seed."""
 
-    def __init__(self, spec: RunSpec, rates: Rates, times: Times, gpus: int, seed: int) -> None:
-        self.spec, self.rates, self.times = spec, rates, times
+    def __init__(self, spec: RunSpec, failures: ByChance | Sequence[Failed], times: Times, seed: int) -> None:
+        """`failures`: at published rates, or those of a run that was."""
+        self.spec, self.failures, self.times = spec, failures, times
         self.dice = random.Random(seed)
         self.now = BEGAN_S
-        self.mttf_s = rates.mttf_s(gpus)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._changed = False
         """Something is to be seen that was not when it was decided last."""
@@ -99,7 +116,12 @@ class Months:
         """So much of the run's time."""
         groups = self.spec.groups.count
         self.out, end = Outcome(seconds, groups), self.now + seconds
-        self._after(self.dice.expovariate(1 / self.mttf_s), self._fail)
+        self._after(float("inf"), lambda: None)
+        if isinstance(self.failures, ByChance):
+            self._fail_by_chance(self.failures)
+        else:
+            for failed in self.failures:
+                self._after(failed.at_s, lambda failed=failed: self._fail(failed.group, failed.look, failed.error))  # type: ignore[misc]
         while (at := min(self._due[0][0], self._look)) <= end:
             self.now = at
             while self._due[0][0] <= at:
@@ -137,17 +159,26 @@ class Months:
 
     # --- what fails ---
 
-    def _fail(self) -> None:
-        self._after(self.dice.expovariate(1 / self.mttf_s), self._fail)
-        up = [g for g in self._memory.groups if g not in self._down]
-        if not up:
+    def _fail_by_chance(self, chance: ByChance) -> None:
+        def fail() -> None:
+            self._after(self.dice.expovariate(1 / chance.mttf_s), fail)
+            up = [g for g in self._memory.groups if g not in self._down]
+            if up:
+                causes = chance.rates.causes
+                group = self.dice.choice(up)
+                self._fail(group, self.dice.choices([c[2] for c in causes], [c[1] for c in causes])[0])
+
+        self._after(self.dice.expovariate(1 / chance.mttf_s), fail)
+
+    def _fail(self, group: int, look: Look, error: str = "") -> None:
+        """What fails while it is down has failed already."""
+        if group in self._down:
+            self.out.while_down += 1
             return
-        group = self.dice.choice(up)
-        look = self.dice.choices([c[2] for c in self.rates.causes], [c[1] for c in self.rates.causes])[0]
         self._down[group] = Down(look, self.now, part_since=self.now)
         self.out.failures += 1
         self._stall(look)
-        self._show(group, look)
+        self._show(group, look, error or f"RuntimeError: failure {self.out.failures}")
 
     def _stall(self, look: Look) -> None:
         """The step in flight is lost to all, and they wait until the lost one is dropped."""
@@ -158,7 +189,7 @@ class Months:
         self.out.badput["failed_step"] += others * lost_s
         self.out.by_look[look] += others * (waits_s + lost_s)
 
-    def _show(self, group: int, look: Look) -> None:
+    def _show(self, group: int, look: Look, error: str) -> None:
         """What there is to be seen of it, and when."""
         known, times = self._memory.groups[group], self.times
         node, way = known.node, (group, known.generation)
@@ -174,7 +205,6 @@ class Months:
             self._after(times.taken_s, lambda: self._take(key))
             return
         numerics = "own" if look == "numerics" else ""
-        error = f"RuntimeError: failure {self.out.failures}"
         self._after(
             times.seen_s, lambda: self._rank(node, *way, state="exited", exit_code=1, error=error, numerics=numerics)
         )
@@ -322,6 +352,7 @@ class Months:
 
     def _halt(self) -> None:
         self.out.halts += 1
+        self.out.halted.append(self._memory.halt_reason)
         for g in self._memory.groups:
             down = self._down.setdefault(g, Down("halted", self.now, part_since=self.now))
             self._part(g, "halted")

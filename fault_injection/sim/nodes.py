@@ -33,12 +33,6 @@ from supervisor.wire.records import (
 if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
-START_S = (1.0, 4.0)
-"""From its start until a trainer is built, least and most."""
-TERM_S = (0.2, 2.0)
-"""From TERM to the end of a trainer that lives."""
-LAG_S = (0.05, 0.5)
-"""From a change to the agent's turn."""
 RENEW_S = 0.5
 """How soon an agent tries again to register."""
 
@@ -69,6 +63,8 @@ class Trainer:
     exit_code: int | None = None
     signal: int | None = None
     error: str = ""
+    reached: bool = False
+    """Its forwarder had a gate, as its agent looked last."""
     told: bool = False
     """Its end is in etcd."""
     floor: int = 0
@@ -100,6 +96,9 @@ class Trainer:
     def record(self) -> ProcessRecord:
         return _record(str(self.name), self.ended is not None, self.exit_code, self.signal)
 
+    def reaches_gate(self) -> bool:
+        return any(gate.hears(self) for gate in self.node.world.gates)
+
     def observed(self) -> TrainerObserved:
         name, exited = self.name, self.ended is not None
         end = ExitObserved(
@@ -109,14 +108,14 @@ class Trainer:
         progress = Progress(
             run=name.run, group=name.group, generation=name.generation, rank=0, pid=1, sequence=self.commits,
             phase="finished" if self.exit_code == 0 else "step" if self.commits else "starting",
-            step=self.step, commits=self.commits, step_s=1.0, checkpoint=self.saved,
+            step=self.step, commits=self.commits, step_s=self.node.world.pace.step_s, checkpoint=self.saved,
             quorum_id=self.node.world.training.quorum_id if self.commits else -1,
         )  # fmt: skip
         return TrainerObserved(
             run=name.run, group=name.group, generation=name.generation, rank=0, pid=1,
             state="exited" if exited else "running" if self.commits else "starting",
             exit=end if exited else None, progress=progress, gate=self.way,
-            reaches_gate=any(gate.hears(self) for gate in self.node.world.gates),
+            reaches_gate=self.reached,
         )  # fmt: skip
 
 
@@ -200,7 +199,7 @@ class Node:
         """Its agent takes a turn soon."""
         if not self._due:
             self._due = True
-            self.world.clock.after(self.world.dice.uniform(*LAG_S), self._turn)
+            self.world.clock.after(self.world.dice.uniform(*self.world.pace.lag_s), self._turn)
 
     def _turn(self) -> None:
         self._due = False
@@ -247,9 +246,12 @@ class Node:
 
     def _start(self, desired: TrainerDesired) -> None:
         now, name = self.world.clock.now, TrainerName(desired.run, desired.group, desired.generation, 0)
+        pace, before = self.world.pace, self.world.ran_on.get(name.group, self.name)
+        self.world.ran_on[name.group] = self.name
+        start_s = self.world.dice.uniform(*(pace.start_s if before == self.name else pace.move_s))
         mark = desired.checkpoint
         self.trainers[str(name)] = trainer = Trainer(
-            name, self, desired, now, now + self.world.dice.uniform(*START_S), way=desired.gate,
+            name, self, desired, now, now + start_s, way=desired.gate,
             step=mark.step if mark is not None else 0, floor=mark.step if mark is not None else 0, pid=self.world.next_pid(),
         )  # fmt: skip
         self.remember("spawned", trainer)
@@ -266,13 +268,15 @@ class Node:
             trainer.well = any(trainer in gate.able() for gate in self.world.gates)
             clock = self.world.clock
             grace_s = trainer.desired.term_grace_s
-            after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*TERM_S))
+            after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*self.world.pace.term_s))
             self.remember("signalled", trainer, signal=15, why=why)
             clock.after(after_s, lambda: trainer.end(signal=9 if trainer.frozen else 15))
 
     # --- what it tells ---
 
     def _report(self) -> None:
+        for trainer in self.trainers.values():
+            trainer.reached = trainer.reaches_gate()
         observed = NodeObserved(
             node=self.name,
             sequence=self._sequence,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from fault_injection import checkers, history
-from fault_injection.sim import faults, files
+from fault_injection.sim import faults
 from fault_injection.sim.faults import Fault
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
@@ -94,10 +92,16 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
 def _recover(world: World, tight: bool) -> float | None:
     """Heal, and demand progress."""
     faults.heal(world)
-    healed, checks = world.clock.now, world.checks
-    world.clock.run_until(
-        healed + RECOVERY_BOUND_S, lambda: bool(checks.broken) or world.healthy() or checks.memory.phase in ENDED
-    )
+    healed, checks, seen = world.clock.now, world.checks, -1
+
+    def settled() -> bool:
+        nonlocal seen
+        if checks.broken:
+            return True
+        before, seen = seen, checks.changes  # nobody gets well but by a step or a decision
+        return seen != before and (world.healthy() or checks.memory.phase in ENDED)
+
+    world.clock.run_until(healed + RECOVERY_BOUND_S, settled)
     if checks.broken:
         return None
     if not world.healthy():
@@ -130,13 +134,19 @@ def _incidents(world: World, plan: Sequence[Fault], hit: Sequence[str]) -> None:
 
 def _history(world: World) -> None:
     """The checkers that read what a real run leaves, over what this one would have left."""
-    with tempfile.TemporaryDirectory(prefix="sim-") as folder:
-        files.write(world, Path(folder))
-        found = history.read(world.spec.name, Path(folder), Path(folder))
-    for verdict in checkers.check(found):
+    for verdict in checkers.check(recorded(world)):
         silent = verdict.answer == "unknown" and not world.training.newest  # nobody ever trained
         if verdict.answer != "pass" and not silent and verdict.checker != CLOSER_HERE:
             world.checks.broke(f"{verdict.checker}: {verdict.answer}: {'; '.join(verdict.sentences[:2])}")
+
+
+def recorded(world: World) -> history.History:
+    """What the files of the same run would say in the real world."""
+    steps = [
+        history.Steps(group, generation, 0, node, tuple(rows))
+        for (group, generation, node), rows in world.training.rows.items()
+    ]
+    return history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
 
 
 def state(world: World) -> str:

@@ -7,9 +7,11 @@ each of them can be cut off by itself.
 from __future__ import annotations
 
 import random
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice, takewhile
 
 from fault_injection.sim.clock import Clock
 from supervisor.ports.errors import Fatal, Fenced, Retryable
@@ -42,6 +44,9 @@ class Etcd:
         self._compacted = 0
         self._last_lease = 0
         self._watches: dict[str, list[SimWatch]] = {}
+        self._order: list[str] = []
+        """All keys, sorted."""
+        self._of_lease: dict[int, set[str]] = {}
 
     # --- faults ---
 
@@ -75,7 +80,7 @@ class Etcd:
         held = self.leases.pop(lease, None)
         if held is not None:
             held.over = True
-            self.apply(None, {}, [key for key, item in self.items.items() if item.lease == lease], 0)
+            self.apply(None, {}, sorted(self._of_lease.pop(lease, ())), 0)
 
     # --- what clients do ---
 
@@ -99,9 +104,13 @@ class Etcd:
             told(by, puts, gone)
         self.revision += 1
         for key in gone:
-            del self.items[key]
+            self._bind(key, self.items.pop(key).lease, 0)
+            del self._order[bisect_left(self._order, key)]
         for key, value in puts.items():
             old = self.items.get(key)
+            if old is None:
+                insort(self._order, key)
+            self._bind(key, old.lease if old else 0, lease)
             created = old.create_revision if old else self.revision
             self.items[key] = Item(key, value, created, self.revision, lease)
         changes = Changes(self.revision, tuple(self.items[key] for key in puts), gone)
@@ -109,8 +118,16 @@ class Etcd:
         for watch in self._watching(changes):
             watch.take(changes)
 
+    def _bind(self, key: str, before: int, lease: int) -> None:
+        if before != lease:
+            self._of_lease.get(before, set()).discard(key)
+            if lease:
+                self._of_lease.setdefault(lease, set()).add(key)
+
     def snapshot(self, prefix: str) -> Snapshot:
-        found = sorted(key for key in self.items if key.startswith(prefix))
+        order = self._order
+        here = islice(order, bisect_left(order, prefix), None)
+        found = takewhile(lambda key: key.startswith(prefix), here)
         return Snapshot(self.revision, tuple(self.items[key] for key in found))
 
     # --- watches ---
@@ -130,13 +147,14 @@ class Etcd:
 
     def _watching(self, changes: Changes) -> list[SimWatch]:
         touched = [item.key for item in changes.puts] + list(changes.deletes)
-        prefixes = {key[:end] for key in touched for end in _ends(key)}
-        return [watch for prefix in sorted(prefixes & self._watches.keys()) for watch in self._watches[prefix]]
+        prefixes = {prefix for key in touched for prefix in _prefixes(key) if prefix in self._watches}
+        return [watch for prefix in sorted(prefixes) for watch in self._watches[prefix]]
 
 
-def _ends(key: str) -> list[int]:
-    """Where a prefix of this key may end that somebody watches: behind each slash, or the whole key."""
-    return [0, *(at + 1 for at, letter in enumerate(key) if letter == "/"), len(key)]
+@lru_cache(maxsize=1 << 16)
+def _prefixes(key: str) -> tuple[str, ...]:
+    """What of this key somebody may watch: up to each slash, or the whole key."""
+    return ("", *(key[: at + 1] for at, letter in enumerate(key) if letter == "/"), key)
 
 
 class SimStore:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from fault_injection.sim.nodes import Trainer
     from fault_injection.sim.world import World
 
-STEP_S = 1.0
 ALONE_STEPS = 3
 """How often one that is to heal looks for a peer before it gives up."""
 
@@ -32,10 +31,10 @@ class Training:
         self.rows: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
         """By (group, generation, node): what its steps.jsonl would say."""
         self._together: tuple[str, ...] = ()
-        world.clock.after(STEP_S, self._step)
+        world.clock.after(world.pace.step_s, self._step)
 
     def _step(self) -> None:
-        self.world.clock.after(STEP_S, self._step)
+        self.world.clock.after(self.world.pace.step_s, self._step)
         for gate in self.world.gates:
             members = gate.members()
             if members:
@@ -72,7 +71,7 @@ class Training:
         key = (trainer.group, trainer.generation, trainer.node.name)
         self.rows.setdefault(key, []).append(
             {
-                "event": "step", "committed": True, "t": now, "start": now - STEP_S, "step": step, "quorum_id": self.quorum_id,
+                "event": "step", "committed": True, "t": now, "start": now - self.world.pace.step_s, "step": step, "quorum_id": self.quorum_id,
                 "participants": of, "participating_rank": place, "healed": healed,
             }
         )  # fmt: skip

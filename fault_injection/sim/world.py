@@ -1,6 +1,6 @@
 """The model world of one run, around the real `decide`, the real loop and the real engine driver.
 
-One thread, virtual time, one source of chance. What the real program is here, and what is a model: docs/adr/0010-simulator.md.
+One thread, virtual time, one source of chance. What the real program is here, and what is a model: docs/adr/0011-simulator.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from fault_injection.sim.engine import SimEngine
 from fault_injection.sim.gates import Lighthouse
 from fault_injection.sim.leaders import Supervisor
 from fault_injection.sim.nodes import Node, Trainer
+from fault_injection.sim.pace import Pace, pace
 from fault_injection.sim.store import Etcd, SimStore
-from fault_injection.sim.training import STEP_S, Training
+from fault_injection.sim.training import Training
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, RunRecord, encode
@@ -26,12 +27,11 @@ START_S = 50.0
 """Virtual time at the launch: not 0, which records take for unknown."""
 TELL_S = 10.0
 """How often a node tells how far its trainer is, if nothing else has changed."""
-BACK_S = (1.0, 4.0)
-"""From the death of a supervisor to its next process."""
 FOUND_S = (5.0, 20.0)
 """From the return of a node that the scheduler had given up until it ends what runs there."""
-MORE_HOSTS = 12
-"""Hosts of the cluster that the run does not have."""
+MORE_HOSTS, MORE_SHARE = 12, 1 / 4
+"""Hosts of the cluster that the run does not have, at least; and as a share of its nodes. As many may be lost at once without being
+taken for one cause ([policy.breaker] share), and their hosts stay suspect until a person, or a check, frees them."""
 
 
 def spec(nodes: int, tight: bool = False) -> RunSpec:
@@ -60,12 +60,13 @@ def spec(nodes: int, tight: bool = False) -> RunSpec:
 class World:
     """Everything there is. `spec.name` is the one run."""
 
-    def __init__(self, spec: RunSpec, seed: int) -> None:
+    def __init__(self, spec: RunSpec, seed: int, at: Pace | None = None) -> None:
         self.spec = spec
+        self.pace = at or pace()
         self.dice = random.Random(seed)
         self.clock = Clock(START_S)
         self.launched_at = self.clock.now
-        self.delay_s = (0.01, 0.2)
+        self.delay_s = self.pace.delay_s
         self.etcd = Etcd(self.clock, self.dice, self.delay_s)
         self.checks = Checks(self)
         self.etcd.written.append(self.checks.written)
@@ -78,11 +79,15 @@ class World:
         self.island: frozenset[str] = frozenset()
         """Nodes and hosts that reach each other, and nobody else."""
         self.nodes: dict[str, Node] = {}
+        self.ran_on: dict[int, str] = {}
+        """By group, the node on which it was begun last."""
         self.ghosts: list[Node] = []
         """Nodes that the scheduler has given up and does not reach; their processes may live."""
         self.gates: list[Lighthouse] = []
         self.training = Training(self)
-        self.engine = SimEngine(self, spec.allocation.nodes + spec.allocation.spares + MORE_HOSTS)
+        nodes = spec.allocation.nodes + spec.allocation.spares
+        hosts = nodes + max(MORE_HOSTS, int(MORE_SHARE * nodes))
+        self.engine = SimEngine(self, hosts)
         self.hosts = {name: Node(self, name, "", "service") for name in ("host-a", "host-b")}
         self.supervisors: list[Supervisor] = []
         for name in ("supervisor-a", "supervisor-b"):
@@ -95,7 +100,7 @@ class World:
         self.supervisors = [s for s in self.supervisors if not s.dead]
 
         def ended() -> None:
-            self.clock.after(self.dice.uniform(*BACK_S), lambda: self._start_supervisor(name, life + 1))
+            self.clock.after(self.dice.uniform(*self.pace.back_s), lambda: self._start_supervisor(name, life + 1))
 
         self.supervisors.append(Supervisor(self, f"{name}.{life}", ended))
 
@@ -115,8 +120,8 @@ class World:
         return one.power and other.power and one.linked and other.linked and not apart
 
     def add_node(self, name: str, allocation: str) -> None:
-        self.nodes[name] = Node(self, name, allocation, "trainer")
-        self.connect()
+        node = self.nodes[name] = Node(self, name, allocation, "trainer")
+        self._connect(node)
 
     def open_gate(self, node: Node, name: LighthouseName, desired: LighthouseDesired) -> Lighthouse:
         self.gates = [gate for gate in self.gates if gate.up]
@@ -154,16 +159,22 @@ class World:
     def connect(self) -> None:
         """Let everybody reach etcd who can."""
         for node in (*self.nodes.values(), *self.hosts.values(), *self.ghosts):
-            online = node.power and node.linked and node.name not in self.island
-            _join(node.client, online and node.agent and node.etcd_linked)
-            if online and node in self.ghosts and not node.found:
-                node.found = True
-                self._end_soon(node)
+            self._connect(node)
         for gate in self.gates:
             node = gate.node
             online = node.power and node.linked and node.name not in self.island
             _join(gate.client, online and gate.up and not gate.frozen)
         self.gates_changed()
+
+    def _connect(self, node: Node) -> None:
+        online = node.power and node.linked and node.name not in self.island
+        before = node.client.linked
+        _join(node.client, online and node.agent and node.etcd_linked)
+        if node.client.linked and not before:
+            node.wake()
+        if online and node in self.ghosts and not node.found:
+            node.found = True
+            self._end_soon(node)
 
     def _end_soon(self, node: Node) -> None:
         """One that had been given up is back: the scheduler ends what runs there, after a while."""
@@ -176,8 +187,9 @@ class World:
 
     def gates_changed(self) -> None:
         """Forwarders lose their gate, or find it: their agents say so."""
-        for node in (*self.nodes.values(), *self.hosts.values()):
-            node.wake()
+        for node in self.nodes.values():
+            if any(t.reaches_gate() != t.reached for t in node.trainers.values()):
+                node.wake()
 
     def calm(self) -> None:
         """Nothing that was prepared to break breaks any more."""
@@ -196,7 +208,7 @@ class World:
             len(memory.groups) == self.spec.groups.count
             and all(g.phase == "running" for g in memory.groups.values())
             and not memory.incidents
-            and all(now - self.training.stepped_at.get(g, 0.0) <= 2 * STEP_S for g in memory.groups)
+            and all(now - self.training.stepped_at.get(g, 0.0) <= 2 * self.pace.step_s for g in memory.groups)
         )
 
 

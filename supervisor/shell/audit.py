@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Memory, Suspicion
@@ -39,11 +40,16 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
 )
 
 
+@lru_cache(maxsize=1 << 17)
+def _kind_at(key: str) -> Any:
+    return next((kind for pattern, kind in _KINDS if pattern.fullmatch(key)), None)
+
+
 def audit(mirror: Mirror, changed: Iterable[str]) -> dict[str, str]:
     """key -> why it cannot be read, for those of the changed keys that cannot."""
     found = {}
     for key in changed:
-        kind = next((kind for pattern, kind in _KINDS if pattern.fullmatch(key)), None)
+        kind = _kind_at(key)
         if kind is None:
             found[key] = "no key of this program's"
         elif mirror.record(key, kind) is None and key in mirror.unreadable:

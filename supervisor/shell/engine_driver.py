@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Engine, Request, RequestRefused
@@ -17,7 +18,7 @@ from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import decode, encode
+from supervisor.wire.records import Encoder, decode
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class EngineDriver:
         self._looked = 0.0
         self._away = 0
         self._listed_at: float | None = None
+        self._encoder = Encoder()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def word_s(self, engine: str) -> float:
@@ -242,7 +244,7 @@ class EngineDriver:
             if told is not None and request.key not in known and not self._engine.knows(told):
                 self._leave(allocation, told)
                 continue
-            value = encode(self._fact(request, allocation, known, told))
+            value = self._encoder(key, self._fact(request, allocation, known, told))
             if wanted.grants.get(key) != value:
                 puts[key] = value
         changed = list(puts)
@@ -288,7 +290,13 @@ class EngineDriver:
 def _told(request: Request, wanted: _Wanted) -> Grant | None:
     """What etcd holds of it."""
     value = wanted.grants.get(keys.grant(request.run, request.key))
-    return decode(value, Grant) if value else None
+    return _read(value) if value else None
+
+
+@lru_cache(maxsize=1 << 15)
+def _read(value: bytes) -> Grant:
+    """Most say the same for hours, and are asked for every second."""
+    return decode(value, Grant)
 
 
 def _nobodys(told: Grant) -> bool:

@@ -24,7 +24,7 @@ from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
-from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, encode
+from supervisor.wire.records import Encoder, NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class Loop:
         self._began = monotonic()
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
         self._stable_since = self._began
+        self._encoder = Encoder()
         self._journals: dict[str, Journal] = {}
         self._said: dict[str, tuple[str, ...]] = {}
         self._reported: set[str] = set()
@@ -186,9 +187,9 @@ class Loop:
         changed = decision.memory is not memory
         wanted: dict[str, bytes] = {}
         if changed:
-            wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents)
+            wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents, self._encoder)
             wanted |= projection.suspicion_records(decision.suspicions)
-        intents = projection.intent_records(record.spec, record.run_dir, decision.memory)
+        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, self._encoder)
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):

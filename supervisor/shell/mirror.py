@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -10,6 +11,9 @@ from supervisor.wire import keys
 from supervisor.wire.records import RecordError, decode
 
 T = TypeVar("T")
+
+_LAST = "\U0010ffff"
+"""Sorts behind whatever may follow a prefix."""
 
 
 def sort_of(key: str) -> str:
@@ -28,30 +32,30 @@ class Mirror:
         self._decoded: dict[str, tuple[int, Any]] = {}
         self._fresh = set(self.items)
         self._of_sort: dict[str, set[str]] = {}
+        self._order: list[str] = sorted(self.items)
+        self._made: dict[tuple[str, ...], tuple[tuple[Any, ...], Any]] = {}
         self._changes: dict[str, int] = {}
         self._derived: dict[Callable[[Mirror], Any], tuple[tuple[int, ...], Any]] = {}
         for key in self.items:
-            self._note(key)
+            self._count(key)
 
     def apply(self, changes: Changes) -> None:
         """Take in what changed; what is older than what we have (our own write came first) is passed over."""
         if changes.reset:
             for key in self.items:
-                self._note(key, there=False)
-            self.items = {}
+                self._count(key, there=False)
+            self.items, self._order = {}, []
             self.unreadable = {}
         for item in changes.puts:
             known = self.items.get(item.key)
             if known is None or known.mod_revision <= item.mod_revision:
-                self.items[item.key] = item
-                self._note(item.key)
+                self._put(item)
                 self.unreadable.pop(item.key, None)
                 self._fresh.add(item.key)
         for key in changes.deletes:
             known = self.items.get(key)
             if known is not None and known.mod_revision <= changes.revision:
-                del self.items[key]
-                self._note(key, there=False)
+                self._remove(key)
                 self.unreadable.pop(key, None)
         self.revision = max(self.revision, changes.revision)
 
@@ -64,10 +68,20 @@ class Mirror:
         """Our own transaction, before the watch brings it back."""
         for key, value in puts.items():
             old = self.items.get(key)
-            self.items[key] = Item(key, value, old.create_revision if old else revision, revision)
-            self._note(key)
+            self._put(Item(key, value, old.create_revision if old else revision, revision))
 
-    def _note(self, key: str, there: bool = True) -> None:
+    def _put(self, item: Item) -> None:
+        if item.key not in self.items:
+            insort(self._order, item.key)
+        self.items[item.key] = item
+        self._count(item.key)
+
+    def _remove(self, key: str) -> None:
+        del self.items[key]
+        del self._order[bisect_left(self._order, key)]
+        self._count(key, there=False)
+
+    def _count(self, key: str, there: bool = True) -> None:
         sort = sort_of(key)
         self._changes[sort] = self._changes.get(sort, 0) + 1
         of_sort = self._of_sort.setdefault(sort, set())
@@ -84,6 +98,19 @@ class Mirror:
         known = self._derived.get(make)
         if known is None or known[0] != changes:
             known = self._derived[make] = (changes, make(self))
+        made: T = known[1]
+        return made
+
+    def revisions(self, keys: tuple[str, ...]) -> tuple[int, ...]:
+        """When each of these was written last; 0 for one that is absent."""
+        return tuple(item.mod_revision if (item := self.items.get(key)) else 0 for key in keys)
+
+    def unless_changed(self, about: tuple[str, ...], stamp: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What was made of `about`, made again only when its stamp is another: of ten thousand nodes few have news. Not to be
+        changed by whoever is given it."""
+        known = self._made.get(about)
+        if known is None or known[0] != stamp:
+            known = self._made[about] = (stamp, make())
         made: T = known[1]
         return made
 
@@ -108,11 +135,11 @@ class Mirror:
 
     def records(self, prefix: str, kind: type[T]) -> Iterator[tuple[str, T]]:
         """(rest of the key, record) of every readable record right under a prefix."""
-        for key in sorted(k for k in self.items if k.startswith(prefix)):
+        for key in self.keys(prefix):
             record = self.record(key, kind)
             if record is not None:
                 yield key[len(prefix) :], record
 
     def keys(self, prefix: str) -> list[str]:
         """Keys under a prefix, sorted."""
-        return sorted(k for k in self.items if k.startswith(prefix))
+        return self._order[bisect_left(self._order, prefix) : bisect_left(self._order, prefix + _LAST)]

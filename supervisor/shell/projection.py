@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory, Suspicion
+from supervisor.core.model import AllocationMemory, Checkpoint, GroupMemory, Incident, Memory, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Admission,
     CheckpointMark,
+    Encoder,
     LighthouseDesired,
     NodeDesired,
     TrainerDesired,
@@ -21,13 +22,19 @@ from supervisor.wire.records import (
 ENDED = ("finished", "stopped", "halted")
 
 
-def memory_records(spec: RunSpec, memory: Memory, changed: tuple[Incident, ...]) -> dict[str, bytes]:
-    """The memory itself, in several records, and the incidents that changed."""
+def memory_records(
+    spec: RunSpec, memory: Memory, changed: tuple[Incident, ...], encoder: Encoder | None = None
+) -> dict[str, bytes]:
+    """The memory itself, in several records, and the incidents that changed. `encoder` knows what was encoded before."""
+    at = encoder or Encoder()
     run = spec.name
     base = replace(memory, groups={}, allocations={}, incidents={})
     records = {keys.memory(run, "run"): encode(base)}
-    records |= {keys.memory(run, f"group-{g}"): encode(group) for g, group in memory.groups.items()}
-    records |= {keys.allocation(run, key): encode(a) for key, a in memory.allocations.items()}
+    parts: dict[str, GroupMemory | AllocationMemory] = {
+        keys.memory(run, f"group-{g}"): group for g, group in memory.groups.items()
+    }
+    parts |= {keys.allocation(run, key): a for key, a in memory.allocations.items()}
+    records |= {key: at(key, part) for key, part in parts.items()}
     records |= {keys.incident(run, i.id): encode(i) for i in changed}
     return records
 
@@ -42,8 +49,9 @@ def acquitted(run: str, found: Iterable[tuple[str, str]]) -> list[str]:
     return [keys.suspicion(host, run, incident) for host, incident in found]
 
 
-def intent_records(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, bytes]:
-    """Per node, what is to run there; and the newest checkpoint."""
+def intent_records(spec: RunSpec, run_dir: str, memory: Memory, encoder: Encoder | None = None) -> dict[str, bytes]:
+    """Per node, what is to run there; and the newest checkpoint. `encoder` knows what was encoded before."""
+    at = encoder or Encoder()
     run = spec.name
     records: dict[str, bytes] = {}
     if memory.checkpoint is not None:
@@ -51,7 +59,8 @@ def intent_records(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, byt
         assert mark is not None
         records[keys.checkpoint(run)] = encode(mark)
     for node, wanted in desired(spec, run_dir, memory).items():
-        records[keys.desired(node, run)] = encode(wanted)
+        key = keys.desired(node, run)
+        records[key] = at(key, wanted)
     return records
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, replace
+from functools import partial
 
 from supervisor.core import gpu
 from supervisor.core.model import (
@@ -121,7 +122,10 @@ def epochs_before(mirror: Mirror) -> int:
 
 def node_names(mirror: Mirror) -> list[str]:
     """Nodes that have ever said something."""
-    return sorted({key[len(keys.NODES) :].split("/", 1)[0] for key in mirror.keys(keys.NODES)})
+    under = mirror.keys(keys.NODES)
+    return mirror.unless_changed(
+        ("names of nodes",), (under,), lambda: sorted({key[len(keys.NODES) :].split("/", 1)[0] for key in under})
+    )
 
 
 def runs_on(mirror: Mirror, run: str) -> list[str]:
@@ -155,40 +159,44 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
         ours = name in given or name in held
         if not ours and (registration is None or registration.role != "service"):
             continue
-        seen = mirror.record(keys.observed(name), NodeObserved)
-        health = mirror.record(keys.health(name), Health)
-        facts = health.facts if health is not None else ()
-        check = mirror.record(keys.check(name), NodeCheck) if registration is not None else None
-        stands, said = (check.stands, cordons.failure(check)) if check is not None else ("", "")
+        allocation, host = given.get(name, ""), hosts.get(name, "")
+        parts = (keys.registration(name), keys.observed(name), keys.health(name), keys.check(name))
+        stamp = (mirror.revisions(parts), allocation, host)
         found.append(
-            (
-                name,
-                NodeView(
-                    name=name,
-                    registered=registration is not None,
-                    host=(registration.host if registration is not None else hosts.get(name, "")) or name,
-                    leaving=seen.leaving if seen is not None and registration is not None else "",
-                    allocation=registration.allocation if registration is not None else given.get(name, ""),
-                    role=registration.role if registration is not None else "trainer",
-                    slots=registration.slots if registration is not None else 0,
-                    checking=check is not None and check.state == "pending" and stands != "failed",
-                    failed=said if stands == "failed" else "",
-                    unsure=said if stands == "unknown" else "",
-                    # What was said last outlives the lease.
-                    facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
-                    gpus=tuple(_gpu(f, run) for f in facts if f.kind in gpu.KINDS),
-                    store_ms=health.store_ms if health is not None else 0.0,
-                    warm=health is not None and health.warm == "ready" and registration is not None,
-                    ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
-                    lighthouses_ended=tuple(
-                        x.generation
-                        for x in (seen.lighthouses if seen is not None else ())
-                        if x.run == run and x.state == "exited"
-                    ),
-                ),
-            )
+            (name, mirror.unless_changed((run, name), stamp, partial(_view, mirror, run, name, allocation, host)))
         )
     return found
+
+
+def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:
+    """One node: `allocation` and `host` are those that it is known by once its registration is gone."""
+    registration = mirror.record(keys.registration(name), Registration)
+    seen = mirror.record(keys.observed(name), NodeObserved)
+    health = mirror.record(keys.health(name), Health)
+    facts = health.facts if health is not None else ()
+    check = mirror.record(keys.check(name), NodeCheck) if registration is not None else None
+    stands, said = (check.stands, cordons.failure(check)) if check is not None else ("", "")
+    return NodeView(
+        name=name,
+        registered=registration is not None,
+        host=(registration.host if registration is not None else host) or name,
+        leaving=seen.leaving if seen is not None and registration is not None else "",
+        allocation=registration.allocation if registration is not None else allocation,
+        role=registration.role if registration is not None else "trainer",
+        slots=registration.slots if registration is not None else 0,
+        checking=check is not None and check.state == "pending" and stands != "failed",
+        failed=said if stands == "failed" else "",
+        unsure=said if stands == "unknown" else "",
+        # What was said last outlives the lease.
+        facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
+        gpus=tuple(_gpu(f, run) for f in facts if f.kind in gpu.KINDS),
+        store_ms=health.store_ms if health is not None else 0.0,
+        warm=health is not None and health.warm == "ready" and registration is not None,
+        ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
+        lighthouses_ended=tuple(
+            x.generation for x in (seen.lighthouses if seen is not None else ()) if x.run == run and x.state == "exited"
+        ),
+    )
 
 
 def _gpu(fact: Fact, run: str) -> GpuFact:

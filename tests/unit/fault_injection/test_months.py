@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from fault_injection.sim import command
-from fault_injection.sim.months import Months, Outcome
+from fault_injection.sim.months import ByChance, Months, Outcome
 from fault_injection.sim.rates import known, rates, times
 
 DAY_S = 86_400.0
@@ -19,11 +19,11 @@ GPUS = 256
 
 def simulated(seed: int, days: float = 30.0, many: float = 50.0, **policy: object) -> Outcome:
     """Failures come so many times as often as published, so that a short run has some."""
-    spec = command.spec(GPUS, None)
+    spec = command.spec(GPUS // 8, 1, None)
     spec = replace(spec, policy=replace(spec.policy, **policy))  # type: ignore[arg-type]
     published = rates("llama3")
     often = replace(published, mttf=tuple((gpus, hours / many) for gpus, hours in published.mttf))
-    return Months(spec, often, times(), GPUS, seed).run(days * DAY_S)
+    return Months(spec, ByChance(often, GPUS), times(), seed).run(days * DAY_S)
 
 
 def test_the_published_counts_add_up() -> None:

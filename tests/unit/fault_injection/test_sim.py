@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from fault_injection import history
 from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
 from fault_injection.sim.faults import KINDS, Fault
-from fault_injection.sim.run import run
+from fault_injection.sim.lane import Kept, LaneError, Part
+from fault_injection.sim.run import recorded, run
 from fault_injection.sim.shrink import ddmin, shrunk
+from fault_injection.sim.world import World, spec
 from tests.sim.planted import no_proof_of_emptiness
 
 NODES = 4
@@ -101,3 +104,63 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     plan.write_text(json.dumps(replace(fault, kind="gremlin").told()))
     assert says("--seed", "5", "--plan", str(plan))[0] == 2
     assert says("--seed", "5", "--plan", str(tmp_path / "none"))[0] == 2
+
+
+def test_a_lane_keeps_what_it_has_and_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "simulator.json"
+
+    def says(*asked: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), *asked])
+        return command.main()
+
+    assert says("--seeds", "1") == 0
+    assert says("--seeds", "3", "--go-on", "--jobs", "2") == 0
+    body = json.loads(out.read_text())
+    assert [(p["first"], p["seeds"], p["jobs"]) for p in body["parts"]] == [(0, 1, 1), (1, 2, 2)]
+    assert (body["seeds"], body["nodes"], body["violations"]) == (3, 4, 0)
+    monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "5", "--out", str(out), "--go-on"])
+    assert command.main() == 2
+    assert "of 4 nodes, not of 5" in capsys.readouterr().err
+
+
+def test_a_violation_is_kept_with_what_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, kept = Part(8, NODES, 1), Kept(tmp_path / "kept.json", NODES, go_on=False)
+    part.add(replace(run(0, NODES, []), seed=8, broken=("at 1.00 s: owners: two",)), 0.5)
+    kept.keep(part, at_once=True)
+    body = json.loads(kept.path.read_text())
+    assert body["violations"] == 1
+    assert body["parts"][0]["violations"] == [
+        {"seed": 8, "says": ["at 1.00 s: owners: two"], "again": "python -m fault_injection.sim --seed 8 --nodes 4"}
+    ]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"nodes": 4}', '{"nodes": 4, "parts": [{}]}'])
+def test_a_file_of_something_else_is_not_gone_on_with(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(LaneError, match="holds no results"):
+        Kept(path, NODES, go_on=True)
+
+
+def test_the_lines_of_a_run_say_as_files_what_they_say_in_memory(tmp_path: Path) -> None:
+    """The checkers are given what real files would have held."""
+    world = World(spec(NODES), 3)
+    world.clock.run_until(60.0)
+    in_memory = recorded(world)
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in world.journal))
+    for node, lines in world.shims.items():
+        folder = tmp_path / "nodes" / node
+        folder.mkdir(parents=True)
+        (folder / "shim.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for steps in in_memory.steps:
+        name = f"run.{steps.group}.{steps.generation}.{steps.rank}"
+        folder = tmp_path / "nodes" / steps.node / "ranks" / name
+        folder.mkdir(parents=True)
+        (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps.lines))
+    on_disk = history.read("run", tmp_path, tmp_path)
+    assert in_memory.decisions == on_disk.decisions
+    assert in_memory.decisions
+    assert (in_memory.processes, in_memory.signals) == (on_disk.processes, on_disk.signals)
+    assert sorted(in_memory.steps, key=str) == sorted(on_disk.steps, key=str)

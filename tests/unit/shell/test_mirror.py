@@ -133,3 +133,34 @@ def test_what_is_derived_is_made_again_when_one_of_its_sorts_has_changed() -> No
     assert mirror.derived(make, "check") == [keys.check("n2")]
     mirror.apply(Changes(9, puts=(item(keys.check("n3"), 1, 9),), reset=True))
     assert mirror.derived(make, "check") == [keys.check("n3")]
+
+
+def test_keys_are_sorted_whatever_came_and_went() -> None:
+    mirror = mirror_of({"/a/2": value(1), "/b": value(1), "/a/10": value(1)}, revision=5)
+    mirror.wrote({"/a/1": value(1), "/b": value(2)}, revision=6)
+    mirror.apply(Changes(7, puts=(item("/a", 1, 7),), deletes=("/a/10",)))
+    assert mirror.keys("/a/") == ["/a/1", "/a/2"]
+    assert mirror.keys("") == ["/a", "/a/1", "/a/2", "/b"]
+    mirror.apply(Changes(8, puts=(item("/c", 1, 8),), reset=True))
+    assert mirror.keys("/") == ["/c"]
+
+
+def test_what_was_made_is_kept_until_a_record_of_it_is_written_or_goes() -> None:
+    mirror = mirror_of({"/a": value(1), "/b": value(1)}, revision=5)
+    made: list[int | None] = []
+
+    def make() -> int | None:
+        made.append(step(mirror))
+        return made[-1]
+
+    def look() -> int | None:
+        return mirror.unless_changed(("a",), (mirror.revisions(("/a", "/none")),), make)
+
+    assert (look(), look()) == (1, 1)
+    mirror.apply(Changes(6, puts=(item("/b", 9, 6),)))
+    assert look() == 1
+    mirror.wrote({"/a": value(2)}, revision=7)
+    assert (look(), look()) == (2, 2)
+    mirror.apply(Changes(8, deletes=("/a",)))
+    assert look() is None
+    assert made == [1, 2, None]

@@ -145,3 +145,11 @@ def test_numbers_that_are_keys_come_back_as_numbers() -> None:
 
 def test_the_version_is_written() -> None:
     assert json.loads(encode(ADMISSION))["$version"] == VERSION
+
+
+def test_an_encoder_says_what_encode_says_also_of_the_next_record_at_a_key() -> None:
+    encoder = records.Encoder()
+    first, other = (records.DigestMark(step=step, value="x") for step in (1, 2))
+    assert encoder("/a", first) == encoder("/a", replace(first)) == encode(first)
+    assert encoder("/a", other) == encode(other)
+    assert encoder("/b", first) == encode(first)

@@ -1,0 +1,167 @@
+"""Many seeds over several processes, with a file of results that is kept as they come: what is interrupted is not lost."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fault_injection.sim.run import Result, run
+
+KEEP_S = 30.0
+"""How often the file is written."""
+
+
+class LaneError(ValueError):
+    """The file of results is none, or is of something else."""
+
+
+def play(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[tuple[Result, float]]:
+    """Each seed's result, in their order, and the seconds of CPU that it took. The results are the same for any `jobs`."""
+    work = ((seed, nodes) for seed in seeds)
+    if jobs == 1:
+        _begin()
+        yield from map(_one, work)
+        return
+    with multiprocessing.get_context("forkserver").Pool(jobs, _begin_aside) as pool:
+        yield from pool.imap(_one, work)
+
+
+def _begin() -> None:
+    gc.disable()  # a seed is one heap that grows and is thrown away whole
+    gc.freeze()
+
+
+def _begin_aside() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began it ends it
+    _begin()
+
+
+def _one(what: tuple[int, int]) -> tuple[Result, float]:
+    began = time.process_time()
+    result = run(*what)
+    gc.collect()
+    return result, time.process_time() - began
+
+
+@dataclass
+class Part:
+    """Seeds that were played one after another by one commit."""
+
+    first: int
+    nodes: int
+    jobs: int
+    commit: str = field(default_factory=lambda: commit())
+    seeds: int = 0
+    broken: list[dict[str, Any]] = field(default_factory=list)
+    recovered: int = 0
+    """Others had tight budgets, and halted with a reason."""
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    machine: dict[str, Any] = field(default_factory=lambda: machine())
+
+    def add(self, result: Result, cpu_s: float) -> None:
+        self.seeds += 1
+        self.virtual_s += result.lasted_s
+        self.cpu_s += cpu_s
+        self.recovered += result.recovered_s is not None
+        if result.broken:
+            again = f"python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}"
+            self.broken.append({"seed": result.seed, "says": list(result.broken), "again": again})
+
+    def told(self) -> dict[str, Any]:
+        each = max(self.seeds, 1)
+        return {
+            "first": self.first,
+            "seeds": self.seeds,
+            "violations": self.broken,
+            "recovered": self.recovered,
+            "virtual_hours": round(self.virtual_s / 3600, 1),
+            "cpu_s_a_seed": round(self.cpu_s / each, 2),
+            "wall_s_a_seed": round(self.wall_s / each, 2),
+            "jobs": self.jobs,
+            "commit": self.commit,
+            "machine": self.machine,
+        }
+
+
+class Kept:
+    """The file: one part for every time that the lane was begun, or went on."""
+
+    def __init__(self, path: Path, nodes: int, go_on: bool) -> None:
+        """`go_on`: keep the parts that are there. Raises LaneError when they are of another number of nodes, or unreadable."""
+        self.path, self.nodes = path, nodes
+        self._before = self._read() if go_on and path.exists() else []
+        self._kept_at = 0.0
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            body = json.loads(self.path.read_text())
+            parts, nodes = list(body["parts"]), int(body["nodes"])
+            if nodes != self.nodes:
+                raise LaneError(f"{self.path} is of {nodes} nodes, not of {self.nodes}: name another file")
+            if any({"first", "seeds", "violations"} - part.keys() for part in parts):
+                raise ValueError("a part without its seeds")
+        except LaneError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LaneError(f"{self.path} holds no results of the simulator ({error}): name another file") from error
+        return parts
+
+    @property
+    def next(self) -> int:
+        """The first seed that is not in it."""
+        return max((part["first"] + part["seeds"] for part in self._before), default=0)
+
+    def keep(self, part: Part, at_once: bool = False) -> None:
+        """Write it, whole or not at all, unless it was written just now."""
+        now = time.monotonic()
+        if not at_once and now - self._kept_at < KEEP_S:
+            return
+        self._kept_at = now
+        parts = [*self._before, part.told()]
+        body = {
+            "what": f"the simulator's long lane: seeds of {self.nodes} nodes (docs/adr/0011-simulator.md)",
+            "command": f"python -m fault_injection.sim --seeds N --nodes {self.nodes} --jobs J --out FILE --go-on",
+            "nodes": self.nodes,
+            "seeds": sum(p["seeds"] for p in parts),
+            "violations": sum(len(p["violations"]) for p in parts),
+            "parts": parts,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        written = self.path.with_name(self.path.name + ".new")
+        written.write_text(json.dumps(body, indent=1) + "\n")
+        written.replace(self.path)
+
+
+def commit() -> str:
+    """Of the sources, with `+` behind it when they differ from it; `unknown` where there is no git."""
+    here = Path(__file__).parent
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return said.stdout.strip()
+
+
+def machine() -> dict[str, Any]:
+    """What it runs on."""
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "load_1m": round(os.getloadavg()[0], 2),
+    }

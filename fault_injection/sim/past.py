@@ -1,0 +1,176 @@
+"""What befell a real run, read from its journal or from the history of a run that was broken: to be played again under another policy."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fault_injection import recorded
+from fault_injection.history import History, of_lines
+from fault_injection.sim.rates import Look, Times
+from supervisor.core.model import Kind
+from supervisor.shell import journal
+
+LOOKS: dict[Kind, Look] = {
+    Kind.NODE_LOST: "node",
+    Kind.ALLOCATION_LOST: "allocation",
+    Kind.GPU: "gpu",
+    Kind.NUMERICS: "numerics",
+    **dict.fromkeys(
+        (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.SAME_ERROR, Kind.PEERS_GONE, Kind.START_TIMEOUT, Kind.STALLED, Kind.SILENT,
+         Kind.HANG),
+        "process",
+    ),
+}  # fmt: skip
+"""What the months' model is shown of a kind. What hung is shown as an end, at the moment at which it was found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """One failure, so many seconds after everybody trained."""
+
+    at_s: float
+    group: int
+    look: Look
+    kind: Kind
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """A run's failures, and what they cost."""
+
+    groups: int
+    spares: int
+    seconds: float
+    failures: tuple[Failed, ...]
+    left_out: dict[str, int]
+    """Kinds of incidents that are no failures, or came before everybody trained."""
+    lost: dict[Kind, float]
+    """Group-seconds from an incident's opening until its group trained again, as it was."""
+    restart_s: float | None
+    """Median from the start of a process until its group trained again; None: no incident tells."""
+    step_s: float | None
+    queue_s: float | None
+    """From asking for the first allocations until a group was placed on one; None: the file begins later."""
+
+
+def read(path: Path) -> Past:
+    """A journal.jsonl or a history.jsonl. Raises ValueError for a file that holds neither, and OSError."""
+    history = _history(path)
+    found = _incidents(history)
+    began, ended = _span(history, path)
+    groups = 1 + max(max(d.groups, default=-1) for d in history.decisions)
+    asked = {a["key"] for a in history.decisions[0].actions if a["verb"] == "acquire"}
+    failures, left_out, lost = [], dict[str, int](), dict[Kind, float]()
+    # Which errors are one and the same is as it was judged then: a text alone does not say who had it from whom.
+    same = {body.get("error", "") for body, _ in found if body["kind"] == Kind.SAME_ERROR}
+    for body, opened in found:
+        kind = Kind(body["kind"])
+        if kind not in LOOKS or body.get("shadow") or opened < began:
+            left_out[kind.value] = left_out.get(kind.value, 0) + 1
+            continue
+        failed = Failed(
+            at_s=opened - began,
+            group=int(body["group"]),
+            look=LOOKS[kind],
+            kind=kind,
+            error=text if (text := body.get("error", "")) in same else "",
+        )
+        failures.append(failed)
+        if body.get("recovered") is not None:
+            lost[kind] = lost.get(kind, 0.0) + float(body["recovered"]) - float(body["opened"])
+    starts = [
+        b["recovered"] - b["acted"] for b, _ in found if b.get("recovered") is not None and b.get("acted") is not None
+    ]
+    steps = [line["t"] - line["start"] for s in history.steps for line in s.committed() if "start" in line]
+    return Past(
+        groups=groups,
+        spares=max(0, len(asked) - groups),
+        seconds=ended - began,
+        failures=tuple(sorted(failures, key=lambda f: f.at_s)),
+        left_out=left_out,
+        lost=lost,
+        restart_s=statistics.median(starts) if starts else None,
+        step_s=statistics.median(steps) if steps else _step_s([body for body, _ in found]),
+        queue_s=_queue_s(history) if asked else None,
+    )
+
+
+def as_measured(past: Past, assumed: Times) -> Times:
+    """The durations that the run itself shows, in the place of the assumed ones."""
+    found = assumed
+    if past.restart_s is not None:
+        found = replace(found, start_s=past.restart_s, heal_s=0.0)
+    if past.queue_s is not None:
+        found = replace(found, queue_s=past.queue_s)
+    return found if past.step_s is None else replace(found, step_s=past.step_s)
+
+
+def _history(path: Path) -> History:
+    with path.open(errors="replace") as file:
+        first = file.readline()
+    try:
+        head = json.loads(first)
+        history = recorded.load(path) if head.get("type") == "history" else of_lines("", journal.read(path), (), ())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no journal and no history of a run: {error}") from error
+    if not history.decisions:
+        raise ValueError(
+            f"{path} holds no decisions: give a run's journal.jsonl, or the history.jsonl of `supervisor chaos run`"
+        )
+    return history
+
+
+def _incidents(history: History) -> list[tuple[dict[str, Any], float]]:
+    """Each incident as it was told last, and when it was opened, by the wall clock of the file."""
+    newest: dict[str, dict[str, Any]] = {}
+    opened: dict[str, float] = {}
+    for decision in history.decisions:
+        for body in decision.incidents:
+            newest[body["id"]] = body
+            if body["id"] not in opened:
+                before_s = float(body.get("decided") or body["opened"]) - float(body["opened"])
+                opened[body["id"]] = decision.t - before_s
+    return [(body, opened[key]) for key, body in newest.items()]
+
+
+def _span(history: History, path: Path) -> tuple[float, float]:
+    """From when everybody trained until the end."""
+    ended = max(_times(history))
+    firsts: dict[int, float] = {}
+    for steps in history.steps:
+        for line in steps.committed()[:1]:
+            firsts[steps.group] = min(firsts.get(steps.group, line["t"]), line["t"])
+    if firsts:
+        return max(firsts.values()), ended
+    for decision in history.decisions:
+        if decision.groups and all(state["phase"] == "running" for state in decision.groups.values()):
+            return decision.t, ended
+    began = next((d.t for d in history.decisions if d.incidents), None)
+    if began is None:
+        raise ValueError(f"{path}: its groups never all trained")
+    return began, ended
+
+
+def _step_s(incidents: Sequence[dict[str, Any]]) -> float | None:
+    """On the whole, stalls among them, as two incidents tell that are apart."""
+    told = sorted((b["step_before"], b["opened"]) for b in incidents if b.get("step_before"))
+    if not told or told[-1][0] == told[0][0]:
+        return None
+    return max(0.0, told[-1][1] - told[0][1]) / (told[-1][0] - told[0][0]) or None
+
+
+def _queue_s(history: History) -> float | None:
+    placed = (d.t for d in history.decisions if any(a["verb"] in ("place", "start") for a in d.actions))
+    first = next(placed, None)
+    return None if first is None else first - history.decisions[0].t
+
+
+def _times(history: History) -> Iterator[float]:
+    yield from (d.t for d in history.decisions)
+    yield from (line["t"] for s in history.steps for line in s.lines[-1:] if "t" in line)

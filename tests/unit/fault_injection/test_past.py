@@ -1,0 +1,127 @@
+"""What befell a run, played again under another policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fault_injection import history, recorded
+from fault_injection.sim import command, past
+from fault_injection.sim.months import Months, Outcome
+from fault_injection.sim.rates import times
+
+LAUNCHED, TRAINS, ENDS = 1000.0, 1020.0, 1620.0
+"""Wall clock. The run clock of the lines is 1000 behind."""
+
+
+def incident(number: int, kind: str, opened: float, group: int = 0, **more: Any) -> dict[str, Any]:
+    """Of a wall-clock time; it was decided a second later, acted on 2 s later and over after 12 s."""
+    at = opened - LAUNCHED
+    return {
+        "id": f"i{number}", "kind": kind, "group": group, "opened": at, "decided": at + 1, "acted": at + 2, "recovered": at + 12,
+        "step_before": 10 * number, "rung": 1, "generation_before": 1, "generation_after": 2, **more,
+    }  # fmt: skip
+
+
+def journal_of(folder: Path, *incidents: dict[str, Any]) -> Path:
+    """Two groups and a spare; each incident is decided 1 s after it was opened."""
+
+    def intent(t: float, number: int, actions: list[Any], found: list[Any], phase: str) -> dict[str, Any]:
+        groups = {str(g): {"generation": 1, "node": f"n{g}", "phase": phase} for g in (0, 1)}
+        body = {"decision": number, "actions": actions, "incidents": found, "groups": groups, "phase": phase}
+        return {"t": t, "entry": "intent", "epoch": 1, **body}
+
+    asked = [{"verb": "acquire", "key": f"acquire:a{n}"} for n in (1, 2, 3)]
+    placed = [{"verb": "place", "key": f"start:{g}:1", "group": g, "generation": 1, "node": f"n{g}"} for g in (0, 1)]
+    lines = [intent(LAUNCHED, 1, asked, [], "unplaced"), intent(LAUNCHED + 5, 2, placed, [], "starting")]
+    lines.append(intent(TRAINS, 3, [{"verb": "note", "key": "x"}], [], "running"))
+    for number, body in enumerate(incidents, 4):
+        lines.append(intent(body["opened"] + LAUNCHED + 1, number, [], [body], "running"))
+    lines.append(intent(ENDS, 99, [{"verb": "note", "key": "y"}], [], "running"))
+    path = folder / "journal.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_journal_tells_its_failures_and_how_long_things_took(tmp_path: Path) -> None:
+    path = journal_of(
+        tmp_path, incident(1, "crash", 1120.0), incident(2, "node_lost", 1220.0, 1), incident(3, "requested", 1320.0)
+    )
+    found = past.read(path)
+    assert (found.groups, found.spares, found.seconds) == (2, 1, ENDS - TRAINS)
+    assert [(f.at_s, f.group, f.look) for f in found.failures] == [(100.0, 0, "process"), (200.0, 1, "node")]
+    assert found.left_out == {"requested": 1}
+    assert sum(found.lost.values()) == pytest.approx(24.0)
+    assert (found.restart_s, found.queue_s, found.step_s) == pytest.approx((10.0, 5.0, 10.0))
+    measured = past.as_measured(found, times())
+    assert (measured.start_s, measured.heal_s, measured.queue_s, measured.step_s) == pytest.approx(
+        (10.0, 0.0, 5.0, 10.0)
+    )
+    assert measured.seen_s == times().seen_s
+
+
+def test_a_history_of_a_broken_run_tells_the_same(tmp_path: Path) -> None:
+    path = journal_of(tmp_path, incident(1, "crash", 1120.0))
+    told = history.read("run", tmp_path, tmp_path / "none")
+    recorded.save(told, tmp_path / "history.jsonl")
+    from_history, from_journal = past.read(tmp_path / "history.jsonl"), past.read(path)
+    assert from_history.failures == from_journal.failures
+    assert from_history.spares == 1
+
+
+def test_the_same_failures_cost_what_the_policy_makes_of_them(tmp_path: Path) -> None:
+    """Three crashes of one group, within a budget of three and of one."""
+    found = past.read(journal_of(tmp_path, *(incident(n, "crash", 1020.0 + 100 * n) for n in (1, 2, 3))))
+    measured = past.as_measured(found, times())
+
+    def under(restarts: int) -> Outcome:
+        policy = tmp_path / f"{restarts}.toml"
+        policy.write_text(
+            f"[policy]\nbackoff_first_s = 0.0\nbackoff_max_s = 0.0\n[policy.budget]\nrestart = {restarts}\n"
+        )
+        return Months(command.spec(2, 1, policy), found.failures, measured, 0).run(found.seconds)
+
+    enough, few = under(3), under(1)
+    assert (enough.failures, few.failures) == (3, 3)
+    assert (enough.spares, enough.halts) == (0, 0)
+    assert few.spares > 0  # the second crash is more than may be restarted: the group moves
+    assert enough.badput["start"] == pytest.approx(30.0)
+    assert enough == under(3)
+
+
+def test_a_failure_of_a_group_that_is_down_costs_nothing_more(tmp_path: Path) -> None:
+    found = past.read(journal_of(tmp_path, incident(1, "crash", 1120.0), incident(2, "crash", 1121.0)))
+    out = Months(command.spec(2, 1, None), found.failures, past.as_measured(found, times()), 0).run(found.seconds)
+    assert (out.failures, out.while_down) == (1, 1)
+
+
+def test_an_error_that_was_judged_to_be_the_same_stays_the_same(tmp_path: Path) -> None:
+    bodies = [incident(1, "error", 1120.0, error="A"), incident(2, "same_error", 1220.0, error="A")]
+    found = past.read(journal_of(tmp_path, *bodies, incident(3, "error", 1320.0, error="B")))
+    assert [f.error for f in found.failures] == ["A", "A", ""]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    app = typer.Typer()
+    command.register(app)
+    path, policy = journal_of(tmp_path, incident(1, "crash", 1120.0)), tmp_path / "mine.toml"
+    policy.write_text("[policy]\nbackoff_first_s = 30.0\nbackoff_max_s = 30.0\n")
+    told = CliRunner().invoke(app, ["--journal", str(path), "--policy", str(policy)], env={"COLUMNS": "200"})
+    assert told.exit_code == 0, told.output
+    assert "2 groups, 1 spares, 10.0 minutes since everybody trained; failures: 1 crash" in told.output
+    assert "as shipped" in told.output
+    assert "mine.toml" in told.output
+
+
+@pytest.mark.parametrize("text", ["", "no journal\n", '{"a": 1}\n', '{"type": "history"}\n'])
+def test_a_file_that_is_neither(tmp_path: Path, text: str) -> None:
+    app, path = typer.Typer(), tmp_path / "other"
+    command.register(app)
+    path.write_text(text)
+    assert CliRunner().invoke(app, ["--journal", str(path)]).exit_code == 2
+    assert CliRunner().invoke(app, ["--journal", str(tmp_path / "none")]).exit_code == 2
