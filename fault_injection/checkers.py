@@ -23,7 +23,8 @@ class Verdict:
 
 
 def one_actuation_per_decision(history: History) -> list[str]:
-    """Every rank's process was spawned once, and because a committed decision started that generation, on that node."""
+    """Every rank's process was spawned once, and because a committed decision had started that generation, on that node; no
+    other wrote steps."""
     found = []
     spawns = Counter((p.group, p.generation, p.rank) for p in history.processes)
     found += [f"group {g} generation {n} rank {r} was spawned {k} times" for (g, n, r), k in spawns.items() if k > 1]
@@ -41,7 +42,7 @@ def one_actuation_per_decision(history: History) -> list[str]:
     ]
     born = {(p.group, p.generation, p.rank, p.node) for p in history.processes}
     found += [
-        f"{s.name} on {s.node} wrote steps, and nobody spawned it" for s in history.steps if _owner(s) not in born
+        f"{s.name} on {s.node} wrote steps, and nobody spawned it" for s in history.steps if s.lines and _owner(s) not in born
     ]
     for process in history.processes:
         nodes = started.get((process.group, process.generation), [])
@@ -106,7 +107,8 @@ def no_dead_epoch(history: History) -> list[str]:
     """Nothing is decided under an epoch once a newer one leads. What an old leader tries and is refused is fine, and so
     is a line that it writes late about what it had committed in its time.
 
-    Told by the order of the journal's lines and by the store's revisions, not by a clock."""
+    Told by the order of the journal's lines and by the store's revisions, not by a clock. Unknown where the lines of an epoch or
+    of an outcome are missing."""
     found, missing = [], []
     said = {(o.epoch, o.number) for o in history.outcomes if not o.refused}
     for decision in history.committed():
@@ -147,7 +149,7 @@ def no_dead_epoch(history: History) -> list[str]:
 
 def steps_not_lost(history: History) -> list[str]:
     """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
-    resume from disk)."""
+    resume from disk); a process leaves none out, nor does a resume go behind the newest checkpoint."""
     found = [*_not_next(history), *_behind_the_disk(history)]
     commits = sorted((line["t"], line["step"]) for s in history.steps for line in s.committed())
     begun = sorted(
@@ -167,17 +169,18 @@ def steps_not_lost(history: History) -> list[str]:
 
 
 def _not_next(history: History) -> Iterator[str]:
-    """What one process commits is the next step each time, unless it healed."""
+    """What one process commits is the next step each time, unless it healed. Who knows no quorum does not say when it does."""
     for steps in history.steps:
         for one, two in itertools.pairwise(steps.committed()):
             if two["step"] <= one["step"]:
                 yield f"{steps.name} committed step {two['step']} after step {one['step']}, in one process"
-            elif two["step"] > one["step"] + 1 and not two.get("healed") and not _mute(history, steps.group, one, two):
+            jumped = two["step"] > one["step"] + 1 and isinstance(two.get("quorum_id"), int)
+            if jumped and not two.get("healed") and not _mute(history, steps.group, one, two):
                 yield f"{steps.name} committed step {two['step']} after step {one['step']}, and did not heal"
 
 
 def _behind_the_disk(history: History) -> Iterator[str]:
-    """A resume from disk goes on from the newest checkpoint that was known to be complete; from an older one if it was torn."""
+    """A resume from disk goes on from the newest checkpoint that was known to be complete; from an older one if it was torn since."""
     known = [
         (decision.t, int(action["key"].removeprefix("checkpoint:")))
         for decision in history.committed()

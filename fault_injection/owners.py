@@ -82,17 +82,20 @@ def _not_fenced(history: History) -> Iterator[str]:
         for action in decision.actions:
             if action["verb"] == "fence":
                 _, group, generation = action["key"].split(":")
-                fences[int(group), int(generation)].append((decision.t, action["reason"]))
+                fences[int(group), int(generation)].append((decision.t, action.get("reason", "")))
             elif action["verb"] in ("start", "place"):
                 decided.setdefault((action["group"], action["generation"]), decision.t)
-    for older, newer in combinations(history.processes, 2):
+    of_groups: dict[int, list[Process]] = defaultdict(list)
+    for process in history.processes:  # by the time of their spawning
+        of_groups[process.group].append(process)
+    for older, newer in chain.from_iterable(combinations(own, 2) for own in of_groups.values()):
         lives = older.over_by is None or older.over_by > newer.spawned
-        if older.group != newer.group or older.node == newer.node or older.generation >= newer.generation or not lives:
+        if older.node == newer.node or older.generation >= newer.generation or not lives:
             continue
         of_older = range(older.generation + 1, newer.generation + 1)
         told = [each for generation in of_older for each in fences[newer.group, generation]]
-        at = [t for t, why in told if "processes are gone" not in why]
-        if not any(t <= decided.get((newer.group, newer.generation), newer.spawned) for t in at):
+        by = decided.get((newer.group, newer.generation), newer.spawned)
+        if not any(t <= by and "processes are gone" not in why for t, why in told):
             yield (
                 f"group {older.group} generation {newer.generation} was begun on {newer.node} while generation "
                 f"{older.generation} still ran on {older.node}, and it was not fenced before"
@@ -100,6 +103,10 @@ def _not_fenced(history: History) -> Iterator[str]:
 
 
 # --- quorums ---
+
+ALIKE = {"loss": 1e-4, "gradient_norm": 1e-3}
+"""What the groups of one quorum tell of a step is one number, as a share of it: they have the same sum. On CPUs it is to the last bit; with as much as loss
+parity allows, machines that are not alike may round as they do."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ class _Commit:
 
 
 def one_quorum_per_step(history: History) -> list[str]:
-    """No step is committed by two quorums at once, nor by more groups than its quorum held. What is trained again
+    """No step is committed by two quorums at once, nor by more groups than its quorum held, and the groups of one tell the same
+    loss. Unknown when groups took part of which there is no record. What is trained again
     after every process had ended (a resume from disk) is another step; what goes back behind a newer step is for
     `steps_not_lost` to find.
 
@@ -145,13 +153,19 @@ def one_quorum_per_step(history: History) -> list[str]:
 
 
 def _without_record(history: History) -> Iterator[str]:
-    """Steps of which more groups are said to have taken part than there are records of."""
+    """Steps of which more groups are said to have taken part than there are records of. Only ranks that note what they read have
+    a record of a step in which they end."""
+    if not any(line.get("event") == "batch" for steps in history.steps for line in steps.lines):
+        return
+    until = _told_until(history)
     tried: dict[tuple[int, int], set[int]] = defaultdict(set)
     for each in tries_of(history):
         if each.takes_part:
             tried[each.key].add(each.group)
     for steps in history.steps:
         for line in steps.committed():
+            if line["t"] > until:
+                continue
             of = tried[line.get("quorum_id", 0), line["step"]]
             mute = {f.group for f in history.faults if f.mute and f.began <= line["t"] <= (f.over or line["t"])}
             if isinstance(line.get("participants"), int) and of and len(of | mute) < line["participants"]:
@@ -159,6 +173,20 @@ def _without_record(history: History) -> Iterator[str]:
                     f"step {line['step']} of {steps.name} had {line['participants']} groups, and there are the records "
                     f"of {len(of)}"
                 )
+
+
+def _told_until(history: History) -> float:
+    """Of a run that goes on, when the record that was read first ends: the others' are newer."""
+    newest: dict[int, int] = defaultdict(int)
+    for process in history.processes:
+        newest[process.group] = max(newest[process.group], process.generation)
+    live = {(p.group, p.generation, p.rank) for p in history.processes if p.over_by is None}
+    ends = [
+        max(line["t"] for line in s.lines)
+        for s in history.steps
+        if s.lines and (s.group, s.generation, s.rank) in live and s.generation == newest[s.group]
+    ]
+    return min(ends, default=float("inf"))
 
 
 def _two_quorums(step: int, commits: list[_Commit]) -> Iterator[str]:
@@ -187,9 +215,9 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
     for commit in commits:
         by_quorum[commit.quorum].append(commit)
     for quorum, members in by_quorum.items():
-        for what in ("loss", "gradient_norm"):
-            told = {c.line[what] for c in members if c.line.get(what) is not None}
-            if len(told) > 1 or not all(map(math.isfinite, told)):
+        for what, apart in ALIKE.items():
+            told = [c.line[what] for c in members if c.line.get(what) is not None]
+            if not all(map(math.isfinite, told)) or (told and max(told) - min(told) > apart * max(1.0, *map(abs, told))):
                 yield f"step {step} of quorum {quorum} has a {what} of {' and '.join(map(str, sorted(told)))}"
         # who heals in this step has no place among the participants
         taking_part = [

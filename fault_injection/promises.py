@@ -84,13 +84,12 @@ def every_fault_happened(history: History) -> list[str]:
         found.append(
             f"{setting.planned} faults were planned, the plan has {len(setting.plan)}, {len(history.faults)} are recorded"
         )
-    for number in range(1, setting.planned + 1):
+    for number, sentence in enumerate(setting.plan, 1):
         fault = done.get(number)
-        sentence = setting.plan[number - 1]
         if fault is not None and ": " in sentence and f": {fault.name}, " not in sentence:
-            found.append(f"{_name(fault)} is not what was planned:{sentence}")
+            found.append(f"{_name(fault)} is not what was planned: {sentence.strip()}")
         if fault is None:
-            found.append(f"fault {number} of the plan was not made: {setting.plan[number - 1].strip()}")
+            found.append(f"fault {number} of the plan was not made: {sentence.strip()}")
         elif fault.made is None or not fault.evidence:
             found.append(f"{_name(fault)} left no evidence{': ' + fault.after if fault.after else ''}")
         else:
@@ -126,13 +125,7 @@ def one_incident_each(history: History) -> list[str]:
             others = [f"{i.id} {i.kind} of group {i.group}" for i in incidents(history) if _during(fault, i)]
             seen = f", but {' and '.join(others)}" if others else ""
             found.append(f"{_name(fault)} has no incident that is {' or '.join(fault.kinds)}{seen}")
-    about = {i.id: i.node for i in incidents(history)}
-    for decision in history.committed():
-        for action in decision.actions:
-            if action["verb"] == "cordon" and about.get(action.get("incident", ""), action["node"]) != action["node"]:
-                found.append(
-                    f"{action['node']} was cordoned for {action['incident']}, which is about {about[action['incident']]}"
-                )
+    found += list(_others_cordoned(history))
     for incident in incidents(history):
         before = incident.opened < setting.began  # a run that is broken while it is live may have had its own
         if not before and not any(_explains(fault, incident) for fault in history.faults):
@@ -140,25 +133,47 @@ def one_incident_each(history: History) -> list[str]:
     return found
 
 
+def _others_cordoned(history: History) -> Iterator[str]:
+    """A node is cordoned for an incident that was about it: one that climbs may be about one node after the other."""
+    about: dict[str, set[str]] = defaultdict(set)
+    where: dict[int, str] = {}
+    for decision in history.committed():
+        for incident in decision.incidents:
+            about[incident["id"]] |= {incident.get("node", ""), where.get(incident["group"], "")} - {""}
+        for action in decision.actions:
+            nodes = about.get(action.get("incident") or "", set())
+            if action["verb"] == "cordon" and nodes and action.get("node") and action["node"] not in nodes:
+                told = " and ".join(sorted(nodes))
+                yield f"{action['node']} was cordoned for {action['incident']}, which is about {told}"
+        where |= {group: str(state.get("node") or "") for group, state in decision.groups.items()}
+
+
 def within_budgets(history: History) -> list[str]:
     """No more is done within the window than the budgets allow. Counted apart from the supervisor's own count: each time that
-    a group gets another generation for a failure that surely pays."""
+    a group gets another generation for a failure that surely pays, and each node that was asked for at a budget's cost."""
     setting = _setting(history)
     if unsaid := {Rung(r).name.lower() for r in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)} - setting.budgets.keys():
         raise Unknown(f"the history does not say what the budget of {' and '.join(sorted(unsaid))} is")
     drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
+    asked: dict[tuple[int, int | None], list[float]] = defaultdict(list)
     counted: set[tuple[str, int]] = set()
+    given_up = False
     for decision in history.committed():
+        given_up = given_up or any(a["verb"] == "resume" and "evict:" in a.get("key", "") for a in decision.actions)
         for incident in decision.incidents:
             key = (incident["id"], incident["generation_after"])
             raised = incident["generation_after"] > incident["generation_before"]
-            if key in counted or not raised or incident["kind"] not in PAYS or incident.get("shadow"):
+            if key in counted or not raised or incident.get("shadow") or not _pays(incident, given_up):
                 continue
             counted.add(key)
             rung = int(incident["rung"])
             drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
+        for action in decision.actions:
+            if action["verb"] == "acquire" and action.get("rung") in (Rung.REPLACE, Rung.REALLOCATE):
+                asked[int(action["rung"]), None].append(decision.t)
     found = []
-    for (rung, group), instants in sorted(drawn.items(), key=str):
+    # the same draw may be in both: each is held against the budget by itself
+    for (rung, group), instants in sorted([*drawn.items(), *asked.items()], key=str):
         name = Rung(rung).name.lower()
         allowed = setting.budgets.get(name)
         most = max(sum(t <= other < t + setting.window_s for other in instants) for t in instants)
@@ -166,6 +181,15 @@ def within_budgets(history: History) -> list[str]:
             whose = f" of group {group}" if group is not None else ""
             found.append(f"{most} times {name}{whose} within {setting.window_s:g} s: its budget is {allowed}")
     return found
+
+
+def _pays(incident: Mapping[str, Any], given_up: bool) -> bool:
+    """Of the failures for which a group is moved all pay but one: a node that is left before it is taken away. A person may have said
+    that what is lost is given up, at no budget. What every allocation's end costs, and who takes the place of one that was
+    leaving, is told by what is asked for."""
+    if incident["rung"] == Rung.REPLACE:
+        return incident["kind"] != Kind.LEAVING and not given_up
+    return incident["kind"] in PAYS and not (given_up and incident["rung"] == Rung.REALLOCATE)
 
 
 def others_go_on(history: History) -> list[str]:
@@ -193,7 +217,7 @@ def _for_no_fault(history: History, setting: Setting) -> Iterator[str]:
         commits = sorted(line["t"] for steps in history.of_group(group) for line in steps.committed())
         for one, two in itertools.pairwise(commits):
             touched = any(f.began <= two and one <= (f.over or setting.ended) for f in history.faults)
-            if two - one > allowed and not touched:
+            if two - one > allowed and setting.began <= one and not touched:
                 yield f"group {group} stood still for {two - one:.1f} s, and no fault was there"
 
 
@@ -207,8 +231,8 @@ def recovered_in_time(history: History) -> list[str]:
             found.append(f"{_name(fault)}: not everything trained again")
         elif not fault.began <= fault.made <= fault.over or fault.healed is None or fault.healed > fault.over:
             found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
-        elif idle := _idle(history, setting, fault.began, fault.over):
-            found.append(f"{_name(fault)}: all was said to be well, and group {idle[0]} had not committed a step since")
+        elif away := _away(history, setting, fault, fault.over):
+            found.append(f"{_name(fault)}: all was said to be well, and group {away[0]} committed no step")
         elif not fault.over - fault.began <= fault.within_s:
             took = fault.over - fault.began
             found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
@@ -220,9 +244,15 @@ def recovered_in_time(history: History) -> list[str]:
     return found
 
 
-def _idle(history: History, setting: Setting, begin: float, until: float) -> list[int]:
-    of = {s.group for s in history.steps for line in s.committed() if begin <= line["t"] <= until}
-    return sorted(set(range(setting.groups)) - of)
+def _away(history: History, setting: Setting, fault: FaultDone, over: float) -> list[int]:
+    """Groups that commit nothing from its beginning on, also when it was over, for longer than any may stand still. The next
+    fault ends the look."""
+    until = min([setting.ended, *(f.began for f in history.faults if f.began > over)])
+    first = {
+        group: min((x["t"] for s in history.of_group(group) for x in s.committed() if x["t"] >= fault.began), default=until)
+        for group in range(setting.groups)
+    }
+    return [group for group, t in first.items() if min(t, until) > over + fault.others_within_s]
 
 
 def digests_equal(history: History) -> list[str]:
@@ -252,11 +282,23 @@ def nothing_left(history: History) -> list[str]:
     if history.left is None:
         raise Unknown("nobody looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]
+    found += list(_no_end(history))
     done = [action for decision in history.committed() for action in decision.actions]
     if any(action["verb"] == "stop" for action in done):
         keys = {v: {a["key"].removeprefix(f"{v}:") for a in done if a["verb"] == v} for v in ("acquire", "release")}
         found += [f"{key} was acquired and never released" for key in sorted(keys["acquire"] - keys["release"])]
     return found + [f"an allocation is left: {allocation}" for allocation in history.left.allocations]
+
+
+def _no_end(history: History) -> Iterator[str]:
+    """Of a run that had ended, who was still running as far as its shim says. Of older generations nobody may have seen it: their
+    node was lost, and they were fenced."""
+    if history.setting is None or not history.setting.to_its_end:
+        return
+    newest = {p.group: p.generation for p in sorted(history.processes, key=lambda p: p.generation)}
+    for p in history.processes:
+        if p.over_by is None and p.generation == newest[p.group]:
+            yield f"nobody saw group {p.group} generation {p.generation} rank {p.rank} on {p.node} end"
 
 
 def badput_adds_up(history: History) -> list[str]:
@@ -266,8 +308,7 @@ def badput_adds_up(history: History) -> list[str]:
     length = span.end - span.begin
     if length <= 0:
         return [f"the run ended {-length:g} s before it began"]
-    found = []
-    found += list(_counted_twice(history))
+    found = list(_counted_twice(history))
     found += [
         f"{_name(f)} is not within the run's time"
         for f in history.faults

@@ -143,7 +143,7 @@ class Runner:
         done = FaultDone(
             number=planned.number, name=planned.name, group=planned.group, rank=planned.rank, generation=0, node="",
             step=look.step, began=began, made=None, evidence="", healed=None, over=None, kinds=tuple(fault.kinds),
-            echoes=tuple(fault.echoes), drifts=fault.drifts, mute=fault.mute, within_s=promised.within_s,
+            echoes=tuple(fault.echoes), drifts=fault.drifts, within_s=promised.within_s,
             others_within_s=promised.others_within_s, before="" if planned.together else look.not_well,
         )  # fmt: skip
         assert fault.inject is not None

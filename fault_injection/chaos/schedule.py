@@ -41,7 +41,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class FaultAt:
-    """One fault. Without a group or a rank the seed names one."""
+    """One fault. Without a group or a rank the seed names one; for what comes while a group is mended another than that one."""
 
     name: str
     at_step: Step
@@ -156,6 +156,8 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
     for fault in _in_order(wanted):
         # drawn whether it is needed or not: naming one victim moves no other
         group, rank = victims.randrange(groups), victims.randrange(ranks)
+        if fault.together == "during" and group == faults[-1].group:
+            group = (group + 1) % groups  # who is being started again has nothing to break yet
         faults.append(
             Planned(
                 number=len(faults) + 1,

@@ -79,10 +79,9 @@ def _hang(
 
 
 def _rides(
-    name: str, family: Family, how: str, inject: Inject, *needs: Need, stays_s: float = 0.0, stalls: bool = False,
-    mute: bool = False,
-) -> Fault:  # fmt: skip
-    return Fault(name=name, family=family, how=how, inject=inject, needs=needs, stays_s=stays_s, stalls=stalls, mute=mute)
+    name: str, family: Family, how: str, inject: Inject, *needs: Need, stays_s: float = 0.0, stalls: bool = False
+) -> Fault:
+    return Fault(name=name, family=family, how=how, inject=inject, needs=needs, stays_s=stays_s, stalls=stalls)
 
 
 def _gpu(name: str, how: str, inject: Inject) -> Fault:
@@ -143,7 +142,7 @@ _ALL = (
         inject=made.checkpoint_torn, needs=(house,), kinds=(Kind.CRASH,), echoes=(Kind.CRASH,), stalls=True,
     ),
     # it trains on, and what it commits meanwhile is not written down: to the checkers its group stands still
-    _rides("disk_full", "state", "the disk of a node, for logs and records, is full for 30 s", made.disk_full, here, own_disks, stays_s=30.0, stalls=True, mute=True),
+    _rides("disk_full", "state", "the disk of a node, for logs and records, is full for 30 s", made.disk_full, here, own_disks, stays_s=30.0, stalls=True),
     _hang("checkpoint_blocked", "rank 0 writes its checkpoint into a pipe that nobody reads", made.ordered(causes.BLOCK_CHECKPOINT), obeying, family="state", writers=True),
     # agent
     _rides("agent_killed", "agent", "SIGKILL to a node's agent", made.agent_killed, here),

@@ -140,7 +140,6 @@ class Fault:
     stalls: bool = False
     """The others stand still until the supervisor acts: they wait inside a collective or a quorum."""
     drifts: bool = False
-    mute: bool = False
     """The group's parameters are others' no more until it heals."""
     writers: bool = False
     """It hits rank 0 of the group that writes the checkpoints, whomever the plan names."""
