@@ -189,8 +189,9 @@ def _behind_the_disk(history: History) -> Iterator[str]:
     ]
     for pause in without_life(history):
         began = [(x["start"], x["step"]) for s in history.steps for x in s.committed() if x["start"] >= pause]
+        again = min((p.spawned for p in history.processes if p.spawned > pause), default=pause)
         torn = sum(f.name == "checkpoint_torn" and f.made is not None and f.began <= pause for f in history.faults)
-        there = sorted(step for t, step in known if t <= pause)[: -torn or None]
+        there = sorted(step for t, step in known if t <= again)[: -torn or None]
         if began and there and min(began)[1] <= there[-1]:
             yield f"step {min(began)[1]} was committed after a resume, and step {there[-1]} was complete on disk"
 

@@ -23,7 +23,7 @@ from fault_injection.promises import ALL
 from fault_injection.recorded import load, save
 from supervisor.ports.errors import Fatal
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
-from tests.unit.fault_injection.files import Files, _of_quorum, incident, place, seconds, step, story
+from tests.unit.fault_injection.files import Files, of_quorum, incident, place, note, seconds, step, story
 from tests.unit.fault_injection.test_runner import Played, inject, run
 
 
@@ -123,7 +123,8 @@ def loss_is_no_number(f: Files) -> History:
 def divided_by_two_when_alone(f: Files) -> History:
     """Group 1 is away and group 0 says that two took part."""
     (lines, at), *_ = steps_of(f, 7)
-    lines[at] |= {"quorum_id": 2, "participants": 2, "participating_rank": 0}
+    lines.insert(at, note("batch", 12.0, samples=["a"]))
+    lines[at + 1] |= {"quorum_id": 2, "participants": 2, "participating_rank": 0}
     return broken(f)
 
 
@@ -140,7 +141,7 @@ def later(f: Files, after: float, seconds: float) -> History:
         x["t"] = moved(x["t"])
     for (_, group, _), lines in f.steps.items():
         for x in lines:
-            x |= _of_quorum(group, x)
+            x |= of_quorum(group, x)
             x["start"], x["t"] = moved(x["start"]), moved(x["t"])
     history = broken(f)
     history.setting = replace(SETTING, ended=moved(SETTING.ended))
