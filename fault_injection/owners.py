@@ -217,7 +217,9 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
     for quorum, members in by_quorum.items():
         for what, apart in ALIKE.items():
             told = [c.line[what] for c in members if c.line.get(what) is not None]
-            if not all(map(math.isfinite, told)) or (told and max(told) - min(told) > apart * max(1.0, *map(abs, told))):
+            if not all(map(math.isfinite, told)) or (
+                told and max(told) - min(told) > apart * max(1.0, *map(abs, told))
+            ):
                 yield f"step {step} of quorum {quorum} has a {what} of {' and '.join(map(str, sorted(told)))}"
         # who heals in this step has no place among the participants
         taking_part = [

@@ -249,7 +249,9 @@ def _away(history: History, setting: Setting, fault: FaultDone, over: float) -> 
     fault ends the look."""
     until = min([setting.ended, *(f.began for f in history.faults if f.began > over)])
     first = {
-        group: min((x["t"] for s in history.of_group(group) for x in s.committed() if x["t"] >= fault.began), default=until)
+        group: min(
+            (x["t"] for s in history.of_group(group) for x in s.committed() if x["t"] >= fault.began), default=until
+        )
         for group in range(setting.groups)
     }
     return [group for group, t in first.items() if min(t, until) > over + fault.others_within_s]

@@ -291,7 +291,11 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (two_sizes_of_a_quorum, "one_quorum_per_step", "by groups [0, 1], which say that it held 2 and 3"),
     (two_at_one_place, "one_quorum_per_step", "held two of them at the same place ([0, 0])"),
     (step_goes_back, "steps_not_lost", "group 1 generation 3 committed step 3 after step 16"),
-    (made_twice_in_one_quorum, "steps_not_lost", "group 1 generation 2 committed step 12 after step 12, in one process"),
+    (
+        made_twice_in_one_quorum,
+        "steps_not_lost",
+        "group 1 generation 2 committed step 12 after step 12, in one process",
+    ),
     (left_out_by_all, "steps_not_lost", "group 0 generation 1 committed step 13 after step 11, and did not heal"),
     (left_out_by_one_that_lives, "steps_not_lost", "group 1 generation 2 committed step 13 after step 11, and did not"),
     (resumed_behind_the_newest_checkpoint, "steps_not_lost", "step 11 was committed after a resume, and step 15 was"),
@@ -306,7 +310,7 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (killed_by_a_policy_that_does_not_kill, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
 ]
 
-ALSO = {
+ALSO: dict[Callable[[Files], None], dict[str, str]] = {
     # its group still runs on n1
     spawned_without_a_decision: {"single_owner": "fail"},
     # no shim of n4 has spawned it
@@ -602,7 +606,6 @@ def test_outcomes_and_epochs_that_nobody_wrote_down_are_unknown(tmp_path: Path, 
     assert says in found.sentences[0]
 
 
-
 def test_an_empty_history_is_unknown(tmp_path: Path) -> None:
     assert answers(History("run")) == dict.fromkeys(CHECKERS, "unknown")
     without_decisions, without_processes = story(tmp_path / "a"), story(tmp_path / "b")
@@ -622,7 +625,10 @@ def test_without_step_records_nothing_is_known_of_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("checkers", "plant"),
     [
-        (["one_actuation_per_decision", "single_owner"], lambda f: f.of_decision(5, "intent")["actions"].append({"verb": "place"})),
+        (
+            ["one_actuation_per_decision", "single_owner"],
+            lambda f: f.of_decision(5, "intent")["actions"].append({"verb": "place"}),
+        ),
         (["steps_not_lost", "one_quorum_per_step"], lambda f: f.steps["n1", 0, 1][3].pop("start")),
     ],
 )

@@ -269,7 +269,8 @@ def later(files: Files, after: float, seconds: float) -> History:
             x["start"], x["t"] = moved(x["start"]), moved(x["t"])
     history = broken(files)
     history.setting = replace(SETTING, ended=moved(SETTING.ended))
-    history.faults = [KILL, replace(LOSE, **{k: moved(getattr(LOSE, k)) for k in ("began", "made", "healed", "over")})]
+    when: Any = {k: moved(getattr(LOSE, k)) for k in ("began", "made", "healed", "over")}
+    history.faults = [KILL, replace(LOSE, **when)]
     return history
 
 
@@ -359,7 +360,7 @@ PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (two_lines_for_the_same_seconds, "badput_adds_up", "group 1 generation 2: from 15.00 to 17.00 twice"),
 ]  # fmt: skip
 
-ALSO = {
+ALSO: dict[Callable[[Files], History], dict[str, str]] = {
     # group 1 stands still for no fault that anybody made
     not_made: {"others_go_on": "fail"},
 }
@@ -555,7 +556,6 @@ def test_budgets_that_are_not_said_are_unknown(tmp_path: Path) -> None:
     assert (answer, sentences) == (
         "unknown", ("the history does not say what the budget of reallocate and replace is",),
     )  # fmt: skip
-
 
 
 def test_states_that_were_not_compared_are_unknown(tmp_path: Path) -> None:
