@@ -1,0 +1,33 @@
+"""What a person reads of a run."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from supervisor.core.model import Incident, Kind, Rung
+from supervisor.shell.render import shadows
+
+ONE = Incident(
+    id="i1", kind=Kind.HANG, group=0, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=1,
+    reason="its node lives", evidence=("rank 0 has not committed a step for 30 s",), shadow=True,
+)  # fmt: skip
+
+
+def said(*found: Incident) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(shadows(found))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("by_itself", [0, 1, 3])
+def test_of_what_was_only_observed_it_says_how_much_recovered_by_itself(by_itself: int) -> None:
+    hangs = [replace(ONE, id=f"i{n}", state="recovered" if n < by_itself else "open") for n in range(4)]
+    crash = replace(ONE, id="i9", kind=Kind.CRASH, state="halted")
+    text = said(*hangs, crash)
+    assert f"5 would have been acted on, {by_itself} recovered by themselves, {4 - by_itself} still open" in text
+    assert f"hang: 4, {by_itself} by themselves, {4 - by_itself} still open" in text
+    assert "crash: 1, 0 by themselves, 0 still open" in text
