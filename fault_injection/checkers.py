@@ -173,11 +173,15 @@ def steps_not_lost(history: History) -> list[str]:
 def _not_next(history: History) -> Iterator[str]:
     """What one process commits is the next step each time, unless it healed. Who knows no quorum does not say when it does."""
     for steps in history.steps:
+        heals = [
+            x["t"] for x in steps.lines if x.get("healed") or x.get("event") == "heal"
+        ]  # also in a step that failed
         for one, two in itertools.pairwise(steps.committed()):
             if two["step"] <= one["step"]:
                 yield f"{steps.name} committed step {two['step']} after step {one['step']}, in one process"
             jumped = two["step"] > one["step"] + 1 and isinstance(two.get("quorum_id"), int)
-            if jumped and not two.get("healed") and not _mute(history, steps.group, one, two):
+            healed = jumped and any(one["t"] < t <= two["t"] for t in heals)
+            if jumped and not healed and not _mute(history, steps.group, one, two):
                 yield f"{steps.name} committed step {two['step']} after step {one['step']}, and did not heal"
 
 

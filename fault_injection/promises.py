@@ -6,12 +6,12 @@ import itertools
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fault_injection.badput import Span, ledger
 from fault_injection.checkers import CHECKERS
 from fault_injection.history import FaultDone, History, Setting, Unknown
+from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
 from supervisor.core.ledger import ratios
 from supervisor.core.model import Kind, Rung
@@ -25,48 +25,11 @@ SHARE = 0.01
 PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
 """Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
 
+FREE = frozenset({Kind.REQUESTED, Kind.LEAVING})
+"""Nobody's failures."""
 
-@dataclass(frozen=True)
-class Acted:
-    """An incident about which something was done."""
-
-    id: str
-    kind: str
-    """When something was done first."""
-    group: int
-    rung: int
-    node: str
-    opened: float
-    """When it was first in a decision, as those that follow."""
-    acted: float
-    recovered: float | None
-
-
-def incidents(history: History) -> list[Acted]:
-    """All about which something was done: rung 0 rides a failure through, and is no verdict."""
-    opened: dict[str, float] = {}
-    first: dict[str, tuple[float, dict[str, Any]]] = {}
-    recovered: dict[str, float] = {}
-    halted: set[str] = set()
-    for decision in history.committed():
-        at = decision.committed_at or decision.t
-        for incident in decision.incidents:
-            opened.setdefault(incident["id"], decision.t)
-            acting = incident.get("state") in ("acting", "halted") and not incident.get("shadow")
-            if acting and incident["rung"] > Rung.RIDE_THROUGH:
-                first.setdefault(incident["id"], (at, incident))
-            if incident.get("state") == "recovered":
-                recovered[incident["id"]] = at
-            elif incident.get("state") == "halted" and not incident.get("shadow"):
-                halted.add(incident["id"])
-        if any(action.get("verb") == "resume" for action in decision.actions):
-            recovered |= dict.fromkeys(halted - recovered.keys(), at)  # a person has mended it
-    return [
-        Acted(
-            name, body["kind"], body["group"], body["rung"], body.get("node", ""), opened[name], at, recovered.get(name)
-        )
-        for name, (at, body) in first.items()
-    ]
+NOT_TO_BLAME = "another group is the cause"
+"""How the reason begins for which a group is started again at no budget."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
@@ -90,7 +53,7 @@ def every_fault_happened(history: History) -> list[str]:
             found.append(f"{_name(fault)} is not what was planned: {sentence.strip()}")
         if fault is None:
             found.append(f"fault {number} of the plan was not made: {sentence.strip()}")
-        elif fault.made is None or not fault.evidence:
+        elif fault.made is None or not fault.evidence.strip():
             found.append(f"{_name(fault)} left no evidence{': ' + fault.after if fault.after else ''}")
         else:
             found += [f"{_name(fault)}: not well before it: {fault.before}"] if fault.before else []
@@ -184,12 +147,12 @@ def within_budgets(history: History) -> list[str]:
 
 
 def _pays(incident: Mapping[str, Any], given_up: bool) -> bool:
-    """Of the failures for which a group is moved all pay but one: a node that is left before it is taken away. A person may have said
-    that what is lost is given up, at no budget. What every allocation's end costs, and who takes the place of one that was
-    leaving, is told by what is asked for."""
-    if incident["rung"] == Rung.REPLACE:
-        return incident["kind"] != Kind.LEAVING and not given_up
-    return incident["kind"] in PAYS and not (given_up and incident["rung"] == Rung.REALLOCATE)
+    """All pay but what a person asked for, a node that is left before it is taken away, and who is not to blame. `given_up`: a person
+    has said that what is lost is given up, at no budget. Whether another allocation is paid for is told by what is asked for:
+    nobody pays when all were taken, or when one in its place was wanted already."""
+    if given_up or incident["kind"] in FREE or str(incident.get("reason", "")).startswith(NOT_TO_BLAME):
+        return False
+    return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
 
 
 def others_go_on(history: History) -> list[str]:

@@ -96,11 +96,8 @@ class Campaign:
             live.stop(ENDS_WITHIN_S)
         left = live.left(ended=to_its_end)
         history = histories.read(live.run, Path(live.run_dir), live.system)
-        history.setting, history.faults, history.left = (
-            setting(live.record, plan, began, ended, to_its_end),
-            runner.done,
-            left,
-        )
+        history.setting = setting(live.record, plan, began, ended, to_its_end)
+        history.faults, history.left = runner.done, left
         history.seen = live.seen()
         return history, whole
 

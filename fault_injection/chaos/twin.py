@@ -59,7 +59,7 @@ def parity(
         holes = bool(replay.why) and _should_be_whole(history)
         plan, why = planned(history, replay)
     except (KeyError, TypeError, ValueError) as error:
-        return unknown(f"a step record is not as it should be: {error!r}", holes=True)
+        return unknown(f"a step record is not as it should be: {error!r}", holes=_should_be_whole(history))
     if plan is None:
         return unknown(why, holes=holes)
     seconds = START_S + plan.groups * plan.ranks * _length(history)

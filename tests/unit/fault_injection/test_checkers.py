@@ -543,6 +543,13 @@ def test_groups_whose_machines_round_otherwise_tell_the_same_loss(tmp_path: Path
     assert set(files.answers().values()) == {"pass"}
 
 
+def test_who_healed_in_a_step_that_failed_has_healed(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    lines, at = wherever(files, 12)[1]
+    lines[at] |= {"step": 11, "committed": False, "healed": True}
+    assert files.answers()["steps_not_lost"] == "pass"
+
+
 def test_toys_that_know_no_quorum_may_leave_steps_out(tmp_path: Path) -> None:
     """They count steps by a clock that they share."""
     files = story(tmp_path)

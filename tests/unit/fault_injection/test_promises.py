@@ -13,7 +13,8 @@ import pytest
 from fault_injection import promises
 from fault_injection.checkers import check
 from fault_injection.history import FaultDone, History, Left, Steps
-from fault_injection.promises import ALL, PROMISES, incidents
+from fault_injection.incidents import incidents
+from fault_injection.promises import ALL, PROMISES
 from fault_injection.recorded import load, save
 from supervisor.core.ledger import Interval
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
@@ -508,6 +509,17 @@ def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> N
     fault(history, 2, kinds=("leaving",))
     history.setting = replace(SETTING, budgets={"restart": 3, "replace": 0, "reallocate": 3})
     assert answers(history, tmp_path) == PASS
+
+
+@pytest.mark.parametrize(("reason", "answer"), [("because", "fail"), ("another group is the cause: it hung", "pass")])
+def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: str, answer: str) -> None:
+    files = story(tmp_path)
+    for number in (2, 3):
+        files.of_decision(number, "intent")["incidents"][0] |= {"kind": "error", "reason": reason}
+    history = broken(files)
+    fault(history, 1, kinds=("error",))
+    history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
+    assert answers(history, tmp_path)["within_budgets"] == answer
 
 
 def test_what_a_person_gives_up_draws_no_budget(tmp_path: Path) -> None:
