@@ -197,9 +197,11 @@ def story(folder: Path) -> Files:
     f.decide(10.8, 2, {0: 1, 1: 2}, [place(1, 2, "n2", "start")], [incident(*i1, "acting")])
     f.decide(14.2, 3, {0: 1, 1: 2}, [], [incident(*i1, "recovered", acted=11.0, recovered=14.0)])
     i2 = ("i2", "node_lost", 1, 2, 3)
-    f.decide(18.4, 4, {0: 1, 1: 3}, [{"verb": "fence", "key": "fence:1:3", "reason": "r"}], [incident(*i2, "acting")])
+    f.decide(
+        18.4, 4, {0: 1, 1: 3}, [{"verb": "fence", "key": "fence:1:3", "reason": "r"}], [incident(*i2, "acting", rung=2)]
+    )
     f.decide(19.0, 5, {0: 1, 1: 3}, [place(1, 3, "n3")])
-    f.decide(22.2, 6, {0: 1, 1: 3}, [], [incident(*i2, "recovered", acted=19.5, recovered=22.0)])
+    f.decide(22.2, 6, {0: 1, 1: 3}, [], [incident(*i2, "recovered", rung=2, acted=19.5, recovered=22.0)])
     f.decide(22.9, 7, {0: 1, 1: 3}, [{"verb": "stop", "key": "stop", "reason": "r"}])
 
     for node in ("n1", "n2", "n3"):

@@ -43,7 +43,7 @@ def test_the_incidents_about_which_something_was_done(tmp_path: Path) -> None:
     files.intent(15.0, 3, {0: 1, 1: 2}, [], [incident("i9", "silent", 0, 1, 1, "acting", rung=0)])
     files.outcome(15.1, 3)
     assert [(i.id, i.kind, i.group, i.rung, i.opened, i.acted, i.recovered) for i in incidents(files.history())] == [
-        ("i1", "crash", 1, 1, 10.8, 10.9, 14.3), ("i2", "node_lost", 1, 1, 18.4, 18.5, 22.3),
+        ("i1", "crash", 1, 1, 10.8, 10.9, 14.3), ("i2", "node_lost", 1, 2, 18.4, 18.5, 22.3),
     ]  # fmt: skip
 
 
@@ -162,8 +162,6 @@ def no_time(files: Files) -> History:
 
 
 def replaced_too_often(files: Files) -> History:
-    for number in (4, 6):
-        files.of_decision(number, "intent")["incidents"][0]["rung"] = 2
     history = broken(files)
     history.setting = replace(SETTING, budgets={"restart": 3, "replace": 0, "reallocate": 3})
     return history
@@ -409,7 +407,7 @@ def test_what_a_person_asked_for_draws_no_budget(tmp_path: Path) -> None:
 def test_draws_that_are_further_apart_than_the_window(tmp_path: Path) -> None:
     files = story(tmp_path)
     for number in (4, 6):
-        files.of_decision(number, "intent")["incidents"][0]["kind"] = "crash"
+        files.of_decision(number, "intent")["incidents"][0] |= {"kind": "crash", "rung": 1}
     history = broken(files)
     fault(history, 2, kinds=("crash",))
     budgets = {"restart": 1, "replace": 4, "reallocate": 3}
@@ -504,7 +502,7 @@ def test_who_was_slow_is_back_with_its_next_step(tmp_path: Path) -> None:
 def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> None:
     files = story(tmp_path)
     for number in (4, 6):
-        files.of_decision(number, "intent")["incidents"][0] |= {"kind": "leaving", "rung": 2}
+        files.of_decision(number, "intent")["incidents"][0]["kind"] = "leaving"
     history = broken(files)
     fault(history, 2, kinds=("leaving",))
     history.setting = replace(SETTING, budgets={"restart": 3, "replace": 0, "reallocate": 3})
