@@ -500,11 +500,12 @@ def main() -> int:
     options = parser.parse_args()
     partial = options.results.with_suffix(".partial.json")
     began = time.monotonic()
+    only = "" if options.only == list(CASES) else f" --only {' '.join(options.only)}"
     measured = measure(options.seeds, options.only, partial)
     rows = {name: row(CASES[name], found) for name, found in measured.trials.items()}
     result = {
         "what": "kind, culprit and rung of what was broken, and the seconds until etcd has the verdict",
-        "command": f"python -m benchmarks.detection --seeds {options.seeds}",
+        "command": f"python -m benchmarks.detection --seeds {options.seeds}{only}",
         **summary(rows),
         "kinds": rows,
         "not_measured": measured.not_here,
