@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from fault_injection.history import History, Unknown
+from fault_injection.history import History, Steps, Unknown
 from fault_injection.kills import no_kill_without_reason
 from fault_injection.owners import one_quorum_per_step, single_owner, without_life
 
@@ -22,19 +23,28 @@ class Verdict:
 
 
 def one_actuation_per_decision(history: History) -> list[str]:
-    """Every rank's process was spawned once, and because a committed decision started that generation, on that node."""
+    """Every rank's process was spawned once, and because a committed decision had started that generation, on that node; no
+    other wrote steps."""
     found = []
     spawns = Counter((p.group, p.generation, p.rank) for p in history.processes)
     found += [f"group {g} generation {n} rank {r} was spawned {k} times" for (g, n, r), k in spawns.items() if k > 1]
     started: dict[tuple[int, int], list[str]] = defaultdict(list)
+    decided: dict[tuple[int, int], float] = {}
     for decision in history.committed():
         for action in decision.actions:
             if action["verb"] in ("start", "place"):
                 started[action["group"], action["generation"]].append(action["node"])
+                decided.setdefault((action["group"], action["generation"]), decision.t)
     found += [
         f"generation {n} of group {g} was started by {len(nodes)} decisions"
         for (g, n), nodes in started.items()
         if len(nodes) > 1
+    ]
+    born = {(p.group, p.generation, p.rank, p.node) for p in history.processes}
+    found += [
+        f"{s.name} on {s.node} wrote steps, and nobody spawned it"
+        for s in history.steps
+        if s.lines and _owner(s) not in born
     ]
     for process in history.processes:
         nodes = started.get((process.group, process.generation), [])
@@ -43,7 +53,16 @@ def one_actuation_per_decision(history: History) -> list[str]:
             found.append(
                 f"group {process.group} generation {process.generation} was spawned on {process.node}; it was decided {where}"
             )
+        early = decided.get((process.group, process.generation), process.spawned) - process.spawned
+        if early > 0:
+            found.append(
+                f"group {process.group} generation {process.generation} was spawned {early:.3f} s before that was decided"
+            )
     return found
+
+
+def _owner(steps: Steps) -> tuple[int, int, int, str]:
+    return steps.group, steps.generation, steps.rank, steps.node
 
 
 def no_stale_actuation(history: History) -> list[str]:
@@ -90,8 +109,15 @@ def no_dead_epoch(history: History) -> list[str]:
     """Nothing is decided under an epoch once a newer one leads. What an old leader tries and is refused is fine, and so
     is a line that it writes late about what it had committed in its time.
 
-    Told by the order of the journal's lines and by the store's revisions, not by a clock."""
+    Told by the order of the journal's lines and by the store's revisions, not by a clock. Unknown where the lines of an epoch or
+    of an outcome are missing."""
     found, missing = [], []
+    said = {(o.epoch, o.number) for o in history.outcomes if not o.refused}
+    for decision in history.committed():
+        if decision.epoch not in history.epochs:
+            missing.append(f"decision {decision.number} is of epoch {decision.epoch}, which never began")
+        elif decision.committed_at is not None and (decision.epoch, decision.number) not in said:
+            missing.append(f"decision {decision.number} of epoch {decision.epoch} has no outcome")
 
     def newer_before(epoch: int, line: int) -> list[int]:
         return [e for e, began in history.epochs.items() if e > epoch and began < line]
@@ -125,8 +151,8 @@ def no_dead_epoch(history: History) -> list[str]:
 
 def steps_not_lost(history: History) -> list[str]:
     """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
-    resume from disk)."""
-    found = []
+    resume from disk); a process leaves none out, nor does a resume go behind the newest checkpoint."""
+    found = [*_not_next(history), *_behind_the_disk(history)]
     commits = sorted((line["t"], line["step"]) for s in history.steps for line in s.committed())
     begun = sorted(
         (line["start"], line["step"], s.group, s.generation) for s in history.steps for line in s.committed()
@@ -142,6 +168,46 @@ def steps_not_lost(history: History) -> list[str]:
         if step < newest and not any(newest_at <= p < start for p in pauses):
             found.append(f"group {group} generation {generation} committed step {step} after step {newest}")
     return found
+
+
+def _not_next(history: History) -> Iterator[str]:
+    """What one process commits is the next step each time, unless it healed. Who knows no quorum does not say when it does."""
+    for steps in history.steps:
+        heals = [
+            x["t"] for x in steps.lines if x.get("healed") or x.get("event") == "heal"
+        ]  # also in a step that failed
+        for one, two in itertools.pairwise(steps.committed()):
+            if two["step"] <= one["step"]:
+                yield f"{steps.name} committed step {two['step']} after step {one['step']}, in one process"
+            jumped = two["step"] > one["step"] + 1 and isinstance(two.get("quorum_id"), int)
+            healed = jumped and any(one["t"] < t <= two["t"] for t in heals)
+            if jumped and not healed and not _mute(history, steps.group, one, two):
+                yield f"{steps.name} committed step {two['step']} after step {one['step']}, and did not heal"
+
+
+def _behind_the_disk(history: History) -> Iterator[str]:
+    """A resume from disk goes on from the newest checkpoint that was known to be complete; from an older one if it was torn since."""
+    known = [
+        (decision.t, int(action["key"].removeprefix("checkpoint:")))
+        for decision in history.committed()
+        for action in decision.actions
+        if action["verb"] == "checkpoint"
+    ]
+    for pause in without_life(history):
+        began = [(x["start"], x["step"]) for s in history.steps for x in s.committed() if x["start"] >= pause]
+        again = min((p.spawned for p in history.processes if p.spawned > pause), default=pause)
+        torn = sum(f.name == "checkpoint_torn" and f.made is not None and f.began <= pause for f in history.faults)
+        there = sorted(step for t, step in known if t <= again)[: -torn or None]
+        if began and there and min(began)[1] <= there[-1]:
+            yield f"step {min(began)[1]} was committed after a resume, and step {there[-1]} was complete on disk"
+
+
+def _mute(history: History, group: int, one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """A fault by which the group's lines were not written down lay between the two."""
+    return any(
+        f.mute and f.group == group and f.began <= two["t"] and (f.over is None or one["t"] <= f.over)
+        for f in history.faults
+    )
 
 
 CHECKERS: Mapping[str, Callable[[History], list[str]]] = {

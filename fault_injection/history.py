@@ -122,6 +122,8 @@ class Setting:
     budgets: dict[str, int]
     """restart, replace, reallocate."""
     window_s: float
+    to_its_end: bool = False
+    """The run had ended when this was written down. A live one goes on."""
     not_available: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -159,6 +161,11 @@ class FaultDone:
     """From its beginning until all is well, at the most."""
     others_within_s: float
     """The longest that a group which was not hit may stand still."""
+
+    @property
+    def mute(self) -> bool:
+        """What its group commits meanwhile may not be written down."""
+        return self.name == "disk_full"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fault_injection.history import Decided, History, Signalled, Unknown
 
-OWN_POLICY = "policy."
+OWN_POLICY = "policy.cut_off_stop_s"
 """A reason for which an agent ends a trainer by itself names the setting that says so."""
 
 

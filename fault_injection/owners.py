@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations, groupby
 from typing import Any
 
+from fault_injection.chaos.replay import tries_of
 from fault_injection.history import History, Process, Steps, Unknown
 
 
 def single_owner(history: History) -> list[str]:
     """Never two owners of a group: once a generation has committed no older one commits, nobody commits after its shim
     saw it end, and on one node a generation is begun only when the older ones there have ended."""
-    return [*_late_commits(history), *_commits_of_the_dead(history), *_two_on_a_node(history)]
+    return [
+        *_late_commits(history), *_commits_of_the_dead(history), *_two_on_a_node(history), *_not_fenced(history),
+    ]  # fmt: skip
 
 
 def _late_commits(history: History) -> Iterator[str]:
@@ -70,7 +74,39 @@ def _two_on_a_node(history: History) -> Iterator[str]:
             )
 
 
+def _not_fenced(history: History) -> Iterator[str]:
+    """Who begins elsewhere while an older generation lives needs a fence: decided before, and not because it was gone."""
+    fences: dict[tuple[int, int], list[tuple[float, str]]] = defaultdict(list)
+    decided: dict[tuple[int, int], float] = {}
+    for decision in history.committed():
+        for action in decision.actions:
+            if action["verb"] == "fence":
+                _, group, generation = action["key"].split(":")
+                fences[int(group), int(generation)].append((decision.t, action.get("reason", "")))
+            elif action["verb"] in ("start", "place"):
+                decided.setdefault((action["group"], action["generation"]), decision.t)
+    of_groups: dict[int, list[Process]] = defaultdict(list)
+    for process in history.processes:  # by the time of their spawning
+        of_groups[process.group].append(process)
+    for older, newer in chain.from_iterable(combinations(own, 2) for own in of_groups.values()):
+        lives = older.over_by is None or older.over_by > newer.spawned
+        if older.node == newer.node or older.generation >= newer.generation or not lives:
+            continue
+        of_older = range(older.generation + 1, newer.generation + 1)
+        told = [each for generation in of_older for each in fences[newer.group, generation]]
+        by = decided.get((newer.group, newer.generation), newer.spawned)
+        if not any(t <= by and "processes are gone" not in why for t, why in told):
+            yield (
+                f"group {older.group} generation {newer.generation} was begun on {newer.node} while generation "
+                f"{older.generation} still ran on {older.node}, and it was not fenced before"
+            )
+
+
 # --- quorums ---
+
+ALIKE = {"loss": 1e-4, "gradient_norm": 1e-3}
+"""What the groups of one quorum tell of a step is one number, as a share of it: they have the same sum. On CPUs it is to the last bit; with as much as loss
+parity allows, machines that are not alike may round as they do."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +123,15 @@ class _Commit:
 
 
 def one_quorum_per_step(history: History) -> list[str]:
-    """No step is committed by two quorums at once, nor by more groups than its quorum held. What is trained again
+    """No step is committed by two quorums at once, nor by more groups than its quorum held, and the groups of one tell the same
+    loss. Unknown when groups took part of which there is no record. What is trained again
     after every process had ended (a resume from disk) is another step; what goes back behind a newer step is for
     `steps_not_lost` to find.
 
     A step record holds its quorum's id and how many took part, not who: so two quorums are told apart by their ids,
     by their numbers of participants, and by two groups at one place in one quorum."""
     found: list[str] = []
+    missing = list(_without_record(history))
     pauses = without_life(history)
     rows: dict[tuple[int, int], list[_Commit]] = defaultdict(list)
     for steps in history.steps:
@@ -109,7 +147,46 @@ def one_quorum_per_step(history: History) -> list[str]:
             found += _two_quorums(step, sorted(current, key=lambda c: c.line["t"]))
             found += _overfull(step, current)
         passed_at = min(passed_at, *(c.line["t"] for c in commits))
+    if missing and not found:
+        raise Unknown("; ".join(missing[:3]))
     return found[::-1][:20]
+
+
+def _without_record(history: History) -> Iterator[str]:
+    """Steps of which more groups are said to have taken part than there are records of. Only ranks that note what they read have
+    a record of a step in which they end."""
+    if not any(line.get("event") == "batch" for steps in history.steps for line in steps.lines):
+        return
+    until = _told_until(history)
+    tried: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for each in tries_of(history):
+        if each.takes_part:
+            tried[each.key].add(each.group)
+    for steps in history.steps:
+        for line in steps.committed():
+            if line["t"] > until:
+                continue
+            of = tried[line.get("quorum_id", 0), line["step"]]
+            mute = {f.group for f in history.faults if f.mute and f.began <= line["t"] <= (f.over or line["t"])}
+            if isinstance(line.get("participants"), int) and of and len(of | mute) < line["participants"]:
+                yield (
+                    f"step {line['step']} of {steps.name} had {line['participants']} groups, and there are the records "
+                    f"of {len(of)}"
+                )
+
+
+def _told_until(history: History) -> float:
+    """Of a run that goes on, when the record that was read first ends: the others' are newer."""
+    newest: dict[int, int] = defaultdict(int)
+    for process in history.processes:
+        newest[process.group] = max(newest[process.group], process.generation)
+    live = {(p.group, p.generation, p.rank) for p in history.processes if p.over_by is None}
+    ends = [
+        max(line["t"] for line in s.lines)
+        for s in history.steps
+        if s.lines and (s.group, s.generation, s.rank) in live and s.generation == newest[s.group]
+    ]
+    return min(ends, default=float("inf"))
 
 
 def _two_quorums(step: int, commits: list[_Commit]) -> Iterator[str]:
@@ -138,6 +215,12 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
     for commit in commits:
         by_quorum[commit.quorum].append(commit)
     for quorum, members in by_quorum.items():
+        for what, apart in ALIKE.items():
+            told = [c.line[what] for c in members if c.line.get(what) is not None]
+            if not all(map(math.isfinite, told)) or (
+                told and max(told) - min(told) > apart * max(1.0, *map(abs, told))
+            ):
+                yield f"step {step} of quorum {quorum} has a {what} of {' and '.join(map(str, sorted(told)))}"
         # who heals in this step has no place among the participants
         taking_part = [
             c for c in members if "participating_rank" not in c.line or c.line["participating_rank"] is not None

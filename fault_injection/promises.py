@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fault_injection.badput import Span, ledger
 from fault_injection.checkers import CHECKERS
 from fault_injection.history import FaultDone, History, Setting, Unknown
+from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
 from supervisor.core.ledger import ratios
 from supervisor.core.model import Kind, Rung
@@ -25,45 +25,11 @@ SHARE = 0.01
 PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
 """Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
 
+FREE = frozenset({Kind.REQUESTED, Kind.LEAVING})
+"""Nobody's failures."""
 
-@dataclass(frozen=True)
-class Acted:
-    """An incident about which something was done."""
-
-    id: str
-    kind: str
-    """When something was done first."""
-    group: int
-    rung: int
-    opened: float
-    """When it was first in a decision, as those that follow."""
-    acted: float
-    recovered: float | None
-
-
-def incidents(history: History) -> list[Acted]:
-    """All about which something was done: rung 0 rides a failure through, and is no verdict."""
-    opened: dict[str, float] = {}
-    first: dict[str, tuple[float, dict[str, Any]]] = {}
-    recovered: dict[str, float] = {}
-    halted: set[str] = set()
-    for decision in history.committed():
-        at = decision.committed_at or decision.t
-        for incident in decision.incidents:
-            opened.setdefault(incident["id"], decision.t)
-            acting = incident.get("state") in ("acting", "halted") and not incident.get("shadow")
-            if acting and incident["rung"] > Rung.RIDE_THROUGH:
-                first.setdefault(incident["id"], (at, incident))
-            if incident.get("state") == "recovered":
-                recovered[incident["id"]] = at
-            elif incident.get("state") == "halted" and not incident.get("shadow"):
-                halted.add(incident["id"])
-        if any(action.get("verb") == "resume" for action in decision.actions):
-            recovered |= dict.fromkeys(halted - recovered.keys(), at)  # a person has mended it
-    return [
-        Acted(name, body["kind"], body["group"], body["rung"], opened[name], at, recovered.get(name))
-        for name, (at, body) in first.items()
-    ]
+NOT_TO_BLAME = "another group is the cause"
+"""How the reason begins for which a group is started again at no budget."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
@@ -75,11 +41,19 @@ def every_fault_happened(history: History) -> list[str]:
     """All that was planned was made, with evidence, on a run that was well before and is well after."""
     setting, found = _setting(history), []
     done = {fault.number: fault for fault in history.faults}
-    for number in range(1, setting.planned + 1):
+    if not setting.planned:
+        raise Unknown("nothing was to be broken")
+    if setting.planned != len(setting.plan) or sorted(f.number for f in history.faults) != sorted(done):
+        found.append(
+            f"{setting.planned} faults were planned, the plan has {len(setting.plan)}, {len(history.faults)} are recorded"
+        )
+    for number, sentence in enumerate(setting.plan, 1):
         fault = done.get(number)
+        if fault is not None and ": " in sentence and f": {fault.name}, " not in sentence:
+            found.append(f"{_name(fault)} is not what was planned: {sentence.strip()}")
         if fault is None:
-            found.append(f"fault {number} of the plan was not made: {setting.plan[number - 1].strip()}")
-        elif fault.made is None or not fault.evidence:
+            found.append(f"fault {number} of the plan was not made: {sentence.strip()}")
+        elif fault.made is None or not fault.evidence.strip():
             found.append(f"{_name(fault)} left no evidence{': ' + fault.after if fault.after else ''}")
         else:
             found += [f"{_name(fault)}: not well before it: {fault.before}"] if fault.before else []
@@ -98,10 +72,23 @@ def one_incident_each(history: History) -> list[str]:
         alone = not any(other.group == fault.group for other in _beside(history, fault) if other.kinds)
         if len(own) > 1 and alone:
             found.append(f"{_name(fault)} has {len(own)} incidents: {', '.join(i.id for i in own)}")
+        found += [
+            f"{_name(fault)} was on node {fault.node}, and its incident {i.id} is about {i.node}"
+            for i in own
+            if alone and i.node and fault.node and i.node != fault.node
+        ]
+        echoed = Counter(i.group for i in incidents(history) if i.group != fault.group and _explains(fault, i))
+        if not any(_beside(history, fault)):
+            found += [f"{_name(fault)} has {n} incidents of group {g}" for g, n in sorted(echoed.items()) if n > 1]
+        together = [f for f in (fault, *_beside(history, fault)) if f.group == fault.group and f.kinds]
+        all_own = {i.id for f in together for i in of_fault(history, f)}
+        if not alone and len(all_own) > len(together):
+            found.append(f"{_name(fault)}: {len(together)} faults at once have {len(all_own)} incidents")
         if not own and (alone or not any(of_fault(history, other) for other in _beside(history, fault))):
             others = [f"{i.id} {i.kind} of group {i.group}" for i in incidents(history) if _during(fault, i)]
             seen = f", but {' and '.join(others)}" if others else ""
             found.append(f"{_name(fault)} has no incident that is {' or '.join(fault.kinds)}{seen}")
+    found += list(_others_cordoned(history))
     for incident in incidents(history):
         before = incident.opened < setting.began  # a run that is broken while it is live may have had its own
         if not before and not any(_explains(fault, incident) for fault in history.faults):
@@ -109,23 +96,47 @@ def one_incident_each(history: History) -> list[str]:
     return found
 
 
+def _others_cordoned(history: History) -> Iterator[str]:
+    """A node is cordoned for an incident that was about it: one that climbs may be about one node after the other."""
+    about: dict[str, set[str]] = defaultdict(set)
+    where: dict[int, str] = {}
+    for decision in history.committed():
+        for incident in decision.incidents:
+            about[incident["id"]] |= {incident.get("node", ""), where.get(incident["group"], "")} - {""}
+        for action in decision.actions:
+            nodes = about.get(action.get("incident") or "", set())
+            if action["verb"] == "cordon" and nodes and action.get("node") and action["node"] not in nodes:
+                told = " and ".join(sorted(nodes))
+                yield f"{action['node']} was cordoned for {action['incident']}, which is about {told}"
+        where |= {group: str(state.get("node") or "") for group, state in decision.groups.items()}
+
+
 def within_budgets(history: History) -> list[str]:
     """No more is done within the window than the budgets allow. Counted apart from the supervisor's own count: each time that
-    a group gets another generation for a failure that surely pays."""
+    a group gets another generation for a failure that surely pays, and each node that was asked for at a budget's cost."""
     setting = _setting(history)
+    if unsaid := {Rung(r).name.lower() for r in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)} - setting.budgets.keys():
+        raise Unknown(f"the history does not say what the budget of {' and '.join(sorted(unsaid))} is")
     drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
+    asked: dict[tuple[int, int | None], list[float]] = defaultdict(list)
     counted: set[tuple[str, int]] = set()
+    given_up = False
     for decision in history.committed():
+        given_up = given_up or any(a["verb"] == "resume" and "evict:" in a.get("key", "") for a in decision.actions)
         for incident in decision.incidents:
             key = (incident["id"], incident["generation_after"])
             raised = incident["generation_after"] > incident["generation_before"]
-            if key in counted or not raised or incident["kind"] not in PAYS or incident.get("shadow"):
+            if key in counted or not raised or incident.get("shadow") or not _pays(incident, given_up):
                 continue
             counted.add(key)
             rung = int(incident["rung"])
             drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
+        for action in decision.actions:
+            if action["verb"] == "acquire" and action.get("rung") in (Rung.REPLACE, Rung.REALLOCATE):
+                asked[int(action["rung"]), None].append(decision.t)
     found = []
-    for (rung, group), instants in sorted(drawn.items(), key=str):
+    # the same draw may be in both: each is held against the budget by itself
+    for (rung, group), instants in sorted([*drawn.items(), *asked.items()], key=str):
         name = Rung(rung).name.lower()
         allowed = setting.budgets.get(name)
         most = max(sum(t <= other < t + setting.window_s for other in instants) for t in instants)
@@ -133,6 +144,15 @@ def within_budgets(history: History) -> list[str]:
             whose = f" of group {group}" if group is not None else ""
             found.append(f"{most} times {name}{whose} within {setting.window_s:g} s: its budget is {allowed}")
     return found
+
+
+def _pays(incident: Mapping[str, Any], given_up: bool) -> bool:
+    """All pay but what a person asked for, a node that is left before it is taken away, and who is not to blame. `given_up`: a person
+    has said that what is lost is given up, at no budget. Whether another allocation is paid for is told by what is asked for:
+    nobody pays when all were taken, or when one in its place was wanted already."""
+    if given_up or incident["kind"] in FREE or str(incident.get("reason", "")).startswith(NOT_TO_BLAME):
+        return False
+    return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
 
 
 def others_go_on(history: History) -> list[str]:
@@ -144,30 +164,60 @@ def others_go_on(history: History) -> list[str]:
         hit = {other.group for other in (fault, *_beside(history, fault)) if other.kinds}
         for group in set(range(setting.groups)) - hit:
             stall = longest_stall(history, group, fault.began, fault.over if fault.over is not None else setting.ended)
-            if stall > fault.others_within_s:
+            # what comes with another is not to blame for what that one may take
+            allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
+            if not stall <= allowed:
                 found.append(
-                    f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {fault.others_within_s:.1f} s "
-                    "are allowed"
+                    f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {allowed:.1f} s are allowed"
                 )
-    return found
+    return found + list(_for_no_fault(history, setting))
+
+
+def _for_no_fault(history: History, setting: Setting) -> Iterator[str]:
+    """Who stands still between two faults: nothing is allowed there, so the shortest that is allowed in any is generous."""
+    allowed = min((f.others_within_s for f in history.faults), default=float("inf"))
+    for group in range(setting.groups):
+        commits = sorted(line["t"] for steps in history.of_group(group) for line in steps.committed())
+        for one, two in itertools.pairwise(commits):
+            touched = any(f.began <= two and one <= (f.over or setting.ended) for f in history.faults)
+            if two - one > allowed and setting.began <= one and not touched:
+                yield f"group {group} stood still for {two - one:.1f} s, and no fault was there"
 
 
 def recovered_in_time(history: History) -> list[str]:
     """After each fault everything trains again within its bound, and its incident says so too."""
-    _setting(history)
-    found = []
+    setting, found = _setting(history), []
     for fault in history.faults:
         if fault.made is None:
             continue
         if fault.over is None:
             found.append(f"{_name(fault)}: not everything trained again")
-        elif fault.over - fault.began > fault.within_s:
+        elif not fault.began <= fault.made <= fault.over or fault.healed is None or fault.healed > fault.over:
+            found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
+        elif away := _away(history, setting, fault, fault.over):
+            found.append(f"{_name(fault)}: all was said to be well, and group {away[0]} committed no step")
+        elif not fault.over - fault.began <= fault.within_s:
             took = fault.over - fault.began
             found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
         found += [
-            f"{_name(fault)}: its incident {i.id} is not over" for i in of_fault(history, fault) if i.recovered is None
+            f"{_name(fault)}: its incident {i.id} is not over"
+            for i in incidents(history)
+            if _explains(fault, i) and i.recovered is None
         ]
     return found
+
+
+def _away(history: History, setting: Setting, fault: FaultDone, over: float) -> list[int]:
+    """Groups that commit nothing from its beginning on, also when it was over, for longer than any may stand still. The next
+    fault ends the look."""
+    until = min([setting.ended, *(f.began for f in history.faults if f.began > over)])
+    first = {
+        group: min(
+            (x["t"] for s in history.of_group(group) for x in s.committed() if x["t"] >= fault.began), default=until
+        )
+        for group in range(setting.groups)
+    }
+    return [group for group, t in first.items() if min(t, until) > over + fault.others_within_s]
 
 
 def digests_equal(history: History) -> list[str]:
@@ -197,7 +247,23 @@ def nothing_left(history: History) -> list[str]:
     if history.left is None:
         raise Unknown("nobody looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]
+    found += list(_no_end(history))
+    done = [action for decision in history.committed() for action in decision.actions]
+    if any(action["verb"] == "stop" for action in done):
+        keys = {v: {a["key"].removeprefix(f"{v}:") for a in done if a["verb"] == v} for v in ("acquire", "release")}
+        found += [f"{key} was acquired and never released" for key in sorted(keys["acquire"] - keys["release"])]
     return found + [f"an allocation is left: {allocation}" for allocation in history.left.allocations]
+
+
+def _no_end(history: History) -> Iterator[str]:
+    """Of a run that had ended, who was still running as far as its shim says. Of older generations nobody may have seen it: their
+    node was lost, and they were fenced."""
+    if history.setting is None or not history.setting.to_its_end:
+        return
+    newest = {p.group: p.generation for p in sorted(history.processes, key=lambda p: p.generation)}
+    for p in history.processes:
+        if p.over_by is None and p.generation == newest[p.group]:
+            yield f"nobody saw group {p.group} generation {p.generation} rank {p.rank} on {p.node} end"
 
 
 def badput_adds_up(history: History) -> list[str]:
@@ -207,7 +273,12 @@ def badput_adds_up(history: History) -> list[str]:
     length = span.end - span.begin
     if length <= 0:
         return [f"the run ended {-length:g} s before it began"]
-    found = []
+    found = list(_counted_twice(history))
+    found += [
+        f"{_name(f)} is not within the run's time"
+        for f in history.faults
+        if not span.begin <= f.began <= (f.over or f.began) <= span.end
+    ]
     ledgers = {group: ledger(history, group, span) for group in range(setting.groups)}
     for group, intervals in ledgers.items():
         seconds = sum(interval.seconds for interval in intervals)
@@ -219,6 +290,21 @@ def badput_adds_up(history: History) -> list[str]:
     if abs(ettr + sum(badput.values()) - 1.0) > SHARE:
         found.append(f"ETTR {ettr:.3f} and badput {sum(badput.values()):.3f} do not add up to 1")
     return found
+
+
+def _counted_twice(history: History) -> Iterator[str]:
+    """What the ledger cuts to fit: lines of one process for the same seconds, and parts that are longer than their step."""
+    for steps in history.steps:
+        lines = sorted(
+            (x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"])
+        )
+        for one, two in itertools.pairwise(lines):
+            if two["start"] < one["t"] - SLACK_S:
+                yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"
+        for line in lines:
+            parts, length = sum(line.get("seconds", {}).values()), line["t"] - line["start"]
+            if parts > length * (1 + SHARE) + SLACK_S:
+                yield f"{steps.name}: step {line.get('step')} took {length:.2f} s, and its parts {parts:.2f} s"
 
 
 PROMISES: Mapping[str, Callable[[History], list[str]]] = {

@@ -40,8 +40,9 @@ KINDS: Mapping[str, TypeAdapter[Any]] = {
 
 def save(history: History, path: Path) -> None:
     """Write it; `load` reads the same history back."""
+    first, *others = _lines(history)
     with path.open("w") as file:
-        for line in _lines(history):
+        for line in (first | {"lines": 1 + len(others)}, *others):
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
@@ -50,16 +51,26 @@ def load(path: Path) -> History:
     no checker takes for good. OSError when there is no such file."""
     history = History("")
     steps: dict[tuple[int, int, int, str], list[dict[str, Any]]] = {}
-    for number, row in enumerate(path.read_text(errors="replace").splitlines(), 1):
+    rows = path.read_text(errors="replace").splitlines()
+    for number, row in enumerate(rows, 1):
         try:
             _take(history, steps, json.loads(row))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = "no JSON" if isinstance(error, json.JSONDecodeError) else _why(error)
             history.unreadable.append(f"{path.name}: line {number}: {why}")
+    if rows and (told := _told(rows[0])) is not None and told > len(rows):
+        history.unreadable.append(f"{path.name}: it had {told} lines, and has {len(rows)}")
     history.steps = [Steps(*owner, tuple(lines)) for owner, lines in steps.items()]
     if not history.run:
         history.unreadable.append(f"{path.name}: it does not begin as a history")
     return history
+
+
+def _told(row: str) -> int | None:
+    try:
+        return int(json.loads(row)["lines"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _lines(history: History) -> Iterator[dict[str, Any]]:

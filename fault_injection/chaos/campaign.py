@@ -96,7 +96,8 @@ class Campaign:
             live.stop(ENDS_WITHIN_S)
         left = live.left(ended=to_its_end)
         history = histories.read(live.run, Path(live.run_dir), live.system)
-        history.setting, history.faults, history.left = setting(live.record, plan, began, ended), runner.done, left
+        history.setting = setting(live.record, plan, began, ended, to_its_end)
+        history.faults, history.left = runner.done, left
         history.seen = live.seen()
         return history, whole
 
@@ -128,7 +129,7 @@ def refuse_unless_allowed(record: RunRecord) -> None:
         )
 
 
-def setting(record: RunRecord, plan: Plan, began: float, ended: float) -> Setting:
+def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_end: bool) -> Setting:
     """What the checkers have to know of a run that was broken between `began` and `ended`."""
     spec = record.spec
     budget = spec.policy.budget
@@ -142,6 +143,7 @@ def setting(record: RunRecord, plan: Plan, began: float, ended: float) -> Settin
         ended=ended,
         budgets={"restart": budget.restart, "replace": budget.replace, "reallocate": budget.reallocate},
         window_s=budget.window_s,
+        to_its_end=to_its_end,
         not_available=dict(plan.not_available),
         versions={"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}},
     )

@@ -52,8 +52,8 @@ def build(
     history: History, verdicts: Sequence[Verdict] | None = None, parity: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """report.json. `green`: every checker passes, and the loss is not shown to be another than its twin's (`parity`, as
-    `twin.parity` says it; not every run can have a twin). ValueError when the history is not of a run that was broken on
-    purpose."""
+    `twin.parity` says it; not every run can have a twin, but one whose records have holes is not green). ValueError when the
+    history is not of a run that was broken on purpose."""
     setting = history.setting
     if setting is None:
         raise ValueError("the history does not say what was to be broken")
@@ -63,7 +63,7 @@ def build(
     ettr, badput = ratios([ledger(history, group, span) for group in range(setting.groups)])
     return {
         "run": history.run,
-        "green": all(v.answer == "pass" for v in verdicts) and parity["answer"] != "fail",
+        "green": all(v.answer == "pass" for v in verdicts) and parity["answer"] != "fail" and not parity["holes"],
         "seed": setting.seed,
         "versions": setting.versions,
         "seconds": round(setting.ended - setting.began, 3),

@@ -41,7 +41,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class FaultAt:
-    """One fault. Without a group or a rank the seed names one."""
+    """One fault. Without a group or a rank the seed names one; for what comes while a group is mended another than that one."""
 
     name: str
     at_step: Step
@@ -152,10 +152,15 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
         raise ScheduleError(problems)
     wanted = [*schedule.fault, *_rates(schedule), *_each(schedule, site)]
     faults: list[Planned] = []
+    mended: set[int] = set()
     victims = random.Random(f"victims:{schedule.seed}")
     for fault in _in_order(wanted):
         # drawn whether it is needed or not: naming one victim moves no other
         group, rank = victims.randrange(groups), victims.randrange(ranks)
+        mended = mended if fault.together else set()
+        if fault.together == "during" and len(mended) < groups:
+            # who is being started again has nothing to break yet
+            group = next(g for g in (*range(group, groups), *range(group)) if g not in mended)
         faults.append(
             Planned(
                 number=len(faults) + 1,
@@ -166,6 +171,7 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
                 together=fault.together,
             )
         )
+        mended |= {faults[-1].group} if FAULTS[fault.name].kinds else set()
     return Plan(seed=schedule.seed, faults=tuple(faults), not_available=not_available(site))
 
 

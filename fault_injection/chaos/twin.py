@@ -56,21 +56,35 @@ def parity(
     and the first after which not; `curve`: (step, the twin's loss)."""
     try:
         replay = of_history(history)
+        holes = bool(replay.why) and _should_be_whole(history)
         plan, why = planned(history, replay)
     except (KeyError, TypeError, ValueError) as error:
-        return unknown(f"a step record is not as it should be: {error!r}")
+        return unknown(f"a step record is not as it should be: {error!r}", holes=_should_be_whole(history))
     if plan is None:
-        return unknown(why)
+        return unknown(why, holes=holes)
     seconds = START_S + plan.groups * plan.ranks * _length(history)
     say(f"loss parity: training a fault-free twin on {len(plan.steps)} steps, for {seconds:.0f} s at the most")
-    return judged(replay, (train or trained)(plan, seconds), why)
+    return judged(replay, (train or trained)(plan, seconds), why) | {"holes": holes}
 
 
-def unknown(why: str) -> dict[str, Any]:
-    """Nothing was compared."""
+def _should_be_whole(history: History) -> bool:
+    """Whether ranks that say what they train have noted all that they did: the run had ended when it was read, and no full disk
+    kept them from it."""
+    ended = history.setting is not None and history.setting.to_its_end
+    return ended and bool(_told(history)) and not any(fault.mute for fault in history.faults)
+
+
+def _told(history: History) -> list[dict[str, Any]]:
+    lines = (line for steps in history.steps for line in steps.lines)
+    return [line for line in lines if line.get("event") == "constructed" and "titan" in line]
+
+
+def unknown(why: str, *, holes: bool = False) -> dict[str, Any]:
+    """Nothing was compared. `holes`: because records are missing, or contradict each other, that should be there."""
     return {
         "answer": "unknown",
         "why": why,
+        "holes": holes,
         "tolerance": TOLERANCE,
         "steps": 0,
         "greatest": None,
@@ -83,12 +97,7 @@ def planned(history: History, replay: Replay) -> tuple[twin.Plan | None, str]:
     """What the twin is to train; and what is missing, of all or of the rest."""
     if not replay.steps:
         return None, replay.why or "nothing was committed"
-    told = [
-        line
-        for steps in history.steps
-        for line in steps.lines
-        if line.get("event") == "constructed" and "titan" in line
-    ]
+    told = _told(history)
     if not told:
         return None, "the ranks do not say what they trained"
     if len({json.dumps(line["titan"], sort_keys=True) for line in told}) > 1:

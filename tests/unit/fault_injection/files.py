@@ -85,7 +85,7 @@ class Files:
         for node, lines in self.shims.items():
             _write(self.shim_file(node), lines)
         for (node, group, generation), lines in self.steps.items():
-            _write(self.steps_file(node, group, generation), [_of_quorum(group, line) for line in lines])
+            _write(self.steps_file(node, group, generation), [of_quorum(group, line) for line in lines])
 
     def journal_file(self) -> Path:
         return self.folder / RUN / "journal.jsonl"
@@ -118,7 +118,7 @@ def _write(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _of_quorum(group: int, body: dict[str, Any]) -> dict[str, Any]:
+def of_quorum(group: int, body: dict[str, Any]) -> dict[str, Any]:
     """A step line with its quorum, unless it says another: that changes when a group is lost and when it is back."""
     if body.get("event") != "step" or "start" not in body:
         return body
@@ -197,9 +197,11 @@ def story(folder: Path) -> Files:
     f.decide(10.8, 2, {0: 1, 1: 2}, [place(1, 2, "n2", "start")], [incident(*i1, "acting")])
     f.decide(14.2, 3, {0: 1, 1: 2}, [], [incident(*i1, "recovered", acted=11.0, recovered=14.0)])
     i2 = ("i2", "node_lost", 1, 2, 3)
-    f.decide(18.4, 4, {0: 1, 1: 3}, [{"verb": "fence", "key": "fence:1:3", "reason": "r"}], [incident(*i2, "acting")])
+    f.decide(
+        18.4, 4, {0: 1, 1: 3}, [{"verb": "fence", "key": "fence:1:3", "reason": "r"}], [incident(*i2, "acting", rung=2)]
+    )
     f.decide(19.0, 5, {0: 1, 1: 3}, [place(1, 3, "n3")])
-    f.decide(22.2, 6, {0: 1, 1: 3}, [], [incident(*i2, "recovered", acted=19.5, recovered=22.0)])
+    f.decide(22.2, 6, {0: 1, 1: 3}, [], [incident(*i2, "recovered", rung=2, acted=19.5, recovered=22.0)])
     f.decide(22.9, 7, {0: 1, 1: 3}, [{"verb": "stop", "key": "stop", "reason": "r"}])
 
     for node in ("n1", "n2", "n3"):
@@ -219,7 +221,7 @@ def story(folder: Path) -> Files:
     begin = [line("start", 2.0, 3.0), line("built", 3.0, 4.0), line("admitted", 4.0, 5.0), *seconds(5.0, 1, 5)]
     f.steps["n1", 0, 1] = [
         *begin,
-        step(10.0, 11.0, 6, committed=False),
+        step(10.0, 11.0, 5, committed=False),
         step(11.0, 12.0, 6),
         step(12.0, 13.0, 7),
         step(13.0, 13.5, 8),

@@ -99,7 +99,7 @@ def test_who_only_heals_uses_no_sample(tmp_path: Path) -> None:
     assert (counts["once"], counts["never"], counts["never_at"]) == (0, 1, [16])
 
 
-PARITY = {"answer": "fail", "why": "step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin", "tolerance": 0.001, "steps": 4,
+PARITY = {"answer": "fail", "why": "step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin", "tolerance": 0.001, "steps": 4, "holes": False,
           "greatest": {"difference": 1.25, "step": 3, "run": 8.25, "twin": 7.0}, "states": {"equal": 1, "of": 2, "first_other": 4},
           "curve": [[1, 8.75], [2, 8.5], [3, 7.0], [4, 3.0]]}  # fmt: skip
 
@@ -111,6 +111,7 @@ def test_loss_parity_is_in_the_report_and_drawn(history: History, tmp_path: Path
     assert certificate.build(history, parity={**PARITY, "answer": "unknown"})["green"] is True, (
         "not every run can have one"
     )
+    assert certificate.build(history, parity={**PARITY, "answer": "unknown", "holes": True})["green"] is False
     parsed = Page()
     parsed.feed((tmp_path / "report.html").read_text())
     text = " ".join(parsed.text)

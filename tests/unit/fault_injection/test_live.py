@@ -340,7 +340,7 @@ def test_the_run_that_is_started_to_be_broken_can_be_launched_and_allows_it() ->
 
 def test_the_setting_is_of_the_run_and_its_plan() -> None:
     plan = unfold(drawn(5, 4, 20, Site()), 2, 1, Site())
-    made: Any = setting(RunRecord(spec=own.spec("chaos"), run_dir="/r", launched_unix_s=1.0), plan, 1.0, 9.0)
+    made: Any = setting(RunRecord(spec=own.spec("chaos"), run_dir="/r", launched_unix_s=1.0), plan, 1.0, 9.0, True)
     assert (made.seed, made.planned, made.groups, made.ranks, made.began, made.ended) == (5, 4, 2, 1, 1.0, 9.0)
     assert made.plan == tuple(str(p) for p in plan.faults)
     assert made.budgets == {"restart": 60, "replace": 60, "reallocate": 60}

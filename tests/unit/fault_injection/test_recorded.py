@@ -72,6 +72,27 @@ def test_a_line_that_cannot_be_read_is_unknown(tmp_path: Path, row: str, why: st
     assert {v.answer for v in check(history, ALL)} == {"unknown"}
 
 
+@pytest.mark.parametrize("kind", ["outcome", "signal", "process", "step", "observation"])
+def test_a_file_that_has_lost_a_line_is_unknown(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "history.jsonl"
+    save(with_a_signal(tmp_path), path)
+    rows = path.read_text().splitlines(keepends=True)
+    lost = max(at for at, row in enumerate(rows) if json.loads(row)["type"] == kind)
+    path.write_text("".join(rows[:lost] + rows[lost + 1 :]))
+    history = load(path)
+    assert history.unreadable == [f"history.jsonl: it had {len(rows)} lines, and has {len(rows) - 1}"]
+    assert "pass" not in {v.answer for v in check(history, ALL)}
+
+
+def test_an_older_one_that_does_not_say_how_many_lines_it_has_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    first, *rows = path.read_text().splitlines(keepends=True)
+    body = json.loads(first)
+    del body["lines"]
+    path.write_text("".join([json.dumps(body) + "\n", *rows]))
+    assert load(path) == a_broken_run(tmp_path)
+
+
 def test_what_is_no_history(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text("")
     assert load(tmp_path / "other.jsonl").unreadable == ["other.jsonl: it does not begin as a history"]

@@ -98,6 +98,33 @@ def test_what_comes_together_stays_together() -> None:
     ]  # fmt: skip
 
 
+DURING = """
+[[fault]]
+name = "sigkill"
+at_step = 5
+[[fault]]
+name = "hiccup"
+at_step = 5
+together = "with"
+[[fault]]
+name = "slow_step"
+at_step = 5
+together = "during"
+"""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_comes_while_a_group_is_mended_is_made_to_another(seed: int) -> None:
+    """Who is being started again shows no rank that could be broken."""
+    first, beside, during = plan(f"seed = {seed}{DURING}", groups=2).faults
+    assert during.group != first.group
+    one = plan(f"seed = {seed}{DURING.replace('during', 'with')}", groups=2).faults
+    assert (first, beside) == one[:2], "it moves no other victim"
+    assert [p.group for p in plan(f"seed = {seed}{DURING}", groups=1).faults] == [0, 0, 0]
+    named = plan(f"seed = {seed}{DURING}group = {first.group}\n", groups=2).faults
+    assert named[2].group == first.group, "as it is named"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_plan_is_saved_and_replays(tmp_path: Path, seed: int) -> None:
     first = unfold(drawn(seed, 12, 30, SITE), 3, 2, SITE)

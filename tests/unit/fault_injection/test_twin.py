@@ -13,6 +13,7 @@ import pytest
 from fault_injection.chaos import certificate, replay, twin
 from fault_injection.history import History
 from fault_injection.recorded import load, save
+from tests.unit.fault_injection.broken import KILL, SETTING
 from tests.unit.fault_injection.toy_model import ToyRun, again
 from titan_actor.twin import PLAN, Plan, Step
 
@@ -235,6 +236,38 @@ def test_a_missing_record_is_unknown_from_its_step_on(event: str, why: str) -> N
     body = parity(run)
     assert body["answer"] == "unknown"
     assert body["why"].startswith(f"{why}; before it 3 steps have the loss of a fault-free twin")
+
+
+def holed(run: ToyRun) -> History:
+    """Two took part in a step of which one has a record."""
+    cut(run, 1, "step", 3)
+    history = run.history()
+    history.setting = replace(SETTING, ranks=1, to_its_end=True)
+    return history
+
+
+def green(history: History) -> bool:
+    return bool(certificate.build(history, [], parity(history))["green"])
+
+
+def test_a_run_whose_records_have_holes_is_not_green() -> None:
+    """Of a run that has ended, whose ranks say what they train."""
+    history = holed(long(ToyRun()))
+    assert parity(history)["answer"] == "unknown"
+    assert not green(history)
+
+
+def test_what_cannot_have_a_twin_may_be_green() -> None:
+    live = holed(long(ToyRun()))
+    live.setting = replace(SETTING, to_its_end=False)
+    full = holed(long(ToyRun()))
+    full.faults = [replace(KILL, name="disk_full")]
+    others = holed(long(ToyRun()))
+    others.steps = [replace(s, lines=tuple(x for x in s.lines if x["event"] != "constructed")) for s in others.steps]
+    device = long(ToyRun(device="cuda")).history()
+    device.setting = replace(SETTING, to_its_end=True)
+    for history in (live, full, others, device):
+        assert (parity(history)["answer"], green(history)) == ("unknown", True)
 
 
 def test_a_lost_step_is_unknown_and_not_stepped_over() -> None:

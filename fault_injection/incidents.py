@@ -1,0 +1,52 @@
+"""The incidents of a history about which something was done, as the checkers and the certificate look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fault_injection.history import History
+from supervisor.core.model import Rung
+
+
+@dataclass(frozen=True)
+class Acted:
+    """An incident about which something was done."""
+
+    id: str
+    kind: str
+    """When something was done first."""
+    group: int
+    rung: int
+    node: str
+    opened: float
+    """When it was first in a decision, as those that follow."""
+    acted: float
+    recovered: float | None
+
+
+def incidents(history: History) -> list[Acted]:
+    """All about which something was done: rung 0 rides a failure through, and is no verdict."""
+    opened: dict[str, float] = {}
+    first: dict[str, tuple[float, dict[str, Any]]] = {}
+    recovered: dict[str, float] = {}
+    halted: set[str] = set()
+    for decision in history.committed():
+        at = decision.committed_at or decision.t
+        for incident in decision.incidents:
+            opened.setdefault(incident["id"], decision.t)
+            acting = incident.get("state") in ("acting", "halted") and not incident.get("shadow")
+            if acting and incident["rung"] > Rung.RIDE_THROUGH:
+                first.setdefault(incident["id"], (at, incident))
+            if incident.get("state") == "recovered":
+                recovered[incident["id"]] = at
+            elif incident.get("state") == "halted" and not incident.get("shadow"):
+                halted.add(incident["id"])
+        if any(action.get("verb") == "resume" for action in decision.actions):
+            recovered |= dict.fromkeys(halted - recovered.keys(), at)  # a person has mended it
+    return [
+        Acted(
+            name, body["kind"], body["group"], body["rung"], body.get("node", ""), opened[name], at, recovered.get(name)
+        )
+        for name, (at, body) in first.items()
+    ]
