@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -116,14 +117,21 @@ class Browser:
             self._buffer += came
 
 
+def _above(fd: int) -> int:
+    """The same, but none of those that the browser's own are moved to."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(fd)
+    return moved
+
+
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
     """Chromium in a profile of its own, ended on the way out."""
-    there, to = os.pipe()
-    of, back = os.pipe()
+    there, to = (_above(fd) for fd in os.pipe())
+    of, back = (_above(fd) for fd in os.pipe())
     process = subprocess.Popen(
         # fds 3 and 4 are what --remote-debugging-pipe reads and writes
-        ["sh", "-c", f'exec "$0" "$@" 3<&{there} 4>&{back}', BINARY, "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
+        ["bash", "-c", f'exec "$0" "$@" 3<&{there} 4>&{back}', BINARY, "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
          "--hide-scrollbars", f"--user-data-dir={profile}", "about:blank"],
         pass_fds=(there, back), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -56,8 +56,17 @@ class ToldWorld(World):
         """There is a leader, and a run of its."""
         self._write({
             keys.LEADER: encode(LeaderRecord(host="host", pid=41, home="/nowhere")),
-            keys.spec(self.spec.name): encode(RunRecord(spec=self.spec, run_dir=self.run_dir, launched_unix_s=1.0)),
+            keys.spec(self.spec.name): encode(self._record()),
         })  # fmt: skip
+
+    def lead_again(self) -> None:
+        """All records anew, of a spec or memory that the test has changed."""
+        self.store.put(keys.spec(self.spec.name), encode(self._record()))
+        self._write(projection.memory_records(self.spec, self.memory, ()))
+        self.tell()
+
+    def _record(self) -> RunRecord:
+        return RunRecord(spec=self.spec, run_dir=self.run_dir, launched_unix_s=1.0)
 
     def tell(self) -> None:
         """What is seen now."""

@@ -79,8 +79,10 @@ class Page:
         self._thread.start()
 
     def stop(self) -> None:
+        """Returns once its thread has ended, if it was ever started."""
         self._stop.set()
-        self._thread.join(5.0)
+        if self._thread.is_alive():
+            self._thread.join(5.0)
 
     @property
     def stopped(self) -> bool:
