@@ -87,7 +87,14 @@ def test_incidents_are_told_with_their_reasons_the_open_one_first(shown: Browser
     ids = shown.run("[...document.querySelectorAll('#incidents-list > li')].map((li) => li.id)")
     assert ids == ["i3", "i2", "i1"]
     opened = shown.text("#i3")
-    for words in ("open", "error of group 3, rank 1", "rung 1 (restart)", "Why", "What was seen", "The traceback"):
+    for words in (
+        "open",
+        "error of group 3, rank 1",
+        "Decided: rung 1 (restart)",
+        "Why",
+        "What was seen",
+        "The traceback",
+    ):
         assert words in opened, words
     assert "encountered <b>&amp;" in shown.text("#i3 pre"), "what a trainer wrote is text, never markup"
     assert shown.run("document.querySelectorAll('#i3 b').length") == 0
@@ -95,6 +102,8 @@ def test_incidents_are_told_with_their_reasons_the_open_one_first(shown: Browser
     assert "node lost of group 2, on node n3" in shown.text("#i2")
     assert "over after" in shown.text("#i2")
     assert shown.text("#incidents-sum").startswith("3 so far, 1 open.")
+    shown.run("location.hash = 'i1'")
+    shown.eventually("document.querySelector('#i1 details').open")
 
 
 def test_charts_have_their_lines_marks_and_words(shown: Browser) -> None:
@@ -191,6 +200,9 @@ def test_when_its_supervisor_dies_it_says_since_when_and_finds_the_next(browser:
         "/^no word since \\d\\d:\\d\\d:\\d\\d; trying again$/.test(document.getElementById('word').textContent)"
     )
     assert "Training: all 4 groups step." in browser.text("#headline"), "what was known stays"
+    said = browser.run("getComputedStyle(document.getElementById('headline'), '::before').content")
+    assert said == '"When last heard: "', "and is not told as if it were now"
+    assert browser.run("document.title") == "? run"
     keep(browser, "lost")
     with site(world, port) as second:
         second.live()
@@ -212,6 +224,8 @@ def test_when_a_person_has_to_act(browser: Browser, story: object, words: str) -
         browser.eventually(LIVE)
         assert browser.text("#getup-word") == "A person has to act now:"
         assert words in browser.text("#badges")
+        assert browser.run("document.getElementById('now').className") == "bad"
+        assert browser.run("document.title") == "✕ run"
         assert "supervisor resume run" in browser.text("#getup-why")
         keep(browser, story.__name__)
 

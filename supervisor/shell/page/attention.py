@@ -69,10 +69,11 @@ def _others(verdicts: Mapping[int, GroupVerdict]) -> str:
 
 
 def get_up(status: RunStatus, memory: Memory, observed: Observed, verdicts: Mapping[int, GroupVerdict]) -> GetUp:
-    """What is asked of a person, the urgent first."""
-    now = [*_now(status, memory, observed, verdicts)]
-    soon = [*_soon(status)] if status.phase not in _ENDED else []
-    return GetUp(level="now" if now else "soon" if soon else "no", why=(*now, *soon))
+    """What is asked of a person; what can wait is told only where nothing is urgent."""
+    if now := (*_now(status, memory, observed, verdicts),):
+        return GetUp(level="now", why=now)
+    soon = (*_soon(status),) if status.phase not in _ENDED else ()
+    return GetUp(level="soon" if soon else "no", why=soon)
 
 
 def _now(status: RunStatus, memory: Memory, observed: Observed, verdicts: Mapping[int, GroupVerdict]) -> Iterable[str]:

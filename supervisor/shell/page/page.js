@@ -67,7 +67,8 @@ function keep(parent, keys, fresh, fill) {
   }
 }
 const list = (parent, sentences) => keep(parent, [...new Set(sentences)], () => make("li"), say);
-const cell = (row, at, words, name = "") => is(say(row.children[at], words), name);
+// What stands in backticks is a command.
+const withCommands = (words) => make("li", {}, ...words.split("`").map((part, at) => (at % 2 ? make("code", {}, part) : part)));
 function row(...names) {
   const made = make("tr", { role: "row" });
   names.forEach((name, at) => made.append(at ? make("td", { role: "cell", ...(name ? { "data-name": name } : {}) }) : make("th", { role: "rowheader", scope: "row" })));
@@ -79,7 +80,8 @@ const signed = (word, about) => make("span", { class: `r ${word}`, ...about }, S
 
 function drawHead() {
   const { headline, get_up: up } = state;
-  document.title = state.run ? `${headline.level === "good" ? "" : headline.level === "bad" ? "✕ " : "! "}${state.run}` : "supervisor";
+  const level = up?.level === "now" ? "bad" : headline?.level;
+  document.title = state.run ? `${{ good: "", care: "! ", bad: "✕ " }[level]}${state.run}` : "supervisor";
   say($("name"), state.run ? `Run ${state.run}` : "No run yet");
   const runs = Object.keys(state.runs).sort();
   keep($("runs"), runs.length > 1 ? runs : [], (name) => make("a", { href: `?run=${encodeURIComponent(name)}` }), (a, name) => {
@@ -88,10 +90,10 @@ function drawHead() {
   });
   $("main").hidden = !state.run;
   if (!state.run) return;
-  is($("now"), headline.level);
+  is($("now"), level);
   say($("headline"), headline.text);
   say($("getup-word"), LEVELS[up.level]);
-  list($("getup-why"), up.why);
+  keep($("getup-why"), [...new Set(up.why)], withCommands, () => {});
   const badges = [];
   if (state.paused) badges.push("paused: nothing is done");
   if (state.mode === "observe") badges.push("observe: it decides, and does nothing");
@@ -210,7 +212,7 @@ function drawIncidents() {
     const [title, done, when] = summary.children, [tag, what] = title.children;
     is(say(tag, i.open ? "open" : i.state), `tag ${i.open ? "open" : i.state}`);
     say(what, ` ${id}: ${i.kind.replaceAll("_", " ")} of group ${i.group}${i.rank === undefined ? "" : `, rank ${i.rank}`}${i.node ? `, on node ${i.node}` : ""}`);
-    say(done, `${i.did} ${i.did_sentence}`);
+    say(done, i.did);
     say(when, moment(i));
     const why = i.trace ? [["The traceback", i.trace]] : [];
     const parts = [["Why", [i.why || "nothing was decided yet"]], ...PARTS.map(([name, key]) => [name, i[key]]), ["Times", times(i)], ...why].filter(([, p]) => p.length);
@@ -294,7 +296,9 @@ function look() {
   const at = `${two(heardAt.getHours())}:${two(heardAt.getMinutes())}:${two(heardAt.getSeconds())}`;
   const lost = performance.now() - heard > 1000 * (3 * state.every_s + 4);
   const broken = lost || stream.readyState !== EventSource.OPEN;
-  is(say(word, broken ? `no word since ${at}; trying again` : `live, ${at}`), broken ? "lost" : "");
+  say(word, broken ? `no word since ${at}; trying again` : `live, ${at}`);
+  document.body.classList.toggle("lost", broken);
+  if (broken && state.run) document.title = `? ${state.run}`;
   word.setAttribute("aria-live", broken ? "assertive" : "off");
 }
 function connect() {
@@ -308,6 +312,10 @@ function connect() {
     if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
   };
 }
+addEventListener("hashchange", () => {
+  const details = document.getElementById(location.hash.slice(1))?.firstChild;
+  if (details?.tagName === "DETAILS") details.open = true;
+});
 new ResizeObserver(() => state.history && drawCharts()).observe($("charts"));
 setInterval(look, 1000);
 connect();

@@ -173,7 +173,6 @@ def is_open(incident: Incident) -> bool:
 
 
 def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
-    did, *sentence = explain.done(i)
     body: dict[str, Any] = {
         "open": is_open(i),
         "state": i.state,
@@ -184,8 +183,7 @@ def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
         "rung": i.rung.value,
         "rung_name": i.rung.name.lower().replace("_", " "),
         "shadow": i.shadow,
-        "did": did,
-        "did_sentence": " ".join(s.strip() for s in sentence),
+        "did": _did(i),
         "why": i.reason,
         "seen": list(i.evidence),
         "considered": list(i.considered),
@@ -204,6 +202,16 @@ def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
             if wall is not None:
                 body[name] = round(at + wall, 1)
     return body
+
+
+def _did(i: Incident) -> str:
+    """What was done, if it was: one that is paused, or halted meanwhile, was only decided, or not even that."""
+    rung = f"rung {i.rung.value} ({i.rung.name.lower().replace('_', ' ')})"
+    if i.shadow or i.acted is not None or i.rung in (Rung.RIDE_THROUGH, Rung.STOP):
+        return " ".join(sentence.strip() for sentence in explain.done(i))
+    if i.decided is None:
+        return "Nothing was decided yet." if is_open(i) else "Nothing was done."
+    return f"Decided: {rung}; {'it is under way.' if is_open(i) else 'it was not carried out any more.'}"
 
 
 def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:

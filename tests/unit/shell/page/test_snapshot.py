@@ -96,7 +96,7 @@ def test_a_crash_is_told_from_its_first_sign_to_its_end() -> None:
     assert acted["get_up"]["level"] == "no"
     incident = acted["incidents"]["i1"]
     assert (incident["open"], incident["kind"], incident["group"], incident["rank"]) == (True, "crash", 1, 1)
-    assert incident["did"] == "What was done: rung 1 (restart)."
+    assert incident["did"] == "Decided: rung 1 (restart); it is under way."
     assert incident["why"]
     assert "signal 11" in incident["seen"][0]
     assert incident["opened"] == pytest.approx(CLOCK_AT + w.incident.opened, abs=0.1)
@@ -105,6 +105,7 @@ def test_a_crash_is_told_from_its_first_sign_to_its_end() -> None:
     over = look(w)
     assert over["headline"]["text"] == "Training: all 3 groups step."
     assert over["incidents"]["i1"]["state"] == "recovered"
+    assert over["incidents"]["i1"]["did"].startswith("What was done: rung 1 (restart). The group's processes were")
     assert over["recovery_s"] == pytest.approx(over["incidents"]["i1"]["recovered_s"], abs=0.1)
     assert over["incidents"]["i1"]["generations"] == [1, 2]
     assert {"what": "restart", "group": "1", "left": 2, "of": 3} in over["budgets"]
@@ -192,6 +193,7 @@ def test_a_pause_needs_a_person_only_once_something_has_failed() -> None:
     found = look(w)
     assert found["get_up"]["level"] == "now"
     assert "nothing is done about it until `supervisor resume run`" in found["get_up"]["why"][0]
+    assert found["incidents"]["i1"]["did"] == "Nothing was decided yet."
 
 
 def test_where_the_policy_only_observes_a_person_has_to_act() -> None:
