@@ -32,7 +32,7 @@ GIB = 2**30
 
 
 class ToldWorld(World):
-    """A World and the store that mirrors it. `losses`: by step, what the trainers say."""
+    """A World and the store that is told of it."""
 
     def __init__(self, **about: Any) -> None:
         super().__init__(**about)

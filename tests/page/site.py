@@ -29,7 +29,7 @@ class Site:
     def __init__(self, world: ToldWorld, port: int = 0) -> None:
         self.world = world
         self._began = time.time() - world.now
-        self.page = Page(world.store, wall=self.wall)  # type: ignore[arg-type] - its fake
+        self.page = Page(world.store, wall=self.wall)
         world.after_step = self.look  # type: ignore[method-assign]
         self.server: Server = serve(CollectorRegistry(), self.page, "127.0.0.1", port, Security())
         self.url = url_of(self.server)

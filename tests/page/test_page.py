@@ -4,6 +4,7 @@ supervisor dies."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,23 @@ CONTRAST = """(() => {
   }
   return found;
 })()"""
+
+
+TEN_QUESTIONS = {
+    "Is it training?": ("#headline", "Training on 3 of 4 groups: group 3 starting"),
+    "Does a person have to get up?": ("#getup-word", "Nobody has to get up"),
+    "Which group was lost?": ("#i2 .what", "i2: node lost of group 2, on node n3"),
+    "When?": ("#i2 summary .small", r"Seen at \d\d:\d\d:\d\d"),
+    "Why? What was seen?": ("#i2", r"Why\s+its node is gone[^\0]*What was seen\s+the lease of node n3 \(5 s\) lapsed"),
+    "What was done, and what else could have been?": (
+        "#i2", r"What was done: rung 2 \(replace\)[^\0]*What each would cost",
+    ),
+    "Is it over?": ("#i2 .tag", "recovered"),
+    "How much time did it cost?": ("#i2 summary .small", r"over after \d+\.\d s"),
+    "How does the model do?": ("#loss-now", r"Loss: \d\.\d\d"),
+    "What if it happens again?": ("#budgets", r"replace\s+the run\s+3 of 4"),
+}  # fmt: skip
+"""As docs/PAGE.md asks them: where the answer is, and what it is in the run of `broken`."""
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +89,18 @@ def test_the_three_questions_are_answered_at_the_top(shown: Browser) -> None:
     keep(shown, "desk-light")
 
 
+def test_ten_questions_of_a_newcomer(shown: Browser) -> None:
+    rows = re.findall(r"^\| (.*?\?) \|", (Path(__file__).parents[2] / "docs" / "PAGE.md").read_text(), re.MULTILINE)
+    assert rows == list(TEN_QUESTIONS)
+    shown.run("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    for question, (where, answer) in TEN_QUESTIONS.items():
+        assert re.search(answer, shown.text(where)), (question, shown.text(where))
+
+
 def test_each_group_and_rank_has_its_sign_and_its_word(shown: Browser) -> None:
     rows = shown.run("[...document.querySelectorAll('#groups tbody tr')].map((r) => r.innerText.replace(/\\s+/g, ' '))")
     assert len(rows) == 4
-    assert rows[0].startswith("Group 0 ✓ ✓ ✓ ✓ healthy n1 1 ") or "healthy" in rows[0]
+    assert rows[0].startswith("Group 0 ✓ ✓ ✓ ✓ healthy n1 1 "), rows[0]
     assert "i3" in rows[3]
     signs = shown.run("[...document.querySelectorAll('#groups .r')].map((r) => r.getAttribute('aria-label'))")
     assert len(signs) == 16

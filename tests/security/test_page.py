@@ -27,7 +27,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture
 def server(certificates: Certificates) -> Iterator[Server]:
-    page = Page(MemoryStore())  # type: ignore[arg-type] - its fake
+    page = Page(MemoryStore())
     made = serve(CollectorRegistry(), page, "127.0.0.1", 0, certificates.of("supervisor"))
     page.start()
     yield made

@@ -13,13 +13,12 @@ from pathlib import Path
 from supervisor.core.model import Memory
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import PortError
-from supervisor.ports.store import Changes, Watch
+from supervisor.ports.store import Changes, Store, Watch
 from supervisor.shell import views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page.feed import Feed
 from supervisor.shell.page.history import History
 from supervisor.shell.page.snapshot import Live, drawn, newest_point, snapshot
-from supervisor.shell.store import EtcdStore
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 
@@ -59,7 +58,7 @@ class Page:
 
     def __init__(
         self,
-        store: EtcdStore,
+        store: Store,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -97,7 +97,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def served(world: ToldWorld) -> Iterator[Site]:
     registry = CollectorRegistry()
     Gauge("supervisor_leader", "1 while it leads", registry=registry).set(1)
-    page = Page(world.store)  # type: ignore[arg-type] - its fake
+    page = Page(world.store)
     server = serve(registry, page, "127.0.0.1", 0, Security())
     page.start()
     try:

@@ -257,6 +257,34 @@ def test_a_memory_that_cannot_be_read_is_the_whole_news() -> None:
     assert "groups" not in found
 
 
+@pytest.mark.parametrize("harm", ["gone", "torn", "another"])
+def test_whatever_record_is_gone_or_torn_the_page_goes_on(harm: str) -> None:
+    w = world()
+    w.crash(1)
+    w.round(0.5)
+    w.hear(2, "silent")
+    w.lapse(w.group(2).node)
+    w.round()
+    w.tell()
+    whole = w.store.list(keys.PREFIX)
+    tried = 0
+    for item in whole.items:
+        if item.key == keys.spec("run"):
+            continue  # then there is no run
+        items = tuple(i for i in whole.items if i.key != item.key)
+        if harm != "gone":
+            value = b"{" if harm == "torn" else b'{"$kind":"Other","$version":1}'
+            items = (*items, replace(item, value=value))
+        mirror = Mirror(replace(whole, items=items))
+        found = snapshot(mirror, views.runs(mirror)["run"], Live(now=1.0))
+        assert found["headline"]["text"], item.key
+        if harm != "gone" and "/memory/" in item.key:
+            assert found["get_up"]["level"] == "now", item.key
+        json.dumps(found, allow_nan=False)
+        tried += 1
+    assert tried > 20
+
+
 def test_no_run() -> None:
     found = snapshot(Mirror(ToldWorld().store.list(keys.PREFIX)), None, Live(now=1.0))
     assert (found["run"], found["runs"]) == ("", {})
