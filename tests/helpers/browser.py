@@ -9,6 +9,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -133,18 +134,19 @@ def browser(profile: Path) -> Iterator[Browser]:
         # fds 3 and 4 are what --remote-debugging-pipe reads and writes
         ["bash", "-c", f'exec "$0" "$@" 3<&{there} 4>&{back}', BINARY, "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",
          "--hide-scrollbars", f"--user-data-dir={profile}", "about:blank"],
-        pass_fds=(there, back), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        pass_fds=(there, back), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     os.close(there)
     os.close(back)
     try:
         yield Browser(to, of)
     finally:
-        process.terminate()
-        try:
-            process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10.0)
+        # it ends when its pipe does
         os.close(to)
         os.close(of)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10.0)
+        # Debian's is a script that waits for the browser: the whole session, which is ours
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.wire import keys
 from tests.helpers.browser import Browser
 from tests.page.site import Site, halted, hurt, many, paused, site, trained
 
@@ -236,6 +237,18 @@ def test_when_its_supervisor_dies_it_says_since_when_and_finds_the_next(browser:
         browser.eventually(LIVE, 30)
         browser.eventually("document.querySelector('#numbers dd').textContent === '12'")
         assert second.server.server_port == port
+
+
+def test_of_a_run_that_cannot_be_read_nothing_old_is_shown(browser: Browser) -> None:
+    with site(trained()) as made:
+        made.live()
+        browser.open(made.url)
+        browser.eventually(LIVE)
+        assert browser.text("#groups")
+        made.world.store.put(keys.memory("run", "run"), b"{")
+        browser.eventually("document.getElementById('getup-why').innerText.includes('cannot be read')")
+        assert browser.text("#getup-word") == "A person has to act now:"
+        assert not browser.run("document.getElementById('groups').getClientRects().length")
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,7 @@ function drawRest() {
 
 function drawAll() {
   drawHead();
+  document.body.classList.toggle("unread", Boolean(state.run) && !state.groups);
   if (!state.run || !state.groups) return;
   drawNumbers(); drawGroups(); drawCharts(); drawIncidents(); drawNodes(); drawRest();
 }

@@ -47,7 +47,6 @@ class Live:
     """Since when etcd does not answer; 0: it does."""
     every_s: float = 1.0
     """How often it looks."""
-    alarms: tuple[str, ...] = ()
 
 
 def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, Any]:
@@ -90,13 +89,12 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     return {
         "run": run,
         "letters": dict(LETTERS),
-        "phase": found.phase,
         "paused": found.paused,
         "mode": spec.policy.mode,
         "only_observed": list(spec.policy.observe),
         "breaker": memory.breaker_since is not None,
-        "headline": vars_of(attention.headline(found, verdicts, still)),
-        "get_up": vars_of(attention.get_up(found, memory, observed, verdicts)),
+        "headline": _json(attention.headline(found, verdicts, still)),
+        "get_up": _json(attention.get_up(found, memory, observed, verdicts)),
         "numbers": _numbers(found, newest, memory),
         "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
         "incidents": {i.id: _incident(i, wall) for i in chosen(told)},
@@ -106,11 +104,11 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
         "nodes_by_state": _by_state(nodes, found),
         "spares": list(found.spares),
         "budgets": _budgets(spec, found),
-        "notes": _notes(found, live),
+        "notes": _notes(found),
     }
 
 
-def vars_of(value: attention.Headline | attention.GetUp) -> dict[str, Any]:
+def _json(value: attention.Headline | attention.GetUp) -> dict[str, Any]:
     """A small dataclass as JSON."""
     found: dict[str, Any] = status.as_json(value)
     return found
@@ -150,11 +148,9 @@ def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:
         "ranks": verdict.ranks,
         "worst": verdict.worst,
         "why": verdict.why,
-        "phase": g.phase,
         "node": g.node,
         "generation": g.generation,
         "step": g.step,
-        "gate": g.hearing,
         "incident": g.incident,
     }
 
@@ -180,8 +176,6 @@ def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
         "confidence": i.confidence.value,
         "group": i.group,
         "node": i.node,
-        "rung": i.rung.value,
-        "rung_name": i.rung.name.lower().replace("_", " "),
         "shadow": i.shadow,
         "did": _did(i),
         "why": i.reason,
@@ -232,18 +226,13 @@ def _node(n: NodeStatus, found: RunStatus) -> dict[str, Any]:
     does = [f"group {g.group}" for g in found.groups if g.node == n.node and n.node]
     does += ["lighthouse"] if n.node and found.lighthouse.node == n.node else []
     does += ["spare"] if n.node in found.spares else []
-    body = {
+    return {
         "alive": n.alive,
-        "role": n.role,
         "host": n.host,
         "does": ", ".join(does),
         "wrong": _wrong(n),
         "checking": n.check is not None and n.alive and n.check.state == "pending",
     }
-    if n.disk_free_bytes is not None and n.memory_available_bytes is not None:
-        body["disk_gib"] = round(n.disk_free_bytes / 2**30)
-        body["memory_gib"] = round(n.memory_available_bytes / 2**30)
-    return body
 
 
 def _by_state(nodes: Iterable[NodeStatus], found: RunStatus) -> dict[str, int]:
@@ -274,12 +263,12 @@ def _budgets(spec: RunSpec, found: RunStatus) -> list[dict[str, Any]]:
     return rows[:NODES]
 
 
-def _notes(found: RunStatus, live: Live) -> list[str]:
+def _notes(found: RunStatus) -> list[str]:
     """What waits, and what is wrong and left as it is."""
     leaving = [f"{node} is to be left: {why}" for node, why in found.leaving.items()]
     step = found.handover_at_step
     hands_over = [f"all groups end after step {step}, and go on on other nodes"] if step is not None else []
-    return [*live.alarms, *found.waiting, *leaving, *hands_over]
+    return [*found.waiting, *leaving, *hands_over]
 
 
 def drawn(points: Mapping[int, Point]) -> dict[str, list[float | int | str]]:
