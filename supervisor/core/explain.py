@@ -32,7 +32,7 @@ def explain(incident: Incident) -> list[str]:
         "What was seen:",
         *(f"  - {sentence}" for sentence in incident.evidence),
         "",
-        *_done(incident),
+        *done(incident),
         f"Why: {incident.reason or 'nothing was decided yet'}.",
     ]
     if incident.trace:
@@ -56,7 +56,8 @@ def _rank(incident: Incident) -> str:
     return f", rank {incident.rank}," if incident.rank is not None else ""
 
 
-def _done(incident: Incident) -> list[str]:
+def done(incident: Incident) -> list[str]:
+    """What was done, or would have been: the rung, and a sentence of it."""
     rung = f"rung {incident.rung.value} ({incident.rung.name.lower().replace('_', ' ')})"
     if incident.shadow:
         ends = {"recovered": "It recovered by itself.", "halted": "It did not recover by itself."}

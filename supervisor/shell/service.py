@@ -20,6 +20,9 @@ from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.identity import system_id
 from supervisor.shell.loop import Loop
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.page.server import serve as serve_http
+from supervisor.shell.page.server import url_of
+from supervisor.shell.page.watcher import Page
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
@@ -40,29 +43,32 @@ def serve(
     metrics: tuple[str, int],
     security: Security | None = None,
 ) -> None:
-    """Until `stop`. `metrics` is the address and port of /metrics (0: a free one, told in the leader's record).
+    """Until `stop`. `metrics` is the address and port of the page and /metrics (0: a free one, told in the leader's record).
 
     Raises Fatal when the engine cannot work at all, Retryable when no etcd answers at the start."""
     failpoints.armed()
     security = security or Security()
     store = connect(etcd, security=security)
+    page = Page(store)
     try:
         local = LocalEngine(home)
         telemetry = Telemetry()
         try:
-            port = telemetry.serve(*metrics, security)
+            server = serve_http(telemetry.metrics.registry, page, *metrics, security)
         except OSError as error:
             raise Fatal(f"cannot serve metrics on {metrics[0]}:{metrics[1]}: {error.strerror}") from error
         me = LeaderRecord(
             host=socket.gethostname(),
             pid=os.getpid(),
             home=str(home),
-            metrics_port=port,
+            metrics_port=server.server_port,
+            page=url_of(server),
             insecure=security.insecure,
         )
         readable = Readable(store)
         election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
-        log.info("a candidate for leadership, pid %d", os.getpid())
+        log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
+        page.start()
 
         def engines() -> Sequence[Engine]:
             # the name anew in every term: a restore brings back another
@@ -71,6 +77,7 @@ def serve(
         while not stop.is_set():
             _term(store, election, engines, telemetry, stop)
     finally:
+        page.stop()
         store.close()
 
 

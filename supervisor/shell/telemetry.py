@@ -9,8 +9,7 @@ from supervisor.core import cordons
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Observed, Rung
 from supervisor.core.spec import RunSpec
-from supervisor.shell.metrics import Metrics, serve
-from supervisor.wire.security import Security
+from supervisor.shell.metrics import Metrics
 
 _CAUSE = {
     "unplaced": Cause.ALLOCATE,
@@ -34,10 +33,6 @@ class Telemetry:
         self._productive: dict[str, float] = {}
         self._total: dict[str, float] = {}
         self.metrics.gauge("supervisor_leader").set(0)
-
-    def serve(self, address: str, port: int, security: Security | None = None) -> int:
-        """Serve /metrics, with TLS if there are certificates; returns the port. Raises OSError when it is taken."""
-        return serve(self.metrics.registry, address, port, security or Security())
 
     def leading(self, epoch: int | None) -> None:
         """A term begins, or (None) ends."""

@@ -613,6 +613,8 @@ class LeaderRecord:
     metrics_port: int = 0
     insecure: bool = False
     """As in Registration."""
+    page: str = ""
+    """Where a browser finds its page (ADR 12). Empty: it has none, or is older than that."""
 
 
 @dataclass(frozen=True, kw_only=True)
