@@ -34,6 +34,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"runs/[^/]+/incidents/[^/]+", Incident),
         (r"runs/[^/]+/allocations/[^/]+", AllocationMemory),
         (r"runs/[^/]+/grants/[^/]+", Grant),
+        (r"runs/[^/]+/decisions/\d+", records.Digest),
         (r"runs/[^/]+/checkpoint", records.CheckpointMark),
     )
 )

@@ -22,9 +22,10 @@ from supervisor.shell.audit import audit
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
-from supervisor.wire.records import NodeDesired, PolicySet, RunRecord, encode
+from supervisor.wire.records import LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ class Loop:
         self._look_again: dict[str, float] = {}
         self._policies: dict[str, int] = {}
         """By run, the version of the policy that was journaled last."""
+        leader = self._mirror.record(keys.LEADER, LeaderRecord)
+        self._host = leader.host if leader is not None else ""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set or the term is lost."""
@@ -188,11 +191,17 @@ class Loop:
         if changed:
             wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents)
             wanted |= projection.suspicion_records(decision.suspicions)
+        told = changed and (decision.actions or decision.incidents)
+        given = journal.take(observed, record.spec, memory) if told else None
+        policy = self._policies.get(run, 0)
+        if given is not None:
+            by = projection.Decider(self.epoch, self._host, program(), policy)
+            wanted |= projection.digest_record(run, decision, by, given.digest)
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory)
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):
-            journal.intent(self.epoch, observed, decision)
+            journal.intent(self.epoch, observed, decision, given, policy)
             for action in decision.actions:
                 log.info("%s: %s: %s", run, action.key, action.reason)
             self._said[run] = decision.waits
@@ -209,11 +218,15 @@ class Loop:
             raise
         except Retryable as error:
             journal.event("outcome_unknown", epoch=self.epoch, decision=decision.memory.decisions, why=str(error))
+            if given is not None:
+                journal.keep(given)
             raise
         reach("committed")
         self._mirror.wrote(puts, revision)
         if changed:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
+        if given is not None:
+            journal.keep(given)
         reach("recorded")
 
     def _difference(
@@ -267,7 +280,7 @@ class Loop:
     def _journal(self, run: str, record: RunRecord) -> Journal:
         if run not in self._journals:
             self._journals[run] = self._open_journal(Path(record.run_dir) / "journal.jsonl")
-            self._journals[run].event("term", epoch=self.epoch)
+            self._journals[run].event("term", epoch=self.epoch, program=program())
         return self._journals[run]
 
     def _report_unreadable(self, changed: set[str]) -> None:

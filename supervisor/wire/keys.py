@@ -107,6 +107,11 @@ def grant(run: str, key: str) -> str:
     return f"{RUNS}{run}/grants/{key}"
 
 
+def decision(run: str, slot: int) -> str:
+    """One of the newest decisions about the cluster: their places are used again in turn. Written by the leader."""
+    return f"{RUNS}{run}/decisions/{slot}"
+
+
 def checkpoint(run: str) -> str:
     """The newest complete checkpoint. Written by the leader."""
     return f"{RUNS}{run}/checkpoint"
