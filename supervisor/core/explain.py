@@ -56,7 +56,7 @@ def _when(incident: Incident, detected: str) -> list[str]:
     before = incident.opened
     for name, at, what in (
         ("decided", incident.decided, ""),
-        ("acted", incident.acted, ": its new processes were seen"),
+        ("acted", incident.acted, ": its new processes were seen" if started(incident) else ""),
         ("back", incident.recovered, ""),
     ):
         if at is not None:
@@ -64,6 +64,11 @@ def _when(incident: Incident, detected: str) -> list[str]:
             lines.append(f"  {name:8}  {at - before:.2f} s later{total}{what}")
             before = at
     return lines
+
+
+def started(incident: Incident) -> bool:
+    """Whether its group's processes were started again for it."""
+    return incident.generation_after > incident.generation_before
 
 
 def _rank(incident: Incident) -> str:

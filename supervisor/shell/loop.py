@@ -81,6 +81,7 @@ class Loop:
         self._began = monotonic()
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
         self._stable_since = self._began
+        self._store_up = True
         self._journals: dict[str, Journal] = {}
         self._said: dict[str, tuple[str, ...]] = {}
         self._reported: set[str] = set()
@@ -128,10 +129,18 @@ class Loop:
         except Retryable as error:
             log.warning("the store is away: %s", error)
             self._stable_since = self._monotonic()
-            self._telemetry.store(False)
+            self._note_store(False)
             self._resynchronise()
-        self._telemetry.store(self._watch.silent_s <= SILENCE_S)
+        self._note_store(self._watch.silent_s <= SILENCE_S)
         self._report_unreadable(changed)
+
+    def _note_store(self, up: bool) -> None:
+        """Tell, and journal what changed, whether etcd answers."""
+        self._telemetry.store(up)
+        if up != self._store_up:
+            self._store_up = up
+            for journal in self._journals.values():
+                journal.event("store", up=up, silent_s=round(self._watch.silent_s, 2))
 
     def _free_checked(self) -> None:
         """Note that hosts have passed their checks since an incident was held against them (ADR 9)."""

@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from supervisor.core.again import Answer, answer, compare
 from supervisor.core.decide import decide
-from supervisor.core.explain import explain
+from supervisor.core.explain import explain, started
 from supervisor.core.model import Action, Incident
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs
@@ -232,7 +232,9 @@ def _steps(told: Why) -> list[str]:
 
 def _state(decided: Decided, told: Why) -> str:
     now = next(i for i in decided.then.incidents if i.id == told.incident.id)
-    return "acted on: its new processes were seen" if now.state == "acting" and now.acted is not None else now.state
+    if now.state != "acting" or now.acted is None:
+        return now.state
+    return "acted on: its new processes were seen" if started(now) else "ridden through: nothing is started"
 
 
 def _where(action: Action) -> str:

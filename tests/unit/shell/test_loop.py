@@ -196,6 +196,19 @@ def test_a_decision_whose_fate_is_not_known_is_kept_too(
     assert isinstance(inputs.find(tmp_path, {intent["input"]})[intent["input"]], inputs.Kept)
 
 
+def test_that_the_store_was_away_is_journaled_when_it_goes_and_when_it_comes(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    leader = _loop(store)
+    leader.step()
+    store.put(keys.observed("late"), _observed("late"))
+    store.fail_next(1)
+    for _ in range(3):
+        leader.step()
+    told = [line["up"] for line in read(tmp_path / "journal.jsonl") if line.get("event") == "store"]
+    assert told == [False, True]
+
+
 def test_what_is_held_against_a_host_no_more_is_deleted_with_the_memory_that_says_so(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
