@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.text import Text
@@ -23,11 +26,14 @@ from supervisor.cli.common import (
     show,
 )
 from supervisor.core.model import Incident
-from supervisor.shell import bundle, client, doctor, logs, render, status
+from supervisor.shell import bundle, client, doctor, joined, logs, render, status
 from supervisor.shell import up as up_module
 from supervisor.shell import why as why_module
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
+
+FOLLOW_S = 0.25
+"""How often `logs --follow` looks."""
 
 
 @app.command("status", epilog="Example: supervisor status --run demo --json")
@@ -111,12 +117,22 @@ def _named(incident: str, known: dict[str, Incident], where: str) -> Incident:
     return known[incident]
 
 
-@app.command("logs", epilog="Example: supervisor logs --group 1 --lines 50")
+@app.command("logs", epilog="Example: supervisor logs -f --group 1 --lines 50")
 def logs_command(
     run: Run = "",
     group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
-    rank: Annotated[int, typer.Option(help="Rank within the group.")] = 0,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines of each log.")] = 20,
+    rank: Annotated[int | None, typer.Option(help="Rank within the group. Default: 0; with --follow all.")] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, help="Lines of each log; with --follow of all together.")
+    ] = 20,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="All ranks in one log, across generations, with ends and incidents; until interrupted.",
+        ),
+    ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -124,12 +140,32 @@ def logs_command(
 ) -> None:
     """The newest lines that the trainers of this machine printed, newest generation of each group last."""
     with opened_mirror(etcd, home, security) as mirror:
-        name = client.choose_run(mirror, run).spec.name
-    found = logs.tails(up_module.system_folder(home), name, group, rank, lines)
+        record = client.choose_run(mirror, run)
+    name, system = record.spec.name, up_module.system_folder(home)
+    if follow:
+        _follow(joined.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)
+        return
+    found = logs.tails(system, name, group, rank or 0, lines)
     if not found:
-        typer.echo(f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it", err=True)
-        raise typer.Exit(1)
+        _no_logs(name, home)
     show(found, as_json, logs.render(found))
+
+
+def _no_logs(name: str, home: Path) -> NoReturn:
+    typer.echo(f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it", err=True)
+    raise typer.Exit(1)
+
+
+def _follow(log: joined.Joined, lines: int, as_json: bool) -> None:
+    entries = log.new()[-lines:]
+    if log.empty:
+        _no_logs(log.run, log.system.parent)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            for entry in entries:
+                typer.echo(json.dumps(status.as_json(entry)) if as_json else joined.render(entry))
+            threading.Event().wait(FOLLOW_S)
+            entries = log.new()
 
 
 @app.command("doctor", epilog="Example: supervisor doctor")
