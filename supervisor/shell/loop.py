@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import invariants
 from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.notice import Notice, due
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell import cordons, projection, standing, views
@@ -64,14 +65,17 @@ class Loop:
         telemetry: Telemetry,
         monotonic: Callable[[], float] = time.monotonic,
         journal: Callable[[Path], Journal] = Journal,
+        tell: Callable[[Notice, str], None] | None = None,
     ) -> None:
-        """`monotonic` and `journal` are for the simulator: virtual time, and a journal that is kept in memory."""
+        """`monotonic` and `journal` are for the simulator: virtual time, and a journal that is kept in memory. `tell` sends a
+        notice to the URL in a file, and returns at once."""
         self._store = store
         self._term = term
         self._engine = engine
         self._telemetry = telemetry
         self._monotonic = monotonic
         self._open_journal = journal
+        self._tell = tell
         self._mirror = Mirror(store.list(keys.PREFIX))
         self.epoch = views.epochs_before(self._mirror) + term.epoch
         """As it is told: it grows even when a restored etcd counts its revisions from 1 again."""
@@ -236,6 +240,9 @@ class Loop:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
         if given is not None:
             journal.keep(given)
+        if self._tell is not None and record.spec.policy.webhook_file:
+            for notice in due(run, memory, decision):
+                self._tell(notice, record.spec.policy.webhook_file)
         reach("recorded")
 
     def _difference(
