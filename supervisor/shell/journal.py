@@ -32,15 +32,25 @@ class Journal:
         self._broken = False
         self._first = True
         self._inputs = Inputs(path.parent)
+        self._told_all = False
 
     def take(self, observed: Observed, spec: RunSpec, memory: Memory) -> Given | None:
         """What is to be kept of the input of a decision; None: nothing."""
         return take(observed, spec, memory)
 
     def intent(
-        self, epoch: int, observed: Observed, decision: Decision, given: Given | None = None, policy: int = 0
+        self,
+        epoch: int,
+        observed: Observed,
+        decision: Decision,
+        before: Memory | None = None,
+        given: Given | None = None,
+        policy: int = 0,
     ) -> None:
-        """What is about to be committed, and why. `policy` is the version of a policy that a person has set."""
+        """What is about to be committed, and why. Of the groups those that are not as in `before`: a thousand of them would be 60
+        kB in each line. `policy` is the version of a policy that a person has set."""
+        known = before.groups if before is not None and self._told_all and not _resumes(decision) else {}
+        self._told_all = True
         self._append(
             {
                 "entry": "intent",
@@ -54,6 +64,7 @@ class Journal:
                 "groups": {
                     str(g): {"generation": m.generation, "node": m.node, "phase": m.phase}
                     for g, m in decision.memory.groups.items()
+                    if known.get(g) != m
                 },
                 "phase": decision.memory.phase,
                 "policy": policy,
@@ -101,6 +112,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(body, dict):
             yield body
+
+
+def _resumes(decision: Decision) -> bool:
+    """Whether it is the reason of every group's generation."""
+    return any(action.verb == "resume" for action in decision.actions)
 
 
 def _ends_a_line(file: BinaryIO) -> bool:

@@ -214,7 +214,7 @@ class Loop:
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):
-            journal.intent(self.epoch, observed, decision, given, policy)
+            journal.intent(self.epoch, observed, decision, memory, given, policy)
             for action in decision.actions:
                 log.info("%s: %s: %s", run, action.key, action.reason)
             self._said[run] = decision.waits

@@ -43,7 +43,7 @@ class Journaled(World):
         told = decision.actions or decision.incidents
         given = self.journal.take(self.observed_then(), self.spec, before) if told and self.keep_inputs else None
         if decision.memory is not before:
-            self.journal.intent(EPOCH, self.observed_then(), decision, given, 3)
+            self.journal.intent(EPOCH, self.observed_then(), decision, before, given, 3)
             self.journal.outcome(EPOCH, decision.memory.decisions, self.rounds)
         if given is not None:
             by = projection.Decider(EPOCH, "head", program(), 3)
