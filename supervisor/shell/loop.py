@@ -36,6 +36,9 @@ IDLE_S = 0.5
 FREED_AT_ONCE = 40
 """Suspicions that one transaction marks as freed: an operation and an expectation each."""
 
+ROUTINE = ("checkpoint",)
+"""Actions that a healthy run has all the time: what they were decided on would soon leave no room for another's."""
+
 SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is asked for every second."""
 
@@ -204,7 +207,7 @@ class Loop:
         if changed:
             wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents)
             wanted |= projection.suspicion_records(decision.suspicions)
-        told = changed and (decision.actions or decision.incidents)
+        told = changed and (decision.incidents or any(a.verb not in ROUTINE for a in decision.actions))
         given = journal.take(observed, record.spec, memory) if told else None
         policy = self._policies.get(run, 0)
         if given is not None:

@@ -163,10 +163,12 @@ def test_what_was_decided_on_is_kept_and_its_digest_is_written_with_the_memory(
     assert (intent["input"], intent["policy"]) == (digest.input, 0)
 
 
-def test_a_round_that_does_nothing_keeps_nothing(
-    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("actions", [(), (Action(verb="checkpoint", key="checkpoint:50", reason="complete"),)])
+def test_a_round_that_does_nothing_or_what_a_healthy_run_does_keeps_nothing(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[Action, ...]
 ) -> None:
-    monkeypatch.setattr(loop, "decide", lambda *_: Decision(memory=replace(MEMORY, decisions=5), waits=("so",)))
+    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=("so",))
+    monkeypatch.setattr(loop, "decide", lambda *_: decision)
     _loop(store).step()
     assert store.get(keys.decision("run", 5)) is None
     assert not (tmp_path / inputs.NAMES[0]).exists()

@@ -18,6 +18,7 @@ from supervisor.core.spec import FirstRungSpec, RunSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs, projection, why
 from supervisor.shell.journal import Journal
+from supervisor.shell.loop import ROUTINE
 from supervisor.shell.program import program
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
@@ -40,7 +41,7 @@ class Journaled(World):
     def round(self, after: float = 0.0) -> Decision:
         before = self.memory
         decision = super().round(after)
-        told = decision.actions or decision.incidents
+        told = decision.incidents or any(a.verb not in ROUTINE for a in decision.actions)
         given = self.journal.take(self.observed_then(), self.spec, before) if told and self.keep_inputs else None
         if decision.memory is not before:
             self.journal.intent(EPOCH, self.observed_then(), decision, before, given, 3)
