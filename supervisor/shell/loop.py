@@ -25,7 +25,7 @@ from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
-from supervisor.wire import keys
+from supervisor.wire import keys, logged
 from supervisor.wire.records import LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,13 @@ class Loop:
             self._policies[run] = found.version
             about = {"epoch": self.epoch, "version": found.version, "because": found.because}
             self._journal(run, record).event("policy", **about, policy=to_jsonable_python(found.policy))
-            log.info("%s: policy version %d holds, because: %s", run, found.version, found.because)
+            log.info(
+                "%s: policy version %d holds, because: %s",
+                run,
+                found.version,
+                found.because,
+                extra=logged.about(run=run),
+            )
 
     def _commit(self, run: str, record: RunRecord, memory: Memory, observed: Observed, decision: Decision) -> None:
         journal = self._journal(run, record)
@@ -219,7 +225,14 @@ class Loop:
         if changed or (decision.waits and decision.waits != self._said.get(run)):
             journal.intent(self.epoch, observed, decision, memory, given, policy)
             for action in decision.actions:
-                log.info("%s: %s: %s", run, action.key, action.reason)
+                about = logged.about(
+                    run=run,
+                    group=action.group,
+                    generation=action.generation,
+                    incident=action.incident,
+                    node=action.node,
+                )
+                log.info("%s: %s: %s", run, action.key, action.reason, extra=about)
             self._said[run] = decision.waits
         reach("journaled")
         if not puts:

@@ -23,7 +23,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.notify import Notifier
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.telemetry import Telemetry
-from supervisor.wire import keys
+from supervisor.wire import keys, logged
 from supervisor.wire.records import LeaderRecord, encode
 from supervisor.wire.security import Security
 
@@ -153,8 +153,8 @@ def _term(
 
 
 def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
-    """`serve` until TERM or INT."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    """`serve` until TERM or INT. Raises also LogFormatError."""
+    logged.set_up()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
