@@ -94,7 +94,8 @@ def run(
     metrics_port: Annotated[int, typer.Option(help="Its port; 0 takes a free one.")] = 0,
     security: SecurityFile = "",
 ) -> None:
-    """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you."""
+    """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you. With SUPERVISOR_LOG_FORMAT=json its
+    log is JSON lines, as are those of agents and gates that have it in their environment."""
     with sentences():
         endpoints, metrics = etcd.split(","), (metrics_address, metrics_port)
         read = checked(security, endpoints, [("the page and metrics port", metrics_address)])

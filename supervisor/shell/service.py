@@ -20,12 +20,13 @@ from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.identity import system_id
 from supervisor.shell.loop import Loop
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.notify import Notifier
 from supervisor.shell.page.server import serve as serve_http
 from supervisor.shell.page.server import url_of
 from supervisor.shell.page.watcher import Page
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.telemetry import Telemetry
-from supervisor.wire import keys
+from supervisor.wire import keys, logged
 from supervisor.wire.records import LeaderRecord, encode
 from supervisor.wire.security import Security
 
@@ -139,13 +140,14 @@ def _term(
     leadership = election.campaign(stop)
     if leadership is None:
         return
-    drivers = Drivers(())
+    drivers, notifier = Drivers(()), Notifier(store, leadership)
     try:
         drivers = Drivers([EngineDriver(store, engine) for engine in engines()])
-        loop = Loop(store, leadership, drivers, telemetry)
+        loop = Loop(store, leadership, drivers, telemetry, tell=notifier.tell)
         log.info("leading, epoch %d", loop.epoch)
         telemetry.leading(loop.epoch)
         drivers.start()
+        notifier.start()
         loop.run(stop)
     except Retryable as error:
         log.warning("the store is away: %s; standing by", error)
@@ -154,11 +156,12 @@ def _term(
         telemetry.leading(None)
         drivers.stop()
         leadership.resign()
+        notifier.stop()
 
 
 def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
-    """`serve` until TERM or INT."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    """`serve` until TERM or INT. Raises also LogFormatError."""
+    logged.set_up()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
