@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
-LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/gpu
+LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/page tests/gpu
 HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slurm/test_rungs.py \
 	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py tests/titan
 # The order as it is given: a file of one long test is not to be the last.
@@ -47,6 +47,7 @@ sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, 
 
 bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.decide
+	$(BIN)/python -m benchmarks.page
 	$(BIN)/python -m benchmarks.control_plane
 	-$(BIN)/python -m benchmarks.simulated_vs_published
 	-$(BIN)/python -m benchmarks.simulator_vs_real
@@ -76,7 +77,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 debian: install-dev
-	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime \
+	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime chromium-headless-shell \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 clean:

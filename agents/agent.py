@@ -26,7 +26,7 @@ from agents.exporter import Exporter
 from agents.facts import Facts, host
 from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.facts.gpu import Gpus
-from agents.names import TrainerName, parse
+from agents.names import TrainerName, about, parse
 from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from agents.reporter import Reporter
 from agents.settings import Settings
@@ -39,6 +39,7 @@ from supervisor.core.disks import UNUSABLE
 from supervisor.core.spec import HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach
+from supervisor.wire import logged
 from supervisor.wire.records import Fact, Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
 from supervisor.wire.security import SecurityError
 
@@ -219,7 +220,13 @@ class Agent:
         if record.name not in self._view.processes:
             self._early_exits[record.name] = record
         elif self._view.put(record):
-            log.info("%s ended: exit code %s, signal %s", record.name, record.exit_code, record.signal)
+            log.info(
+                "%s ended: exit code %s, signal %s",
+                record.name,
+                record.exit_code,
+                record.signal,
+                extra=about(record.name),
+            )
             self._exporter.ended(record)
             if record.exit_code != 0 and isinstance(parse(record.name), TrainerName):
                 self._checks.failed()
@@ -368,14 +375,14 @@ class Agent:
         grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s)
         if stop.at_once:
             if stop.name not in self._killed:
-                log.warning("killing %s: %s", stop.name, stop.why)
+                log.warning("killing %s: %s", stop.name, stop.why, extra=about(stop.name))
                 await self._kill(stop.name, stop.why)
         elif sent is None:
             self._terms[stop.name] = now
-            log.info("ending %s: %s", stop.name, stop.why)
+            log.info("ending %s: %s", stop.name, stop.why, extra=about(stop.name))
             await self._signal(stop.name, signal.SIGTERM, stop.why)
         elif now - sent >= grace_s and stop.name not in self._killed:
-            log.warning("%s did not end within its grace after TERM: killing it", stop.name)
+            log.warning("%s did not end within its grace after TERM: killing it", stop.name, extra=about(stop.name))
             await self._kill(stop.name, f"it did not end within {grace_s:g} s of TERM: {stop.why}")
 
     async def _kill(self, name: str, why: str) -> None:
@@ -431,7 +438,8 @@ class Agent:
         reach("agent.before_spawn")
         record = to_record((await self._shim.ask("spawn", **request))["process"])
         reach("agent.after_spawn")
-        log.info("started %s: pid %d, %s", record.name, record.pid, "warm" if record.warm else "cold")
+        how = "warm" if record.warm else "cold"
+        log.info("started %s: pid %d, %s", record.name, record.pid, how, extra=about(record.name))
         self._view.put(dataclasses.replace(record, exited=False, exit_code=None, signal=None))
         self._exporter.started(record)
         early = self._early_exits.pop(record.name, record)
@@ -507,8 +515,8 @@ async def _run(settings: Settings) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
+        logged.set_up()
         failpoints.armed()
     except ValueError as error:
         log.error("%s", error)

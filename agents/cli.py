@@ -19,6 +19,7 @@ import typer  # noqa: E402
 from agents.settings import Settings  # noqa: E402
 from supervisor.shell import failpoints  # noqa: E402
 from supervisor.wire import address as addresses  # noqa: E402
+from supervisor.wire import logged  # noqa: E402
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port  # noqa: E402
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Runs one node: its shim, agent and trainers.")
@@ -73,7 +74,7 @@ def run(
         security=str(Path(security).absolute()) if security else "",
     )
     settings = _resolved(settings)
-    problem = settings.problem() or _no_failpoint()
+    problem = settings.problem() or _wrong_environment()
     if problem is not None:
         process.say(problem)
         raise typer.Exit(2)
@@ -145,11 +146,12 @@ def _resolved(settings: Settings) -> Settings:
         raise typer.Exit(1) from None
 
 
-def _no_failpoint() -> str | None:
+def _wrong_environment() -> str | None:
     # the agent looks too, but the shim would start that again and again
     try:
         failpoints.armed()
-    except failpoints.FailpointError as error:
+        logged.wanted()
+    except (failpoints.FailpointError, logged.LogFormatError) as error:
         return str(error)
     return None
 

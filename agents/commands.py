@@ -10,6 +10,7 @@ from typing import Any
 
 from agents import sockets
 from agents.launch import read_launch
+from agents.names import about
 from agents.progress import ProgressFile
 from supervisor.wire.records import CheckpointMark, TrainerDesired, encode
 
@@ -85,8 +86,9 @@ class RankCommands:
         try:
             await ask(self._folder, request)
         except OSError as error:
-            log.info("%s did not take %s: %s; trying again", self._folder.name, request, error)
+            name = self._folder.name
+            log.info("%s did not take %s: %s; trying again", name, request, error, extra=about(name))
             return
-        log.info("%s took %s", self._folder.name, request)
+        log.info("%s took %s", self._folder.name, request, extra=about(self._folder.name))
         for name, value in told.items():
             setattr(self, f"_{name}", value)

@@ -25,6 +25,7 @@ from agents.gate_state import GateState
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.shell.failpoints import reach
 from supervisor.shell.store.lease import boot_time
+from supervisor.wire import logged
 from supervisor.wire.records import GateGroup, GateObserved, GatePresence
 from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
 
@@ -191,7 +192,12 @@ class Gate:
             self._state.retired = True
             self._ending.set()
         for group, generation in sorted(self._state.admit(orders.admitted, self._loop.time())):
-            log.info("group %d: generation %d is stale and cut for good", group, generation)
+            log.info(
+                "group %d: generation %d is stale and cut for good",
+                group,
+                generation,
+                extra=self._about(group, generation),
+            )
         self._review()
         self._tick()
 
@@ -206,6 +212,9 @@ class Gate:
         if self._stood_still():
             return "cut"
         return self._state.passage(*visitor.key, visitor.node)
+
+    def _about(self, group: int, generation: int) -> dict[str, dict[str, object]]:
+        return logged.about(run=self._options.run, group=group, generation=generation)
 
     def _tick(self) -> None:
         if self._stood_still() or self._ticked_at is None:
@@ -323,7 +332,7 @@ class Gate:
 
     async def _gone(self, visitor: Visitor) -> None:
         self._state.gone(*visitor.key)
-        log.info("group %d generation %d is gone", *visitor.key)
+        log.info("group %d generation %d is gone", *visitor.key, extra=self._about(*visitor.key))
         self._visitors.discard(visitor)
         self._review()
         self._tick()
@@ -333,7 +342,7 @@ class Gate:
     async def _built(self, visitor: Visitor, line: bytes) -> None:
         replica_id = str(json.loads(line.removeprefix(BUILT))["replica_id"])
         self._state.built(*visitor.key, replica_id, self._loop.time())
-        log.info("group %d generation %d is built: %s", *visitor.key, replica_id)
+        log.info("group %d generation %d is built: %s", *visitor.key, replica_id, extra=self._about(*visitor.key))
         self._review()
         self._tick()
         self._loop.call_later(MUTE_WARNING_S, self._warn_of_other_id, visitor.key)
@@ -343,7 +352,8 @@ class Gate:
 
     def _warn_of_other_id(self, key: tuple[int, int]) -> None:
         if self._state.speaks_otherwise(*key):
-            log.warning("group %d generation %d is held: its manager does not use the replica id that it gave", *key)
+            what = "group %d generation %d is held: its manager does not use the replica id that it gave"
+            log.warning(what, *key, extra=self._about(*key))
 
     async def _client(self, visitor: Visitor, first: bytes) -> None:
         self._state.came(*visitor.key)
@@ -435,9 +445,12 @@ async def _run(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
+        logged.set_up()
         asyncio.run(_run(options))
+    except logged.LogFormatError as error:
+        log.error("%s", error)
+        return 2
     except (GateFailed, SecurityError, OSError) as error:
         log.error("the gate of run %s ends: %s", options.run, error)
         return 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from supervisor.wire import logged
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,6 +37,12 @@ class LighthouseName:
 
 
 Name = TrainerName | LighthouseName
+
+
+def about(text: str) -> dict[str, dict[str, object]]:
+    """What a line of the log about a process is about, as `supervisor.wire.logged` takes it."""
+    name = parse(text)
+    return logged.about(**asdict(name)) if name is not None else {}
 
 
 def parse(text: str) -> Name | None:

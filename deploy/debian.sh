@@ -18,6 +18,7 @@ for package in "$@"; do
         iproute2) command -v ip >/dev/null || missing="$missing iproute2" ;;
         iptables) command -v iptables >/dev/null || missing="$missing iptables" ;;
         openssl) command -v openssl >/dev/null || missing="$missing openssl" ;;
+        chromium-headless-shell) command -v "$package" >/dev/null || missing="$missing $package" ;;
         strace) command -v strace >/dev/null || missing="$missing strace" ;;
         faketime) command -v faketime >/dev/null || missing="$missing faketime" ;;
         slurmctld | slurmd) [ -x "/usr/sbin/$package" ] || missing="$missing $package" ;;
@@ -36,6 +37,7 @@ say() {
             iproute2) echo "missing: iproute2 (as root: apt-get install iproute2): hosts as network namespaces are left out, nodes are lost by killing them" ;;
             iptables) echo "missing: iptables (as root: apt-get install iptables): networks that are cut are not tested" ;;
             openssl) echo "missing: openssl (as root: apt-get install openssl): deploy/certificates.sh and tests/security need it" ;;
+            chromium*) echo "missing: $package (as root: apt-get install $package): the page is not tested in a browser" ;;
             strace) echo "missing: strace (as root: apt-get install strace): etcd on a slow disk is not tested" ;;
             faketime) echo "missing: faketime (as root: apt-get install faketime): a clock that is moved is not tested" ;;
             slurm* | munge) echo "missing: $package (as root: apt-get install $package): the Slurm engine is not tested" ;;

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
-from fault_injection.history import History
-from supervisor.core.ledger import Cause, Interval, Mark, cover, of_lines
+from fault_injection.history import History, Steps
+from supervisor.core.ledger import (
+    WITHOUT_A_PROCESS,
+    Cause,
+    Interval,
+    Mark,
+    cover,
+    during,
+    kept_waiting,
+    lost,
+    of_lines,
+)
 
 
 @dataclass(frozen=True)
@@ -22,14 +35,89 @@ def ledger(history: History, group: int, span: Span) -> list[Interval]:
     ends = _generation_ends(history, group)
     processes = []
     for steps in generations:
-        intervals = of_lines(steps.lines)
+        intervals = of_lines(steps.lines, _redone(history, steps))
         if steps.generation in ends:
             # What an ended or fenced process did after its last committed step is lost time: the marks say of which kind.
             kept = [i for i in intervals if i.cause != Cause.FAILED_STEP or i.end <= ends[steps.generation]]
-            last = max((i.end for i in kept if i.cause == Cause.PRODUCTIVE), default=0.0)
+            last = max((i.end for i in kept if i.cause in (Cause.PRODUCTIVE, Cause.RECOMPUTE)), default=0.0)
             intervals = [i for i in kept if i.end <= max(last, ends[steps.generation])]
         processes.append(intervals)
-    return cover(processes, _marks(history, group, processes), span.begin, span.end)
+    found = cover(processes, _marks(history, group, processes), span.begin, span.end)
+    for outage in history.outages:
+        found = during(found, outage.start, outage.end, Cause.STORE_AWAY, WITHOUT_A_PROCESS)
+    return _waits(history, group, found)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The time of an incident: from its first sign until its group was given up, and until it was over; infinite: it never was."""
+
+    incident: dict[str, Any]
+    began: float
+    acted: float
+    over: float
+
+
+def windows(history: History) -> list[Window]:
+    """Of all incidents, in the order in which they were opened."""
+    found: dict[str, Window] = {}
+    for decision in history.committed():
+        at = decision.committed_at or decision.t
+        for incident in decision.incidents:
+            known = found.get(incident["id"])
+            began = decision.t - float(incident.get("took_s") or 0.0)
+            ended = incident.get("state") in ("recovered", "halted")
+            # A group that was only waited for has a generation that is gone on with.
+            acted = ended or incident["generation_after"] > incident["generation_before"]
+            found[incident["id"]] = Window(
+                incident,
+                min(began, known.began) if known else began,
+                min(known.acted if known else float("inf"), at if acted else float("inf")),
+                at if ended else float("inf"),
+            )
+    return list(found.values())
+
+
+def of_incident(found: Mapping[int, list[Interval]], window: Window) -> dict[str, float]:
+    """Seconds of all groups that did not train while it lasted, by cause. What two incidents of one time cost is in both."""
+    seconds: dict[str, float] = {}
+    for intervals in found.values():
+        for cause, value in lost(intervals, window.began, window.over).items():
+            seconds[cause.value] = seconds.get(cause.value, 0.0) + value
+    return {cause: round(value, 3) for cause, value in sorted(seconds.items())}
+
+
+def _waits(history: History, group: int, found: list[Interval]) -> list[Interval]:
+    """What a group that stood still, or was slow, cost this one."""
+    all_of_them = windows(history)
+    held = [w for w in all_of_them if w.incident["kind"] in ("hang", "straggler")]
+    ordinary_s = _ordinary_s(history, group, held) if held else 0.0
+    for window in held:
+        if window.incident["kind"] == "straggler":
+            found = kept_waiting(found, window.began, window.over, Cause.STRAGGLING, ordinary_s)
+        elif window.incident["group"] == group:
+            found = during(found, window.began, window.acted, Cause.HUNG)
+        else:
+            found = kept_waiting(found, window.began, window.acted, Cause.HUNG, ordinary_s)
+    return found
+
+
+def _ordinary_s(history: History, group: int, held: list[Window]) -> float:
+    """Median of what computing a step took this group while nobody kept it waiting; 0: there is no such step."""
+    steps = (line for s in history.of_group(group) for line in s.committed() if isinstance(line.get("seconds"), dict))
+    free = [
+        float(line["seconds"].get("compute", 0.0))
+        for line in steps
+        if not any(w.began < line["t"] and line["start"] < w.over for w in held)
+    ]
+    return median(free) if free else 0.0
+
+
+def _redone(history: History, steps: Steps) -> int:
+    """The newest step that anyone had committed when this process was born."""
+    born = min((line["start"] for line in steps.lines if not line.get("overlaps")), default=0.0)
+    before = (line["step"] for s in history.steps for line in s.committed() if line["t"] <= born)
+    return max(before, default=0)
 
 
 def _generation_ends(history: History, group: int) -> dict[int, float]:
@@ -77,6 +165,8 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
     for decision in history.committed():
         at = decision.committed_at or decision.t
         for incident in decision.incidents:
+            if incident["group"] == group and incident.get("state") == "open":
+                marks.append(Mark(at, Cause.DECIDE))
             if incident["group"] == group and incident.get("state") == "acting" and incident.get("acted") is None:
                 marks.append(Mark(at, Cause.PLACE))
         for action in decision.actions:

@@ -180,6 +180,14 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outage:
+    """While the store was away from whoever led, by that machine's wall clock."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Left:
     """What was still there when all had ended, or of older generations while the run goes on."""
 
@@ -206,6 +214,7 @@ class History:
     """Numbers of all decisions with an outcome, also of those that did nothing about the cluster."""
     reached: int = 0
     """The newest decision that is known to have taken effect."""
+    outages: list[Outage] = field(default_factory=list)
     setting: Setting | None = None
     faults: list[FaultDone] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -269,7 +278,15 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
     intent_lines: list[int] = []
     open_: dict[tuple[int, int], int] = {}
     intended_at: dict[tuple[int, int], int] = {}
+    away: float | None = None
+    last = 0.0
     for at, line in enumerate(lines):
+        last = float(line.get("t") or last)
+        if line.get("entry") == "event" and line.get("event") in ("store", "term"):
+            back = bool(line.get("up", True))  # whoever leads has reached it
+            if away is not None and back:
+                history.outages.append(Outage(start=away, end=last))
+            away = None if back else last - float(line.get("silent_s") or 0.0) if away is None else away
         if isinstance(line.get("epoch"), int):
             history.epochs.setdefault(line["epoch"], at)
         if line.get("entry") == "outcome":
@@ -289,6 +306,8 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
                 open_[line["epoch"], line["decision"]] = len(intents)
                 intents.append(line)
                 intent_lines.append(at)
+    if away is not None:
+        history.outages.append(Outage(start=away, end=last))
     for number, line in enumerate(intents):
         outcome = outcomes.get(number)
         history.decisions.append(

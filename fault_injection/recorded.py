@@ -15,6 +15,7 @@ from fault_injection.history import (
     FaultDone,
     History,
     Left,
+    Outage,
     Outcome,
     Process,
     Seen,
@@ -33,6 +34,7 @@ KINDS: Mapping[str, TypeAdapter[Any]] = {
     "outcome": TypeAdapter(Outcome),
     "process": TypeAdapter(Process),
     "signal": TypeAdapter(Signalled),
+    "outage": TypeAdapter(Outage),
     "left": TypeAdapter(Left),
 }
 """Type of a line -> what it holds. Besides: `history` (the first), `step` (a line of a rank's step record) and `unreadable`."""
@@ -90,6 +92,7 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
         ("outcome", history.outcomes),
         ("process", history.processes),
         ("signal", history.signals),
+        ("outage", history.outages),
     ):
         for record in records:
             yield {"type": kind, **asdict(record)}
@@ -135,6 +138,8 @@ def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str
                 history.processes.append(record)
             case Signalled():
                 history.signals.append(record)
+            case Outage():
+                history.outages.append(record)
 
 
 def _why(error: Exception) -> str:

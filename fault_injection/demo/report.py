@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from fault_injection.badput import Span, ledger
+from fault_injection.badput import Span, ledger, of_incident, windows
 from fault_injection.checkers import Verdict
 from fault_injection.faults.acts import Injected
 from fault_injection.history import History
@@ -28,6 +28,7 @@ def build(history: History, faults: list[Injected], span: Span, groups: int, ver
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
         "incidents": [incident(history, fault, groups) for fault in faults],
+        "lost_s": {w.incident["id"]: of_incident(ledgers, w) for w in windows(history)},
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }
 

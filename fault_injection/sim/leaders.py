@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
-from supervisor.core.model import Decision, Observed
+from supervisor.core.model import Decision, Memory, Observed
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.engine_driver import EngineDriver
@@ -69,6 +69,9 @@ class _Kept(Journal):
     def __init__(self, world: World) -> None:
         super().__init__(Path("journal.jsonl"))
         self._world = world
+
+    def take(self, observed: Observed, spec: RunSpec, memory: Memory) -> None:
+        """Nothing: the seed gives the same inputs again."""
 
     def _append(self, line: dict[str, Any]) -> None:
         self._world.journal.append({"t": self._world.clock.now, **line})

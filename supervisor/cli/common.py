@@ -17,6 +17,7 @@ from supervisor.shell import up as up_module
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
+from supervisor.wire.logged import LogFormatError
 from supervisor.wire.records import RecordError
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
 
@@ -59,7 +60,7 @@ def sentences() -> Iterator[None]:
     """A user's mistake or a missing part is a sentence and exit code 1 (2: what was given), never a traceback."""
     try:
         yield
-    except (SecurityError, failpoints.FailpointError) as error:
+    except (SecurityError, failpoints.FailpointError, LogFormatError) as error:
         typer.echo(f"supervisor: {error}", err=True)
         raise typer.Exit(2) from None
     except (PortError, RecordError, views.Unreadable) as error:

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+from rich.text import Text
 
-from supervisor.cli.common import HOME, Etcd, Home, Json, Run, SecurityFile, app, opened_mirror, opened_store, show
-from supervisor.core.explain import explain as explain_lines
-from supervisor.shell import bundle, client, doctor, logs, render, status
+from supervisor.cli.common import (
+    HOME,
+    Etcd,
+    Home,
+    Json,
+    Run,
+    SecurityFile,
+    app,
+    opened_mirror,
+    opened_store,
+    sentences,
+    show,
+)
+from supervisor.core.model import Incident
+from supervisor.shell import bundle, client, doctor, joined, logs, render, status
 from supervisor.shell import up as up_module
+from supervisor.shell import why as why_module
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
+
+FOLLOW_S = 0.25
+"""How often `logs --follow` looks."""
 
 
 @app.command("status", epilog="Example: supervisor status --run demo --json")
@@ -55,34 +75,64 @@ def incidents(
         show(found, as_json, render.shadows(found) if shadow else render.incidents(found))
 
 
-@app.command(epilog="Example: supervisor explain i2 --run demo")
+@app.command(
+    epilog="Example: supervisor explain i2 --run demo. Exit code 0: decide gives the same answer today; 1: another, or not known."
+)
 def explain(
     incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `supervisor incidents` prints it.")],
     run: Run = "",
+    journal: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read this journal alone, and no etcd: of a run whose etcd is gone."),
+    ] = None,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
     as_json: Json = False,
 ) -> None:
-    """One incident in plain words: what was seen, what was done, why, and what else was considered."""
-    with opened_mirror(etcd, home, security) as mirror:
-        record = client.choose_run(mirror, run)
-        found = {i.id: i for i in client.incidents(mirror, record.spec.name)}
-        if incident not in found:
-            typer.echo(
-                f"supervisor: run {record.spec.name} has no incident {incident!r}; known: {', '.join(found) or 'none'}",
-                err=True,
-            )
-            raise typer.Exit(1)
-        show(found[incident], as_json, "\n".join(explain_lines(found[incident])))
+    """One incident in plain words: what was seen and done, when, why, what else was considered; and whether the same would be
+    done today."""
+    if journal is not None and run:
+        raise typer.BadParameter("a journal is of one run: leave --run out", param_hint="--run")
+    with sentences():
+        if journal is not None:
+            found = _named(incident, why_module.incidents(journal), f"the journal {journal}")
+            told = why_module.why(found, journal)
+        else:
+            with opened_mirror(etcd, home, security) as mirror:
+                record = client.choose_run(mirror, run)
+                known = {i.id: i for i in client.incidents(mirror, record.spec.name)}
+                digests = why_module.digests(mirror, record.spec.name, incident)
+            found = _named(incident, known, f"run {record.spec.name}")
+            told = why_module.why(found, Path(record.run_dir) / "journal.jsonl", digests)
+    show(why_module.as_json(told), as_json, Text("\n".join(why_module.page(told))))
+    if not told.same:
+        raise typer.Exit(1)
 
 
-@app.command("logs", epilog="Example: supervisor logs --group 1 --lines 50")
+def _named(incident: str, known: dict[str, Incident], where: str) -> Incident:
+    if incident not in known:
+        typer.echo(f"supervisor: {where} has no incident {incident!r}; known: {', '.join(known) or 'none'}", err=True)
+        raise typer.Exit(1)
+    return known[incident]
+
+
+@app.command("logs", epilog="Example: supervisor logs -f --group 1 --lines 50")
 def logs_command(
     run: Run = "",
     group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
-    rank: Annotated[int, typer.Option(help="Rank within the group.")] = 0,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Lines of each log.")] = 20,
+    rank: Annotated[int | None, typer.Option(help="Rank within the group. Default: 0; with --follow all.")] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, help="Lines of each log; with --follow of all together.")
+    ] = 20,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="All ranks in one log, across generations, with ends and incidents; until interrupted.",
+        ),
+    ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
@@ -90,12 +140,32 @@ def logs_command(
 ) -> None:
     """The newest lines that the trainers of this machine printed, newest generation of each group last."""
     with opened_mirror(etcd, home, security) as mirror:
-        name = client.choose_run(mirror, run).spec.name
-    found = logs.tails(up_module.system_folder(home), name, group, rank, lines)
+        record = client.choose_run(mirror, run)
+    name, system = record.spec.name, up_module.system_folder(home)
+    if follow:
+        _follow(joined.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)
+        return
+    found = logs.tails(system, name, group, rank or 0, lines)
     if not found:
-        typer.echo(f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it", err=True)
-        raise typer.Exit(1)
+        _no_logs(name, home)
     show(found, as_json, logs.render(found))
+
+
+def _no_logs(name: str, home: Path) -> NoReturn:
+    typer.echo(f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it", err=True)
+    raise typer.Exit(1)
+
+
+def _follow(log: joined.Joined, lines: int, as_json: bool) -> None:
+    entries = log.new()[-lines:]
+    if log.empty:
+        _no_logs(log.run, log.system.parent)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            for entry in entries:
+                typer.echo(json.dumps(status.as_json(entry)) if as_json else joined.render(entry))
+            threading.Event().wait(FOLLOW_S)
+            entries = log.new()
 
 
 @app.command("doctor", epilog="Example: supervisor doctor")

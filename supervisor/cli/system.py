@@ -73,7 +73,8 @@ def up(
             )
         )
         what = f"{nodes} local nodes" if nodes else f"service host {name}"
-        typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}. Now: supervisor launch RUN.toml")
+        page = f", page {started.page}" if started.page else ""
+        typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}{page}. Now: supervisor launch RUN.toml")
         up_module.watch_over(started, say)
 
 
@@ -89,14 +90,15 @@ def run(
     lease_s: Annotated[
         int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
     ] = service.LEASE_S,
-    metrics_address: Annotated[str, typer.Option(help="Where /metrics listens.")] = "127.0.0.1",
+    metrics_address: Annotated[str, typer.Option(help="Where the page and /metrics listen.")] = "127.0.0.1",
     metrics_port: Annotated[int, typer.Option(help="Its port; 0 takes a free one.")] = 0,
     security: SecurityFile = "",
 ) -> None:
-    """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you."""
+    """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you. With SUPERVISOR_LOG_FORMAT=json its
+    log is JSON lines, as are those of agents and gates that have it in their environment."""
     with sentences():
         endpoints, metrics = etcd.split(","), (metrics_address, metrics_port)
-        read = checked(security, endpoints, [("the metrics port", metrics_address)])
+        read = checked(security, endpoints, [("the page and metrics port", metrics_address)])
         service.main(endpoints, up_module.system_folder(home), lease_s, metrics, read)
 
 

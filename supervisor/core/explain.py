@@ -23,16 +23,18 @@ IN_PLACE = "restart in place: "
 """Begins the reason, among what was considered, for which a group was started again elsewhere after all."""
 
 
-def explain(incident: Incident) -> list[str]:
-    """Lines: what happened, what was done and why, what else was considered, and how long it took."""
+def explain(incident: Incident, detected: str = "") -> list[str]:
+    """Lines: what happened, when, what was done and why, and what else was considered. `detected` is when that was, for people."""
     lines = [
         f"Incident {incident.id}: group {incident.group}{_rank(incident)} on node {incident.node or '-'}: {incident.kind.value}"
         f" ({incident.confidence.value})",
         "",
+        *_when(incident, detected),
+        "",
         "What was seen:",
         *(f"  - {sentence}" for sentence in incident.evidence),
         "",
-        *_done(incident),
+        *done(incident),
         f"Why: {incident.reason or 'nothing was decided yet'}.",
     ]
     if incident.trace:
@@ -44,19 +46,37 @@ def explain(incident: Incident) -> list[str]:
     lines += ["", f"State: {incident.state}."]
     if incident.generation_after != incident.generation_before:
         lines.append(f"Generation {incident.generation_before} -> {incident.generation_after}.")
-    if incident.took_s:
-        lines.append(f"It had lasted {incident.took_s:g} s before it counted as a failure.")
-    for name, at in (("decided", incident.decided), ("started", incident.acted), ("recovered", incident.recovered)):
-        if at is not None:
-            lines.append(f"{name} {at - incident.opened:.2f} s after it was detected.")
     return lines
+
+
+def _when(incident: Incident, detected: str) -> list[str]:
+    """Each instant, how long after the one before, and after the first."""
+    lasted = f" (it had lasted {incident.took_s:g} s before it counted as a failure)" if incident.took_s else ""
+    lines = ["When:", f"  detected  {detected or f'at {incident.opened:.2f} s of the run clock'}{lasted}"]
+    before = incident.opened
+    for name, at, what in (
+        ("decided", incident.decided, ""),
+        ("acted", incident.acted, ": its new processes were seen" if started(incident) else ""),
+        ("back", incident.recovered, ""),
+    ):
+        if at is not None:
+            total = f", {at - incident.opened:.2f} s after it was detected" if before != incident.opened else ""
+            lines.append(f"  {name:8}  {at - before:.2f} s later{total}{what}")
+            before = at
+    return lines
+
+
+def started(incident: Incident) -> bool:
+    """Whether its group's processes were started again for it."""
+    return incident.generation_after > incident.generation_before
 
 
 def _rank(incident: Incident) -> str:
     return f", rank {incident.rank}," if incident.rank is not None else ""
 
 
-def _done(incident: Incident) -> list[str]:
+def done(incident: Incident) -> list[str]:
+    """What was done, or would have been: the rung, and a sentence of it."""
     rung = f"rung {incident.rung.value} ({incident.rung.name.lower().replace('_', ' ')})"
     if incident.shadow:
         ends = {"recovered": "It recovered by itself.", "halted": "It did not recover by itself."}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -26,11 +26,20 @@ class Cause(StrEnum):
     """A step that was not committed."""
     CHECKPOINT = "checkpoint"
     DIGEST = "digest"
+    RECOMPUTE = "recompute"
+    """A step that was committed before, and was lost with all who had it."""
+    HUNG = "hung"
+    """A group whose step stood still until something was done about it, and the others' waits for it beyond an ordinary step."""
+    STRAGGLING = "straggling"
+    """What a step took beyond an ordinary one while a group was known to be slow."""
     LOST_STEP = "lost_step"
     """The step in flight when its process ended."""
     DETECT = "detect"
     """From the end of a process, or its last sign of life, until an incident is open."""
     DECIDE = "decide"
+    """Detected and not decided on: the run is paused, or lost nodes are too many to be the nodes' fault."""
+    STORE_AWAY = "store_away"
+    """No process, and nothing could be detected, decided or wanted, since the store was away."""
     PLACE = "place"
     """Decided, but still fencing, backing off, or waiting for a node."""
     ACT = "act"
@@ -88,8 +97,17 @@ class Mark:
     cause: Cause
 
 
-def of_lines(lines: Iterable[Mapping[str, object]]) -> list[Interval]:
-    """The intervals of one process, from the lines of its steps.jsonl that do not overlap."""
+WITHOUT_A_PROCESS = frozenset({Cause.ALLOCATE, Cause.DETECT, Cause.DECIDE, Cause.PLACE, Cause.ACT})
+
+IN_A_STEP = frozenset({Cause.PRODUCTIVE, Cause.FAILED_STEP, Cause.RECOMPUTE})
+
+LONGER = 1.25
+"""A step that took so many times an ordinary one was kept waiting."""
+
+
+def of_lines(lines: Iterable[Mapping[str, object]], redone: int = 0) -> list[Interval]:
+    """The intervals of one process, from the lines of its steps.jsonl that do not overlap. Steps up to `redone` had been
+    committed before it was born."""
     found: list[Interval] = []
     for line in lines:
         start, end = line.get("start"), line.get("t")
@@ -100,7 +118,10 @@ def of_lines(lines: Iterable[Mapping[str, object]]) -> list[Interval]:
         elif not line.get("committed"):
             found.append(Interval(start, end, Cause.FAILED_STEP))
         else:
-            found += _parts(start, end, line.get("seconds"))
+            parts = _parts(start, end, line.get("seconds"))
+            step = line.get("step")
+            again = isinstance(step, int) and step <= redone
+            found += [replace(i, cause=Cause.RECOMPUTE) if again and i.cause == Cause.PRODUCTIVE else i for i in parts]
     return found
 
 
@@ -151,6 +172,40 @@ def _gap(start: float, end: float, marks: Sequence[Mark]) -> list[Interval]:
             found.append(Interval(at, mark.at, cause))
             at, cause = mark.at, mark.cause
     return [i for i in (*found, Interval(at, end, cause)) if i.seconds > 0]
+
+
+def during(
+    intervals: Iterable[Interval], start: float, end: float, cause: Cause, only: Collection[Cause] | None = None
+) -> list[Interval]:
+    """The same seconds, where those between start and end that are under one of `only` (None: any) are under `cause`."""
+    found = []
+    for i in intervals:
+        first, last = max(i.start, start), min(i.end, end)
+        if first >= last or (only is not None and i.cause not in only):
+            found.append(i)
+        else:
+            cut = (Interval(i.start, first, i.cause), Interval(first, last, cause), Interval(last, i.end, i.cause))
+            found += [part for part in cut if part.seconds > 0]
+    return found
+
+
+def kept_waiting(
+    intervals: Iterable[Interval], start: float, end: float, cause: Cause, ordinary_s: float
+) -> list[Interval]:
+    """The same seconds, where of a step that touches start..end, and took clearly longer than an ordinary one, the rest is
+    under `cause`. `ordinary_s`: what an ordinary one takes; 0: not known, nothing is changed."""
+    found = []
+    for i in intervals:
+        beyond = i.start + ordinary_s
+        waited = i.cause in IN_A_STEP and i.seconds > LONGER * ordinary_s > 0 and i.start < end and i.end > start
+        found += [Interval(i.start, beyond, i.cause), Interval(beyond, i.end, cause)] if waited else [i]
+    return found
+
+
+def lost(intervals: Iterable[Interval], start: float, end: float) -> dict[Cause, float]:
+    """Seconds between start and end that were not productive, by cause."""
+    within = (Interval(max(i.start, start), min(i.end, end), i.cause) for i in intervals)
+    return totals(i for i in within if i.seconds > 0 and i.cause != Cause.PRODUCTIVE)
 
 
 def totals(intervals: Iterable[Interval]) -> dict[Cause, float]:

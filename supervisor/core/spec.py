@@ -262,6 +262,10 @@ class PolicySpec:
         "a node that reaches neither etcd nor the lighthouse for this long stops its trainers: their quorum times out by then; 0 is never",
     )
     term_grace_s: float = setting(5.0, "from TERM to KILL: a trainer ends its step and closes its sockets in this")
+    webhook_file: str = setting(
+        "",
+        "file on the supervisors' machines with the one URL that is told of rungs 3 and 4 and of an open breaker; a file, since whoever has the URL may write there; empty is nobody",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

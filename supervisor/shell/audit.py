@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Memory, Suspicion
+from supervisor.core.notice import Notice
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys, records
 
@@ -35,6 +36,8 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"runs/[^/]+/incidents/[^/]+", Incident),
         (r"runs/[^/]+/allocations/[^/]+", AllocationMemory),
         (r"runs/[^/]+/grants/[^/]+", Grant),
+        (r"runs/[^/]+/decisions/\d+", records.Digest),
+        (r"runs/[^/]+/notices/[^/]+", Notice),
         (r"runs/[^/]+/checkpoint", records.CheckpointMark),
     )
 )

@@ -16,7 +16,6 @@ import os
 import socket
 import time
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot, Store
 from supervisor.shell import cordons, projection, views
 from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror, sort_of
+from supervisor.shell.program import version
 from supervisor.wire import checkpoints, keys
 from supervisor.wire.records import (
     EpochsBefore,
@@ -90,7 +90,7 @@ def take(store: Store) -> Backup:
         revision=mirror.revision,
         epochs_before=views.epochs_before(mirror),
         records={key: item.value for key, item in mirror.items.items() if _is_state(key)} | _failed_checks(mirror),
-        program=_program(),
+        program=version(),
         made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
     )
 
@@ -178,13 +178,6 @@ def _from_json(entry: dict[str, str]) -> tuple[str, bytes]:
 
 def _digest(records: list[Any]) -> str:
     return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
-
-
-def _program() -> str:
-    try:
-        return version("fault-tolerant-pretraining-supervisor")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 # --- back into etcd ---

@@ -305,20 +305,20 @@ def _alone(data_dir: Path, within_s: float) -> Iterator[None]:
 def _choose_ports(host: str, wanted: int, last: _Record | None) -> tuple[int, int]:
     """Client and peer port. Raises Fatal when the wanted one is taken."""
     if wanted:
-        reason = _taken(host, wanted)
+        reason = taken(host, wanted)
         if reason:
             raise Fatal(f"etcd cannot listen on {host}:{wanted} ({reason}): give another port, or stop what uses it")
         client = wanted
-    elif last is not None and not _taken(host, last.client_port):
+    elif last is not None and not taken(host, last.client_port):
         client = last.client_port
     else:
         client = _free_port(host)
-    if last is not None and last.peer_port != client and not _taken("127.0.0.1", last.peer_port):
+    if last is not None and last.peer_port != client and not taken("127.0.0.1", last.peer_port):
         return client, last.peer_port
     return client, _free_port("127.0.0.1")
 
 
-def _taken(host: str, port: int) -> str:
+def taken(host: str, port: int) -> str:
     """Why the port cannot be listened on; '' when it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # as Go's listeners do: a port in TIME_WAIT is free

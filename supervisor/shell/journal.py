@@ -1,7 +1,8 @@
 """The journal: one JSON line per decision, on disk, before and after it is committed.
 
 A line `intent` is written before the transaction and a line `outcome` after it. An intent without an outcome was
-committed if the memory's decision count has reached it: the reader needs no guess.
+committed if the memory's decision count has reached it: the reader needs no guess. What was decided on is kept beside it
+(`inputs`), where something was done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any, BinaryIO
 
 from pydantic_core import to_jsonable_python
 
-from supervisor.core.model import Decision, Observed
+from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.spec import RunSpec
+from supervisor.shell.inputs import Given, Inputs, take
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +31,26 @@ class Journal:
         self.path = path
         self._broken = False
         self._first = True
+        self._inputs = Inputs(path.parent)
+        self._told_all = False
 
-    def intent(self, epoch: int, observed: Observed, decision: Decision) -> None:
-        """What is about to be committed, and why."""
+    def take(self, observed: Observed, spec: RunSpec, memory: Memory) -> Given | None:
+        """What is to be kept of the input of a decision; None: nothing."""
+        return take(observed, spec, memory)
+
+    def intent(
+        self,
+        epoch: int,
+        observed: Observed,
+        decision: Decision,
+        before: Memory | None = None,
+        given: Given | None = None,
+        policy: int = 0,
+    ) -> None:
+        """What is about to be committed, and why. Of the groups those that are not as in `before`: a thousand of them would be 60
+        kB in each line. `policy` is the version of a policy that a person has set."""
+        known = before.groups if before is not None and self._told_all and not _resumes(decision) else {}
+        self._told_all = True
         self._append(
             {
                 "entry": "intent",
@@ -44,10 +64,17 @@ class Journal:
                 "groups": {
                     str(g): {"generation": m.generation, "node": m.node, "phase": m.phase}
                     for g, m in decision.memory.groups.items()
+                    if known.get(g) != m
                 },
                 "phase": decision.memory.phase,
+                "policy": policy,
+                **({} if given is None else {"input": given.digest}),
             }
         )
+
+    def keep(self, given: Given) -> None:
+        """The input itself: after the commit, so that nothing waits for it."""
+        self._inputs.keep(given)
 
     def outcome(self, epoch: int, decision: int, revision: int | None, refused: str = "") -> None:
         """Whether it was committed, and at which revision."""
@@ -85,6 +112,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(body, dict):
             yield body
+
+
+def _resumes(decision: Decision) -> bool:
+    """Whether it is the reason of every group's generation."""
+    return any(action.verb == "resume" for action in decision.actions)
 
 
 def _ends_a_line(file: BinaryIO) -> bool:

@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import invariants
 from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.notice import Notice, due
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell import cordons, projection, standing, views
@@ -22,9 +23,10 @@ from supervisor.shell.audit import audit
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
-from supervisor.wire import keys
-from supervisor.wire.records import Encoder, NodeDesired, PolicySet, RunRecord, encode
+from supervisor.wire import keys, logged
+from supervisor.wire.records import Encoder, LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,9 @@ IDLE_S = 0.5
 
 FREED_AT_ONCE = 40
 """Suspicions that one transaction marks as freed: an operation and an expectation each."""
+
+ROUTINE = ("checkpoint",)
+"""Actions that a healthy run has all the time: what they were decided on would soon leave no room for another's."""
 
 SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is asked for every second."""
@@ -63,14 +68,17 @@ class Loop:
         telemetry: Telemetry,
         monotonic: Callable[[], float] = time.monotonic,
         journal: Callable[[Path], Journal] = Journal,
+        tell: Callable[[Notice, str], None] | None = None,
     ) -> None:
-        """`monotonic` and `journal` are for the simulator: virtual time, and a journal that is kept in memory."""
+        """`monotonic` and `journal` are for the simulator: virtual time, and a journal that is kept in memory. `tell` sends a
+        notice to the URL in a file, and returns at once."""
         self._store = store
         self._term = term
         self._engine = engine
         self._telemetry = telemetry
         self._monotonic = monotonic
         self._open_journal = journal
+        self._tell = tell
         self._mirror = Mirror(store.list(keys.PREFIX))
         self.epoch = views.epochs_before(self._mirror) + term.epoch
         """As it is told: it grows even when a restored etcd counts its revisions from 1 again."""
@@ -81,12 +89,15 @@ class Loop:
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
         self._stable_since = self._began
         self._encoder = Encoder()
+        self._store_up = True
         self._journals: dict[str, Journal] = {}
         self._said: dict[str, tuple[str, ...]] = {}
         self._reported: set[str] = set()
         self._look_again: dict[str, float] = {}
         self._policies: dict[str, int] = {}
         """By run, the version of the policy that was journaled last."""
+        leader = self._mirror.record(keys.LEADER, LeaderRecord)
+        self._host = leader.host if leader is not None else ""
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set or the term is lost."""
@@ -126,10 +137,18 @@ class Loop:
         except Retryable as error:
             log.warning("the store is away: %s", error)
             self._stable_since = self._monotonic()
-            self._telemetry.store(False)
+            self._note_store(False)
             self._resynchronise()
-        self._telemetry.store(self._watch.silent_s <= SILENCE_S)
+        self._note_store(self._watch.silent_s <= SILENCE_S)
         self._report_unreadable(changed)
+
+    def _note_store(self, up: bool) -> None:
+        """Tell, and journal what changed, whether etcd answers."""
+        self._telemetry.store(up)
+        if up != self._store_up:
+            self._store_up = up
+            for journal in self._journals.values():
+                journal.event("store", up=up, silent_s=round(self._watch.silent_s, 2))
 
     def _free_checked(self) -> None:
         """Note that hosts have passed their checks since an incident was held against them (ADR 9)."""
@@ -180,7 +199,13 @@ class Loop:
             self._policies[run] = found.version
             about = {"epoch": self.epoch, "version": found.version, "because": found.because}
             self._journal(run, record).event("policy", **about, policy=to_jsonable_python(found.policy))
-            log.info("%s: policy version %d holds, because: %s", run, found.version, found.because)
+            log.info(
+                "%s: policy version %d holds, because: %s",
+                run,
+                found.version,
+                found.because,
+                extra=logged.about(run=run),
+            )
 
     def _commit(self, run: str, record: RunRecord, memory: Memory, observed: Observed, decision: Decision) -> None:
         journal = self._journal(run, record)
@@ -189,13 +214,26 @@ class Loop:
         if changed:
             wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents, self._encoder)
             wanted |= projection.suspicion_records(decision.suspicions)
+        told = changed and (decision.incidents or any(a.verb not in ROUTINE for a in decision.actions))
+        given = journal.take(observed, record.spec, memory) if told else None
+        policy = self._policies.get(run, 0)
+        if given is not None:
+            by = projection.Decider(self.epoch, self._host, program(), policy)
+            wanted |= projection.digest_record(run, decision, by, given.digest)
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory, self._encoder)
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):
-            journal.intent(self.epoch, observed, decision)
+            journal.intent(self.epoch, observed, decision, memory, given, policy)
             for action in decision.actions:
-                log.info("%s: %s: %s", run, action.key, action.reason)
+                about = logged.about(
+                    run=run,
+                    group=action.group,
+                    generation=action.generation,
+                    incident=action.incident,
+                    node=action.node,
+                )
+                log.info("%s: %s: %s", run, action.key, action.reason, extra=about)
             self._said[run] = decision.waits
         reach("journaled")
         if not puts:
@@ -210,11 +248,18 @@ class Loop:
             raise
         except Retryable as error:
             journal.event("outcome_unknown", epoch=self.epoch, decision=decision.memory.decisions, why=str(error))
+            if given is not None:
+                journal.keep(given)
             raise
         reach("committed")
         self._mirror.wrote(puts, revision)
         if changed:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
+        if given is not None:
+            journal.keep(given)
+        if self._tell is not None and record.spec.policy.webhook_file:
+            for notice in due(run, memory, decision):
+                self._tell(notice, record.spec.policy.webhook_file)
         reach("recorded")
 
     def _difference(
@@ -268,7 +313,7 @@ class Loop:
     def _journal(self, run: str, record: RunRecord) -> Journal:
         if run not in self._journals:
             self._journals[run] = self._open_journal(Path(record.run_dir) / "journal.jsonl")
-            self._journals[run].event("term", epoch=self.epoch)
+            self._journals[run].event("term", epoch=self.epoch, program=program())
         return self._journals[run]
 
     def _report_unreadable(self, changed: set[str]) -> None:

@@ -4,14 +4,15 @@ a write that was lost is made again in the next round."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from supervisor.core.model import AllocationMemory, Checkpoint, GroupMemory, Incident, Memory, Suspicion
+from supervisor.core.model import AllocationMemory, Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Admission,
     CheckpointMark,
+    Digest,
     Encoder,
     LighthouseDesired,
     NodeDesired,
@@ -20,6 +21,12 @@ from supervisor.wire.records import (
 )
 
 ENDED = ("finished", "stopped", "halted")
+
+DIGESTS = 64
+"""Of a run, the newest: at most 2 KiB each (tested), 128 KiB in all."""
+
+DIGEST_ITEMS = 16
+"""Actions, and incidents, that a digest names."""
 
 
 def memory_records(
@@ -42,6 +49,34 @@ def memory_records(
 def suspicion_records(found: Iterable[Suspicion]) -> dict[str, bytes]:
     """What is newly held against hosts. Written with the memory that says so and never again: a person may delete it."""
     return {keys.suspicion(s.host, s.run, s.incident): encode(s) for s in found}
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """Who decides, and by what."""
+
+    epoch: int
+    host: str
+    program: str
+    policy: int
+
+
+def digest_record(run: str, decision: Decision, by: Decider, given: str) -> dict[str, bytes]:
+    """A decision in short. Written with the memory that it makes: one that is there took effect."""
+    number = decision.memory.decisions
+    digest = Digest(
+        decision=number,
+        epoch=by.epoch,
+        host=by.host,
+        program=by.program,
+        policy=by.policy,
+        input=given,
+        clock=decision.memory.clock,
+        actions=tuple(a.key[:64] for a in decision.actions[:DIGEST_ITEMS]),
+        more=max(0, len(decision.actions) - DIGEST_ITEMS),
+        incidents=tuple(i.id for i in decision.incidents[:DIGEST_ITEMS]),
+    )
+    return {keys.decision(run, number % DIGESTS): encode(digest)}
 
 
 def acquitted(run: str, found: Iterable[tuple[str, str]]) -> list[str]:

@@ -47,6 +47,8 @@ def run(status: RunStatus) -> RenderableType:
         table,
         Text(f"spares {spares}; checkpoint {checkpoint}; budgets left: {left}", "dim"),
     ]
+    if status.page:
+        lines.append(Text(f"page {status.page}", "dim"))
     lines += [Text(f"cordoned {host}: {why}", "yellow") for host, why in status.cordons.items()]
     lines += [Text(f"leaving {node}: {why}", "yellow") for node, why in status.leaving.items()]
     if status.handover_at_step is not None:

@@ -23,6 +23,10 @@ def problems(policy: PolicySpec) -> list[str]:
         for name in policy.observe
         if name not in observable
     ]
+    if policy.webhook_file and not policy.webhook_file.startswith("/"):
+        found.append(
+            f"policy.webhook_file = {policy.webhook_file!r}: give the whole path of a file with the URL, from / on; each supervisor reads it"
+        )
     share = policy.breaker.share
     if share == 0 or 1 < share < math.inf:  # what is below 0 or no number is said with the other ranges
         found.append(

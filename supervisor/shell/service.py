@@ -20,9 +20,13 @@ from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.identity import system_id
 from supervisor.shell.loop import Loop
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.notify import Notifier
+from supervisor.shell.page.server import serve as serve_http
+from supervisor.shell.page.server import url_of
+from supervisor.shell.page.watcher import Page
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.telemetry import Telemetry
-from supervisor.wire import keys
+from supervisor.wire import keys, logged
 from supervisor.wire.records import LeaderRecord, encode
 from supervisor.wire.security import Security
 
@@ -40,29 +44,32 @@ def serve(
     metrics: tuple[str, int],
     security: Security | None = None,
 ) -> None:
-    """Until `stop`. `metrics` is the address and port of /metrics (0: a free one, told in the leader's record).
+    """Until `stop`. `metrics` is the address and port of the page and /metrics (0: a free one, told in the leader's record).
 
     Raises Fatal when the engine cannot work at all, Retryable when no etcd answers at the start."""
     failpoints.armed()
     security = security or Security()
     store = connect(etcd, security=security)
+    page = Page(store)
     try:
         local = LocalEngine(home)
         telemetry = Telemetry()
         try:
-            port = telemetry.serve(*metrics, security)
+            server = serve_http(telemetry.metrics.registry, page, *metrics, security)
         except OSError as error:
             raise Fatal(f"cannot serve metrics on {metrics[0]}:{metrics[1]}: {error.strerror}") from error
         me = LeaderRecord(
             host=socket.gethostname(),
             pid=os.getpid(),
             home=str(home),
-            metrics_port=port,
+            metrics_port=server.server_port,
+            page=url_of(server),
             insecure=security.insecure,
         )
         readable = Readable(store)
         election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
-        log.info("a candidate for leadership, pid %d", os.getpid())
+        log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
+        page.start()
 
         def engines() -> Sequence[Engine]:
             # the name anew in every term: a restore brings back another
@@ -71,6 +78,7 @@ def serve(
         while not stop.is_set():
             _term(store, election, engines, telemetry, stop)
     finally:
+        page.stop()
         store.close()
 
 
@@ -132,13 +140,14 @@ def _term(
     leadership = election.campaign(stop)
     if leadership is None:
         return
-    drivers = Drivers(())
+    drivers, notifier = Drivers(()), Notifier(store, leadership)
     try:
         drivers = Drivers([EngineDriver(store, engine) for engine in engines()])
-        loop = Loop(store, leadership, drivers, telemetry)
+        loop = Loop(store, leadership, drivers, telemetry, tell=notifier.tell)
         log.info("leading, epoch %d", loop.epoch)
         telemetry.leading(loop.epoch)
         drivers.start()
+        notifier.start()
         loop.run(stop)
     except Retryable as error:
         log.warning("the store is away: %s; standing by", error)
@@ -147,11 +156,12 @@ def _term(
         telemetry.leading(None)
         drivers.stop()
         leadership.resign()
+        notifier.stop()
 
 
 def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
-    """`serve` until TERM or INT."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    """`serve` until TERM or INT. Raises also LogFormatError."""
+    logged.set_up()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

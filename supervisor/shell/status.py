@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 
 from supervisor.core import budget as budgets
 from supervisor.core.cordons import barred
-from supervisor.core.model import Memory, Rung
+from supervisor.core.model import Memory, Observed, Rung
 from supervisor.core.round import Round
 from supervisor.ports.errors import PortError
 from supervisor.shell import client, cordons, views, waiting
@@ -89,6 +89,8 @@ class RunStatus:
     """Nodes that are to be left, because the engine is about to take them away or a person drains them; and why."""
     handover_at_step: int | None = None
     """After which all groups end, to start again on other nodes."""
+    page: str = ""
+    """The leader's page, for a browser."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +120,18 @@ class NodeStatus:
 
 def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     """Raises views.Unreadable when the run's memory cannot be read."""
+    return status_of(mirror, record, *seen_of(mirror, record))
+
+
+def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:
+    """A run's memory, and what is seen of it as by a leader. Raises views.Unreadable."""
+    memory = views.memory(mirror, record.spec.name)
+    return memory, views.observed(mirror, record.spec.name, memory, memory.clock, float("inf"))
+
+
+def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Observed) -> RunStatus:
+    """`run_status`, for who needs the two that it is made of as well."""
     spec = record.spec
-    memory = views.memory(mirror, spec.name)
-    observed = views.observed(mirror, spec.name, memory, memory.clock, float("inf"))
     gate = mirror.record(keys.gate(memory.lighthouse.node, spec.name), GateObserved)
     hearing = {g.group: g.hearing for g in gate.groups} if gate is not None else {}
     groups = tuple(_group(mirror, spec.name, memory, g, hearing.get(g, "-")) for g in range(spec.groups.count))
@@ -165,6 +176,7 @@ def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
         waiting=waiting.sentences(memory, observed) + waiting.held(memory, observed, spec),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,
+        page=leader_record.page if leader_record is not None else "",
     )
 
 

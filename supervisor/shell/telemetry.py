@@ -6,11 +6,10 @@ from collections import Counter
 
 from supervisor.core import budget as budgets
 from supervisor.core import cordons
-from supervisor.core.ledger import Cause
-from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Observed, Rung
+from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
+from supervisor.core.model import Decision, GroupMemory, Incident, Kind, Memory, Observed, Rung
 from supervisor.core.spec import RunSpec
-from supervisor.shell.metrics import Metrics, serve
-from supervisor.wire.security import Security
+from supervisor.shell.metrics import Metrics
 
 _CAUSE = {
     "unplaced": Cause.ALLOCATE,
@@ -33,11 +32,11 @@ class Telemetry:
         self._seen: dict[str, float] = {}
         self._productive: dict[str, float] = {}
         self._total: dict[str, float] = {}
+        self._newest: dict[str, int] = {}
+        """By run, the newest step that was ever committed."""
+        self._redone: dict[tuple[str, int], tuple[int, int]] = {}
+        """By group, its generation, and the newest step of the run when that was first seen."""
         self.metrics.gauge("supervisor_leader").set(0)
-
-    def serve(self, address: str, port: int, security: Security | None = None) -> int:
-        """Serve /metrics, with TLS if there are certificates; returns the port. Raises OSError when it is taken."""
-        return serve(self.metrics.registry, address, port, security or Security())
 
     def leading(self, epoch: int | None) -> None:
         """A term begins, or (None) ends."""
@@ -77,7 +76,10 @@ class Telemetry:
         m.gauge("supervisor_committed_steps", run=run).set(max(steps, default=0))
         if memory.checkpoint is not None:
             m.gauge("supervisor_checkpoint_step", run=run).set(memory.checkpoint.step)
-        self._account(run, memory, observed.now)
+        self._account(run, memory, observed)
+        for incident in decision.incidents:
+            if incident.kind == Kind.HANG and incident.decided == observed.now:
+                self._stood_still(run, incident.took_s)
 
     def _incident(self, run: str, incident: Incident) -> None:
         if incident.state not in ("recovered", "halted"):
@@ -109,13 +111,22 @@ class Telemetry:
             sum(1 for n in alive if n.name not in held and n.machine not in barred and not (n.failed or n.unsure))
         )
 
-    def _account(self, run: str, memory: Memory, now: float) -> None:
-        last = self._seen.get(run)
+    def _account(self, run: str, memory: Memory, observed: Observed) -> None:
+        now, last = observed.now, self._seen.get(run)
         self._seen[run] = now
+        steps = {(r.group, r.generation): r.step for node in observed.nodes.values() for r in node.ranks}
+        newest = self._newest.get(run, 0)
+        self._newest[run] = max(newest, *steps.values(), 0)
         if last is None or memory.phase in ("finished", "stopped", "halted"):
             return
+        away = observed.store_stable_s < now - last
         for group in memory.groups.values():
-            cause = cause_of(group)
+            generation, mark = self._redone.get((run, group.group), (-1, 0))
+            if generation != group.generation:
+                generation, mark = self._redone[run, group.group] = (group.generation, newest)
+            incident = memory.incidents.get(group.incident)
+            redoing = group.resume == "disk" and steps.get((group.group, generation), mark) < mark
+            cause = cause_of(group, incident, away=away, redoing=redoing)
             self._total[run] = self._total.get(run, 0.0) + now - last
             if cause == Cause.PRODUCTIVE:
                 self._productive[run] = self._productive.get(run, 0.0) + now - last
@@ -126,9 +137,24 @@ class Telemetry:
             ratio = self._productive.get(run, 0.0) / self._total[run]
             self.metrics.gauge("supervisor_ettr_ratio", run=run).set(ratio)
 
+    def _stood_still(self, run: str, seconds: float) -> None:
+        """What was taken for training until it was known that it hung."""
+        seconds = min(seconds, self._productive.get(run, 0.0))
+        self._productive[run] = self._productive.get(run, 0.0) - seconds
+        self.metrics.counter("supervisor_badput_seconds_total", run=run, cause=Cause.HUNG.value).inc(seconds)
 
-def cause_of(group: GroupMemory) -> Cause:
-    """The ledger's cause that a group's phase stands for; one that is silent is being detected."""
-    if group.phase == "running" and group.incident:
+
+def cause_of(group: GroupMemory, incident: Incident | None = None, away: bool = False, redoing: bool = False) -> Cause:
+    """The ledger's cause that a group's phase stands for; one that is silent is being detected. `away`: the store was, since
+    the last look. `redoing`: it has not come to the newest step yet that was committed before it began."""
+    cause = _CAUSE[group.phase]
+    if cause in WITHOUT_A_PROCESS and away:
+        return Cause.STORE_AWAY
+    if group.phase != "running":
+        return cause
+    if incident is not None and incident.kind == Kind.HANG:
+        return Cause.HUNG
+    # One that is slow, or about to leave its node, trains.
+    if group.incident and (incident is None or incident.kind not in (Kind.STRAGGLER, Kind.LEAVING)):
         return Cause.DETECT
-    return _CAUSE[group.phase]
+    return Cause.RECOMPUTE if redoing else cause

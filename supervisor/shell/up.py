@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,9 +23,10 @@ from typing import TextIO
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
+from supervisor.shell.etcd_server import EtcdServer, start_etcd, taken
 from supervisor.shell.store import connect
 from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, RecordError, decode
 from supervisor.wire.security import Security, file_of_node
 
 SERVICE_HOST = "host"
@@ -93,6 +95,10 @@ class Up:
     host: subprocess.Popen[bytes] | None = None
     mended: list[float] = field(default_factory=list)
     notice: Notice = field(default_factory=Notice)
+    page: str = ""
+    """Of its supervisor, once that has led; empty: another one leads."""
+    metrics_port: int = 0
+    """Of that one; 0: not known."""
 
     @property
     def supervisor_log(self) -> Path:
@@ -105,6 +111,9 @@ class Up:
     def start_supervisor(self) -> None:
         runs = str(self.home.parent)
         arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", runs]
+        if self.metrics_port and not taken("127.0.0.1", self.metrics_port):
+            # a browser that had its page open finds it again
+            arguments += ["--metrics-port", str(self.metrics_port)]
         arguments += self.security.arguments()
         self.supervisor = _spawn(arguments, self.supervisor_log)
 
@@ -119,6 +128,12 @@ class Up:
             ],
             self.host_log,
         )
+
+    def leads(self, leader: LeaderRecord) -> None:
+        """Remember where its supervisor is found, if it is this one that leads."""
+        mine = self.supervisor is not None and (leader.host, leader.pid) == (socket.gethostname(), self.supervisor.pid)
+        if mine:
+            self.page, self.metrics_port = leader.page, leader.metrics_port
 
     def stop(self) -> list[str]:
         """Returns the names of what would not end."""
@@ -281,7 +296,10 @@ def _wait_ready(started: Up, within_s: float = 30.0) -> None:
             if dead:
                 raise Fatal("; ".join(dead) + _last_lines(started))
             # whoever leads: one that stands by is as ready
-            if store.get(keys.LEADER) is not None and store.get(keys.registration(started.name)) is not None:
+            leader = store.get(keys.LEADER)
+            if leader is not None and store.get(keys.registration(started.name)) is not None:
+                with contextlib.suppress(RecordError):
+                    started.leads(decode(leader.value, LeaderRecord))
                 return
             if time.monotonic() > until:
                 raise Fatal(

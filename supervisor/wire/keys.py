@@ -107,6 +107,16 @@ def grant(run: str, key: str) -> str:
     return f"{RUNS}{run}/grants/{key}"
 
 
+def decision(run: str, slot: int) -> str:
+    """One of the newest decisions about the cluster: their places are used again in turn. Written by the leader."""
+    return f"{RUNS}{run}/decisions/{slot}"
+
+
+def notice(run: str, about: str) -> str:
+    """A person is, or was, told about this. Created by the leader that tells it."""
+    return f"{RUNS}{run}/notices/{about}"
+
+
 def checkpoint(run: str) -> str:
     """The newest complete checkpoint. Written by the leader."""
     return f"{RUNS}{run}/checkpoint"

@@ -590,6 +590,29 @@ class PolicySet:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Digest:
+    """A decision that took effect, in short: it is written with the memory that it made. The whole is in the journal."""
+
+    decision: int
+    epoch: int
+    host: str
+    """Whose supervisor decided: its disk may be the only one with the journal."""
+    program: str
+    policy: int
+    """Version of the policy; 0: the launched one."""
+    input: str
+    """Digest of what was decided on, as the journal keeps it."""
+    clock: float
+    """Run clock."""
+    actions: tuple[str, ...] = ()
+    """Keys of the first ones."""
+    more: int = 0
+    """How many more there were."""
+    incidents: tuple[str, ...] = ()
+    """That it changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cordon:
     """A person keeps the groups of every run away from a host."""
 
@@ -613,6 +636,8 @@ class LeaderRecord:
     metrics_port: int = 0
     insecure: bool = False
     """As in Registration."""
+    page: str = ""
+    """Where a browser finds its page (ADR 12). Empty: it has none, or is older than that."""
 
 
 @dataclass(frozen=True, kw_only=True)

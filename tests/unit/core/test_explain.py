@@ -40,9 +40,10 @@ def test_it_says_what_was_seen_done_and_considered_and_how_long_it_took() -> Non
         "restart: budget spent (3 within 3600 s)",
         "State: recovered.",
         "Generation 2 -> 3.",
-        "decided 0.50 s",
-        "started 2.25 s",
-        "recovered 10.00 s",
+        "detected  at 100.00 s of the run clock",
+        "decided   0.50 s later",
+        "acted     1.75 s later, 2.25 s after it was detected: its new processes were seen",
+        "back      7.75 s later, 10.00 s after it was detected",
     ):
         assert part in text, part
 
@@ -61,12 +62,16 @@ def test_what_has_not_happened_is_not_told() -> None:
     text = "\n".join(explain(fresh))
     assert "on node -" in text
     assert "nothing was decided yet" in text
-    for part in ("considered", "Generation", "after it was detected"):
+    for part in ("considered", "Generation", "later", "acted", "back "):
         assert part not in text
 
 
 def test_an_instant_of_zero_is_an_instant() -> None:
-    assert "decided 0.00 s after it was detected." in explain(replace(INCIDENT, opened=0.0, decided=0.0))
+    assert "  decided   0.00 s later" in explain(replace(INCIDENT, opened=0.0, decided=0.0))
+
+
+def test_when_it_was_is_told_as_it_is_given() -> None:
+    assert "  detected  yesterday at noon" in explain(INCIDENT, "yesterday at noon")
 
 
 @pytest.mark.parametrize("rung", list(Rung))
@@ -78,5 +83,5 @@ def test_it_says_whose_how_sure_and_how_long_it_had_to_last() -> None:
     hang = replace(INCIDENT, kind=Kind.HANG, rank=2, confidence=Confidence.LIKELY, took_s=30.0)
     text = explain(hang)
     assert text[0] == "Incident i7: group 3, rank 2, on node n4: hang (likely)"
-    assert "It had lasted 30 s before it counted as a failure." in text
+    assert "  detected  at 100.00 s of the run clock (it had lasted 30 s before it counted as a failure)" in text
     assert "counted as a failure" not in "\n".join(explain(INCIDENT))

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.core.ledger import Cause, Interval, Mark, cover, of_lines, ratios, totals
+from supervisor.core.ledger import (
+    Cause,
+    Interval,
+    Mark,
+    cover,
+    during,
+    kept_waiting,
+    lost,
+    of_lines,
+    ratios,
+    totals,
+)
 
 OVERLAPPING: dict[str, object] = {"event": "heal", "start": 1.0, "t": 2.0, "overlaps": True}
 
@@ -197,3 +208,64 @@ def test_totals_and_ratios() -> None:
     assert ratios([first, second]) == (0.8, {"heal": 0.1, "start": 0.1})
     assert ratios([]) == (0.0, {})
     assert ratios([[], []]) == (0.0, {})
+
+
+# --- what an incident says of it ---
+
+
+def test_a_step_that_was_committed_before_is_recomputed() -> None:
+    parts = {"data": 1.0, "compute": 2.0}
+    two = [line("step", 3.0 * n, 3.0 * n + 3.0, step=n, committed=True, seconds=parts) for n in (4, 5)]
+    assert totals(of_lines(two, redone=4)) == {Cause.DATA: 2.0, Cause.RECOMPUTE: 2.0, Cause.PRODUCTIVE: 2.0}
+    assert Cause.RECOMPUTE not in totals(of_lines(two))
+
+
+def test_a_time_is_given_to_another_cause_where_it_may_be() -> None:
+    found = [Interval(0.0, 4.0, Cause.PRODUCTIVE), Interval(4.0, 8.0, Cause.DETECT)]
+    assert during(found, 2.0, 6.0, Cause.HUNG) == [
+        Interval(0.0, 2.0, Cause.PRODUCTIVE),
+        Interval(2.0, 4.0, Cause.HUNG),
+        Interval(4.0, 6.0, Cause.HUNG),
+        Interval(6.0, 8.0, Cause.DETECT),
+    ]
+    assert totals(during(found, 2.0, 6.0, Cause.STORE_AWAY, {Cause.DETECT})) == {
+        Cause.PRODUCTIVE: 4.0, Cause.STORE_AWAY: 2.0, Cause.DETECT: 2.0,
+    }  # fmt: skip
+    assert during(found, 9.0, 20.0, Cause.HUNG) == found
+
+
+def test_only_what_is_beyond_an_ordinary_step_was_waited_for() -> None:
+    found = [Interval(0.0, 1.0, Cause.PRODUCTIVE), Interval(1.0, 5.0, Cause.PRODUCTIVE), Interval(5.0, 9.0, Cause.HEAL)]
+    assert kept_waiting(found, 2.0, 20.0, Cause.HUNG, 1.0) == [
+        found[0], Interval(1.0, 2.0, Cause.PRODUCTIVE), Interval(2.0, 5.0, Cause.HUNG), found[2],
+    ]  # fmt: skip
+    assert kept_waiting(found, 2.0, 20.0, Cause.HUNG, 0.0) == found, "what is ordinary is not known"
+    assert kept_waiting(found, 5.0, 20.0, Cause.HUNG, 1.0) == found, "it was over before"
+    assert kept_waiting(found, 2.0, 20.0, Cause.HUNG, 3.5) == found, "hardly longer"
+
+
+def test_what_is_lost_is_all_but_the_productive() -> None:
+    found = [Interval(0.0, 4.0, Cause.PRODUCTIVE), Interval(4.0, 8.0, Cause.DETECT), Interval(8.0, 9.0, Cause.HEAL)]
+    assert lost(found, 3.0, 8.5) == {Cause.DETECT: 4.0, Cause.HEAL: 0.5}
+    assert lost(found, 0.0, float("inf")) == {Cause.DETECT: 4.0, Cause.HEAL: 1.0}
+
+
+@QUICK
+@given(PROCESSES, MARKS, MOMENTS, MOMENTS, CAUSES, st.sets(CAUSES), st.sampled_from([0.0, 0.5, 4.0]))
+def test_no_second_is_won_or_lost_by_it(
+    processes: list[list[Interval]],
+    marks: list[Mark],
+    start: float,
+    end: float,
+    cause: Cause,
+    only: set[Cause],
+    s: float,
+) -> None:
+    whole = cover(processes, marks, 0.0, 20.0)
+    for found in (during(whole, start, end, cause, only), kept_waiting(whole, start, end, cause, s)):
+        assert sum(i.seconds for i in found) == pytest.approx(20.0)
+        assert all(a.end == b.start for a, b in pairwise(found))
+        assert all(i.seconds > 0 for i in found)
+        for other in Cause:
+            if other != cause:
+                assert totals(found).get(other, 0.0) <= totals(whole).get(other, 0.0) + 1e-9

@@ -23,6 +23,7 @@ def saved(folder: Path) -> Path:
 def with_a_signal(folder: Path) -> History:
     files = story(folder)
     files.shim(18.45, "signalled", "n2", 1, 2, signal=15)
+    files.journal.append({"t": 22.95, "entry": "event", "event": "store", "up": False, "silent_s": 0.5})
     return broken(files)
 
 

@@ -15,7 +15,7 @@ from supervisor.wire.records import Control, encode
 from tests.unit.shell.records import mirror_of, registration, run_values
 
 _SAMPLES: dict[str, Any] = {
-    "node": "n1", "run": "run", "group": 1, "incident": "i1", "key": "run-a1", "part": "run", "host": "h1",
+    "node": "n1", "run": "run", "group": 1, "incident": "i1", "key": "run-a1", "part": "run", "host": "h1", "slot": 63, "about": "i1-3",
 }  # fmt: skip
 
 KINDS = {
@@ -33,6 +33,8 @@ KINDS = {
     "incident": "Incident",
     "allocation": "AllocationMemory",
     "grant": "Grant",
+    "decision": "Digest",
+    "notice": "Notice",
     "checkpoint": "CheckpointMark",
     "cordon": "Cordon",
     "suspicion": "Suspicion",

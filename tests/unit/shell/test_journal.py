@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ def test_an_intent_says_what_and_why(tmp_path: Path) -> None:
     assert line["waits"] == ["draining"]
     assert line["incidents"][0]["id"] == "i1"
     assert line["groups"]["1"] == {"generation": 2, "node": "", "phase": "fencing"}
+
+
+def test_of_the_groups_only_those_that_changed_are_told_again(tmp_path: Path) -> None:
+    """All of them in a leader's first line, and where a person resumes the run: that is why each was started."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    later = replace(MEMORY, decisions=5, groups={**MEMORY.groups, 1: replace(MEMORY.groups[1], phase="placing")})
+    journal.intent(7, OBSERVED, DECISION, MEMORY)
+    journal.intent(7, OBSERVED, replace(DECISION, memory=later), MEMORY)
+    journal.intent(7, OBSERVED, replace(DECISION, memory=later), later)
+    resume = Action(verb="resume", key="resume:1", reason="a person says so")
+    journal.intent(7, OBSERVED, replace(DECISION, memory=later, actions=(resume,)), later)
+    Journal(journal.path).intent(8, OBSERVED, replace(DECISION, memory=later), later)
+    assert [sorted(line["groups"]) for line in read(journal.path)] == [["0", "1"], ["1"], [], ["0", "1"], ["0", "1"]]
 
 
 def test_an_outcome_follows_its_intent(tmp_path: Path) -> None:

@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 
 from supervisor.core.decide import decide
-from supervisor.core.model import Decision, Kind, Memory, Observed, Suspicion
+from supervisor.core.model import Action, Decision, Kind, Memory, Observed, Suspicion
 from supervisor.core.spec import RunSpec
+from supervisor.ports.errors import Retryable
 from supervisor.ports.store import Expect
-from supervisor.shell import loop, projection
+from supervisor.shell import inputs, loop, projection
 from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.journal import read
 from supervisor.shell.loop import Loop
+from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (
+    Digest,
     EpochsBefore,
     NodeDesired,
     NodeObserved,
@@ -28,7 +32,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
-from tests.unit.shell.records import MEMORY, SPEC
+from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
 
 class Term:
@@ -130,6 +134,81 @@ def test_the_core_is_told_how_long_the_engine_takes_for_a_word(
     monkeypatch.setattr(Engine, "poll_s", 3.0, raising=False)
     _loop(store).step()
     assert [o.engine_word_s for o in seen] == [pytest.approx(6.0, abs=0.2)]
+
+
+def crashed(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, number: int = 5) -> Decision:
+    """The loop's next decision starts a group for an incident."""
+    start = Action(verb="start", key="start:1:3", reason="it ended", group=1, generation=3, node="n1", incident="i1")
+    after = replace(MEMORY, decisions=number)
+    decision = Decision(memory=after, actions=(start,), incidents=(replace(INCIDENT, state="recovered"),))
+    monkeypatch.setattr(loop, "decide", lambda *_: decision)
+    return decision
+
+
+def test_what_was_decided_on_is_kept_and_its_digest_is_written_with_the_memory(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed(store, monkeypatch)
+    leader = _loop(store)
+    leader.step()
+    puts = store.commits[-1]
+    assert {keys.memory("run", "run"), keys.decision("run", 5)} <= set(puts)
+    digest = decode(puts[keys.decision("run", 5)], Digest)
+    assert (digest.decision, digest.epoch, digest.program) == (5, leader.epoch, program())
+    assert (digest.actions, digest.incidents) == (("start:1:3",), ("i1",))
+    kept = inputs.find(tmp_path, {digest.input})[digest.input]
+    assert isinstance(kept, inputs.Kept)
+    assert kept.given.memory == replace(MEMORY, incidents={})  # as the store of this test holds it
+    intent = next(line for line in read(tmp_path / "journal.jsonl") if line["entry"] == "intent")
+    assert (intent["input"], intent["policy"]) == (digest.input, 0)
+
+
+@pytest.mark.parametrize("actions", [(), (Action(verb="checkpoint", key="checkpoint:50", reason="complete"),)])
+def test_a_round_that_does_nothing_or_what_a_healthy_run_does_keeps_nothing(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[Action, ...]
+) -> None:
+    decision = Decision(memory=replace(MEMORY, decisions=5), actions=actions, waits=("so",))
+    monkeypatch.setattr(loop, "decide", lambda *_: decision)
+    _loop(store).step()
+    assert store.get(keys.decision("run", 5)) is None
+    assert not (tmp_path / inputs.NAMES[0]).exists()
+    assert "input" not in list(read(tmp_path / "journal.jsonl"))[-2]
+
+
+def test_the_places_of_the_digests_are_used_again(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    crashed(store, monkeypatch, number=5 + projection.DIGESTS)
+    _loop(store).step()
+    item = store.get(keys.decision("run", 5))
+    assert item is not None
+    assert decode(item.value, Digest).decision == 5 + projection.DIGESTS
+
+
+def test_a_decision_whose_fate_is_not_known_is_kept_too(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed(store, monkeypatch)
+    leader = _loop(store)
+
+    def away(*_: object, **__: object) -> int:
+        raise Retryable("the store is away", after_s=0.01)
+
+    monkeypatch.setattr(store, "commit", away)
+    leader.step()
+    intent = next(line for line in read(tmp_path / "journal.jsonl") if line["entry"] == "intent")
+    assert isinstance(inputs.find(tmp_path, {intent["input"]})[intent["input"]], inputs.Kept)
+
+
+def test_that_the_store_was_away_is_journaled_when_it_goes_and_when_it_comes(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    leader = _loop(store)
+    leader.step()
+    store.put(keys.observed("late"), _observed("late"))
+    store.fail_next(1)
+    for _ in range(3):
+        leader.step()
+    told = [line["up"] for line in read(tmp_path / "journal.jsonl") if line.get("event") == "store"]
+    assert told == [False, True]
 
 
 def test_what_is_held_against_a_host_no_more_is_deleted_with_the_memory_that_says_so(

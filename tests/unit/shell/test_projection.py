@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Checkpoint, GroupMemory, Memory
+from supervisor.core.model import Action, Checkpoint, Decision, GroupMemory, Memory
 from supervisor.core.spec import GroupsSpec
 from supervisor.shell import projection
 from supervisor.wire import keys
-from supervisor.wire.records import CheckpointMark, NodeDesired, TrainerDesired, decode
+from supervisor.wire.records import CheckpointMark, Digest, NodeDesired, TrainerDesired, decode
 from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
 
 
@@ -136,6 +136,18 @@ def test_the_same_memory_gives_the_same_bytes() -> None:
     assert projection.memory_records(SPEC, MEMORY, (INCIDENT,)) == projection.memory_records(
         SPEC, replace(MEMORY), (INCIDENT,)
     )
+
+
+@pytest.mark.parametrize("count", [0, 1, 16, 17, 500])
+def test_a_digest_has_a_bound_and_says_what_it_leaves_out(count: int) -> None:
+    actions = tuple(Action(verb="cordon", key=f"cordon:{'h' * 300}:i{n}", reason="x" * 999) for n in range(count))
+    incidents = tuple(replace(INCIDENT, id=f"i{10**6 + n}") for n in range(count))
+    decision = Decision(memory=MEMORY, actions=actions, incidents=incidents)
+    by = projection.Decider(2**40, "h" * 253, "0.1.0 (rules 01234567)", 99)
+    (record,) = projection.digest_record("run", decision, by, "f" * 16).values()
+    assert len(record) <= 2048
+    digest = decode(record, Digest)
+    assert len(digest.actions) + digest.more == count
 
 
 def test_a_host_that_also_trains_keeps_both() -> None:

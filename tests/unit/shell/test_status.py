@@ -12,7 +12,7 @@ from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
 from supervisor.shell import render, status
 from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
-from supervisor.wire.records import Fact, Health, NodeObserved, RunRecord, Stuck, TrainerObserved, encode
+from supervisor.wire.records import Fact, Health, LeaderRecord, NodeObserved, RunRecord, Stuck, TrainerObserved, encode
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 
 WAITING = replace(
@@ -133,3 +133,11 @@ def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> Non
     )
     assert "its node n1 says: /home: No space left" in text(render.run(found))
     assert seen(memory, grant, **nodes, **health("n1"), **health("n2")).waiting == ()
+
+
+def test_where_the_page_is() -> None:
+    page = "http://127.0.0.1:8000/"
+    found = seen(MEMORY, **{keys.LEADER: encode(LeaderRecord(host="h", pid=3, home="", page=page))})
+    assert found.page == page
+    assert f"page {page}" in text(render.run(found))
+    assert "page" not in text(render.run(seen(MEMORY)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.ledger import Cause
-from supervisor.core.model import Decision, GroupMemory, Memory, Observed
+from supervisor.core.model import Decision, GroupMemory, Kind, Memory, NodeView, Observed, RankView
 from supervisor.core.spec import RunSpec
 from supervisor.shell.metrics import CATALOGUE
 from supervisor.shell.telemetry import PHASES, Telemetry, cause_of
 from tests.unit.core.world import World
+from tests.unit.shell.records import INCIDENT
 
 SPEC = RunSpec(name="run")
 _SUFFIXES = ("_bucket", "_sum", "_count", "_created")
@@ -238,3 +240,58 @@ def test_time_that_somebody_else_led_is_not_ours() -> None:
     t.leading(3)
     tell(t, at(500.0, "starting"), at(510.0, "starting"))
     assert value(t, "supervisor_badput_seconds_total", run="run", cause="start") == 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        (Kind.HANG, Cause.HUNG),
+        (Kind.SILENT, Cause.DETECT),
+        (Kind.STRAGGLER, Cause.PRODUCTIVE),
+        (Kind.LEAVING, Cause.PRODUCTIVE),
+    ],
+)
+def test_the_kind_of_an_open_incident_says_where_the_time_goes(kind: Kind, cause: Cause) -> None:
+    group = GroupMemory(group=0, phase="running", incident="i1")
+    assert cause_of(group, replace(INCIDENT, kind=kind)) == cause
+    assert cause_of(replace(group, phase="fencing"), replace(INCIDENT, kind=kind)) == Cause.PLACE
+
+
+def test_a_store_that_is_away_costs_those_without_a_process() -> None:
+    causes = {p: cause_of(GroupMemory(group=0, phase=p), away=True) for p in PHASES}  # type: ignore[arg-type]
+    assert [p for p, cause in causes.items() if cause == Cause.STORE_AWAY] == ["unplaced", "fencing", "placing"]
+    t = Telemetry()
+    tell(t, at(0.0, "running", "fencing"), at(4.0, "running", "fencing"))
+    observed, decision = at(10.0, "running", "fencing")
+    tell(t, (replace(observed, store_stable_s=1.0), decision))
+    assert value(t, "supervisor_badput_seconds_total", run="run", cause="store_away") == 6
+    assert value(t, "supervisor_badput_seconds_total", run="run", cause="place") == 4
+
+
+def test_until_a_hang_was_known_it_was_taken_for_training() -> None:
+    t = Telemetry()
+    tell(t, at(0.0, "running", "running"), at(100.0, "running", "running"))
+    observed, decision = at(101.0, "running", "fencing")
+    hang = replace(INCIDENT, kind=Kind.HANG, took_s=15.0, opened=101.0, decided=101.0)
+    tell(t, (observed, replace(decision, incidents=(hang,))), at(111.0, "running", "starting"))
+    assert value(t, "supervisor_badput_seconds_total", run="run", cause="hung") == 15
+    lost = sum(value(t, "supervisor_badput_seconds_total", run="run", cause=c.value) or 0.0 for c in Cause)
+    ratio = value(t, "supervisor_ettr_ratio", run="run")
+    assert ratio == pytest.approx(1 - lost / (2 * 111))
+
+
+def test_steps_that_were_committed_before_are_recomputed() -> None:
+    """Both groups were lost at step 80, and began again at 50."""
+
+    def told(now: float, generation: int, step: int, resume: str = "disk") -> tuple[Observed, Decision]:
+        rank = RankView(group=0, generation=generation, rank=0, state="running", step=step, commits=1)
+        group = GroupMemory(group=0, phase="running", generation=generation, resume=resume)  # type: ignore[arg-type]
+        node = NodeView(name="n1", registered=True, ranks=(rank,))
+        observed = Observed(revision=1, now=now, store_stable_s=100.0, nodes={"n1": node})
+        return observed, Decision(memory=Memory(phase="running", groups={0: group}))
+
+    for resume, redone in (("disk", 20.0), ("peers", None)):
+        t = Telemetry()
+        tell(t, told(0.0, 1, 70), told(10.0, 1, 80))
+        tell(t, *(told(now, 2, step, resume) for now, step in ((20.0, 50), (30.0, 65), (40.0, 80), (50.0, 90))))
+        assert value(t, "supervisor_badput_seconds_total", run="run", cause="recompute") == redone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import up
+from supervisor.wire.records import LeaderRecord
 from tests.helpers.waiting import eventually
 
 
@@ -152,3 +154,47 @@ def test_a_control_job_leaves_what_is_another_ups_alone(tmp_path: Path) -> None:
     assert (job.home / "up.json").exists()
     assert job.supervisor_log != control_job(tmp_path, "service-n2").supervisor_log
     assert job.host_log == tmp_path / "node" / "nodes" / "service-n1" / "shim.log"
+
+
+class _Started:
+    pid = 41
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The arguments of what would have been started."""
+    found: list[list[str]] = []
+
+    def spawn(arguments: list[str], log: Path) -> _Started:
+        found.append(arguments)
+        return _Started()
+
+    monkeypatch.setattr(up, "_spawn", spawn)
+    return found
+
+
+def ports(spawned: list[list[str]]) -> list[str]:
+    return ["".join(a[a.index("--metrics-port") + 1 :][:1]) if "--metrics-port" in a else "" for a in spawned]
+
+
+def test_a_supervisor_that_is_started_again_serves_its_page_where_it_was(
+    tmp_path: Path, spawned: list[list[str]]
+) -> None:
+    started = up.Up(home=tmp_path / ".supervisor", address="", endpoint="127.0.0.1:1")
+    started.start_supervisor()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    page = f"http://127.0.0.1:{port}/"
+    here = LeaderRecord(host=socket.gethostname(), pid=41, home="", metrics_port=port, page=page)
+    started.leads(replace(here, pid=42))
+    assert started.page == "", "another one leads"
+    started.leads(here)
+    assert started.page == page
+    started.start_supervisor()
+    with socket.socket() as somebody:
+        somebody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        somebody.bind(("127.0.0.1", port))
+        somebody.listen()
+        started.start_supervisor()
+    assert ports(spawned) == ["", str(port), ""], "nothing fails because somebody else has the port by now"

@@ -1,0 +1,70 @@
+"""Whether `decide` gives the answer today that it gave once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from supervisor.core.model import Action, Decision, Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was decided: the actions and the incidents that changed."""
+
+    actions: tuple[Action, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """same: word for word. words: the same is done, told in other words. another: something else is done."""
+
+    verdict: Literal["same", "words", "another"]
+    differences: tuple[str, ...] = ()
+
+
+def answer(decision: Decision) -> Answer:
+    """What of a decision is compared. What it waits for is not: a wait does nothing."""
+    return Answer(decision.actions, decision.incidents)
+
+
+def compare(then: Answer, today: Answer) -> Compared:
+    """Each difference is a sentence."""
+    told, done = _differences(then, today), _differences(_without_words(then), _without_words(today))
+    verdict: Literal["same", "words", "another"] = "another" if done else "words" if told else "same"
+    return Compared(verdict, tuple(done or told))
+
+
+def _differences(then: Answer, today: Answer) -> list[str]:
+    found = _in({a.key: a for a in then.actions}, {a.key: a for a in today.actions}, "action")
+    found += _in({i.id: i for i in then.incidents}, {i.id: i for i in today.incidents}, "incident")
+    order = [[a.key for a in who.actions] for who in (then, today)]
+    return found or ([] if order[0] == order[1] else ["the actions are in another order"])
+
+
+def _in(then: Mapping[str, Action | Incident], today: Mapping[str, Action | Incident], what: str) -> list[str]:
+    found = [f"{what} {name}: then, and not today" for name in then if name not in today]
+    found += [f"{what} {name}: today, and not then" for name in today if name not in then]
+    for name, value in then.items():
+        if name in today:
+            found += [
+                f"{what} {name}: {f.name} was {_short(getattr(value, f.name))}, today it is {_short(getattr(today[name], f.name))}"
+                for f in fields(value)
+                if getattr(value, f.name) != getattr(today[name], f.name)
+            ]
+    return found
+
+
+def _short(value: object) -> str:
+    text = "; ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    return repr(text if len(text) <= 200 else f"{text[:200]}...")
+
+
+def _without_words(given: Answer) -> Answer:
+    """Without what only says why."""
+    incidents = (
+        replace(i, reason="", evidence=(), considered=(), costs=(), trace="", error="") for i in given.incidents
+    )
+    return Answer(tuple(replace(a, reason="") for a in given.actions), tuple(incidents))

@@ -1,0 +1,227 @@
+"""The output of all ranks of a run's groups as one log, across generations, with their ends and incidents in their place.
+
+Only what this machine has is read: the ranks' logs, the histories of the shims that started them, and the run's journal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+FIRST_BYTES = 256 * 1024
+"""Of the end of each log that is there already."""
+
+FIRST_JOURNAL_BYTES = 16 * 2**20
+"""As FIRST_BYTES, of the journal: an incident that began before is told from its next change on."""
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
+"""As Python's logging writes it, in the machine's own time zone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A line of a rank's log, or something that happened to the rank or its group."""
+
+    t: float
+    """Unix seconds, by the clock of whoever wrote it; of a line without a time of its own, that of the line before."""
+    what: Literal["line", "start", "end", "incident"]
+    run: str
+    group: int
+    generation: int
+    rank: int | None
+    """None: the group's."""
+    node: str
+    incident: str
+    """That was open for the group; empty: none was."""
+    text: str
+
+
+@dataclass(slots=True)
+class _File:
+    """A file that is only appended to, as far as it was read."""
+
+    path: Path
+    offset: int = 0
+    rest: bytes = b""
+    t: float = 0.0
+
+    def lines(self, whole: bool = False) -> Iterator[str]:
+        """New lines; with `whole` also one that nobody ended."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = self.rest + file.read()
+                self.offset = file.tell()
+        except OSError:
+            return  # its node cleans up
+        *done, self.rest = data.split(b"\n")
+        if whole and self.rest:
+            done, self.rest = [*done, self.rest], b""
+        for line in done:
+            yield line.decode(errors="replace").rstrip("\r")
+
+
+@dataclass(slots=True)
+class Joined:
+    """Of one run, or of one group or rank of it: each call of `new` gives what came since the last one."""
+
+    system: Path
+    run: str
+    run_dir: Path
+    group: int | None = None
+    rank: int | None = None
+    _logs: dict[Path, _File] = field(default_factory=dict)
+    _shims: dict[Path, _File] = field(default_factory=dict)
+    _journal: _File | None = None
+    _open: dict[int, str] = field(default_factory=dict)
+    """Group -> its open incident."""
+    _told: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def new(self) -> list[Entry]:
+        """In the order of time. What a rank wrote comes before its end."""
+        # The histories first: what they say to have ended has written its last line.
+        happened = [*self._of_shims(), *self._of_journal()]
+        found = sorted((*happened, *self._of_logs(happened)), key=lambda e: (e.t, e.what == "end"))
+        return [self._with_incident(e) for e in found]
+
+    @property
+    def empty(self) -> bool:
+        """No log was found yet."""
+        return not self._logs
+
+    def _with_incident(self, entry: Entry) -> Entry:
+        if entry.what == "incident":
+            over = entry.text.split(":", 1)[0].endswith(("recovered", "halted"))
+            self._open[entry.group] = "" if over else entry.incident
+            return entry
+        return Entry(**{**_fields(entry), "incident": self._open.get(entry.group, "")})
+
+    def _wanted(self, name: str) -> tuple[int, int, int] | None:
+        match = re.fullmatch(rf"{re.escape(self.run)}\.(\d+)\.(\d+)\.(\d+)", name)
+        if match is None:
+            return None
+        group, generation, rank = (int(part) for part in match.groups())
+        return (group, generation, rank) if self.group in (None, group) and self.rank in (None, rank) else None
+
+    def _entry(
+        self, t: float, what: Literal["line", "start", "end"], who: tuple[int, int, int], node: str, text: str
+    ) -> Entry:
+        group, generation, rank = who
+        return Entry(
+            t=t, what=what, run=self.run, group=group, generation=generation, rank=rank, node=node, incident="", text=text
+        )  # fmt: skip
+
+    def _of_logs(self, happened: list[Entry]) -> Iterator[Entry]:
+        ended = {(e.node, e.group, e.generation, e.rank) for e in happened if e.what == "end"}
+        for path in sorted(self.system.glob(f"nodes/*/ranks/{self.run}.*/output.log")):
+            who, node = self._wanted(path.parent.name), path.parts[-4]
+            if who is None:
+                continue
+            if path not in self._logs:
+                self._logs[path] = _begun(path, FIRST_BYTES)
+                # Until a line has a time of its own.
+                self._logs[path].t = _changed_s(path.parent / "launch.json")
+            log = self._logs[path]
+            for line in log.lines(whole=(node, *who) in ended):
+                log.t = _stamped(line) or log.t
+                yield self._entry(log.t, "line", who, node, line)
+
+    def _of_shims(self) -> Iterator[Entry]:
+        for path in sorted(self.system.glob("nodes/*/shim.jsonl")):
+            for body in _bodies(self._shims.setdefault(path, _File(path))):
+                who = self._wanted(str(body.get("name", "")))
+                if who is None:
+                    continue
+                if body.get("event") == "spawned":
+                    yield self._entry(body["t"], "start", who, path.parent.name, f"starts (pid {body.get('pid')})")
+                elif body.get("event") in ("exited", "leftover_killed"):
+                    yield self._entry(body["t"], "end", who, path.parent.name, _how(body))
+
+    def _of_journal(self) -> Iterator[Entry]:
+        self._journal = self._journal or _begun(self.run_dir / "journal.jsonl", FIRST_JOURNAL_BYTES)
+        for body in _bodies(self._journal):
+            for i in body.get("incidents", ()):
+                state = (i.get("state"), i.get("rung"), i.get("kind"))
+                if self.group in (None, i["group"]) and self._told.get(i["id"]) != state:
+                    self._told[i["id"]] = state
+                    yield Entry(
+                        t=body["t"], what="incident", run=self.run, group=i["group"], generation=i["generation_after"], rank=None,
+                        node=i.get("node", ""), incident=i["id"],
+                        text=f"incident {i['id']} {i.get('state')}: {i['kind']}, rung {i['rung']}: {i.get('reason') or 'not decided'}",
+                    )  # fmt: skip
+
+
+def render(entry: Entry) -> str:
+    """One line of a terminal."""
+    at = time.strftime("%H:%M:%S", time.localtime(entry.t)) + f".{int(entry.t % 1 * 10)}"
+    if entry.what == "incident":
+        return f"{at} **** group {entry.group}: {entry.text}"
+    if entry.what == "line":
+        return f"{at} {entry.group}.{entry.generation}.{entry.rank} | {entry.text}"
+    mark = "====" if entry.what == "end" else "----"
+    who = f"group {entry.group} generation {entry.generation} rank {entry.rank} on {entry.node}"
+    return f"{at} {mark} {who} {entry.text}"
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in Entry.__dataclass_fields__}
+
+
+def _begun(path: Path, most: int) -> _File:
+    """A file of which so many bytes at the end are read, from the start of a line."""
+    try:
+        offset = max(0, path.stat().st_size - most)
+        with path.open("rb") as file:
+            file.seek(offset)
+            if offset:
+                file.readline()
+            return _File(path, file.tell())
+    except OSError:
+        return _File(path)
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _bodies(file: _File) -> Iterator[dict[str, Any]]:
+    for line in file.lines():
+        try:
+            body = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(body, dict) and isinstance(body.get("t"), int | float):
+            yield body
+
+
+def _stamped(line: str) -> float | None:
+    match = _STAMP.search(line[:60])
+    if match is None:
+        return None
+    try:
+        return time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")) + int(match[2]) / 1000
+    except (ValueError, OverflowError):
+        return None
+
+
+def _how(body: dict[str, Any]) -> str:
+    number, code = body.get("signal"), body.get("exit_code")
+    if number is not None:
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "a signal"
+        how = f"ended by {name} (signal {number})"
+    else:
+        how = f"ended with exit code {code}" if code is not None else "ended"
+    how += ", killed by the kernel for memory" if body.get("oom") else ""
+    return f"{how}: {body['told']}" if body.get("told") else how

@@ -1,0 +1,21 @@
+"""JSON Merge Patch (RFC 7396): what is to be sent of a snapshot that a browser has already. `null` removes, so no snapshot may
+hold one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes `new` of `old`; empty: they are the same. Lists are sent whole."""
+    found: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = patch(before, value)
+            if inner:
+                found[key] = inner
+        elif key not in old or before != value:
+            found[key] = value
+    return found

@@ -1,0 +1,223 @@
+"""The one HTTP listener of a supervisor: the page, and /metrics."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import MetricsHandler
+
+from supervisor.shell.page.feed import Feed
+from supervisor.shell.page.watcher import Full, Page
+from supervisor.wire.security import Security, common_name, is_loopback, server_context
+
+log = logging.getLogger(__name__)
+
+READ_BY = ("reader", "supervisor", "root")
+"""Common names that may read all that etcd holds, and so the page; /metrics is for any certificate of the authority."""
+
+CONNECTIONS = 256
+"""At once: each has a thread."""
+
+PATIENCE_S = 30.0
+"""Of a connection on which nothing moves: a browser that does not take what it is told is let go, and comes again."""
+
+QUIET_S = 5.0
+"""So often a word is sent to a browser when there is no news, to see whether it is still there."""
+
+AGAIN_MS = 2000
+"""After which a browser tries again."""
+
+FIRST_S = 5.0
+"""How long the first snapshot may take."""
+
+_FILES: Mapping[str, tuple[str, str]] = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/chart.js": ("chart.js", "text/javascript; charset=utf-8"),
+}
+
+_HEADERS: Mapping[str, str] = {
+    # nothing from elsewhere, no script that was smuggled into an error text, in nobody's frame
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """A thread for each connection, CONNECTIONS at most."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: str, port: int, registry: CollectorRegistry, page: Page, security: Security) -> None:
+        """Raises OSError when the port is taken, SecurityError for certificates that cannot be used."""
+        self.page, self.registry, self.security = page, registry, security
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address.strip("[]"), port), _Handler)
+        if security.tls:
+            # In each connection's own thread: one that says nothing would else keep all others out.
+            self.socket = server_context(security).wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """What fails here is the client's affair: no traceback in our log for everybody who knocks."""
+        log.info("no answer for %s: %s", client_address, sys.exc_info()[1])
+
+
+def serve(registry: CollectorRegistry, page: Page, address: str, port: int, security: Security) -> Server:
+    """Serve in a thread. With certificates it is TLS, and only for who shows one. Raises OSError when the port is taken."""
+    server = Server(address, port, registry, page, security)
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    return server
+
+
+def url_of(server: Server) -> str:
+    """For a browser. A listener on all addresses is told by the machine's name."""
+    address, port = server.server_address[:2]
+    host = str(address)
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"{'https' if server.security.tls else 'http'}://{name}:{port}/"
+
+
+class _Handler(MetricsHandler):
+    server: Server
+    server_version, sys_version = "supervisor", ""
+    timeout = PATIENCE_S
+
+    @property
+    def registry(self) -> CollectorRegistry:  # type: ignore[override]
+        return self.server.registry
+
+    def do_GET(self) -> None:
+        try:
+            self._answer()
+        except (BrokenPipeError, ConnectionResetError, TimeoutError, ssl.SSLError) as error:
+            log.debug("%s went away: %s", self.client_address, error)
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        self.send_response(HTTPStatus.METHOD_NOT_ALLOWED)
+        self.send_header("Allow", "GET, HEAD")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
+
+    def _answer(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/metrics":
+            self._metrics()
+        elif not self._may_read():
+            who = ", ".join(READ_BY)
+            self._say(HTTPStatus.FORBIDDEN, f"the page is for the certificates of {who} (docs/SECURITY.md)")
+        elif self._misled():
+            self._say(HTTPStatus.MISDIRECTED_REQUEST, f"this is for localhost, not for {self.headers['Host']}")
+        elif url.path in _FILES:
+            name, kind = _FILES[url.path]
+            self._send(HTTPStatus.OK, _read(name), kind)
+        elif url.path in ("/events", "/snapshot.json"):
+            self._of_run(url.path, parse_qs(url.query).get("run", [""])[0])
+        else:
+            self._say(HTTPStatus.NOT_FOUND, "there is / (the page), /snapshot.json, /events and /metrics")
+
+    def _metrics(self) -> None:
+        if self.command == "HEAD":
+            self._send(HTTPStatus.OK, b"", "text/plain; charset=utf-8")
+        else:
+            super().do_GET()
+
+    def _may_read(self) -> bool:
+        security = self.server.security
+        return not security.tls or common_name(self.connection) in READ_BY
+
+    def _misled(self) -> bool:
+        """Whether a browser came by a name that somebody gave to its own loopback: a web site that wants to read from there."""
+        name = urlsplit(f"//{self.headers.get('Host') or 'localhost'}").hostname or ""
+        return is_loopback(str(self.server.server_address[0])) and not is_loopback(name)
+
+    def _of_run(self, path: str, run: str) -> None:
+        try:
+            with self.server.page.reading(run) as feed:
+                if path == "/events":
+                    self._events(feed)
+                else:
+                    self._once(feed)
+        except KeyError:
+            self._say(HTTPStatus.NOT_FOUND, f"there is no run {run!r}")
+        except Full:
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "too many browsers read the page: close some")
+
+    def _once(self, feed: Feed) -> None:
+        feed.after(0, FIRST_S)
+        whole = feed.whole()
+        if whole is None:
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "etcd has not answered yet")
+        else:
+            self._send(HTTPStatus.OK, whole, "application/json")
+
+    def _events(self, feed: Feed) -> None:
+        self.send_response(HTTPStatus.OK)
+        self._headers("text/event-stream")
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        self.wfile.write(f"retry: {AGAIN_MS}\n\n".encode())
+        version = 0
+        while not self.server.page.stopped:
+            version, events = feed.after(version, QUIET_S)
+            self.wfile.write(events or b":\n\n")
+
+    def _say(self, status: HTTPStatus, sentence: str) -> None:
+        self._send(status, sentence.encode() + b"\n", "text/plain; charset=utf-8")
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self._headers(kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _headers(self, kind: str) -> None:
+        self.send_header("Content-Type", kind)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+
+
+def _read(name: str) -> bytes:
+    return (files(__package__) / name).read_bytes()

@@ -1,0 +1,279 @@
+"""One look at a run, as the JSON that the page draws. Pure: made of a mirror and of what is known of the clocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from supervisor.core import budget as budgets
+from supervisor.core import explain
+from supervisor.core.model import Incident, Memory, Rung
+from supervisor.core.spec import RunSpec
+from supervisor.shell import client, status, views
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.page import attention
+from supervisor.shell.page.history import Point
+from supervisor.shell.page.verdicts import LETTERS, GroupVerdict, of_groups
+from supervisor.shell.status import NodeStatus, RunStatus
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
+
+INCIDENTS = 50
+"""The newest, and all that are open: a run of weeks may have thousands."""
+
+NODES = 64
+"""At most, those first that something is to be said of: of the others their number says enough."""
+
+STILL = 20.0
+"""So many times the last step's length without a step, and at least STILL_S, and the page says that it stands still."""
+
+STILL_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """What a mirror does not hold: what this supervisor saw itself, by its own clock."""
+
+    now: float
+    """Wall clock, for people only."""
+    clock_at: Mapping[str, float] = field(default_factory=dict)
+    """By run, what is added to an instant of its run clock to make it wall clock; missing: not known yet."""
+    still_s: float = 0.0
+    since: float = 0.0
+    """Since when it watches: the history has nothing before."""
+    store_since: float = 0.0
+    """Since when etcd does not answer; 0: it does."""
+    every_s: float = 1.0
+    """How often it looks."""
+
+
+def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, Any]:
+    """Everything that the page shows of a run. Holds no null: what is not known is left out."""
+    runs = {name: _phase(mirror, name) for name in views.runs(mirror)}
+    head = {
+        "now": round(live.now, 1),
+        "since": round(live.since, 1),
+        "store_since": round(live.store_since, 1),
+        "every_s": live.every_s,
+        "runs": runs,
+    }
+    if record is None:
+        return {**head, "run": "", "letters": dict(LETTERS)}
+    try:
+        return {**head, **_of_run(mirror, record, live)}
+    except views.Unreadable as error:
+        bad = {"level": "bad", "text": "Nothing is known of this run, and nothing is decided."}
+        return {
+            **head, "run": record.spec.name, "letters": dict(LETTERS), "headline": bad,
+            "get_up": {"level": "now", "why": [str(error)]},
+        }  # fmt: skip
+
+
+def _phase(mirror: Mirror, run: str) -> str:
+    memory = mirror.record(keys.memory(run, "run"), Memory)
+    return memory.phase if memory is not None else "new"
+
+
+def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
+    spec, run = record.spec, record.spec.name
+    memory, observed = status.seen_of(mirror, record)
+    found = status.status_of(mirror, record, memory, observed)
+    verdicts = of_groups(memory.groups, observed, spec)
+    nodes = status.node_status(mirror)
+    newest = max((g for g in found.groups if g.step), key=lambda g: (g.step, g.participants), default=None)
+    still = live.still_s if live.still_s > max(STILL_S, STILL * newest.step_s if newest else 0.0) else None
+    wall = live.clock_at.get(run)
+    told = client.incidents(mirror, run)
+    return {
+        "run": run,
+        "letters": dict(LETTERS),
+        "paused": found.paused,
+        "mode": spec.policy.mode,
+        "only_observed": list(spec.policy.observe),
+        "breaker": memory.breaker_since is not None,
+        "headline": _json(attention.headline(found, verdicts, still)),
+        "get_up": _json(attention.get_up(found, memory, observed, verdicts)),
+        "numbers": _numbers(found, newest, memory),
+        "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
+        "incidents": {i.id: _incident(i, wall) for i in chosen(told)},
+        "incidents_all": len(told),
+        "recovery_s": round(sum(i.recovered - i.opened for i in told if i.recovered is not None and not i.shadow), 1),
+        "nodes": {n.node or f"host {n.host}": _node(n, found) for n in _notable(nodes, found)},
+        "nodes_by_state": _by_state(nodes, found),
+        "spares": list(found.spares),
+        "budgets": _budgets(spec, found),
+        "notes": _notes(found),
+    }
+
+
+def _json(value: attention.Headline | attention.GetUp) -> dict[str, Any]:
+    """A small dataclass as JSON."""
+    found: dict[str, Any] = status.as_json(value)
+    return found
+
+
+def newest_point(found: Mapping[str, Any], at: float) -> Point | None:
+    """What the history keeps of a snapshot; None: no step is known."""
+    numbers = found.get("numbers")
+    if not numbers or not numbers["step"]:
+        return None
+    loss = numbers.get("loss")
+    return Point(at, numbers["step"], None if isinstance(loss, str) else loss, numbers["step_s"], numbers["quorum"])
+
+
+def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory) -> dict[str, Any]:
+    numbers: dict[str, Any] = {
+        "step": found.step,
+        "step_s": round(newest.step_s, 4) if newest is not None else 0.0,
+        "tokens_per_s": round(sum(g.tokens_per_s for g in found.groups if newest and g.quorum_id == newest.quorum_id)),
+        "quorum": newest.participants if newest is not None else 0,
+        "quorum_id": newest.quorum_id if newest is not None else -1,
+        "groups": len(found.groups),
+        "leader": found.leader,
+        "epoch": found.epoch,
+        "lighthouse": str(found.lighthouse),
+    }
+    if newest is not None and newest.loss is not None:
+        # a loss that is not finite is no JSON
+        numbers["loss"] = round(newest.loss, 4) if math.isfinite(newest.loss) else str(newest.loss)
+    if memory.checkpoint is not None:
+        numbers["checkpoint"] = memory.checkpoint.step
+    return numbers
+
+
+def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:
+    return {
+        "ranks": verdict.ranks,
+        "worst": verdict.worst,
+        "why": verdict.why,
+        "node": g.node,
+        "generation": g.generation,
+        "step": g.step,
+        "incident": g.incident,
+    }
+
+
+def chosen(incidents: Iterable[Incident]) -> list[Incident]:
+    """The open ones, and the newest of the others."""
+    incidents = list(incidents)
+    closed = [i for i in incidents if not is_open(i)]
+    newest = {i.id for i in closed[-INCIDENTS:]}
+    return [i for i in incidents if is_open(i) or i.id in newest]
+
+
+def is_open(incident: Incident) -> bool:
+    """Whether it goes on."""
+    return incident.state in ("open", "acting")
+
+
+def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "open": is_open(i),
+        "state": i.state,
+        "kind": i.kind.value,
+        "confidence": i.confidence.value,
+        "group": i.group,
+        "node": i.node,
+        "shadow": i.shadow,
+        "did": _did(i),
+        "why": i.reason,
+        "seen": list(i.evidence),
+        "considered": list(i.considered),
+        "costs": list(i.costs),
+        "generations": [i.generation_before, i.generation_after],
+        "step": i.step_before,
+        "trace": i.trace,
+        "took_s": round(i.took_s, 2),
+        "order": i.opened,
+    }
+    if i.rank is not None:
+        body["rank"] = i.rank
+    for name, at in (("opened", i.opened), ("decided", i.decided), ("acted", i.acted), ("recovered", i.recovered)):
+        if at is not None:
+            body[f"{name}_s"] = round(at - i.opened, 2)
+            if wall is not None:
+                body[name] = round(at + wall, 1)
+    return body
+
+
+def _did(i: Incident) -> str:
+    """What was done, if it was: one that is paused, or halted meanwhile, was only decided, or not even that."""
+    rung = f"rung {i.rung.value} ({i.rung.name.lower().replace('_', ' ')})"
+    if i.shadow or i.acted is not None or i.rung in (Rung.RIDE_THROUGH, Rung.STOP):
+        return " ".join(sentence.strip() for sentence in explain.done(i))
+    if i.decided is None:
+        return "Nothing was decided yet." if is_open(i) else "Nothing was done."
+    return f"Decided: {rung}; {'it is under way.' if is_open(i) else 'it was not carried out any more.'}"
+
+
+def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:
+    """Those first that something is wrong with, then by name."""
+    return sorted(nodes, key=lambda n: (not _wrong(n), n.node not in found.spares, n.node))[:NODES]
+
+
+def _wrong(n: NodeStatus) -> list[str]:
+    said = [] if n.alive else ["silent: its agent's lease is gone" if n.node else "no node is there"]
+    said += [f"cordoned: {n.cordon}"] if n.cordon else []
+    said += [f"leaving: {n.leaving}"] if n.leaving and n.leaving != n.cordon else []
+    if n.check is not None and n.alive and n.check.stands in ("failed", "unknown") and not n.cordon:
+        said.append(f"its checks {'failed' if n.check.stands == 'failed' else 'could not be done'} ({n.check.why})")
+    return [*said, *n.problems, *n.facts]
+
+
+def _node(n: NodeStatus, found: RunStatus) -> dict[str, Any]:
+    does = [f"group {g.group}" for g in found.groups if g.node == n.node and n.node]
+    does += ["lighthouse"] if n.node and found.lighthouse.node == n.node else []
+    does += ["spare"] if n.node in found.spares else []
+    return {
+        "alive": n.alive,
+        "host": n.host,
+        "does": ", ".join(does),
+        "wrong": _wrong(n),
+        "checking": n.check is not None and n.alive and n.check.state == "pending",
+    }
+
+
+def _by_state(nodes: Iterable[NodeStatus], found: RunStatus) -> dict[str, int]:
+    nodes = list(nodes)
+    return {
+        "alive": sum(n.alive for n in nodes),
+        "silent": sum(not n.alive and bool(n.node) for n in nodes),
+        "cordoned": len(found.cordons),
+        "leaving": len(found.leaving),
+        "spare": len(found.spares),
+    }
+
+
+def _budgets(spec: RunSpec, found: RunStatus) -> list[dict[str, Any]]:
+    """The run's own, and those of groups that were drawn on."""
+    budget = spec.policy.budget
+    rows = []
+    for scope, left in found.budgets_left.items():
+        name, _, group = scope.partition(":")
+        if name == "restart":
+            of = budgets.allowed(budget, Rung.RESTART)
+        elif not group:
+            of = budgets.allowed(budget, Rung[name.upper()])
+        else:
+            of = spec.policy.kind_budget[name]
+        if not group or left < of:
+            rows.append({"what": name, "group": group, "left": left, "of": of})
+    return rows[:NODES]
+
+
+def _notes(found: RunStatus) -> list[str]:
+    """What waits, and what is wrong and left as it is."""
+    leaving = [f"{node} is to be left: {why}" for node, why in found.leaving.items()]
+    step = found.handover_at_step
+    hands_over = [f"all groups end after step {step}, and go on on other nodes"] if step is not None else []
+    return [*found.waiting, *leaving, *hands_over]
+
+
+def drawn(points: Mapping[int, Point]) -> dict[str, list[float | int | str]]:
+    """The charts' points: wall clock, step, loss (empty: not known, for there is no null), seconds of the step, groups in the quorum."""
+    return {
+        str(number): [round(p.at, 1), p.step, p.loss if p.loss is not None else "", round(p.step_s, 3), p.quorum]
+        for number, p in points.items()
+    }

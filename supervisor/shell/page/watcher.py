@@ -1,0 +1,216 @@
+"""Follows etcd with a mirror of its own, whoever leads, and makes of it what browsers are told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from supervisor.core.model import Memory
+from supervisor.core.restored import ENDED
+from supervisor.ports.errors import PortError
+from supervisor.ports.store import Changes, Store, Watch
+from supervisor.shell import views
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.page.feed import Feed
+from supervisor.shell.page.history import History
+from supervisor.shell.page.snapshot import Live, drawn, newest_point, snapshot
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord
+
+log = logging.getLogger(__name__)
+
+READERS = 64
+"""Browsers at once, of all runs: each has a thread."""
+
+EVERY_S = 1.0
+"""How often it looks while somebody reads."""
+
+UNREAD_EVERY_S = 10.0
+"""The same while nobody does: for the history alone."""
+
+SHARE = 10.0
+"""A look is followed by a pause so many times as long at least: the leader decides in this process."""
+
+POLL_S = 0.5
+"""How soon somebody who comes is noticed."""
+
+SILENCE_S = 3.0
+"""A watch that says nothing for longer: etcd does not answer."""
+
+AGAIN_S = 2.0
+"""Pause before etcd is asked for everything again."""
+
+TAIL = 65536
+"""Bytes of a journal's end, where its newest decision is looked for."""
+
+
+class Full(Exception):
+    """READERS are there."""
+
+
+class Page:
+    """Feeds by run. `reading` is for any thread; the rest is its own thread's."""
+
+    def __init__(
+        self,
+        store: Store,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._wall, self._monotonic = wall, monotonic
+        self._since = wall()
+        self._lock = threading.Lock()
+        self._feeds: dict[str, Feed] = {"": Feed()}
+        self._runs: frozenset[str] = frozenset()
+        self._histories: dict[str, History] = {}
+        self._clock_at: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+        self._cost_s = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns once its thread has ended, if it was ever started."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+    @contextlib.contextmanager
+    def reading(self, run: str) -> Iterator[Feed]:
+        """The feed of a run, or (empty) of the newest, while it is read. Raises KeyError when there is no such run, Full when there
+        are READERS."""
+        with self._lock:
+            if run and run not in self._runs:
+                raise KeyError(run)
+            if sum(feed.readers for feed in self._feeds.values()) >= READERS:
+                raise Full
+            feed = self._feeds.setdefault(run, Feed())
+            feed.readers += 1
+        try:
+            yield feed
+        finally:
+            with self._lock:
+                feed.readers -= 1
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stop.is_set():
+            try:
+                mirror = Mirror(self._store.list(keys.PREFIX))
+                with contextlib.closing(self._store.watch(keys.PREFIX, mirror.revision)) as watch:
+                    said = ""
+                    self._follow(mirror, watch)
+            except PortError as error:
+                if str(error) != said:
+                    log.warning("the page is not fed: %s", error)
+                said = str(error)
+                self._stop.wait(AGAIN_S)
+
+    def _follow(self, mirror: Mirror, watch: Watch) -> None:
+        for record in views.runs(mirror).values():
+            self._learn(record.spec.name, clock_in(Path(record.run_dir) / "journal.jsonl"))
+        due, away_since = self._monotonic(), 0.0
+        while not self._stop.is_set():
+            changes = watch.poll(max(0.0, min(POLL_S, due - self._monotonic())))
+            while changes is not None:
+                mirror.apply(changes)
+                self._note_clocks(mirror, changes)
+                changes = watch.poll(0.0)
+            # somebody may have come while nobody read
+            due = min(due, self._monotonic() + self._pause_s())
+            if self._monotonic() < due:
+                continue
+            silent_s = watch.silent_s
+            away_since = (away_since or self._wall() - silent_s) if silent_s > SILENCE_S else 0.0
+            began = self._monotonic()
+            self.look(mirror, away_since)
+            self._cost_s = self._monotonic() - began
+            due = self._monotonic() + self._pause_s()
+
+    def _pause_s(self) -> float:
+        read = any(feed.readers for feed in list(self._feeds.values()))
+        return max(EVERY_S if read else UNREAD_EVERY_S, SHARE * self._cost_s)
+
+    def look(self, mirror: Mirror, away_since: float = 0.0) -> None:
+        """Tell every feed what holds now."""
+        runs = views.runs(mirror)
+        newest = max(runs.values(), key=lambda r: r.launched_unix_s, default=None)
+        with self._lock:
+            self._runs = frozenset(runs)
+            self._feeds = {name: feed for name, feed in self._feeds.items() if not name or feed.readers}
+            feeds = dict(self._feeds)
+        self._histories = {name: h for name, h in self._histories.items() if name in runs}
+        if newest is None:
+            feeds[""].publish(snapshot(mirror, None, Live(now=self._wall(), since=self._since, store_since=away_since)))
+        for name, record in runs.items():
+            to = [feeds[of] for of in ("", name) if of in feeds and (of or record is newest)]
+            if to or not _ended(mirror, name):
+                self._tell(mirror, record, to, away_since)
+
+    def _tell(self, mirror: Mirror, record: RunRecord, to: list[Feed], away_since: float) -> None:
+        history = self._histories.setdefault(record.spec.name, History())
+        now = self._wall()
+        live = Live(
+            now=now,
+            clock_at=self._clock_at,
+            still_s=history.still_s(now),
+            since=self._since,
+            store_since=away_since,
+            every_s=round(max(EVERY_S, SHARE * self._cost_s)),
+        )
+        found = snapshot(mirror, record, live)
+        point = newest_point(found, now)
+        if point is not None:
+            history.add(point)
+        found["history"] = drawn(history.points())
+        for feed in to:
+            feed.publish(found)
+
+    def _note_clocks(self, mirror: Mirror, changes: Changes) -> None:
+        """A memory that is written now says what its run's clock shows now."""
+        if changes.reset:
+            return
+        for item in changes.puts:
+            if item.key.startswith(keys.RUNS) and item.key.endswith("/memory/run"):
+                memory = mirror.record(item.key, Memory)
+                if memory is not None:
+                    self._learn(item.key[len(keys.RUNS) :].split("/", 1)[0], self._wall() - memory.clock)
+
+    def _learn(self, run: str, clock_at: float | None) -> None:
+        if clock_at is not None:
+            self._clock_at[run] = clock_at
+
+
+def clock_in(journal: Path) -> float | None:
+    """What a run clock has to be given to make it wall clock, as the newest decision in a journal says. None: it says nothing, or
+    it is not on this machine."""
+    try:
+        with journal.open("rb") as file:
+            file.seek(max(0, journal.stat().st_size - TAIL))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            body = json.loads(line)
+            return float(body["t"]) - float(body["now"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _ended(mirror: Mirror, run: str) -> bool:
+    memory = mirror.record(keys.memory(run, "run"), Memory)
+    return memory is not None and memory.phase in ENDED

@@ -1,0 +1,29 @@
+"""Which program this is."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+from supervisor import core
+
+
+def version() -> str:
+    """Of the installed distribution."""
+    try:
+        return version_of("fault-tolerant-pretraining-supervisor")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def program() -> str:
+    """The version, and a digest of the rules: two programs of one version may decide differently while one is worked on."""
+    assert core.__file__ is not None
+    rules = hashlib.sha256()
+    for path in sorted(Path(core.__file__).parent.glob("*.py")):
+        rules.update(path.name.encode() + b"\0" + path.read_bytes())
+    return f"{version()} (rules {rules.hexdigest()[:8]})"

@@ -1,0 +1,279 @@
+"""Why an incident went as it did: what the journal tells of it, and what `decide` says of the same today."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+
+from supervisor.core.again import Answer, answer, compare
+from supervisor.core.decide import decide
+from supervisor.core.explain import explain, started
+from supervisor.core.model import Action, Incident
+from supervisor.ports.errors import Fatal
+from supervisor.shell import inputs
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.program import program
+from supervisor.wire import keys
+from supervisor.wire.records import Digest
+
+MOST_LINES = 24
+"""Actions that a page names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A decision that changed the incident or did something for it."""
+
+    decision: int
+    epoch: int
+    at_unix_s: float
+    """That leader's wall clock."""
+    clock: float
+    """Run clock."""
+    policy: int | None
+    """Version of the policy; 0: the launched one. None: the journal does not say."""
+    input: str
+    """Digest of what was decided on; empty: none is kept."""
+    known: bool
+    """The journal says that it took effect."""
+    then: Answer
+    """All of it, for the comparison."""
+    own: tuple[Action, ...]
+    """Its actions that are about the incident."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """A decision that was asked for again."""
+
+    decision: int
+    verdict: Literal["same", "words", "another", "unknown"]
+    differences: tuple[str, ...] = ()
+    """Of unknown: why."""
+    program: str = ""
+    """Which one decided then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """All that is told of an incident."""
+
+    incident: Incident
+    journal: str
+    decided: tuple[Decided, ...]
+    again: tuple[Again, ...]
+    digests: tuple[Digest, ...] = ()
+    """What etcd has of the decisions about it: the newest ones only."""
+
+    @property
+    def same(self) -> bool:
+        """Every decision about it was asked for again, and would be the same today."""
+        return bool(self.again) and all(a.verdict in ("same", "words") for a in self.again)
+
+
+def why(incident: Incident, journal: Path, digests: tuple[Digest, ...] = ()) -> Why:
+    """Reads the journal, and asks `decide` again on each recorded input. Raises OSError when a file cannot be read."""
+    decided = tuple(_decided(journal, incident.id))
+    kept = inputs.find(journal.parent, {d.input for d in decided if d.input})
+    again = tuple(_again(d, kept.get(d.input), journal) for d in decided)
+    return Why(incident=incident, journal=str(journal), decided=decided, again=again, digests=digests)
+
+
+def digests(mirror: Mirror, run: str, incident: str) -> tuple[Digest, ...]:
+    """Those in etcd that name an incident, oldest first."""
+    found = [d for _, d in mirror.records(keys.decision(run, 0)[:-1], Digest) if incident in d.incidents]
+    return tuple(sorted(found, key=lambda d: d.decision))
+
+
+def incidents(journal: Path) -> dict[str, Incident]:
+    """Every incident as the journal has it last. Raises Fatal when there is no such file, OSError when it cannot be read."""
+    if not journal.is_file():
+        raise Fatal(f"there is no journal {journal}: it is RUN_DIR/journal.jsonl on the machine whose supervisor led")
+    found: dict[str, Incident] = {}
+    for line in _lines(journal, '"incidents":[{'):
+        found |= {i.id: i for i in _answer(line).incidents}
+    return found
+
+
+# --- the journal ---
+
+
+def _lines(journal: Path, *words: str) -> Iterator[dict[str, Any]]:
+    """Its lines that hold one of the words; the rest of a long file is not parsed. A torn line is left out."""
+    if not journal.exists():
+        return
+    with journal.open(errors="replace") as file:
+        for text in file:
+            if any(word in text for word in words):
+                try:
+                    body = json.loads(text)
+                except ValueError:
+                    continue
+                if isinstance(body, dict):
+                    yield body
+
+
+def _decided(journal: Path, incident: str) -> Iterator[Decided]:
+    """In the journal's order, without those that were refused."""
+    waiting: dict[tuple[int, int], Decided] = {}
+    for line in _lines(journal, f'"{incident}"', '"entry":"outcome"'):
+        place = (line.get("epoch", 0), line.get("decision", 0))
+        if line.get("entry") == "outcome":
+            known = waiting.pop(place, None)
+            if known is not None and not line.get("refused"):
+                yield replace(known, known=True)
+        elif line.get("entry") == "intent":
+            then = _answer(line)
+            own = tuple(a for a in then.actions if a.incident == incident)
+            if own or any(i.id == incident for i in then.incidents):
+                waiting[place] = _one(line, then, own)
+    yield from waiting.values()
+
+
+def _one(line: Mapping[str, Any], then: Answer, own: tuple[Action, ...]) -> Decided:
+    return Decided(
+        decision=int(line["decision"]),
+        epoch=int(line["epoch"]),
+        at_unix_s=float(line["t"]),
+        clock=float(line["now"]),
+        policy=line.get("policy"),
+        input=str(line.get("input", "")),
+        known=False,
+        then=then,
+        own=own,
+    )
+
+
+def _answer(line: Mapping[str, Any]) -> Answer:
+    """Raises Fatal for a line that this program cannot read."""
+    # The journal leaves out what is empty.
+    bare = {"node": "", "reason": "", "evidence": ()}
+    try:
+        return _adapter().validate_python(
+            {"actions": line.get("actions", ()), "incidents": [{**bare, **i} for i in line.get("incidents", ())]}
+        )
+    except (ValidationError, TypeError) as error:
+        what = f"decision {line.get('decision')} of epoch {line.get('epoch')}"
+        raise Fatal(
+            f"the journal's line of {what} is of another program's: ask with the version that wrote it"
+        ) from error
+
+
+@cache
+def _adapter() -> TypeAdapter[Answer]:
+    return TypeAdapter(Answer)
+
+
+def _again(decided: Decided, kept: inputs.Kept | inputs.LostInput | None, journal: Path) -> Again:
+    if isinstance(kept, inputs.Kept):
+        found = compare(decided.then, answer(decide(kept.given.observed, kept.given.spec, kept.given.memory)))
+        return Again(
+            decision=decided.decision, verdict=found.verdict, differences=found.differences, program=kept.program
+        )
+    if kept is not None:
+        reason = str(kept)
+    elif not decided.input:
+        reason = "the journal names no input of it: an older version wrote it, which kept none"
+    else:
+        reason = (
+            f"its input is not in {journal.parent} any more: the newest {2 * inputs.BYTES >> 20} MiB are kept there; "
+            "to have it later, copy inputs.jsonl and inputs.1.jsonl away in time"
+        )
+    return Again(decision=decided.decision, verdict="unknown", differences=(reason,))
+
+
+def as_json(told: Why) -> dict[str, Any]:
+    """The incident, with what was found of it."""
+    body = to_jsonable_python(told)
+    found = {key: body[key] for key in ("journal", "digests")}
+    decisions = [{k: v for k, v in d.items() if k != "then"} for d in body["decided"]]
+    return {**body["incident"], **found, "decisions": decisions, "asked_again": body["again"], "same_today": told.same}
+
+
+# --- the page ---
+
+
+def page(told: Why) -> list[str]:
+    """Lines of plain words."""
+    lines = explain(told.incident, _instant(told))
+    return [*lines, "", *_steps(told), "", *_today(told)]
+
+
+def _instant(told: Why) -> str:
+    if not told.decided:
+        return ""
+    first = told.decided[0]
+    at = datetime.fromtimestamp(first.at_unix_s - first.clock + told.incident.opened, UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 10000:02d} UTC, by the clock of the machine that led"
+
+
+def _steps(told: Why) -> list[str]:
+    if not told.decided:
+        return _elsewhere(told)
+    lines = [f"How it went ({told.journal}):"]
+    for decided in told.decided:
+        after = decided.clock - told.incident.opened
+        version = {None: "", 0: ", policy as launched"}.get(decided.policy, f", policy version {decided.policy}")
+        sure = "" if decided.known else "; whether it took effect is not in the journal"
+        lines.append(f"  +{max(0.0, after):.2f} s  decision {decided.decision} (epoch {decided.epoch}{version}){sure}")
+        lines += [f"      {a.verb}{_where(a)}: {a.reason}" for a in decided.own] or [
+            f"      it is {_state(decided, told)}"
+        ]
+    return lines if len(lines) <= MOST_LINES else [*lines[:MOST_LINES], f"  and {len(lines) - MOST_LINES} lines more"]
+
+
+def _state(decided: Decided, told: Why) -> str:
+    now = next(i for i in decided.then.incidents if i.id == told.incident.id)
+    if now.state != "acting" or now.acted is None:
+        return now.state
+    return "acted on: its new processes were seen" if started(now) else "ridden through: nothing is started"
+
+
+def _where(action: Action) -> str:
+    group = f" group {action.group}" if action.group is not None else ""
+    generation = f" generation {action.generation}" if action.generation is not None else ""
+    return f"{group}{generation}{f' on {action.node}' if action.node else ''}"
+
+
+def _elsewhere(told: Why) -> list[str]:
+    lines = [f"{told.journal} tells nothing of it."]
+    for d in told.digests:
+        more = f" and {d.more} more" if d.more else ""
+        did = ", ".join(d.actions) or "no action"
+        lines.append(f"  decision {d.decision} (epoch {d.epoch}, on {d.host or '-'}, by {d.program}): {did}{more}")
+    return lines
+
+
+def _today(told: Why) -> list[str]:
+    if not told.again:
+        hosts = sorted({d.host for d in told.digests if d.host})
+        where = f"on {' or '.join(hosts)}" if hosts else "on the machine whose supervisor led then"
+        return [f"Asked again today: not known, for the journal is not here. Ask {where}, or with --journal FILE."]
+    of = {
+        verdict: [a for a in told.again if a.verdict == verdict] for verdict in ("same", "words", "another", "unknown")
+    }
+    lines = []
+    if of["same"]:
+        lines.append(f"Asked again today, with what was seen then: the same answer ({_named(of['same'])}).")
+    if of["words"]:
+        lines.append(f"Asked again today: the same is done, told in other words ({_named(of['words'])}).")
+    for again in of["another"]:
+        lines.append(f"Asked again today: ANOTHER ANSWER ({_named([again])}):")
+        lines += [f"  - {sentence}" for sentence in again.differences]
+    for sentence in dict.fromkeys(a.differences[0] for a in of["unknown"]):
+        which = _named([a for a in of["unknown"] if a.differences[0] == sentence])
+        lines.append(f"Asked again today: not known ({which}): {sentence}.")
+    by = sorted({a.program for a in told.again if a.program})
+    return [*lines, *([f"Decided by {' and '.join(by)}; asked again with {program()}."] if by else [])]
+
+
+def _named(again: list[Again]) -> str:
+    return f"decision{'s' if len(again) > 1 else ''} {', '.join(str(a.decision) for a in again)}"

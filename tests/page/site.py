@@ -1,0 +1,132 @@
+"""A page that is served as a supervisor does it, of a run that was really decided about."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry
+
+from supervisor.core.model import ControlView
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.page.server import Server, serve, url_of
+from supervisor.shell.page.watcher import Page
+from supervisor.wire import keys
+from supervisor.wire.security import Security
+from tests.helpers.told import ToldWorld
+
+TRACE = """Traceback (most recent call last):
+  File "train.py", line 211, in train_step
+    loss = self.forward(batch)
+RuntimeError: CUDA error: an illegal memory access was encountered <b>&amp;"""
+
+
+class Site:
+    """One world, and one page of it at a time."""
+
+    def __init__(self, world: ToldWorld, port: int = 0) -> None:
+        self.world = world
+        self._began = time.time() - world.now
+        self.page = Page(world.store, wall=self.wall)
+        world.after_step = self.look  # type: ignore[method-assign]
+        self.server: Server = serve(CollectorRegistry(), self.page, "127.0.0.1", port, Security())
+        self.url = url_of(self.server)
+
+    def wall(self) -> float:
+        """The world's own time, as if it had begun when the test did."""
+        return self._began + self.world.now
+
+    def look(self) -> None:
+        """What the page's own thread does; here a step is a look, so that the history has them all."""
+        self.page._learn("run", self._began)
+        self.page.look(Mirror(self.world.store.list(keys.PREFIX)))
+
+    def live(self) -> None:
+        """From now on it is looked at as by a supervisor."""
+        self.look()
+        self.world.after_step = lambda: None  # type: ignore[method-assign]
+        self.page.start()
+
+    def close(self) -> None:
+        self.page.stop()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def trained() -> ToldWorld:
+    """Four groups of four ranks."""
+    world = ToldWorld(groups=4, spares=2, ranks=4)
+    world.lead()
+    return world.bring_up()  # type: ignore[return-value]
+
+
+def hurt(site: Site) -> None:
+    """It trains; a rank crashes and comes back; a node is lost and its group moves; a rank fails, and comes back as we look."""
+    w = site.world
+    w.train(120)
+    w.save(0, step=w.step)
+    w.round(0.1)
+    w.crash(1, rank=2)
+    w.round(0.2)
+    w.train(w.step + 3)
+    w.recover(1, step=w.step)
+    w.train(w.step + 60)
+    w.hear(2, "silent")
+    w.lapse(w.group(2).node)
+    w.round(0.1)
+    w.train(w.step + 4)
+    w.recover(2, step=w.step)
+    w.train(w.step + 90)
+    w.fail(3, rank=1, error=TRACE.splitlines()[-1], trace=TRACE)
+    w.round(0.2)
+    w.train(w.step + 5)
+
+
+def paused(site: Site) -> None:
+    """A person has paused it, and then a rank crashed."""
+    w = site.world
+    w.train(30)
+    w.control = ControlView(paused=True, because="the network is mended")
+    w.round(0.1)
+    w.crash(0)
+    w.round(1.0)
+
+
+def halted(site: Site) -> None:
+    w = site.world
+    w.train(30)
+    for group in range(4):
+        w.fail(group, error="ValueError: bad batch in shard 17")
+    for _ in range(6):
+        w.round(1.0)
+
+
+def many(count: int = 300) -> ToldWorld:
+    """So many groups that each is a tile; a few of them are not well. Told once: deciding about them all would take minutes."""
+    world = ToldWorld(groups=4, spares=2, ranks=8)
+    world.lead()
+    world.bring_up()
+    world.train(3)
+    spec = world.spec
+    world.spec = replace(spec, groups=replace(spec.groups, count=count))
+    first = world.group(0)
+    groups = {g: replace(first, group=g, node=f"m{g}") if g >= 4 else world.group(g) for g in range(count)}
+    groups[17] = replace(groups[17], phase="fencing", incident="i9")
+    groups[230] = replace(groups[230], phase="starting", generation=4)
+    world.memory = replace(world.memory, groups=groups)
+    node = world.nodes[first.node]
+    for g in range(4, count):
+        world.nodes[f"m{g}"] = replace(node, name=f"m{g}", ranks=tuple(replace(r, group=g) for r in node.ranks))
+    world.lead_again()
+    return world
+
+
+@contextlib.contextmanager
+def site(world: ToldWorld, port: int = 0) -> Iterator[Site]:
+    made = Site(world, port)
+    try:
+        yield made
+    finally:
+        made.close()

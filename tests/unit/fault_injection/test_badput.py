@@ -1,0 +1,205 @@
+"""The ledger of a run: of a story told in files, and of a real run against its trainers' own records.
+
+`recorded_run/history.jsonl.gz`: the first 640 s of a run of two groups on one machine that was broken 28 times, with hangs, and a
+moment at which both groups were lost; the records of its shims and trainers and what its supervisor decided.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_injection.badput import Span, ledger, of_incident, windows
+from fault_injection.history import History
+from fault_injection.recorded import load
+from supervisor.core.ledger import Cause, lost, ratios, totals
+from tests.unit.fault_injection.files import Files, incident, line, place, seconds, step
+
+SPAN = Span(1.0, 30.0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> History:
+    path = tmp_path_factory.mktemp("run") / "history.jsonl"
+    path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run" / "history.jsonl.gz").read_bytes()))
+    history = load(path)
+    assert not history.unreadable
+    return history
+
+
+def whole(history: History) -> Span:
+    assert history.setting is not None
+    return Span(history.setting.began, history.setting.ended)
+
+
+def lines(history: History, group: int) -> list[dict[str, Any]]:
+    """What a group's trainers wrote, one after the other."""
+    return [x for s in history.of_group(group) for x in s.lines]
+
+
+# --- a real run ---
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_every_second_of_a_real_run_is_under_one_cause(run: History, group: int) -> None:
+    span = whole(run)
+    found = ledger(run, group, span)
+    assert sum(totals(found).values()) == pytest.approx(span.end - span.begin, rel=1e-9)
+    assert all(a.end == pytest.approx(b.start, abs=1e-6) for a, b in itertools.pairwise(found))
+
+
+def test_so_is_every_second_of_the_run(run: History) -> None:
+    ettr, badput = ratios([ledger(run, g, whole(run)) for g in (0, 1)])
+    assert ettr + sum(badput.values()) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_it_is_what_the_trainers_wrote_of_their_steps(run: History, group: int) -> None:
+    """Within 1% of the time: data, quorum, heal and checkpoints second by second; the steps' own seconds, whatever they are
+    counted as, are all of those that the trainers computed and committed."""
+    span = whole(run)
+    found = totals(ledger(run, group, span))
+    steps = [x for x in lines(run, group) if x["event"] == "step" and x["committed"]]
+    near = {"abs": 0.01 * (span.end - span.begin)}
+    for cause in (Cause.DATA, Cause.QUORUM, Cause.HEAL):
+        assert found.get(cause, 0.0) == pytest.approx(sum(x["seconds"][cause.value] for x in steps), **near), cause
+    saved = sum(x["t"] - x["start"] for x in lines(run, group) if x["event"].startswith("checkpoint"))
+    assert found.get(Cause.CHECKPOINT, 0.0) == pytest.approx(saved, **near)
+    computed = sum(x["seconds"]["compute"] + x["seconds"]["commit"] for x in steps)
+    told = found[Cause.PRODUCTIVE] + found.get(Cause.RECOMPUTE, 0.0)
+    assert told <= computed + 1e-6
+    assert told + found[Cause.HUNG] >= computed - near["abs"]
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_what_torchft_did_not_commit_is_failed_or_hung(run: History, group: int) -> None:
+    failed = sum(x["t"] - x["start"] for x in lines(run, group) if x["event"] == "step" and not x["committed"])
+    found = totals(ledger(run, group, whole(run)))
+    assert failed > 0
+    assert found[Cause.FAILED_STEP] <= failed + 1e-6
+    assert found[Cause.FAILED_STEP] + found[Cause.HUNG] >= failed - 1.0
+
+
+def test_steps_that_were_committed_twice_are_recomputed(run: History) -> None:
+    """Both groups were lost once: what they had committed since the checkpoint came again. Counted here by the steps'
+    numbers alone."""
+    for group in (0, 1):
+        newest, twice = 0, 0.0
+        for x in (x for x in lines(run, group) if x["event"] == "step" and x["committed"]):
+            if x["step"] <= newest:
+                twice += x["seconds"]["compute"] + x["seconds"]["commit"]
+            newest = max(newest, x["step"])
+        assert twice > 5.0
+        assert totals(ledger(run, group, whole(run)))[Cause.RECOMPUTE] == pytest.approx(twice, rel=0.01)
+
+
+def test_a_hang_is_hung_for_as_long_as_it_lasted(run: History) -> None:
+    hangs = [w for w in windows(run) if w.incident["kind"] == "hang"]
+    assert len(hangs) >= 3
+    for hang in hangs:
+        own = lost(ledger(run, hang.incident["group"], whole(run)), hang.began, hang.acted)
+        assert own == {Cause.HUNG: pytest.approx(hang.acted - hang.began)}
+        assert own[Cause.HUNG] >= hang.incident["took_s"]
+
+
+def test_what_an_incident_cost_is_all_of_the_time_that_did_not_train(run: History) -> None:
+    for window in windows(run):
+        found = ledger(run, window.incident["group"], whole(run))
+        spent = lost(found, window.began, window.over)
+        trained = sum(
+            max(0.0, min(i.end, window.over) - max(i.start, window.began)) for i in found if i.cause == Cause.PRODUCTIVE
+        )
+        assert sum(spent.values()) + trained == pytest.approx(window.over - window.began)
+
+
+def test_the_cost_of_an_incident_is_that_of_all_groups(run: History) -> None:
+    ledgers = {g: ledger(run, g, whole(run)) for g in (0, 1)}
+    (both,) = [w for w in windows(run) if w.incident["id"] == "i16"]
+    cost = of_incident(ledgers, both)
+    alone = [of_incident({g: x}, both) for g, x in ledgers.items()]
+    assert sum(cost.values()) == pytest.approx(sum(sum(x.values()) for x in alone), abs=0.02)
+    assert all(sum(x.values()) > 1.0 for x in alone), "both stood still"
+    assert sum(cost.values()) <= 2 * (both.over - both.began)
+
+
+# --- a story ---
+
+
+def crash(folder: Path) -> Files:
+    """Group 0 trains from 5 on; its process ends at 9.5, which is seen at 10; it is decided on at 15, and started at 15.6."""
+    f = Files(folder)
+    f.decide(1.0, 1, {0: 1}, [place(0, 1, "n1")])
+    one = ("i1", "crash", 0, 1)
+    f.decide(9.9, 2, {0: 1}, [], [incident(*one, 1, "open")])
+    f.decide(14.9, 3, {0: 2}, [place(0, 2, "n1", "start")], [incident(*one, 2, "acting")])
+    f.decide(18.9, 4, {0: 2}, [], [incident(*one, 2, "recovered", acted=16.0, recovered=19.0)])
+    f.shims["n1"] = []
+    f.shim(2.0, "spawned", "n1", 0, 1)
+    f.shim(9.5, "exited", "n1", 0, 1, exit_code=None, signal=11)
+    f.shim(15.6, "spawned", "n1", 0, 2)
+    f.steps["n1", 0, 1] = [line("start", 2.0, 5.0), *seconds(5.0, 1, 4)]
+    f.steps["n1", 0, 2] = [line("start", 15.6, 17.0), *seconds(17.0, 3, 5)]
+    return f
+
+
+def test_what_was_detected_and_not_decided_on_waits_for_the_decision(tmp_path: Path) -> None:
+    found = totals(ledger(crash(tmp_path).history(), 0, Span(2.0, 22.0)))
+    assert found == {
+        Cause.START: pytest.approx(3.0 + 1.4),
+        Cause.PRODUCTIVE: pytest.approx(4.0 + 3.0),
+        Cause.LOST_STEP: pytest.approx(0.5),
+        Cause.DETECT: pytest.approx(0.5),
+        Cause.DECIDE: pytest.approx(5.0),
+        Cause.ACT: pytest.approx(0.6),
+        Cause.RECOMPUTE: pytest.approx(2.0),
+    }
+
+
+def test_a_store_that_was_away_is_told_as_the_cause(tmp_path: Path) -> None:
+    """While a group has no process; one that trains goes on."""
+    f = crash(tmp_path)
+    f.journal += [
+        {"t": 8.0, "entry": "event", "event": "store", "up": False, "silent_s": 2.0},
+        {"t": 12.0, "entry": "event", "event": "term", "epoch": 2},
+        {"t": 15.5, "entry": "event", "event": "store", "up": False, "silent_s": 0.3},
+    ]
+    f.journal.sort(key=lambda x: x["t"])
+    history = f.history()
+    assert [(o.start, o.end) for o in history.outages] == [(6.0, 12.0), (15.2, 19.0)]
+    found = totals(ledger(history, 0, Span(2.0, 22.0)))
+    assert found[Cause.STORE_AWAY] == pytest.approx(2.5 + 0.4)
+    assert found[Cause.PRODUCTIVE] == pytest.approx(7.0)
+    assert Cause.DETECT not in found
+    assert sum(found.values()) == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("kind", "cause", "own"), [("hang", Cause.HUNG, 3.0), ("straggler", Cause.STRAGGLING, 2.0)])
+def test_what_the_others_waited_for_it_beyond_an_ordinary_step(
+    tmp_path: Path, kind: str, cause: Cause, own: float
+) -> None:
+    """Steps of a second; one of three seconds, while the incident lasts."""
+    f = Files(tmp_path)
+    f.decide(1.0, 1, {0: 1, 1: 1}, [place(0, 1, "n1"), place(1, 1, "n2")])
+    about = {"took_s": 2.0}
+    f.decide(12.0, 2, {0: 1, 1: 1}, [], [incident("i1", kind, 1, 1, 1, "open", **about)])
+    f.decide(12.9, 3, {0: 1, 1: 1}, [], [incident("i1", kind, 1, 1, 1, "recovered", **about)])
+    for group, node in ((0, "n1"), (1, "n2")):
+        f.shims[node] = []
+        f.shim(2.0, "spawned", node, group, 1)
+        ordinary = {"data": 0.0, "compute": 1.0}
+        f.steps[node, group, 1] = [
+            line("start", 2.0, 5.0),
+            *({**x, "seconds": ordinary} for x in seconds(5.0, 1, 5)),
+            {**step(10.0, 13.0, 6), "seconds": {"data": 0.0, "compute": 3.0}},
+            *({**x, "seconds": ordinary} for x in seconds(13.0, 7, 7)),
+        ]
+    history = f.history()
+    (window,) = windows(history)
+    assert (window.began, window.over) == (10.0, 13.0)
+    others = totals(ledger(history, 0, Span(2.0, 20.0)))
+    assert others == {Cause.START: 3.0, Cause.PRODUCTIVE: pytest.approx(13.0), cause: pytest.approx(2.0)}
+    assert totals(ledger(history, 1, Span(2.0, 20.0)))[cause] == pytest.approx(own)

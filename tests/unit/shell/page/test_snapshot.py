@@ -1,0 +1,337 @@
+"""What the page says of a run, by what was really decided about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from supervisor.core.model import ControlView, StuckView
+from supervisor.shell import views
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.page import merge
+from supervisor.shell.page.snapshot import INCIDENTS, Live, snapshot
+from supervisor.wire import keys
+from tests.helpers.told import ToldWorld
+
+CLOCK_AT = 1_700_000_000.0
+
+
+def world(**about: Any) -> ToldWorld:
+    made = ToldWorld(**{"groups": 3, "spares": 1, "ranks": 2, **about})
+    made.lead()
+    made.bring_up()
+    made.train(5)
+    return made
+
+
+def look(w: ToldWorld, **live: Any) -> dict[str, Any]:
+    """The snapshot, as a browser gets it."""
+    w.tell()
+    mirror = Mirror(w.store.list(keys.PREFIX))
+    record = views.runs(mirror)["run"]
+    known = {"now": CLOCK_AT + w.now, "clock_at": {"run": CLOCK_AT}, **live}
+    found = snapshot(mirror, record, Live(**known))
+    assert None not in list(_values(found)), "a null would be read as a removal"
+    sent: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
+    return sent
+
+
+def _values(value: Any) -> Any:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    yield value
+    for one in inner:
+        yield from _values(one)
+
+
+def applied(target: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """As the browser does it."""
+    found = dict(target)
+    for key, value in change.items():
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, Mapping):
+            before = found.get(key)
+            found[key] = applied(before if isinstance(before, Mapping) else {}, value)
+        else:
+            found[key] = value
+    return found
+
+
+def words(found: dict[str, Any], group: int) -> list[str]:
+    return [found["letters"][letter] for letter in found["groups"][str(group)]["ranks"]]
+
+
+def test_a_healthy_run() -> None:
+    w = world()
+    found = look(w)
+    assert found["headline"] == {"level": "good", "text": "Training: all 3 groups step."}
+    assert found["get_up"] == {"level": "no", "why": []}
+    assert [words(found, g) for g in range(3)] == [["healthy", "healthy"]] * 3
+    numbers = found["numbers"]
+    assert (numbers["step"], numbers["quorum"], numbers["groups"], numbers["leader"]) == (5, 3, 3, "host:41")
+    assert numbers["loss"] == pytest.approx(w.loss(5), abs=1e-4)
+    assert found["spares"] == ["n4"]
+    assert found["nodes_by_state"] == {"alive": 5, "silent": 0, "cordoned": 0, "leaving": 0, "spare": 1}
+    assert found["nodes"]["n4"]["does"] == "spare"
+    assert found["nodes"]["host"]["does"] == "lighthouse"
+    assert [(b["what"], b["left"], b["of"]) for b in found["budgets"]] == [("replace", 4, 4), ("reallocate", 3, 3)]
+    assert (found["incidents"], found["notes"]) == ({}, [])
+
+
+def test_a_crash_is_told_from_its_first_sign_to_its_end() -> None:
+    w = world()
+    w.crash(1, rank=1)
+    seen = look(w)
+    assert words(seen, 1) == ["healthy", "dead"]
+    assert seen["groups"]["1"]["why"] == "rank 1 ended (signal 11)"
+    w.round(0.5)
+    acted = look(w)
+    assert acted["headline"]["level"] == "care"
+    assert acted["headline"]["text"].startswith("Training on 2 of 3 groups: group 1 ")
+    assert acted["get_up"]["level"] == "no"
+    incident = acted["incidents"]["i1"]
+    assert (incident["open"], incident["kind"], incident["group"], incident["rank"]) == (True, "crash", 1, 1)
+    assert incident["did"] == "Decided: rung 1 (restart); it is under way."
+    assert incident["why"]
+    assert "signal 11" in incident["seen"][0]
+    assert incident["opened"] == pytest.approx(CLOCK_AT + w.incident.opened, abs=0.1)
+    assert acted["groups"]["1"]["incident"] == "i1"
+    w.recover(1, step=5)
+    over = look(w)
+    assert over["headline"]["text"] == "Training: all 3 groups step."
+    assert over["incidents"]["i1"]["state"] == "recovered"
+    assert over["incidents"]["i1"]["did"].startswith("What was done: rung 1 (restart). The group's processes were")
+    assert over["recovery_s"] == pytest.approx(over["incidents"]["i1"]["recovered_s"], abs=0.1)
+    assert over["incidents"]["i1"]["generations"] == [1, 2]
+    assert {"what": "restart", "group": "1", "left": 2, "of": 3} in over["budgets"]
+
+
+def test_a_lost_node_is_cordoned_and_its_group_moves() -> None:
+    w = world()
+    node = w.group(2).node
+    w.hear(2, "silent")
+    w.lapse(node)
+    found = look(w)
+    assert words(found, 2) == ["dead", "dead"]
+    assert "proved gone, or shut out" in found["groups"]["2"]["why"]
+    w.round()
+    w.recover(2, step=6)
+    after = look(w)
+    assert after["groups"]["2"]["node"] == "n4"
+    assert after["nodes"][node]["wrong"][0] == "silent: its agent's lease is gone"
+    assert any(said.startswith("cordoned: ") for said in after["nodes"][node]["wrong"])
+    assert next(iter(after["nodes"])) == node, "what is wrong comes first"
+    assert after["get_up"]["level"] == "soon"
+    assert any("no spare is left" in why for why in after["get_up"]["why"])
+
+
+def test_a_node_that_is_silent_while_its_group_is_heard_is_unknown() -> None:
+    w = world()
+    w.lapse(w.group(0).node)
+    w.round()
+    found = look(w)
+    assert words(found, 0) == ["unknown", "unknown"]
+    assert "still hears group 0" in found["groups"]["0"]["why"]
+
+
+def test_hung_and_slow_ranks() -> None:
+    w = world()
+    w.report(0, 1, commits=1, step=5, stuck=StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0))
+    found = look(w)
+    assert words(found, 0) == ["healthy", "hung"]
+    assert found["groups"]["0"]["why"] == "rank 1 has taken longer for its step than the 30 s that it may, in data"
+    w = world()
+    for group, compute_s in enumerate((0.4, 0.9, 0.4)):
+        w.report(group, 0, commits=1, step=5, compute_s=compute_s)
+    found = look(w)
+    assert words(found, 1) == ["slow", "healthy"]
+    assert found["headline"] == {"level": "care", "text": "Training: all 3 groups step (group 1 slow)."}
+    assert any("group 1 is slow" in note for note in found["notes"])
+
+
+def test_a_run_that_starts_says_so() -> None:
+    w = ToldWorld(groups=2, ranks=1)
+    w.lead()
+    w.host()
+    w.round()
+    found = look(w)
+    assert found["headline"]["text"].startswith("Starting: no group has committed a step yet")
+    assert words(found, 0) == ["waiting"]
+    w.start_up()
+    assert words(look(w), 0) == ["starting"]
+
+
+def test_a_halted_run_needs_a_person() -> None:
+    w = world()
+    for group in range(3):
+        w.fail(group, error="ValueError: a bad batch")
+    for _ in range(5):
+        w.round(1.0)
+    assert w.memory.phase == "halted"
+    found = look(w)
+    assert found["headline"]["level"] == "bad"
+    assert found["get_up"]["level"] == "now"
+    assert "ValueError: a bad batch" in found["get_up"]["why"][0]
+    assert 'supervisor resume run --because "..."' in found["get_up"]["why"][0]
+    assert words(found, 0) == ["ended", "ended"]
+
+
+def test_a_pause_needs_a_person_only_once_something_has_failed() -> None:
+    w = world()
+    w.control = ControlView(paused=True)
+    w.round(0.1)
+    found = look(w)
+    assert found["paused"]
+    assert found["get_up"]["level"] == "soon"
+    w.crash(0)
+    w.round(0.1)
+    found = look(w)
+    assert found["get_up"]["level"] == "now"
+    assert "nothing is done about it until `supervisor resume run`" in found["get_up"]["why"][0]
+    assert found["incidents"]["i1"]["did"] == "Nothing was decided yet."
+
+
+def test_where_the_policy_only_observes_a_person_has_to_act() -> None:
+    w = world(mode="observe")
+    w.crash(0)
+    w.round(0.1)
+    found = look(w)
+    assert found["mode"] == "observe"
+    assert found["incidents"]["i1"]["shadow"]
+    assert found["get_up"]["level"] == "now"
+    assert "is only observed" in found["get_up"]["why"][0]
+
+
+def test_the_breaker() -> None:
+    w = world(groups=6, spares=1)
+    for number in range(1, 7):
+        w.hear(number - 1, "silent")
+        w.nodes[f"n{number}"] = replace(w.nodes[f"n{number}"], registered=False)
+    w.round()
+    w.round(2.0)
+    found = look(w)
+    assert found["breaker"]
+    assert found["get_up"]["level"] == "now"
+    assert any(why.startswith("the breaker holds") for why in found["get_up"]["why"])
+
+
+def test_no_leader_and_no_step() -> None:
+    w = world()
+    w.store.commit({}, [keys.LEADER])
+    found = look(w)
+    assert found["get_up"]["level"] == "now"
+    assert found["get_up"]["why"][0].startswith("no supervisor leads")
+    still = look(w, still_s=75.0)
+    assert still["headline"] == {"level": "bad", "text": "No new step for more than 75 s, though 3 groups run."}
+    assert look(w, still_s=10.0)["headline"]["level"] == "good", "steps may take that long"
+
+
+def test_without_a_clock_nothing_is_told_of_when_but_all_of_how_long() -> None:
+    w = world()
+    w.crash(1)
+    w.round(0.5)
+    w.recover(1)
+    incident = look(w, clock_at={})["incidents"]["i1"]
+    assert "opened" not in incident
+    assert incident["recovered_s"] > 0
+
+
+def test_a_loss_that_is_no_number_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world()
+    monkeypatch.setattr(w, "loss", lambda step: math.nan)
+    assert look(w)["numbers"]["loss"] == "nan"
+
+
+def test_a_memory_that_cannot_be_read_is_the_whole_news() -> None:
+    w = world()
+    w.store.commit({keys.memory("run", "run"): b"{"})
+    mirror = Mirror(w.store.list(keys.PREFIX))
+    found = snapshot(mirror, views.runs(mirror)["run"], Live(now=1.0))
+    assert found["headline"]["level"] == "bad"
+    assert "cannot be read" in found["get_up"]["why"][0]
+    assert "groups" not in found
+
+
+@pytest.mark.parametrize("harm", ["gone", "torn", "another"])
+def test_whatever_record_is_gone_or_torn_the_page_goes_on(harm: str) -> None:
+    w = world()
+    w.crash(1)
+    w.round(0.5)
+    w.hear(2, "silent")
+    w.lapse(w.group(2).node)
+    w.round()
+    w.tell()
+    whole = w.store.list(keys.PREFIX)
+    tried = 0
+    for item in whole.items:
+        if item.key == keys.spec("run"):
+            continue  # then there is no run
+        items = tuple(i for i in whole.items if i.key != item.key)
+        if harm != "gone":
+            value = b"{" if harm == "torn" else b'{"$kind":"Other","$version":1}'
+            items = (*items, replace(item, value=value))
+        mirror = Mirror(replace(whole, items=items))
+        found = snapshot(mirror, views.runs(mirror)["run"], Live(now=1.0))
+        assert found["headline"]["text"], item.key
+        if harm != "gone" and "/memory/" in item.key:
+            assert found["get_up"]["level"] == "now", item.key
+        json.dumps(found, allow_nan=False)
+        tried += 1
+    assert tried > 20
+
+
+def test_no_run() -> None:
+    found = snapshot(Mirror(ToldWorld().store.list(keys.PREFIX)), None, Live(now=1.0))
+    assert (found["run"], found["runs"]) == ("", {})
+
+
+def test_of_many_incidents_the_newest_are_told_and_all_are_counted() -> None:
+    w = world(budget={"restart": 1000}, backoff_first_s=0.0)
+    for _ in range(INCIDENTS + 3):
+        w.crash(1)
+        w.round(200.0)
+        w.recover(1, step=w.step)
+    w.crash(0)
+    w.round(0.1)
+    found = look(w)
+    assert found["incidents_all"] == INCIDENTS + 4
+    assert len(found["incidents"]) == INCIDENTS + 1
+    assert "i1" not in found["incidents"]
+    assert found["incidents"][f"i{INCIDENTS + 4}"]["open"]
+
+
+def test_a_patch_makes_the_new_of_the_old() -> None:
+    w = world()
+    before = look(w)
+    w.crash(1, rank=0)
+    w.round(0.5)
+    after = look(w)
+    change = merge.patch(before, after)
+    assert applied(before, change) == after
+    assert "nodes" not in change or "n1" not in change["nodes"]
+    assert set(change["groups"]) == {"1"}
+    w.recover(1, step=5)
+    later = look(w)
+    assert applied(after, merge.patch(after, later)) == later
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 1}, {"b": 2}, {"a": None, "b": 2}),
+        ({"a": {"x": 1, "y": 2}}, {"a": {"x": 1}}, {"a": {"y": None}}),
+        ({"a": [1, 2]}, {"a": [1, 2, 3]}, {"a": [1, 2, 3]}),
+        ({"a": 1}, {"a": {}}, {"a": {}}),
+        ({"a": {"x": 1}}, {"a": 1}, {"a": 1}),
+        ({}, {"a": {}}, {"a": {}}),
+    ],
+)
+def test_patches(old: dict[str, Any], new: dict[str, Any], change: dict[str, Any]) -> None:
+    assert merge.patch(old, new) == change
+    assert applied(old, change) == new

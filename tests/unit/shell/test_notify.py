@@ -1,0 +1,205 @@
+"""A webhook is told at most once, whoever leads, and nobody waits for it."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.model import Decision, Memory, Observed, Rung
+from supervisor.core.notice import Notice
+from supervisor.core.spec import RunSpec
+from supervisor.ports.errors import Retryable
+from supervisor.shell import loop, notify
+from supervisor.shell.engine_driver import EngineDriver
+from supervisor.shell.loop import Loop
+from supervisor.shell.notify import Notifier, send, url_in
+from supervisor.shell.telemetry import Telemetry
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord, decode, encode
+from tests.helpers.memory_store import MemoryStore
+from tests.helpers.waiting import eventually
+from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
+from tests.unit.shell.test_loop import Engine, Term, launched
+
+NOTICE = Notice(about="i1-3", run="run", text="run run asks for another allocation", incident="i1", rung=3)
+SECRET = "T0KEN"
+
+
+class Hook:
+    """A webhook's server on loopback; it does not answer while `held`, and answers with `code`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+        self.code = 200
+        hook = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                hook.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                hook.asked.set()
+                hook.go_on.wait(30)
+                self.send_response(hook.code)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        class Server(http.server.ThreadingHTTPServer):
+            def handle_error(self, *_: object) -> None: ...  # who asked has given up
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+        self.file = folder / "webhook"
+        self.file.write_text(f"http://127.0.0.1:{self.server.server_port}/{SECRET}\n")
+
+    def close(self) -> None:
+        self.go_on.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+def leads(store: MemoryStore) -> Term:
+    """The next leader: the one before leads no more."""
+    store.commit({}, [keys.LEADER])
+    return Term(store)
+
+
+@pytest.fixture
+def hook(tmp_path: Path) -> Iterator[Hook]:
+    made = Hook(tmp_path)
+    yield made
+    made.close()
+
+
+def test_it_is_told_as_json_with_a_text(hook: Hook) -> None:
+    store = MemoryStore()
+    assert send(store, Term(store), NOTICE, str(hook.file))
+    (body,) = hook.bodies
+    assert (body["text"], body["run"], body["incident"], body["rung"]) == (NOTICE.text, "run", "i1", 3)
+    item = store.get(keys.notice("run", "i1-3"))
+    assert item is not None
+    assert decode(item.value, Notice) == NOTICE
+
+
+def test_of_two_leaders_one_tells_it(hook: Hook) -> None:
+    store = MemoryStore()
+    assert send(store, leads(store), NOTICE, str(hook.file))
+    assert not send(store, leads(store), NOTICE, str(hook.file))
+    assert send(store, leads(store), replace(NOTICE, about="i1-4"), str(hook.file))
+    assert len(hook.bodies) == 2
+
+
+def test_who_leads_no_more_tells_nothing(hook: Hook) -> None:
+    store = MemoryStore()
+    old = leads(store)
+    leads(store)
+    assert not send(store, old, NOTICE, str(hook.file))
+    assert hook.bodies == []
+
+
+def test_while_the_store_is_away_it_is_in_the_log_alone(hook: Hook, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    term = Term(store)
+    store.fail_next(1, Retryable)
+    with caplog.at_level(logging.ERROR):
+        assert not send(store, term, NOTICE, str(hook.file))
+    assert NOTICE.text in caplog.text
+    assert hook.bodies == []
+
+
+def test_what_is_not_taken_is_not_sent_again_and_the_url_is_in_no_log(
+    hook: Hook, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    hook.code = 500
+    with caplog.at_level(logging.DEBUG):
+        assert not send(store, leads(store), NOTICE, str(hook.file))
+        assert not send(store, leads(store), NOTICE, str(hook.file))
+    assert len(hook.bodies) == 1
+    assert "the webhook did not take it (HTTPError)" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_one_that_does_not_answer_is_given_up(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "DEADLINE_S", 0.2)
+    hook.go_on.clear()
+    store = MemoryStore()
+    assert not send(store, Term(store), NOTICE, str(hook.file))
+
+
+def test_nobody_waits_for_it(hook: Hook) -> None:
+    hook.go_on.clear()
+    store = MemoryStore()
+    notifier = Notifier(store, Term(store))
+    notifier.start()
+    for number in range(3 * notify.MOST_WAITING):
+        notifier.tell(replace(NOTICE, about=f"i{number}-3"), str(hook.file))
+    assert hook.asked.wait(30)
+    assert len(hook.bodies) == 1, "the first one is not answered yet"
+    hook.go_on.set()
+    eventually(lambda: len(hook.bodies) > 5, 30, "the others follow")
+    notifier.stop()
+
+
+def test_what_waits_when_the_term_ends_is_sent_before(hook: Hook) -> None:
+    store = MemoryStore()
+    notifier = Notifier(store, Term(store))
+    notifier.tell(NOTICE, str(hook.file))
+    notifier.start()
+    notifier.stop()
+    assert len(hook.bodies) == 1
+    Notifier(store, Term(store)).stop()  # of a term that never began
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "ftp://x/y", "file:///etc/passwd", "https://", "http://a b", "http://a\nhttp://b", "http://[", "nonsense"],
+)
+def test_a_file_without_one_url(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hook").write_text(text)
+    with pytest.raises(ValueError, match="does not hold one http or https URL"):
+        url_in(tmp_path / "hook")
+
+
+def test_a_file_that_is_not_there_is_said_and_nothing_is_claimed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    assert not send(store, Term(store), NOTICE, str(tmp_path / "none"))
+    assert "cannot be read here (No such file or directory)" in caplog.text
+    assert store.get(keys.notice("run", "i1-3")) is None
+
+
+# --- the loop ---
+
+
+@pytest.mark.parametrize("file", ["", "/etc/hook"])
+def test_the_loop_tells_what_it_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    store = launched(tmp_path)
+    spec = replace(SPEC, policy=replace(SPEC.policy, webhook_file=file))
+    store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir=str(tmp_path), launched_unix_s=0.0)))
+    incident = replace(INCIDENT, id="i2", rung=Rung.REALLOCATE)
+    seen: list[tuple[str, str, bool]] = []
+
+    def third(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        return Decision(memory=replace(MEMORY, decisions=5), incidents=(incident,))
+
+    def tell(notice: Notice, where: str) -> None:
+        seen.append((notice.about, where, store.get(keys.incident("run", "i2")) is not None))
+
+    monkeypatch.setattr(loop, "decide", third)
+    driver = EngineDriver(store, Engine())  # type: ignore[arg-type]
+    leader = Loop(store, Term(store), driver, Telemetry(), tell=tell)
+    leader.step()
+    assert seen == ([("i2-3", file, True)] if file else [])

@@ -1,0 +1,259 @@
+"""An incident as the journal tells it, and the same asked again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from supervisor import cli
+from supervisor.cli import common
+from supervisor.core.decide import decide
+from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.spec import FirstRungSpec, RunSpec
+from supervisor.ports.errors import Fatal
+from supervisor.shell import inputs, projection, why
+from supervisor.shell.journal import Journal
+from supervisor.shell.loop import ROUTINE
+from supervisor.shell.program import program
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord, encode
+from tests.helpers.memory_store import MemoryStore
+from tests.unit.core.world import World
+from tests.unit.shell.records import mirror_of
+
+EPOCH = 7
+
+
+class Journaled(World):
+    """A world whose every decision is in a journal, as the loop writes it."""
+
+    def __init__(self, folder: Path, **about: Any) -> None:
+        super().__init__(**about)
+        self.journal = Journal(folder / "journal.jsonl")
+        self.keep_inputs = True
+        self.digests: dict[str, bytes] = {}
+
+    def round(self, after: float = 0.0) -> Decision:
+        before = self.memory
+        decision = super().round(after)
+        told = decision.incidents or any(a.verb not in ROUTINE for a in decision.actions)
+        given = self.journal.take(self.observed_then(), self.spec, before) if told and self.keep_inputs else None
+        if decision.memory is not before:
+            self.journal.intent(EPOCH, self.observed_then(), decision, before, given, 3)
+            self.journal.outcome(EPOCH, decision.memory.decisions, self.rounds)
+        if given is not None:
+            by = projection.Decider(EPOCH, "head", program(), 3)
+            self.digests |= projection.digest_record("run", decision, by, given.digest)
+            self.journal.keep(given)
+        return decision
+
+    def observed(self) -> Observed:
+        self._seen = super().observed()
+        return self._seen
+
+    def observed_then(self) -> Observed:
+        return self._seen
+
+
+def crashed(folder: Path, inputs_kept: bool = True) -> Journaled:
+    """A group crashed, was started again and is back."""
+    world = Journaled(folder)
+    world.bring_up()
+    world.keep_inputs = inputs_kept
+    world.crash(1)
+    world.round(1.0)
+    world.recover(1)
+    while world.memory.incidents:
+        world.round(1.0)
+    return world
+
+
+def page(world: Journaled) -> str:
+    return "\n".join(why.page(why.why(world.incident, world.journal.path)))
+
+
+def test_a_page_tells_when_what_and_why_and_gives_the_same_answer(tmp_path: Path) -> None:
+    world = crashed(tmp_path)
+    told = why.why(world.incident, world.journal.path)
+    assert told.same
+    assert [d.known for d in told.decided] == [True] * len(told.decided)
+    text = "\n".join(why.page(told))
+    i = world.incident
+    assert i.acted is not None
+    assert i.recovered is not None
+    assert i.decided is not None
+    for part in (
+        f"Incident {i.id}: group 1, rank 0, on node {i.node}: crash (certain)",
+        " UTC, by the clock of the machine that led",
+        f"decided   {i.decided - i.opened:.2f} s later",
+        f"acted     {i.acted - i.decided:.2f} s later",
+        f"back      {i.recovered - i.acted:.2f} s later, {i.recovered - i.opened:.2f} s after it was detected",
+        "What was done: rung 1 (restart).",
+        "What each would cost",
+        f"+0.00 s  decision {told.decided[0].decision} (epoch 7, policy version 3)",
+        f"      start group 1 generation 2 on {i.node}: ",
+        f"+{i.recovered - i.opened:.2f} s  decision {told.decided[1].decision} (epoch 7, policy version 3)",
+        "      it is recovered",
+        "Asked again today, with what was seen then: the same answer (decisions ",
+        f"Decided by {program()}; asked again with {program()}.",
+    ):
+        assert part in text, part
+    assert "What else was considered" not in text or i.considered
+
+
+def test_it_is_a_page(tmp_path: Path) -> None:
+    """Of a screen or two, whatever the run did beside it."""
+    world = crashed(tmp_path)
+    lines = why.page(why.why(world.incident, world.journal.path))
+    assert len(lines) < 50
+
+
+def test_another_answer_is_said_with_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = crashed(tmp_path)
+
+    def dearer(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        policy = replace(spec.policy, first_rung=FirstRungSpec(crash="replace"))
+        return decide(observed, replace(spec, policy=policy), memory)
+
+    monkeypatch.setattr(why, "decide", dearer)
+    told = why.why(world.incident, world.journal.path)
+    assert not told.same
+    text = "\n".join(why.page(told))
+    assert "Asked again today: ANOTHER ANSWER (decision " in text
+    assert f"incident {world.incident.id}: rung was '1', today it is '2'" in text
+
+
+def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = crashed(tmp_path)
+
+    def reworded(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        made = decide(observed, spec, memory)
+        return replace(made, actions=tuple(replace(a, reason="because") for a in made.actions))
+
+    monkeypatch.setattr(why, "decide", reworded)
+    told = why.why(world.incident, world.journal.path)
+    assert told.same
+    assert "the same is done, told in other words (decision" in "\n".join(why.page(told))
+
+
+def test_a_journal_without_the_input_says_so(tmp_path: Path) -> None:
+    world = crashed(tmp_path, inputs_kept=False)
+    told = why.why(world.incident, world.journal.path)
+    assert not told.same
+    assert "not known (decisions" in page(world)
+    assert "an older version wrote it, which kept none" in page(world)
+
+
+def test_inputs_that_had_to_go_are_said_to_be_gone(tmp_path: Path) -> None:
+    world = crashed(tmp_path)
+    (tmp_path / inputs.NAMES[0]).unlink()
+    assert f"its input is not in {tmp_path} any more: the newest 256 MiB are kept" in page(world)
+    assert "copy inputs.jsonl" in page(world)
+
+
+def test_what_was_refused_was_not_decided(tmp_path: Path) -> None:
+    world = crashed(tmp_path)
+    lines = world.journal.path.read_text().splitlines()
+    first = why.why(world.incident, world.journal.path).decided[0]
+    refused = next(
+        json.loads(x) for x in lines if f'"decision":{first.decision},' in x and '"entry":"intent"' in x
+    ) | {"epoch": 6}  # fmt: skip
+    outcome = {"entry": "outcome", "epoch": 6, "decision": first.decision, "revision": None, "refused": "another leads"}
+    world.journal.path.write_text(
+        "\n".join([json.dumps(refused, separators=(",", ":")), json.dumps(outcome, separators=(",", ":")), *lines])
+        + "\n"
+    )
+    assert [d.epoch for d in why.why(world.incident, world.journal.path).decided] == [EPOCH] * 2
+
+
+def test_one_without_an_outcome_is_told_with_a_doubt(tmp_path: Path) -> None:
+    """Its supervisor died between the commit and the line."""
+    world = crashed(tmp_path)
+    last = why.why(world.incident, world.journal.path).decided[-1]
+    path = world.journal.path
+    path.write_text(
+        "".join(
+            x
+            for x in path.read_text().splitlines(True)
+            if f'"decision":{last.decision},"revision"' not in x or '"outcome"' not in x
+        )
+    )
+    told = why.why(world.incident, path)
+    assert [d.known for d in told.decided] == [True, False]
+    assert "whether it took effect is not in the journal" in page(world)
+
+
+def test_without_a_journal_etcds_digests_say_where_it_is(tmp_path: Path) -> None:
+    world = crashed(tmp_path / "there")
+    found = why.digests(mirror_of(world.digests), "run", world.incident.id)
+    assert [d.decision for d in found] == [d.decision for d in why.why(world.incident, world.journal.path).decided]
+    told = why.why(world.incident, tmp_path / "here" / "journal.jsonl", found)
+    text = "\n".join(why.page(told))
+    assert not told.same
+    assert f"decision {found[0].decision} (epoch 7, on head, by {program()}): start:1:2" in text
+    assert "Ask on head, or with --journal FILE." in text
+
+
+def test_a_journal_of_a_program_that_had_other_kinds(tmp_path: Path) -> None:
+    world = crashed(tmp_path)
+    path = world.journal.path
+    path.write_text(path.read_text().replace('"kind":"crash"', '"kind":"gremlin"'))
+    with pytest.raises(Fatal, match=r"line of decision \d+ of epoch 7 is of another program's"):
+        why.why(world.incident, path)
+
+
+# --- the command ---
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.app, ["explain", *arguments], env={"COLUMNS": "400"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_reads_a_journal_alone(tmp_path: Path) -> None:
+    world = crashed(tmp_path)
+    journal = str(world.journal.path)
+    code, out, _ = run("i1", "--journal", journal)
+    assert code == 0
+    assert out.splitlines() == why.page(why.why(world.incident, world.journal.path))
+    code, out, _ = run("i1", "--journal", journal, "--json")
+    body = json.loads(out)
+    assert (code, body["id"], body["kind"], body["same_today"]) == (0, "i1", "crash", True)
+    assert {a["verdict"] for a in body["asked_again"]} == {"same"}
+
+
+def test_its_exit_codes(tmp_path: Path) -> None:
+    world = crashed(tmp_path, inputs_kept=False)
+    journal = str(world.journal.path)
+    assert run("i1", "--journal", journal)[0] == 1
+    code, _, err = run("i9", "--journal", journal)
+    assert (code, "has no incident 'i9'; known: i1" in err) == (1, True)
+    code, _, err = run("i1", "--journal", str(tmp_path / "none"))
+    assert (code, "there is no journal" in err) == (1, True)
+    assert run("i1", "--journal", journal, "--run", "run")[0] == 2
+    assert run()[0] == 2
+
+
+def test_it_reads_etcd_and_the_runs_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = crashed(tmp_path)
+    record = encode(RunRecord(spec=world.spec, run_dir=str(tmp_path), launched_unix_s=0.0))
+    values = projection.memory_records(world.spec, world.memory, (world.incident,))
+    values |= {keys.spec("run"): record, **world.digests}
+
+    def connect(*_: object, **__: object) -> MemoryStore:
+        store = MemoryStore()
+        for key, value in values.items():
+            store.put(key, value)
+        return store
+
+    monkeypatch.setattr(common, "connect", connect)
+    code, out, _ = run("i1", "--run", "run", "--etcd", "127.0.0.1:1", "--home", str(tmp_path))
+    assert (code, "the same answer" in out) == (0, True)
+    world.journal.path.unlink()
+    code, out, _ = run("i1", "--run", "run", "--etcd", "127.0.0.1:1", "--home", str(tmp_path))
+    assert (code, "Ask on head" in out) == (1, True)

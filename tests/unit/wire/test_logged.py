@@ -1,0 +1,74 @@
+"""A log of JSON lines, each with what it is about."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from agents.names import about as about_process
+from supervisor.wire import logged
+from supervisor.wire.logged import about
+
+log = logging.getLogger("a.module")
+
+
+@pytest.fixture(autouse=True)
+def _root() -> Iterator[None]:
+    """The tests' own handlers stay."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+def test_each_line_says_what_it_is_about(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(logged.VARIABLE, "json")
+    logged.set_up()
+    log.info(
+        "%s: %s\nand %s", "run", "start", "more", extra=about(run="run", group=0, generation=2, incident="i1", node="")
+    )
+    log.warning("bare")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert {k: v for k, v in first.items() if k != "t"} == {
+        "level": "INFO", "logger": "a.module", "text": "run: start\nand more",
+        "run": "run", "group": 0, "generation": 2, "incident": "i1",
+    }  # fmt: skip
+    assert set(second) == {"t", "level", "logger", "text"}
+
+
+def test_a_traceback_is_in_its_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(logged.VARIABLE, "json")
+    logged.set_up()
+    try:
+        raise KeyError("x")
+    except KeyError:
+        log.exception("failed")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "KeyError: 'x'" in json.loads(line)["trace"]
+
+
+@pytest.mark.parametrize("wanted", ["", "text"])
+def test_by_default_it_is_text(
+    wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(logged.VARIABLE, wanted)
+    logged.set_up()
+    log.info("started", extra=about(run="run"))
+    assert capsys.readouterr().err.endswith(" INFO started\n")
+
+
+def test_a_process_is_told_by_its_parts() -> None:
+    assert about_process("run-2.1.3.0") == {"about": {"run": "run-2", "group": 1, "generation": 3, "rank": 0}}
+    assert about_process("lighthouse.run.4") == {"about": {"run": "run", "generation": 4}}
+    assert about_process("agent") == {}
+
+
+def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(logged.VARIABLE, "xml")
+    with pytest.raises(logged.LogFormatError, match="SUPERVISOR_LOG_FORMAT = 'xml': it is text or json"):
+        logged.set_up()
