@@ -104,7 +104,12 @@ def _waits(history: History, group: int, found: list[Interval]) -> list[Interval
 
 def _ordinary_s(history: History, group: int, held: list[Window]) -> float:
     """Median of what computing a step took this group while nobody kept it waiting; 0: there is no such step."""
-    steps = (line for s in history.of_group(group) for line in s.committed() if isinstance(line.get("seconds"), dict))
+    steps = (
+        line
+        for s in history.of_group(group)
+        for line in s.committed()
+        if "start" in line and isinstance(line.get("seconds"), dict)
+    )
     free = [
         float(line["seconds"].get("compute", 0.0))
         for line in steps
@@ -115,7 +120,7 @@ def _ordinary_s(history: History, group: int, held: list[Window]) -> float:
 
 def _redone(history: History, steps: Steps) -> int:
     """The newest step that anyone had committed when this process was born."""
-    born = min((line["start"] for line in steps.lines if not line.get("overlaps")), default=0.0)
+    born = min((line["start"] for line in steps.lines if "start" in line and not line.get("overlaps")), default=0.0)
     before = (line["step"] for s in history.steps for line in s.committed() if line["t"] <= born)
     return max(before, default=0)
 
