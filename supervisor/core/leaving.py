@@ -88,7 +88,8 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
     for key in sorted(words):
         before = r.allocations[key]
         after = before if before.leaving_since is not None else replace(before, leaving_since=r.now)
-        not_before = before.since + r.spec.allocation.slurm.warn_s
+        grace_s = grant.leaves_in_s if (grant := r.observed.grants.get(key)) is not None else 0.0
+        not_before = before.since + (grace_s or r.spec.allocation.slurm.warn_s)
         hasty = key in successors and not before.successor and r.now < not_before
         early = hasty and key not in held
         paid = hasty and not early and _many(r, successors)
@@ -96,8 +97,7 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
             early, paid = True, False
         if early:
             about = f"allocation {key} took another's place and is leaving already: {words[key]}"
-            preempted = (grant := r.observed.grants.get(key)) is not None and grant.leaves_in_s
-            hint = "" if preempted else "; is its time limit well above the warning (allocation.slurm.warn_s)?"
+            hint = "" if grace_s else "; is its time limit well above the warning (allocation.slurm.warn_s)?"
             r.wait(f"{about}{hint}", until=not_before)
         if asked == ASKED_A_ROUND and (after != before or not (before.successor or early)):
             r.look_again(r.now)

@@ -61,6 +61,21 @@ def test_a_grace_that_ends_before_another_node_came_is_nobodys_fault() -> None:
     assert wanted(w) == ["run-a2", "run-a3"]
 
 
+def test_a_successor_that_is_preempted_soon_is_replaced_within_its_grace() -> None:
+    """Else its end would look like a spare's that the engine took, which is paid for."""
+    w = world(spares=1)
+    limit(w, 3)
+    w.round()
+    w.bring(4)
+    w.round(1.0)
+    preempt(w, 4)
+    assert w.verbs() == []
+    assert w.waits().startswith("allocation run-a4 took another's place and is leaving already: Slurm preempts job 4")
+    assert "time limit" not in w.waits()
+    assert sorted(w.verbs(after=GRACE_S - 1.0)) == ["acquire", "release"]
+    assert w.memory.spent == {}
+
+
 # --- told apart from a time limit ---
 
 
