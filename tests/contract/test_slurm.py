@@ -212,10 +212,11 @@ def test_a_job_that_is_preempted_after_a_grace_is_leaving_until_then(at_slurm: S
     assert become(engine, "a1", "granted").leaving == ""
     at_slurm.lab.submit("sleep 600", "--partition=high", "--exclusive", "--nodelist=n1")
     grant = eventually(lambda: (g := grants(engine)["a1"]).leaving and g, WITHIN_S, "it is leaving")
-    job = at_slurm.jobs("a1")[0]["job_id"]
+    seen, job = time.time(), at_slurm.jobs("a1")[0]["job_id"]
     assert (grant.state, grant.leaves_in_s) == ("granted", GRACE_S)
     assert grant.leaving == f"Slurm preempts job {job}, after a grace of {GRACE_S} s"
     gone = become(engine, "a1", "gone", 60)
+    assert time.time() - seen > GRACE_S / 2, "a SIGTERM at once would have ended it"
     assert ("PREEMPTED" in gone.reason, warned.exists()) == (True, False)
     assert at_slurm.running("a1") == 0, "it is not queued again"
 
