@@ -25,7 +25,8 @@ pytestmark = [
 LONG_S = 120
 """A grace in which a group can be moved on a busy machine."""
 LONG = f"long Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={LONG_S}"
-SIGNALS = {"PreemptParameters": "send_user_signal"}
+SIGNALS = {"SlurmctldParameters": "preempt_send_user_signal"}
+"""Of 22.05; since 23.02 PreemptParameters=send_user_signal."""
 
 
 @pytest.fixture(scope="module", params=["by Slurm's lists alone", "by a signal too"])
