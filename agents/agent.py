@@ -12,11 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from agents import health, launch, process
+from agents import exits, health, launch, process
 from agents.awake import AwakeClock
 from agents.checks.node import NodeChecks, life
 from agents.commands import RankCommands
@@ -24,7 +25,7 @@ from agents.cut_off import CutOff
 from agents.desired import DesiredWatch, Wanted
 from agents.exporter import Exporter
 from agents.facts import Facts, host
-from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
+from agents.facts.files import DEADLINE_S, EVERY_S, Probe, SharedFolders, writes
 from agents.facts.gpu import Gpus
 from agents.names import TrainerName, about, parse
 from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
@@ -34,12 +35,13 @@ from agents.settings import parse as parse_settings
 from agents.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.shim_client import record as to_record
 from agents.starts import Starts
-from agents.view import View
+from agents.view import Seen, View
 from supervisor.core.disks import UNUSABLE
 from supervisor.core.spec import HangSpec, PolicySpec
 from supervisor.shell import failpoints
 from supervisor.shell.failpoints import reach
 from supervisor.wire import logged
+from supervisor.wire.aside import Aside
 from supervisor.wire.records import Fact, Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
 from supervisor.wire.security import SecurityError
 
@@ -59,6 +61,8 @@ GATE_FROZEN_S = 3.0
 TERM_PATIENCE_S = 0.5
 """A scheduler sends TERM to all of a job at once: whether the shim ends too it says in a moment. Until then we cannot tell
 that from our own upgrade; if it does, we stay to report how the trainers end."""
+ANSWERS_WITHIN_S = 1.0
+"""A turn goes on without this node's files when they have not answered by then."""
 LONGEST_TURN_S = 0.5
 """Of the time between two turns no more than this counts against anybody: the agent itself may have been frozen."""
 
@@ -86,7 +90,12 @@ class Agent:
         self._not_ours: tuple[str, ...] = ()
         """What is wanted here of another allocation, and is not started."""
         self._awake = AwakeClock(LONGEST_TURN_S)
-        self._cut_off = CutOff(settings.node_folder / "cut-off.json")
+        self._files = Aside("files")
+        self._looking: asyncio.Future[Seen] | None = None
+        self._stalled_at: float | None = None
+        """Since when this node's files do not answer."""
+        self._ends: set[asyncio.Task[None]] = set()
+        self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
         self._written = 0
         self._news = asyncio.Event()
@@ -113,7 +122,9 @@ class Agent:
             insecure=security.insecure,
         )
         told = self._from_thread(self._on_written)
-        self._checks = NodeChecks(settings, life(), lambda record, still: self._reporter.check(record, still))
+        self._checks = NodeChecks(
+            settings, life(), lambda record, still: self._reporter.check(record, still), self._files.ask
+        )
         self._reporter = Reporter(
             registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written
         )
@@ -219,7 +230,14 @@ class Agent:
     def _on_exit(self, record: ProcessRecord) -> None:
         if record.name not in self._view.processes:
             self._early_exits[record.name] = record
-        elif self._view.put(record):
+        else:
+            task = asyncio.create_task(self._ended(record))
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
+
+    async def _ended(self, record: ProcessRecord) -> None:
+        end = await self._files.within(ANSWERS_WITHIN_S, partial(self._view.decode, record))
+        if self._view.put(record, end or exits.unread(record, f"{self._settings.node_folder} does not answer")):
             log.info(
                 "%s ended: exit code %s, signal %s",
                 record.name,
@@ -299,11 +317,8 @@ class Agent:
     async def _turn(self) -> None:
         now = self._loop.time()
         awake = self._awake.look(now)
-        for name in self._view.poll(now):
-            newest = self._view.progress[name].newest
-            if newest is not None:
-                self._exporter.progress(name, newest)
-        self._view.look_for_hangs(self._hang_limits(), awake, self._nothing_written())
+        if await self._look(now):
+            self._view.look_for_hangs(self._hang_limits(), awake, self._nothing_written())
         self._gpus.running(self._view.ways())
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
         stops = self._stops_of_our_own(awake)
@@ -314,13 +329,30 @@ class Agent:
                 await self._do(action, now)
             except ShimRefused as error:
                 log.warning("the shim refused %s: %s", action, error)
-        self._command(now)
+        if self._stalled_at is None:
+            self._command(now)
         wants = any(node.trainers for node in self._wanted.by_run.values())
         self._checks.look(not wants and self._told_to_end is None and not self._view.running(), awake)
         self._runs = frozenset(self._view.runs())
         if self._view.milestones() != self._last_report[0] or now - self._last_report[1] >= self._settings.report_s:
             self._report(now)
         self._report_health(now)
+
+    async def _look(self, now: float) -> bool:
+        """Whether this node's files have answered. While they do not, nothing else waits for them."""
+        if self._looking is None:
+            self._looking = asyncio.wrap_future(self._files.ask(self._view.look(now)))
+        await asyncio.wait({self._looking}, timeout=ANSWERS_WITHIN_S if self._stalled_at is None else 0.0)
+        if not self._looking.done():
+            self._stalled_at = self._stalled_at or now
+            self._view.unseen()
+            return False
+        seen, self._looking, self._stalled_at = self._looking.result(), None, None
+        for name in self._view.take(seen):
+            newest = self._view.progress[name].newest
+            if newest is not None:
+                self._exporter.progress(name, newest)
+        return True
 
     async def _do(self, action: Action, now: float) -> None:
         match action:
@@ -361,7 +393,7 @@ class Agent:
         """What nobody has to order: a frozen gate, and trainers that nobody can reach any more."""
         frozen = [
             Stop(name, f"the gate is frozen: it has not touched its file for {still_s:.1f} s", at_once=True)
-            for name, still_s in self._view.still_gates(awake).items()
+            for name, still_s in self._view.still_gates(awake, self._stalled_at is None).items()
             if still_s > GATE_FROZEN_S
         ]
         ways = self._view.running_ways()
@@ -427,14 +459,14 @@ class Agent:
             if not self._still_wanted(desired):
                 return
             port = await self._forward(desired)
-            launch.write_launches(self._settings, desired, f"127.0.0.1:{port}")
+            await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
             for rank in ranks:
                 await self._spawn(launch.trainer_request(self._settings, desired, rank))
         finally:
             self._view.announced -= names
 
     async def _spawn(self, request: dict[str, Any]) -> None:
-        Path(request["folder"]).mkdir(parents=True, exist_ok=True)
+        await self._files.done(partial(os.makedirs, request["folder"], exist_ok=True))
         reach("agent.before_spawn")
         record = to_record((await self._shim.ask("spawn", **request))["process"])
         reach("agent.after_spawn")
@@ -458,6 +490,13 @@ class Agent:
             await news.wait()
 
     # --- commands and reports ---
+
+    def _unseen(self, now: float) -> tuple[Fact, ...]:
+        if self._stalled_at is None or now - self._stalled_at < DEADLINE_S or not self._view.running():
+            return ()
+        folder = self._settings.node_folder
+        sentence = f"what the ranks here do is not seen: {folder} does not answer"
+        return (Fact(kind="ranks_unseen", subject=str(folder), evidence=sentence),)
 
     def _command(self, now: float) -> None:
         for node in self._wanted.by_run.values():
@@ -486,13 +525,12 @@ class Agent:
             *self._starts.problems(),
             *self._not_ours,
         )
-        telling = (self._warm, problems, self._known_facts, standing.lease_held, standing.store_up)
+        facts = (*self._known_facts, *self._unseen(now))
+        telling = (self._warm, problems, facts, standing.lease_held, standing.store_up)
         if telling == self._last_health[0] and now - self._last_health[1] < HEALTH_S:
             return
         self._last_health = (telling, now)
-        current: Health = health.read(
-            self._settings.node, self._settings.node_folder, self._warm, problems, self._known_facts
-        )
+        current: Health = health.read(self._settings.node, self._view.disk_free_bytes, self._warm, problems, facts)
         self._reporter.health(current)
         self._exporter.node(self._view, current, standing)
 

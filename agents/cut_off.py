@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from supervisor.wire.records import TrainerDesired
@@ -18,8 +19,9 @@ class CutOff:
     The policies are kept in a file: an agent that is started while etcd is away must know them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
+        """`write` has what writes the file done, in order: its disk may stall."""
+        self._path, self._write = path, write
         self._limits: dict[str, float] = _read(path)
         self._lease_lost_at: float | None = None
         self._gate_lost_at: dict[str, float | None] = {}
@@ -31,12 +33,7 @@ class CutOff:
         limits |= {f"{each.run}.{each.group}.{each.generation}": each.cut_off_stop_s for each in trainers}
         if limits != self._limits:
             self._limits = limits
-            try:
-                temporary = self._path.with_suffix(".tmp")
-                temporary.write_text(json.dumps(limits))
-                temporary.replace(self._path)
-            except OSError as error:
-                log.warning("cannot write %s: %s", self._path, error)
+            self._write(partial(_leave, self._path, limits))
 
     def look(
         self, running: Collection[str], lease_held: bool, reaches: Mapping[str, bool], now: float
@@ -58,6 +55,15 @@ class CutOff:
         # once begun it is carried through: a rank that was told to end is of no use to its group
         self._stopped = {way: why for way, why in self._stopped.items() if way in self._gate_lost_at}
         return self._stopped
+
+
+def _leave(path: Path, limits: Mapping[str, float]) -> None:
+    try:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(limits))
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error)
 
 
 def _earlier(since: float | None, now: float) -> float:

@@ -50,6 +50,20 @@ def decode(record: ProcessRecord, log_name: str = "output.log") -> ExitObserved:
     )
 
 
+def unread(record: ProcessRecord, disk: str) -> ExitObserved:
+    """What is known without its files. `disk`: why they cannot be read."""
+    return ExitObserved(
+        exit_code=record.exit_code,
+        signal=record.signal,
+        error_file="",
+        stderr_tail="",
+        told=record.told,
+        oom=record.oom,
+        ended_s=record.ended_s,
+        disk=disk,
+    )
+
+
 def how(record: ProcessRecord) -> str:
     """One word for metrics: clean, peers_gone, error or signal."""
     if record.signal is not None:

@@ -12,6 +12,7 @@ from agents import process, programs
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
+LOOK_AGAIN_S = 0.02
 SETTLED_S = 10.0
 """A process that ran for this long has earned a quick restart again."""
 
@@ -28,12 +29,17 @@ class Kept:
         self._started_at = 0.0
         self._again: asyncio.TimerHandle | None = None
         self.on_start: Callable[[Kept], None] = lambda kept: None
+        self.may_start: Callable[[], bool] = lambda: True
+        """Not while the disk stalls that its log is on."""
 
     def argv(self) -> list[str]:
         raise NotImplementedError
 
     def start(self) -> None:
         self._again = None
+        if not self.may_start():
+            self._again = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self.start)
+            return
         try:
             self.pid = self._run()
         except OSError as error:

@@ -59,6 +59,11 @@ class Pace:
         self._mark_since = 0.0
         self._waits_since: float | None = None
         self._moved_at: float | None = None
+        self._unseen = False
+
+    def unseen(self) -> None:
+        """Nothing can be seen of it now: what was not seen does not count, and is not learned from."""
+        self._unseen = True
 
     def look(
         self,
@@ -80,6 +85,10 @@ class Pace:
             self._began = now
         if progress is None:
             return
+        if self._unseen:
+            self._unseen, self._apart, self._waits_since = False, True, None
+            self._mark, self._mark_since = activity, now
+            self._moved_at = now if self._moved_at is not None else None
         if activity != self._mark:
             self._end_of(now)
             self._forgive(now, activity)

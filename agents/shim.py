@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,12 @@ from agents.kept import Agent, ForkError, Kept, Warm
 from agents.ooms import Ooms
 from agents.settings import Settings, parse
 from agents.table import Child, Table
+from supervisor.wire.aside import Aside
 from supervisor.wire.programs import CONTROL_PLANE
 from supervisor.wire.security import VARIABLE, SecurityError
 
+LAST_WORDS_S = 2.0
+"""How long the shim's end waits for a disk that stalls."""
 AGENT_LAST_WORDS_S = 2.0
 """At the end the agent may still report how the trainers ended, and give its lease back."""
 
@@ -55,7 +59,8 @@ class Shim:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._node = settings.node_folder
-        self._table = Table(self._node)
+        self._records, self._words = Aside("records"), Aside("words")
+        self._table = Table(self._node, self._records.ask)
         self._forwarder = Forwarder(settings.node, self._say_reaches, self._say_trip, settings.credentials())
         self._agent = Agent(settings.arguments(), str(self._node / "agent.log"))
         self._warm = None if settings.cold else Warm(str(self._node / "warm.log"), self._say_warm)
@@ -83,12 +88,14 @@ class Shim:
         loop.add_signal_handler(signal.SIGUSR1, self._notice)
         # the notice was held until now, and whoever started us may have blocked any: without SIGCHLD no end would be seen
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1])
+        process.say_by(self._words.ask)
         for sentence in self._table.take_over():
             process.say(sentence)
         self._table.remember("shim_started", pid=os.getpid(), allocation=self._settings.allocation)
         server = await asyncio.start_unix_server(self._serve, sock=sockets.listen(self._node / "shim.sock"))
+        await self._records.done(lambda: None)
         for kept in self._kept:
-            kept.on_start = self._keep_record
+            kept.on_start, kept.may_start = self._keep_record, lambda: self._records.left == 0
             kept.start()
         process.say(f"node {self._settings.node} is up in {self._node}")
         watching = asyncio.create_task(self._watch_agent())
@@ -100,6 +107,9 @@ class Shim:
         server.close()
         self._forwarder.close()
         self._table.remember("shim_stopped", pid=os.getpid())
+        for aside in (self._records, self._words):
+            await aside.within(LAST_WORDS_S, lambda: None)
+        process.say_by(None)
 
     def _notice(self) -> None:
         """The scheduler will end this node soon. That is for others to act on; a second time changes nothing."""
@@ -208,9 +218,10 @@ class Shim:
     async def _spawn(self, request: dict[str, Any]) -> Child:
         name, log = request["name"], request["log"]
         environment = {str(key): str(value) for key, value in request["env"].items()}
-        os.makedirs(request["folder"], exist_ok=True)
+        await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
         # before there is a process: if we are killed in between, the next shim knows that this name was used up
         self._table.put(Child(name, 0, 0, request["folder"]))
+        await self._records.done(lambda: None)
         try:
             child = await self._fork_warm(request, environment)
             if child is None:

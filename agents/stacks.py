@@ -9,9 +9,13 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from supervisor.wire.aside import Aside
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +33,12 @@ class Stacks:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stacks")
         self._asked: dict[str, Future[str]] = {}
+        self._left = Aside("left stacks")
 
     def of(self, name: str, pid: int, folder: str) -> str:
         """What `where` says of this process; empty until it is known. Asked once until it is dropped."""
         if name not in self._asked:
-            self._asked[name] = self._pool.submit(where, pid, Path(folder))
+            self._asked[name] = self._pool.submit(where, pid, Path(folder), self._left.ask)
         asked = self._asked[name]
         return asked.result() if asked.done() else ""
 
@@ -41,16 +46,16 @@ class Stacks:
         self._asked.pop(name, None)
 
 
-def where(pid: int, folder: Path) -> str:
+def where(pid: int, folder: Path, write: Callable[[Callable[[], None]], object] = lambda work: work()) -> str:
     """The innermost frames of the main thread, and whether it holds the interpreter's lock; or why that is not known. The
-    whole dump is left in the folder."""
+    whole dump is left in the folder, by `write`: a disk that stalls may be why it hangs."""
     command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--json", "--nonblocking", "--pid", str(pid)]
     said = ""
     for _ in range(TRIES):
         try:
             done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False)
             if done.returncode == 0:
-                _leave(done.stdout, folder)
+                write(partial(_leave, done.stdout, folder))
                 return innermost(json.loads(done.stdout), pid)
             said = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1][:200]
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,9 @@ def generation_of(name: str) -> int | None:
 class Table:
     """The records of one node folder. Memory is the truth while we live; the files are for the next shim."""
 
-    def __init__(self, folder: Path) -> None:
-        self._node = folder
+    def __init__(self, folder: Path, later: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
+        """`later` has what is to be written written, in order, in whatever thread: the disk may stall."""
+        self._node, self._later = folder, later
         self._folder = folder / "processes"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._history = os.open(folder / "shim.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -67,7 +69,8 @@ class Table:
     def put(self, child: Child) -> None:
         self.children[child.name] = child
         path = self._folder / f"{child.name}.json"
-        self._on_disk(lambda: _write_whole(path, json.dumps(child.record()).encode()))
+        body = json.dumps(child.record()).encode()
+        self._on_disk(lambda: _write_whole(path, body))
 
     def drop(self, name: str) -> None:
         self.children.pop(name, None)
@@ -80,15 +83,19 @@ class Table:
         if child is not None:
             line |= {"name": child.name, "pid": child.pid, "start_ticks": child.start_ticks}
             line["generation"] = generation_of(child.name)
-        self._unwritten += json.dumps(line | more).encode() + b"\n"
-        self._on_disk(self._write_on)
+        encoded = json.dumps(line | more).encode() + b"\n"
+        self._on_disk(lambda: self._append(encoded))
 
-    def _write_on(self) -> None:
+    def _append(self, line: bytes) -> None:
+        self._unwritten += line
         while self._unwritten:
             written = os.write(self._history, self._unwritten)  # on an almost full disk only a part
             self._unwritten = self._unwritten[written:]
 
-    def _on_disk(self, write: Any) -> None:
+    def _on_disk(self, write: Callable[[], object]) -> None:
+        self._later(lambda: self._try(write))
+
+    def _try(self, write: Callable[[], object]) -> None:
         # a full disk must not end the parent of every trainer here: the agent reads our memory, not these files
         try:
             write()

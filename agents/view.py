@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Hashable, Mapping
-from dataclasses import replace
+import shutil
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from agents import exits
 from agents.awake import Still
@@ -37,6 +39,18 @@ NEARLY = 0.9
 is not counted, so they do not come to it at the same instant."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the files of all that runs here said, at one look."""
+
+    news: tuple[str, ...]
+    """Ranks whose progress is new."""
+    activities: Mapping[str, tuple[int, activity.Activity] | None]
+    gates: Mapping[str, tuple[Hashable, dict[str, Any]]]
+    """What tells a touched file of a gate from one that was not, and what it says."""
+    disk_free_bytes: int
+
+
 class View:
     """The process table as the agent knows it. Memory only: a new agent reads it again from the shim."""
 
@@ -47,7 +61,11 @@ class View:
         self._exits: dict[str, ExitObserved] = {}
         self._addresses: dict[str, str] = {}
         """Where the gates of this node listen."""
+        self._gate_marks: dict[str, Hashable] = {}
         self._stills: dict[str, Still] = {}
+        self._activities: Mapping[str, tuple[int, activity.Activity] | None] = {}
+        self.disk_free_bytes = 0
+        """Where this node's files are."""
         self._paces: dict[str, Pace] = {}
         self._uses: dict[str, ProcessorUse] = {}
         self._stuck: dict[str, Stuck] = {}
@@ -67,8 +85,8 @@ class View:
         self.leaving = ""
         """Why the scheduler will end this node soon, as the shim says it; empty: it has not heard of that."""
 
-    def put(self, record: ProcessRecord) -> bool:
-        """A started or ended process; True when that is news."""
+    def put(self, record: ProcessRecord, end: ExitObserved | None = None) -> bool:
+        """A started or ended process; True when that is news. `end`: as `decode` has read it, else it is read now."""
         known = self.processes.get(record.name)
         if known == record or (known is not None and known.exited):
             return False
@@ -76,11 +94,15 @@ class View:
         if isinstance(parse(record.name), TrainerName):
             self.progress.setdefault(record.name, ProgressFile(record.folder))
         if record.exited:
-            self._exits[record.name] = replace(exits.decode(record), disk=takes_nothing(self._settings.node_folder))
+            self._exits[record.name] = end or self.decode(record)
         return True
 
+    def decode(self, record: ProcessRecord) -> ExitObserved:
+        """How it ended, by what it left behind. Reads files, and no state: from any thread."""
+        return replace(exits.decode(record), disk=takes_nothing(self._settings.node_folder))
+
     def drop(self, name: str) -> None:
-        of_files = (self.processes, self.progress, self._exits, self._addresses, self._stills)
+        of_files = (self.processes, self.progress, self._exits, self._addresses, self._gate_marks, self._stills)
         for table in (*of_files, self._paces, self._uses, self._stuck, self._stuck_in):
             table.pop(name, None)
         self._stacks.drop(name)
@@ -92,30 +114,54 @@ class View:
 
     def poll(self, now: float) -> list[str]:
         """Look at the files of what runs, or has only just ended; returns the ranks whose progress is new."""
-        for name, record in self.processes.items():
-            if isinstance(lighthouse := parse(name), LighthouseName) and not record.exited:
-                self._read_gate(lighthouse, Path(record.folder) / "gate.json")
-        return [name for name, file in self.progress.items() if file.poll(now)]
+        return self.take(self.look(now)())
 
-    def _read_gate(self, name: LighthouseName, path: Path) -> None:
-        try:
-            state = json.loads(path.read_bytes())
-            self._addresses[str(name)] = f"{self._settings.address}:{int(state['port'])}"
-            self.hearing[name.run] = dict(state["hearing"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # it does not listen yet
+    def look(self, now: float) -> Callable[[], Seen]:
+        """What `poll` reads, to be done in any thread, one look at a time: a file system that stalls may hold it for ever."""
+        ranks = [(name, file, self.processes[name].folder) for name, file in self.progress.items()]
+        gates = [
+            (name, Path(record.folder) / "gate.json")
+            for name, record in self.processes.items()
+            if isinstance(parse(name), LighthouseName) and not record.exited
+        ]
+        folder = self._settings.node_folder
 
-    def still_gates(self, awake: float) -> dict[str, float]:
-        """For how many seconds, of a clock that runs while we look, each gate that listens has not touched its file."""
-        seconds = {}
-        for name in self._addresses:
-            record = self.processes[name]
-            try:
-                stat = os.stat(Path(record.folder) / "gate.json")
-            except OSError:
-                continue
-            if not record.exited:
-                mark = (stat.st_ino, stat.st_mtime_ns)
+        def see() -> Seen:
+            return Seen(
+                news=tuple(name for name, file, _ in ranks if file.poll(now)),
+                activities={name: activity.read(at) for name, _, at in ranks},
+                gates={name: said for name, path in gates if (said := _gate(path)) is not None},
+                disk_free_bytes=_disk_free(folder),
+            )
+
+        return see
+
+    def take(self, seen: Seen) -> list[str]:
+        """Of what is still there."""
+        for text, (mark, state) in seen.gates.items():
+            name = parse(text)
+            if text in self.processes and isinstance(name, LighthouseName):
+                self._gate_marks[text] = mark
+                self._addresses[text] = f"{self._settings.address}:{state['port']}"
+                self.hearing[name.run] = state["hearing"]
+        self._activities = seen.activities
+        self.disk_free_bytes = seen.disk_free_bytes
+        return [name for name in seen.news if name in self.progress]
+
+    def unseen(self) -> None:
+        """The files do not answer: what the ranks do meanwhile is not known."""
+        for pace in self._paces.values():
+            pace.unseen()
+
+    def still_gates(self, awake: float, seen: bool = True) -> dict[str, float]:
+        """For how many seconds, of a clock that runs while we look, each gate that listens has not touched its file. Not `seen`:
+        the files do not answer, and that begins anew."""
+        seconds: dict[str, float] = {}
+        if not seen:
+            self._stills.clear()
+            return seconds
+        for name, mark in self._gate_marks.items():
+            if not self.processes[name].exited:
                 seconds[name] = self._stills.setdefault(name, Still()).look(mark, awake)
         return seconds
 
@@ -128,7 +174,7 @@ class View:
             if not isinstance(parsed, TrainerName):
                 continue
             self._paces.setdefault(name, Pace()).look(
-                awake, file.newest, activity.read(record.folder), self.reaches.get(parsed.way, True), untold
+                awake, file.newest, self._activities.get(name), self.reaches.get(parsed.way, True), untold
             )
             self._uses.setdefault(name, ProcessorUse()).look(awake, record.pid)
             ways.setdefault(parsed.way, []).append(name)
@@ -253,6 +299,23 @@ class View:
             address=address,
             exit=self._exits.get(record.name),
         )
+
+
+def _gate(path: Path) -> tuple[Hashable, dict[str, Any]] | None:
+    """None: it does not listen yet."""
+    try:
+        stat = os.stat(path)
+        state = json.loads(path.read_bytes())
+        return (stat.st_ino, stat.st_mtime_ns), {"port": int(state["port"]), "hearing": dict(state["hearing"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _disk_free(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 def kind(name: str) -> str:

@@ -443,11 +443,11 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def bench(folder: Path, spec_: RunSpec) -> Iterator[Bench]:
-    """The system, with a run that trains."""
+def bench(folder: Path, spec_: RunSpec, own_disks: bool = True) -> Iterator[Bench]:
+    """The system, with a run that trains. `own_disks`: each node has a small one, where that can be."""
     nodes = [folder / "runs" / ".supervisor" / "nodes" / f"n{i + 1}" for i in range(NODES)]
     with ExitStack() as stack:
-        disks = [node for node in nodes if mount(node, DISK_BYTES)]
+        disks = [node for node in nodes if own_disks and mount(node, DISK_BYTES)]
         for disk in disks:
             stack.callback(unmount, disk)
         server = start_etcd(folder / "etcd")

@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,12 +38,19 @@ REPEAT_MOST_S = 1800.0
 class NodeChecks:
     """One node's. For one thread, `written` excepted."""
 
-    def __init__(self, settings: Settings, life: str, tell: Callable[[NodeCheck, bool], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        life: str,
+        tell: Callable[[NodeCheck, bool], None],
+        write: Callable[[Callable[[], None]], object] = lambda work: work(),
+    ) -> None:
         """`life` names this node's shim: its next agent finds what was checked. `tell` has a record written, and
-        `written` called when it is; with True only where etcd still says that this node has not passed."""
+        `written` called when it is; with True only where etcd still says that this node has not passed. `write` has what writes
+        the node's files done, in order: its disk may stall."""
         self._settings = settings
         self._tell = tell
-        self._mark = Mark(settings.node_folder / "check.json", life)
+        self._mark = Mark(settings.node_folder / "check.json", life, write)
         self._why = ""
         """Of the checks that run now; empty: none do."""
         self._suspect = False
@@ -142,8 +150,8 @@ class NodeChecks:
 class Mark:
     """How far the checks of this node's life are, on its disk."""
 
-    def __init__(self, path: Path, life: str) -> None:
-        self._path, self._life = path, life
+    def __init__(self, path: Path, life: str, write: Callable[[Callable[[], None]], object]) -> None:
+        self._path, self._life, self._later = path, life, write
 
     def read(self) -> str:
         """pending, done, bad (done, and not passed), or an empty string."""
@@ -154,6 +162,9 @@ class Mark:
             return ""
 
     def write(self, state: str) -> None:
+        self._later(partial(self._write, state))
+
+    def _write(self, state: str) -> None:
         try:
             self._path.write_text(json.dumps({"life": self._life, "state": state}))
         except OSError as error:

@@ -30,6 +30,9 @@ OTHERS_AT_LEAST = 2
 EXPLAINS_NOTHING = frozenset({"clock_unsynchronised"})
 """Facts of a machine that are no reason for a failure."""
 
+UNSEEN = "ranks_unseen"
+"""The fact of a machine whose agent cannot read what its ranks do."""
+
 COLLECTIVES = "(distributed_c10d.py:"
 """File of torch.distributed's collectives, as an innermost frame names it."""
 
@@ -136,10 +139,11 @@ def _blame(
         return Blame(odd)
     if all_told and (over or len(running) == 1):
         return Blame(tuple(sorted(stuck)))  # nobody is there, or comes, whom they could wait for
-    if set(stuck) == set(running) and len(ill := _ill(running, observed)) == 1:
-        return Blame(ill)
     if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
         return Blame(held=_shared(stuck))  # some of their ranks wait in the next quorum for those that hang
+    unseen = {g for g in running.keys() - stuck.keys() if _unseen(running[g], observed)}
+    if stuck.keys() | unseen == running.keys() and len(ill := _ill(running, observed)) == 1:
+        return Blame(ill)
     names = ", ".join(map(str, sorted(stuck)))
     said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
     where = f" in {' and '.join(said)}" if said else ""
@@ -185,6 +189,12 @@ def _ill(running: Mapping[int, GroupMemory], observed: Observed) -> tuple[int, .
     return tuple(g for g, node in nodes.items() if node is not None and set(node.facts) - EXPLAINS_NOTHING)
 
 
+def _unseen(group: GroupMemory, observed: Observed) -> bool:
+    """Whether its agent cannot say that it hangs."""
+    node = observed.nodes.get(group.node)
+    return node is not None and node.registered and UNSEEN in node.facts
+
+
 def _place(rank: RankView) -> str:
     """Where it waits, without line numbers: a loop that waits is seen at any of its lines. Empty: not known."""
     stuck = rank.stuck
@@ -203,9 +213,10 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
     own = any(_own(rank) for rank in ranks)
     named = ranks and ((_own(ranks[0]) and not _wait_inside(ranks)) or _left_it_out(ranks))
+    untold = "the others wait for it, and its node cannot see what its ranks do"
     return Failure(
         Kind.HANG,
-        tuple(_sentence(rank, what) for rank, what in stuck),
+        tuple(_sentence(rank, what) for rank, what in stuck) or (untold,),
         rank=ranks[0].rank if named else None,
         confidence=Confidence.LIKELY if own else Confidence.SUSPECTED,
         took_s=max((what.bound_s for _, what in stuck), default=0.0),

@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,15 +21,25 @@ from pydantic_core import to_jsonable_python
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.core.spec import RunSpec
 from supervisor.shell.inputs import Given, Inputs, take
+from supervisor.wire.aside import Aside
 
 log = logging.getLogger(__name__)
 
 
+ANSWERS_WITHIN_S = 1.0
+"""A shared disk that is busy takes tenths of a second."""
+LINES = 10_000
+"""That wait for a disk which stalls. What comes then is lost."""
+
+
 class Journal:
-    """Appends to one file per run. A disk that is full or gone is said once and never stops the supervisor."""
+    """Appends to one file per run. A disk that is full, gone or stalled is said once and never stops the supervisor: what one that
+    stalls has not taken is written when it answers again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._aside = Aside("journal")
+        self._stalls = False
         self._broken = False
         self._first = True
         self._inputs = Inputs(path.parent)
@@ -74,7 +85,7 @@ class Journal:
 
     def keep(self, given: Given) -> None:
         """The input itself: after the commit, so that nothing waits for it."""
-        self._inputs.keep(given)
+        self._write(partial(self._inputs.keep, given))
 
     def outcome(self, epoch: int, decision: int, revision: int | None, refused: str = "") -> None:
         """Whether it was committed, and at which revision."""
@@ -88,12 +99,31 @@ class Journal:
 
     def _append(self, line: dict[str, Any]) -> None:
         line = {"t": round(time.time(), 4), **line}
+        self._write(partial(self._add, json.dumps(line, separators=(",", ":")).encode() + b"\n"))
+
+    def _write(self, work: Callable[[], None]) -> None:
+        """Wait for it, but not for ever."""
+        if self._stalls and not self._aside.left:
+            self._stalls = False
+            log.info("the disk of the journal %s answers again", self.path)
+        if self._aside.left >= LINES:
+            return
+        asked = self._aside.ask(work)
+        if self._stalls:
+            return
+        try:
+            asked.result(ANSWERS_WITHIN_S)
+        except TimeoutError:
+            self._stalls = True
+            log.error("the disk of the journal %s does not answer; the run goes on without waiting for it", self.path)
+
+    def _add(self, line: bytes) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+") as file:
                 if self._first and file.tell() and not _ends_a_line(file):
                     file.write(b"\n")  # whoever wrote here before us was killed in the middle of a line
-                file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+                file.write(line)
             self._first = self._broken = False
         except OSError as error:
             if not self._broken:

@@ -6,9 +6,15 @@ import json
 import logging
 import os
 import sys
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, TextIO
+
+from supervisor.wire.aside import Aside
 
 VARIABLE = "SUPERVISOR_LOG_FORMAT"
+LINES = 10_000
+LAST_WORDS_S = 2.0
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -45,8 +51,32 @@ def wanted() -> str:
     return found
 
 
+class NeverWaits(logging.Handler):
+    """Who logs does not wait for a disk that stalls. LINES of them wait for it; what comes then is lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._aside = Aside("log")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._aside.left < LINES:
+            self._aside.ask(partial(self._write, f"{self.format(record)}\n"))
+
+    def flush(self) -> None:
+        """Wait until all is written, LAST_WORDS_S at most. At the end of the process too (logging.shutdown)."""
+        with suppress(TimeoutError):
+            self._aside.ask(lambda: None).result(LAST_WORDS_S)
+
+    def _write(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # a full disk, or a reader that is gone
+            self._stream.write(line)
+            self._stream.flush()
+
+
 def set_up() -> None:
     """Log to stderr as SUPERVISOR_LOG_FORMAT says. Raises LogFormatError."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLine() if wanted() == "json" else logging.Formatter(TEXT))
+    formatter = JsonLine() if wanted() == "json" else logging.Formatter(TEXT)
+    handler = NeverWaits(sys.stderr)
+    handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

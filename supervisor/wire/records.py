@@ -294,7 +294,7 @@ class Fact:
     """Something that holds on a node now and that training may suffer from."""
 
     kind: str
-    """disk_full, disk_read_only, file_system_stalled, file_system_error, memory_pressure, clock_unsynchronised, link_down, and
+    """disk_full, disk_read_only, file_system_stalled, file_system_error, ranks_unseen, memory_pressure, clock_unsynchronised, link_down, and
     those of supervisor.core.gpu; other sources have other ones."""
     subject: str
     """Which folder, interface or device."""

@@ -6,7 +6,8 @@ import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from agents.facts.files import (
     takes_nothing,
     writes,
 )
+from fault_injection.file_system import file_system
+from fault_injection.file_system import missing as no_fuse
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
@@ -129,6 +132,27 @@ def test_a_file_system_that_hangs_is_told_after_the_deadline_and_holds_no_one(tm
     finally:
         free.set()
     assert once(probe, clock) == []
+
+
+@pytest.mark.skipif(bool(no_fuse()), reason=no_fuse())
+@pytest.mark.parametrize("use", [writes, lists])
+def test_a_file_system_whose_server_is_stopped(tmp_path: Path, use: Callable[[Path], None]) -> None:
+    clock = Clock()
+    with file_system(tmp_path / "mount", tmp_path / "behind") as served:
+        probe = Probe(served.folder, use, EVERY_S, clock)
+        assert once(probe, clock) == []
+        served.stall()
+        began = time.monotonic()
+        clock.now += EVERY_S
+        assert probe.read() == ()
+        clock.now += DEADLINE_S + 1.0
+        (found,) = probe.read()
+        assert (found.kind, found.subject) == ("file_system_stalled", str(served.folder))
+        assert found.evidence == f"{served.folder} has not answered for over 10 s"
+        assert time.monotonic() - began < DEADLINE_S, "by the test's clock: nothing waited here"
+        served.answer()
+        assert once(probe, clock) == []
+        assert list(served.folder.iterdir()) == []
 
 
 def test_a_shared_folder_is_only_read(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_the_shim_says_which_ends_it_had_asked_for(
     for number in sent:
         assert shim._signal(FIRST, number, f"because of {number}")
     shim._ended(2**22 + 1, 8, *end)
+    shim._records.ask(lambda: None).result(10)
     record = decode((settings.node_folder / "processes" / f"{FIRST}.json").read_bytes(), ProcessRecord)
     assert (record.exited, record.exit_code, record.signal, record.told) == (True, *end, told)
     assert record.oom is None, "it never ran"

@@ -115,6 +115,7 @@ def test_one_that_cannot_write_its_progress_is_not_told_while_it_goes_on(
     doing = ActivityFile(tmp_path / "0")
     for tenths in range(1, 1000):
         doing.set("compute" if tenths % 2 else "quorum")
+        view.poll(1000.0 + tenths)
         view.look_for_hangs(LIMITS, LEARNED + tenths / 10, untold=True)
         assert 0 not in told(view)
     assert f"{WAY}.0" not in stacks.asked

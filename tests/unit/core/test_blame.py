@@ -191,6 +191,48 @@ def test_a_machine_that_is_not_well_is_no_reason_while_its_group_steps(w: World)
     assert not w.memory.incidents
 
 
+def test_a_machine_that_is_not_well_is_no_reason_where_every_group_has_a_rank_that_waits_for_nobody() -> None:
+    """A file system that all share: not all machines say so at one moment."""
+    w = World(groups=2, ranks=2).bring_up()
+    for group in range(2):
+        hangs(w, group, "checkpoint")
+        hangs(w, group, "quorum", rank=1)
+    facts(w, 0, file_system_stalled="/shared has not answered for over 10 s")
+    w.round()
+    assert not w.memory.incidents
+    assert "it is a cause that they share" in w.waits()
+
+
+def test_one_whose_ranks_cannot_be_seen_is_to_blame_once_all_others_wait(w: World) -> None:
+    """Its agent cannot say that it hangs: their files do not answer."""
+    facts(w, 1, ranks_unseen="their files do not answer")
+    hangs(w, 0, "quorum")
+    w.round()
+    assert not w.memory.incidents, "another may still step"
+    hangs(w, 2, "quorum")
+    facts(w, 1)
+    w.round()
+    assert not w.memory.incidents, "its agent would say so"
+    facts(w, 1, ranks_unseen="their files do not answer", file_system_stalled="/var has not answered for over 10 s")
+    w.round()
+    incident = w.incident
+    assert (incident.kind, incident.group, incident.rank, incident.rung) == (Kind.HANG, 1, None, Rung.RESTART)
+    assert incident.confidence == Confidence.SUSPECTED
+    assert incident.evidence == (
+        "the others wait for it, and its node cannot see what its ranks do",
+        "on its node: /var has not answered for over 10 s",
+        "on its node: their files do not answer",
+    )
+
+
+def test_where_the_ranks_of_several_groups_cannot_be_seen_nobody_is_blamed(w: World) -> None:
+    hangs(w, 0, "quorum")
+    for group in (1, 2):
+        facts(w, group, ranks_unseen="their files do not answer")
+    w.round()
+    assert not w.memory.incidents
+
+
 def test_waiting_for_a_group_that_is_being_started_is_nobodys_hang(w: World) -> None:
     w.crash(2)
     w.round()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,3 +118,29 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(
     blocker.unlink()
     journal.event("second")
     assert [line["event"] for line in read(journal.path)] == ["second"]
+
+
+def test_a_disk_that_stalls_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.05)
+    monkeypatch.setattr("supervisor.shell.journal.LINES", 4)
+    journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()
+    journal.event("first")
+    monkeypatch.setattr("supervisor.shell.journal._ends_a_line", lambda file: answers.wait(30))
+    journal._first = True
+    try:
+        with caplog.at_level(logging.INFO):
+            for number in range(6):
+                journal.event(str(number))
+        assert [line["event"] for line in read(journal.path)] == ["first"]
+    finally:
+        answers.set()
+    journal._aside.ask(lambda: None).result(10)
+    with caplog.at_level(logging.INFO):
+        journal.event("and on")
+    assert [line["event"] for line in read(journal.path)] == ["first", "0", "1", "2", "3", "and on"]
+    assert [record.message.replace(str(journal.path), "it") for record in caplog.records] == [
+        "the disk of the journal it does not answer; the run goes on without waiting for it",
+        "the disk of the journal it answers again",
+    ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from agents.names import about as about_process
 from supervisor.wire import logged
@@ -26,6 +29,12 @@ def _root() -> Iterator[None]:
     root.setLevel(level)
 
 
+def _written(capsys: pytest.CaptureFixture[str]) -> CaptureResult[str]:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    return capsys.readouterr()
+
+
 def test_each_line_says_what_it_is_about(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(logged.VARIABLE, "json")
     logged.set_up()
@@ -33,7 +42,7 @@ def test_each_line_says_what_it_is_about(monkeypatch: pytest.MonkeyPatch, capsys
         "%s: %s\nand %s", "run", "start", "more", extra=about(run="run", group=0, generation=2, incident="i1", node="")
     )
     log.warning("bare")
-    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    first, second = (json.loads(line) for line in _written(capsys).err.splitlines())
     assert {k: v for k, v in first.items() if k != "t"} == {
         "level": "INFO", "logger": "a.module", "text": "run: start\nand more",
         "run": "run", "group": 0, "generation": 2, "incident": "i1",
@@ -48,7 +57,7 @@ def test_a_traceback_is_in_its_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         raise KeyError("x")
     except KeyError:
         log.exception("failed")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = _written(capsys).err.splitlines()
     assert "KeyError: 'x'" in json.loads(line)["trace"]
 
 
@@ -59,7 +68,7 @@ def test_by_default_it_is_text(
     monkeypatch.setenv(logged.VARIABLE, wanted)
     logged.set_up()
     log.info("started", extra=about(run="run"))
-    assert capsys.readouterr().err.endswith(" INFO started\n")
+    assert _written(capsys).err.endswith(" INFO started\n")
 
 
 def test_a_process_is_told_by_its_parts() -> None:
@@ -72,3 +81,38 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(logged.VARIABLE, "xml")
     with pytest.raises(logged.LogFormatError, match="SUPERVISOR_LOG_FORMAT = 'xml': it is text or json"):
         logged.set_up()
+
+
+class Stalls(io.StringIO):
+    """Takes no line before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.free.wait(30)
+        return super().write(text)
+
+
+def test_who_logs_does_not_wait_for_a_disk_that_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logged, "LINES", 3)
+    monkeypatch.setattr(logged, "LAST_WORDS_S", 0.01)
+    disk = Stalls()
+    handler = logged.NeverWaits(disk)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.Logger("stalls")
+    logger.addHandler(handler)
+    try:
+        for number in range(5):
+            logger.warning("%d", number)
+        handler.flush()
+        assert disk.getvalue() == ""
+    finally:
+        disk.free.set()
+    monkeypatch.setattr(logged, "LAST_WORDS_S", 10.0)
+    handler.flush()
+    assert disk.getvalue() == "0\n1\n2\n", "in order, and no more than are kept"
+    logger.warning("and on")
+    handler.flush()
+    assert disk.getvalue().endswith("2\nand on\n")

@@ -1,0 +1,87 @@
+"""A file system whose server can be stopped: whoever uses it then waits, as on a storage that is away. bindfs serves a folder over
+FUSE; it needs root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from supervisor.ports.errors import Fatal
+
+DONE_WITHIN_S = 10.0
+
+
+class FileSystem:
+    """Mounted at `folder`."""
+
+    def __init__(self, folder: Path, server: subprocess.Popen[bytes]) -> None:
+        self.folder = folder
+        self._server = server
+
+    def stall(self) -> None:
+        """From now on it answers nobody. Who waits for it can be killed."""
+        self._server.send_signal(signal.SIGSTOP)
+
+    def answer(self) -> None:
+        """Whoever waits goes on."""
+        self._server.send_signal(signal.SIGCONT)
+
+
+def missing() -> str:
+    """Why none can be made here; empty when one can."""
+    if os.geteuid() != 0:
+        return "not root"
+    absent = [command for command in ("bindfs", "setpriv", "umount") if shutil.which(command) is None]
+    if absent:
+        return f"no `{absent[0]}` command (Debian: apt-get install bindfs util-linux mount)"
+    return "" if Path("/dev/fuse").exists() else "this kernel has no /dev/fuse"
+
+
+@contextmanager
+def file_system(folder: Path, behind: Path) -> Iterator[FileSystem]:
+    """Serve what lies in `behind` at `folder`; both are made. In the end it answers again, and is gone, whoever still uses it.
+    Raises Fatal where it cannot be made."""
+    if why := missing():
+        raise Fatal(f"no file system whose server can be stopped: {why}")
+    for path in (folder, behind):
+        path.mkdir(parents=True, exist_ok=True)
+    # should we be killed, a server that is stopped would hold for ever whoever waits for it
+    command = ["setpriv", "--pdeathsig", "KILL", "bindfs", "-f", str(behind), str(folder)]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        _until_mounted(folder, server)
+        yield FileSystem(folder, server)
+    finally:
+        server.send_signal(signal.SIGCONT)
+        _unmount(folder)
+        server.terminate()
+        try:
+            server.wait(DONE_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        assert server.stderr is not None
+        server.stderr.close()
+
+
+def _until_mounted(folder: Path, server: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + DONE_WITHIN_S
+    while not os.path.ismount(folder):
+        if server.poll() is not None:
+            assert server.stderr is not None
+            raise Fatal(f"bindfs does not serve {folder}: {server.stderr.read().decode(errors='replace').strip()}")
+        if time.monotonic() > until:
+            raise Fatal(f"bindfs has not served {folder} within {DONE_WITHIN_S:g} s")
+        time.sleep(0.01)
+
+
+def _unmount(folder: Path) -> None:
+    """Also while something is open there: it goes with the last that uses it."""
+    if subprocess.run(["umount", str(folder)], check=False, capture_output=True).returncode != 0:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False, capture_output=True)

@@ -1,0 +1,138 @@
+"""A storage that is away, with real parts: of one node, and one that all groups share. Each is a FUSE file system whose server is
+stopped; the trainers are tests/agents/toy_model.py, in a real TorchFT quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pytest
+
+from agents.facts.files import DEADLINE_S, EVERY_S
+from benchmarks import detection
+from benchmarks.detection import CHECKPOINT_STEPS, NODES, Bench
+from fault_injection.file_system import FileSystem, file_system, missing
+from supervisor.core.model import Kind, Rung
+from supervisor.wire import keys
+from supervisor.wire.records import Health
+from tests.helpers.waiting import eventually
+from tests.integration.outage import passes
+
+pytestmark = [
+    pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(300), pytest.mark.skipif(bool(missing()), reason=missing()),
+]  # fmt: skip
+
+HANG_AT_LEAST_S = 8.0
+TOLD_S = 3 * EVERY_S + DEADLINE_S
+SHARED = "it is a cause that they share, so none is ended"
+
+
+@dataclass
+class Run:
+    bench: Bench
+    disks: dict[str, FileSystem]
+    shared: FileSystem
+    """The run's folder."""
+
+    def facts(self, node: str) -> dict[str, str]:
+        """Kind -> subject."""
+        with self.bench.watcher.mirror() as mirror:
+            health = mirror.record(keys.health(node), Health)
+        return {fact.kind: fact.subject for fact in health.facts} if health is not None else {}
+
+    def waits(self, words: str) -> bool:
+        return any(words in sentence for sentence in self.bench.status().waiting)
+
+    def steps_on(self) -> None:
+        goal = self.bench.step() + 2 * CHECKPOINT_STEPS
+        eventually(lambda: min(g.step for g in self.bench.status().groups) >= goal, 60, "all groups step")
+
+    def generations(self) -> list[int]:
+        return [group.generation for group in self.bench.status().groups]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    spec = detection.spec(hang_at_least_s=HANG_AT_LEAST_S)
+    spec = replace(spec, titan=replace(spec.titan, overrides={**spec.titan.overrides, "toy.quiet": True}))
+    folder = tmp_path_factory.mktemp("stalled")
+    behind, runs = folder / "behind", folder / "runs"
+    with ExitStack() as stack:
+        disks = {
+            f"n{i + 1}": stack.enter_context(
+                file_system(runs / ".supervisor" / "nodes" / f"n{i + 1}", behind / f"n{i + 1}")
+            )
+            for i in range(NODES)
+        }
+        shared = stack.enter_context(file_system(runs / spec.name, behind / spec.name))
+        made = stack.enter_context(detection.bench(folder, spec, own_disks=False))
+        for served in (*disks.values(), shared):
+            stack.callback(served.answer)  # first of all: else what is ended would wait for it
+        yield Run(made, disks, shared)
+
+
+def test_of_one_node_it_is_found_and_its_group_goes_on_elsewhere(run: Run) -> None:
+    bench, group = run.bench, 1
+    bench.settle()
+    count, generations = len(bench.watcher.came), run.generations()
+    target = bench.targets(0)[group]
+    agent = bench.agent_of(target.node)
+    disk = run.disks[target.node]
+    disk.stall()
+    try:
+        _, incident = eventually(
+            lambda: next(iter(bench.acted(count).values()), None), TOLD_S + HANG_AT_LEAST_S, "found"
+        )
+        assert (incident.kind, incident.rung, incident.rank) == (Kind.HANG, Rung.RESTART, None)
+        assert (incident.group, incident.node) == (group, target.node)
+        assert incident.evidence[0] == "the others wait for it, and its node cannot see what its ranks do"
+        assert f"on its node: {target.folder} has not answered for over 10 s" in incident.evidence
+        assert run.facts(target.node)["file_system_stalled"] == str(target.folder)
+        generations[group] += 1
+        eventually(bench.w.running(bench.record, *generations), 90, "it runs again, though its node's disk stalls")
+        run.steps_on()
+        state = bench.status()
+        assert state.groups[group].node != target.node
+        assert target.node not in state.spares
+        assert run.waits(f"node {target.node} is given no group while there is another")
+        assert (state.cordons, len(bench.acted(count))) == ({}, 1)
+    finally:
+        disk.answer()
+    eventually(lambda: target.node in bench.status().spares, TOLD_S, "it is a spare once its disk answers")
+    assert "file_system_stalled" not in run.facts(target.node)
+    assert bench.agent_of(target.node) == agent
+    run.steps_on()
+    assert run.generations() == generations
+    bench.w.check(bench.record)
+
+
+def test_of_all_nodes_it_ends_nobody(run: Run) -> None:
+    """The run's folder: what the ranks read there at each step, and the leader's journal."""
+    bench = run.bench
+    bench.settle()
+    count, generations = len(bench.watcher.came), run.generations()
+    nodes = [group.node for group in bench.status().groups]
+    run.shared.stall()
+    try:
+        eventually(lambda: run.waits(SHARED), 6 * HANG_AT_LEAST_S, "all say that they hang, and that is said")
+        here = str(run.shared.folder)
+        eventually(
+            lambda: all(run.facts(n).get("file_system_stalled") == here for n in nodes), TOLD_S, "all nodes tell it"
+        )
+        at = bench.step()
+        passes(HANG_AT_LEAST_S)
+        assert run.waits(SHARED)
+        assert bench.step() == at
+        assert bench.acted(count) == {}
+    finally:
+        run.shared.answer()
+    run.steps_on()
+    eventually(lambda: not run.waits("hang") and not run.waits("not known"), 30, "nothing of it is said any more")
+    eventually(
+        lambda: not any("file_system_stalled" in run.facts(node) for node in nodes), TOLD_S, "and that it is over"
+    )
+    assert bench.acted(count) == {}
+    assert run.generations() == generations
+    assert bench.status().incidents_open == ()
+    bench.w.check(bench.record)
