@@ -2,24 +2,107 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents.agent import ANSWERS_WITHIN_S, Agent
 from agents.facts.files import DEADLINE_S, EVERY_S
-from agents.shim import AGENT_FROZEN_S
-from fault_injection.file_system import file_system, missing
+from agents.settings import Settings, parse
+from agents.shim import AGENT_FROZEN_S, Shim
+from agents.table import Child
+from fault_injection.file_system import FileSystem, file_system, missing
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
-from supervisor.wire.records import Health, decode
+from supervisor.wire.records import Health, ProcessRecord, decode
 from tests.agents.nodes import Nodes, desire, rank, running, trainer
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 
-pytestmark = [pytest.mark.etcd, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 STALLED = {"file_system_stalled", "ranks_unseen"}
+
+
+NAME = "toy.0.1.0"
+
+
+def settings_of(home: Path) -> Settings:
+    made = parse(["--node=n0", f"--home={home}", "--etcd=127.0.0.1:1", "--cold"])
+    (made.node_folder / "ranks" / NAME).mkdir(parents=True)
+    return made
+
+
+def record_of(settings: Settings) -> ProcessRecord:
+    folder = settings.node_folder / "ranks" / NAME
+    return ProcessRecord(name=NAME, pid=os.getpid(), start_ticks=1, folder=str(folder))
+
+
+def test_a_turn_of_the_agent_goes_on_without_its_files(tmp_path: Path) -> None:
+    async def turns(served: FileSystem) -> None:
+        settings = settings_of(served.folder)
+        agent = Agent(settings, None)  # type: ignore[arg-type]
+        record = record_of(settings)
+        agent._view.put(record)
+        assert await agent._look(100.0)
+        served.stall()
+        began = time.monotonic()
+        assert not await agent._look(101.0)
+        for turn in range(100):
+            assert not await agent._look(101.0 + turn / 10)
+        assert time.monotonic() - began < 3 * ANSWERS_WITHIN_S, "it waits once, not at each turn"
+        assert agent._unseen(101.0 + DEADLINE_S - 0.1) == ()
+        (fact,) = agent._unseen(101.0 + DEADLINE_S)
+        assert (fact.kind, fact.subject) == ("ranks_unseen", str(settings.node_folder))
+        await agent._ended(replace(record, exited=True, signal=9, told="it hangs"))
+        (end,) = [trainer.exit for trainer in agent._view.observed().trainers]
+        assert end is not None
+        assert (end.signal, end.told, end.disk) == (9, "it hangs", f"{settings.node_folder} does not answer")
+        served.answer()
+        asked = time.monotonic()
+        while not await agent._look(200.0):
+            assert time.monotonic() - asked < 10.0
+            await asyncio.sleep(0.01)
+        assert agent._unseen(200.0) == ()
+
+    with file_system(tmp_path / "home", tmp_path / "behind") as served:
+        asyncio.run(turns(served))
+
+
+def test_the_shim_tells_ends_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def stalls(served: FileSystem) -> None:
+        settings = settings_of(served.folder)
+        shim = Shim(settings)
+        shim._table.put(Child(NAME, 2**22 + 1, 8, str(served.folder)))
+        await shim._records.done(lambda: None)
+        served.stall()
+        began = time.monotonic()
+        shim._ended(2**22 + 1, 8, None, 9)
+        request = {"name": "toy.0.2.0", "folder": str(settings.node_folder / "ranks" / "toy.0.2.0"), "env": {}}
+        request |= {"argv": ["/bin/true"], "log": f"{request['folder']}/output.log"}
+        spawning = asyncio.create_task(shim._spawn_once(request))
+        await asyncio.wait({spawning}, timeout=1.0)
+        assert not spawning.done()
+        assert time.monotonic() - began < 3.0
+        listed = (await shim._do({"do": "list"}))["processes"]
+        assert [(each["name"], each["signal"]) for each in listed] == [(NAME, 9)]
+        served.answer()
+        child = await spawning
+        os.waitpid(child.pid, 0)
+        await shim._records.done(lambda: None)
+        lines = [json.loads(line) for line in (settings.node_folder / "shim.jsonl").read_text().splitlines()]
+        assert [line["event"] for line in lines] == ["exited", "spawned"]
+        written = decode((settings.node_folder / "processes" / f"{NAME}.json").read_bytes(), ProcessRecord)
+        assert (written.exited, written.signal) == (True, 9)
+
+    with file_system(tmp_path / "home", tmp_path / "behind") as served:
+        asyncio.run(stalls(served))
 
 
 def health(store: Store) -> Health | None:
@@ -42,6 +125,7 @@ def state(store: Store, generation: int) -> str:
     return found.state if found is not None else ""
 
 
+@pytest.mark.etcd
 def test_its_agent_says_so_and_obeys_all_the_while(etcd_server: EtcdServer, store: Store, tmp_path: Path) -> None:
     with (
         file_system(tmp_path / "home", tmp_path / "behind") as served,
