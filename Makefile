@@ -77,7 +77,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 debian: install-dev
-	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime chromium-headless-shell \
+	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime bindfs chromium-headless-shell \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 clean:

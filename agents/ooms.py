@@ -1,4 +1,4 @@
-"""Kills for memory, as the kernel counts them for each memory cgroup.
+"""Kills for memory, and the want of it, as the kernel counts them for each cgroup.
 
 The end of a process says SIGKILL and not whose. The count of the cgroup that it ran in, before and after, tells the kernel's
 from others. Standard library only: the shim imports this.
@@ -6,7 +6,7 @@ from others. Standard library only: the shim imports this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 KEPT_S = 30.0
@@ -14,6 +14,7 @@ KEPT_S = 30.0
 
 UNIFIED = "memory.events"
 LEGACY = "memory.oom_control"
+PRESSURE = "memory.pressure"
 
 _PF_EXITING = 0x4
 PROC = Path("/proc")
@@ -90,12 +91,30 @@ def counter(cgroup: str, proc: Path = PROC) -> Path | None:
     groups = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
     legacy = next((path for _, controllers, path in groups if "memory" in controllers.split(",")), None)
     if legacy is not None:
-        return _below_mount("cgroup", "memory", legacy, LEGACY, proc)
-    unified = next((path for number, controllers, path in groups if (number, controllers) == ("0", "")), None)
-    return _below_mount("cgroup2", "", unified, UNIFIED, proc) if unified is not None else None
+        return _below_mount("cgroup", "memory", legacy, LEGACY, proc, _counts)
+    unified = _unified(cgroup)
+    return _below_mount("cgroup2", "", unified, UNIFIED, proc, _counts) if unified is not None else None
 
 
-def _below_mount(kind: str, option: str, path: str, name: str, proc: Path) -> Path | None:
+def pressure(cgroup: str, proc: Path = PROC) -> Path | None:
+    """The file in which the kernel tells how processes of the cgroup that /proc/PID/cgroup names wait for memory; None: it is in
+    none of its own, or the kernel does not tell. It is in version 2 alone, also where version 1 limits the memory."""
+    unified = _unified(cgroup)
+    return None if unified in (None, "/") else _below_mount("cgroup2", "", unified, PRESSURE, proc, Path.exists)
+
+
+def _unified(cgroup: str) -> str | None:
+    groups = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
+    return next((path for number, controllers, path in groups if (number, controllers) == ("0", "")), None)
+
+
+def _counts(file: Path) -> bool:
+    return read_count(file) is not None
+
+
+def _below_mount(
+    kind: str, option: str, path: str, name: str, proc: Path, there: Callable[[Path], bool]
+) -> Path | None:
     """`name` in the folder of cgroup `path`, below a mount of that kind that shows it."""
     try:
         mounts = (proc / "self" / "mountinfo").read_text().splitlines()
@@ -110,6 +129,6 @@ def _below_mount(kind: str, option: str, path: str, name: str, proc: Path) -> Pa
         # A container may see its own part of the tree alone, mounted as if it were all.
         inside = path.removeprefix(root) if root != "/" and path.startswith(root) else path
         file = Path(point) / inside.lstrip("/") / name
-        if read_count(file) is not None:
+        if there(file):
             return file
     return None

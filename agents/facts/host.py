@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents import ooms
 from supervisor.wire.records import Fact
 
 PRESSURE_PERCENT = 20.0
@@ -15,19 +17,28 @@ _STA_UNSYNC = 0x40
 _TIME_ERROR = 5
 
 
-def memory(path: Path = Path("/proc/pressure/memory")) -> Sequence[Fact]:
-    """Pressure stall information of the kernel (`full avg10`)."""
+PRESSURE = Path("/proc/pressure/memory")
+
+
+def memory(path: Path = PRESSURE, pid: int = 0) -> Sequence[Fact]:
+    """Pressure stall information of the kernel (`full avg10`), of the machine and of the cgroup that process `pid` is in (0: this
+    one's): where a job's memory is limited, the rest of the machine need not feel what it waits for."""
+    own = ooms.pressure(ooms.cgroup_of(pid or os.getpid()))
+    for file, whose in ((path, "every process"), (own, "every process of this job's cgroup")):
+        percent = _pressure(file) if file is not None else 0.0
+        if percent >= PRESSURE_PERCENT:
+            sentence = f"{whose} waited for memory during {percent:g} % of the last 10 s"
+            return (Fact(kind="memory_pressure", subject="memory", evidence=sentence),)
+    return ()
+
+
+def _pressure(path: Path) -> float:
     try:
         lines = path.read_text().splitlines()
     except OSError:  # a kernel without it, or one where it is switched off
-        return ()
-    for line in lines:
-        kind, *pairs = line.split()
-        percent = dict(pair.split("=") for pair in pairs).get("avg10", "0")
-        if kind == "full" and float(percent) >= PRESSURE_PERCENT:
-            sentence = f"every process waited for memory during {percent} % of the last 10 s"
-            return (Fact(kind="memory_pressure", subject="memory", evidence=sentence),)
-    return ()
+        return 0.0
+    full = next((pairs for kind, *pairs in map(str.split, lines) if kind == "full"), [])
+    return float(dict(pair.split("=") for pair in full).get("avg10", "0"))
 
 
 class _Timex(ctypes.Structure):

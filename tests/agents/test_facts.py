@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from agents import ooms
 from agents.facts import LOOK_S, Facts, host
 from agents.facts.files import (
     BYTES,
@@ -25,8 +27,11 @@ from agents.facts.files import (
     takes_nothing,
     writes,
 )
+from fault_injection import netns
+from fault_injection.faults.site import no_memory_cgroup
 from fault_injection.file_system import file_system
 from fault_injection.file_system import missing as no_fuse
+from fault_injection.memory_cgroup import memory_cgroup
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
@@ -196,6 +201,69 @@ def test_this_kernels_own_pressure_is_understood(tmp_path: Path) -> None:
     assert found.evidence == "every process waited for memory during 33.33 % of the last 10 s"
 
 
+THRASH = """
+import mmap, random, sys
+sys.stdin.readline()
+with open(sys.argv[1], "rb") as file:
+    # what can be executed is kept as long as what is used again and again: that it has to be read again is a want of memory
+    pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+pages.madvise(mmap.MADV_RANDOM)
+while True:
+    pages[mmap.PAGESIZE * random.randrange(len(pages) // mmap.PAGESIZE)]
+"""
+FILE_BYTES, HAS_BYTES = 64 << 20, 12 << 20
+
+
+@contextmanager
+def in_cgroups(pid: int) -> Iterator[None]:
+    """In one that limits its memory, and (which may be another) one whose pressure the kernel tells."""
+    with memory_cgroup("thrash") as limited:
+        limited.limit(HAS_BYTES)
+        limited.add(pid)
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        unified = next((mount[1] for mount in mounts if mount[2] == "cgroup2"), None)
+        if ooms.pressure(ooms.cgroup_of(pid)) is not None or unified is None:
+            yield
+            return
+        folder = Path(unified) / f"supervisor-{os.getpid()}-pressure"
+        folder.mkdir()
+        try:
+            (folder / "cgroup.procs").write_text(str(pid))
+            yield
+        finally:
+            eventually(lambda: not (folder / "cgroup.procs").read_text(), 10)
+            folder.rmdir()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(
+    bool(no_memory_cgroup()) or not PRESSURE.exists(), reason=no_memory_cgroup() or "it tells no pressure"
+)
+def test_a_job_whose_cgroup_has_too_little_memory(tmp_path: Path) -> None:
+    """It uses a file that does not fit. The machine has memory enough."""
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.write(os.urandom(1 << 20) * (FILE_BYTES >> 20))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what we have read is ours, and in our cgroup
+    job = subprocess.Popen([sys.executable, "-c", THRASH, str(path)], stdin=subprocess.PIPE)
+    assert job.stdin is not None
+    with ExitStack() as stack:
+        stack.enter_context(in_cgroups(job.pid))
+        stack.callback(job.wait)
+        stack.callback(job.kill)
+        if ooms.pressure(ooms.cgroup_of(job.pid)) is None:
+            pytest.skip("the kernel tells no pressure of a cgroup")
+        assert host.memory(tmp_path / "not the machine's", job.pid) == ()
+        with job.stdin:
+            job.stdin.write(b"go\n")
+        (found,) = eventually(lambda: host.memory(tmp_path / "not the machine's", job.pid), 90, "it waits for memory")
+        assert (found.kind, found.subject) == ("memory_pressure", "memory")
+        assert found.evidence.startswith("every process of this job's cgroup waited for memory during ")
+        assert host.memory(tmp_path / "not the machine's") == (), "we do not"
+
+
 def test_a_kernel_without_pressure_says_nothing(tmp_path: Path) -> None:
     assert host.memory(tmp_path / "none") == ()
 
@@ -222,6 +290,38 @@ def test_a_link_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
     assert (found.kind, found.subject, found.evidence) == ("link_down", "ib0", "interface ib0 was up and is down")
     (tmp_path / "ib0" / "operstate").write_text("up\n")
     assert links.read() == ()
+
+
+LINKS = """
+import sys
+from agents.facts import host
+links = host.Links()
+for line in sys.stdin:
+    print([(fact.kind, fact.subject, fact.evidence) for fact in links.read()], flush=True)
+"""
+
+
+@pytest.mark.skipif(bool(netns.available()), reason=netns.available())
+def test_a_real_link_that_goes_down() -> None:
+    """Of a network namespace that stands for a machine."""
+    with netns.network(1) as network:
+        inside = ["ip", "netns", "exec", network.nodes[0][0], sys.executable, "-c", LINKS]
+        with subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as looks:
+
+            def look() -> str:
+                assert looks.stdin is not None
+                assert looks.stdout is not None
+                looks.stdin.write("look\n")
+                looks.stdin.flush()
+                return looks.stdout.readline().strip()
+
+            assert look() == "[]"
+            network.cut(0)
+            down = str([("link_down", "eth0", "interface eth0 was up and is down")])
+            eventually(lambda: look() == down, 10, "it is told")
+            network.mend(0)
+            eventually(lambda: look() == "[]", 10, "and that it is over")
+            looks.communicate()
 
 
 def test_a_source_that_is_broken_does_not_silence_the_others(caplog: pytest.LogCaptureFixture) -> None:
