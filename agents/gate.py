@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from supervisor.core.detect import GATE_ETCD_SILENCE_S
 from supervisor.shell.failpoints import reach
 from supervisor.shell.store.lease import boot_time
 from supervisor.wire import logged
+from supervisor.wire.aside import Aside
 from supervisor.wire.records import GateGroup, GateObserved, GatePresence
 from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
 
@@ -71,6 +72,7 @@ class Gate:
         )
         self._visitors: set[Visitor] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._files = Aside("files")
         self._lighthouse = Lighthouse()
         self._told: GateObserved | None = None
         self._address, self._port = "", 0
@@ -118,6 +120,7 @@ class Gate:
             self._address = f"{self._options.address}:{self._port}"
             reach("gate.listening")
             self._write_state(())
+            await self._files.done(lambda: None)
             print(json.dumps({"port": self._port}), flush=True)
             self._ticked_at = boot_time()
             ended = asyncio.create_task(self._ending.wait())
@@ -149,20 +152,15 @@ class Gate:
     def _write_state(self, groups: Sequence[GateGroup]) -> None:
         """`gate.json`, for the agent: where we listen, and what we hear."""
         text = json.dumps({"port": self._port, "hearing": {str(each.group): each.hearing for each in groups}})
-        temporary = Path(self._options.folder) / "gate.tmp"
-        try:
-            temporary.write_text(text)
-            temporary.replace(Path(self._options.folder) / "gate.json")
-        except OSError as error:
-            log.warning("cannot write gate.json: %s", error)
+        self._files.ask(partial(_leave, Path(self._options.folder), text))
 
     def _signs_of_life(self) -> None:
         self._lighthouse.check()
         if self._loop.time() - self._asked_for_life_at >= ALIVE_S:
             self._asked_for_life_at = self._loop.time()
             self._lighthouse.ask()
-            with contextlib.suppress(OSError):
-                os.utime(Path(self._options.folder) / "gate.json")
+            if not self._files.left:  # else its disk stalls
+                self._files.ask(partial(os.utime, Path(self._options.folder) / "gate.json"))
 
     def _is_alive(self) -> bool:
         """For the publisher's thread: whether the event loop turns. It does not while the lighthouse starts."""
@@ -426,6 +424,14 @@ class Gate:
                 await visitor.writer.drain()
         except OSError:
             pass  # as good as the end of file
+
+
+def _leave(folder: Path, text: str) -> None:
+    try:
+        (folder / "gate.tmp").write_text(text)
+        (folder / "gate.tmp").replace(folder / "gate.json")
+    except OSError as error:
+        log.warning("cannot write gate.json: %s", error)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

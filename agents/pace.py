@@ -60,9 +60,11 @@ class Pace:
         self._waits_since: float | None = None
         self._moved_at: float | None = None
         self._unseen = False
+        self._in_part = False
+        """The step in progress was not seen whole: nothing is learned from it."""
 
     def unseen(self) -> None:
-        """Nothing can be seen of it now: what was not seen does not count, and is not learned from."""
+        """Nothing can be seen of it now. That time counts for nothing."""
         self._unseen = True
 
     def look(
@@ -86,7 +88,7 @@ class Pace:
         if progress is None:
             return
         if self._unseen:
-            self._unseen, self._apart, self._waits_since = False, True, None
+            self._unseen, self._in_part, self._waits_since = False, True, None
             self._mark, self._mark_since = activity, now
             self._moved_at = now if self._moved_at is not None else None
         if activity != self._mark:
@@ -159,6 +161,7 @@ class Pace:
             progress.commits > max(self._commits, WARM_UP_COMMITS)
             and progress.quorum_id == self._quorum_id
             and not self._apart
+            and not self._in_part
         )
         if ordinary and progress.step_s > 0:
             self._steps.append(progress.step_s)
@@ -166,6 +169,7 @@ class Pace:
             if len(self._own) == KEPT and self.past == Own():
                 self.past = self.own
         self._commits, self._quorum_id, self._apart = progress.commits, progress.quorum_id, False
+        self._in_part = False
 
     def _forgive(self, now: float, activity: tuple[int, Activity] | None) -> None:
         """A wait for others that is over is no part of how long it takes itself: they came, and it goes on."""

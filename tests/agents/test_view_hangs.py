@@ -109,6 +109,20 @@ def test_one_that_goes_on_is_told_no_more(view: View, stacks: Slow, tmp_path: Pa
     assert told(view) == set()
 
 
+def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp_path: Path) -> None:
+    """Their files did not answer for a minute, in which the ranks may have waited for them, or not."""
+    view.look_for_hangs(LIMITS, LEARNED + 1.0)
+    view.unseen()
+    view.look_for_hangs(LIMITS, LEARNED + 60.0)
+    view.look_for_hangs(LIMITS, LEARNED + 69.9)
+    assert told(view) == set()
+    commits(view, tmp_path, 0, LEARNED + 1)
+    stacks.known[f"{WAY}.1"] = "in a"
+    view.look_for_hangs(LIMITS, LEARNED + 70.1)
+    assert told(view) == {1}, "one that does not go on hangs, by the bound that it had learned"
+    assert view.observed().trainers[0].measured.longest_step_s == 1.0
+
+
 def test_one_that_cannot_write_its_progress_is_not_told_while_it_goes_on(
     view: View, stacks: Slow, tmp_path: Path
 ) -> None:
