@@ -74,16 +74,50 @@ def blame(
         return Blame()  # what was reported before the store was away may be over
     running = {g.group: g for g in groups.values() if g.phase == "running"}
     stuck = {g: found for g, group in running.items() if (found := stuck_ranks(group, observed))}
-    if not stuck:
+    unseen = {g for g in running.keys() - stuck.keys() if _unseen(running[g], observed)}
+    if not stuck and not unseen:
         return Blame()
     steps = {g: _step(group, observed) for g, group in running.items()}
-    ahead = max((step for g, step in steps.items() if g not in stuck), default=0)
+    ahead = max((step for g, step in steps.items() if g not in stuck and g not in unseen), default=0)
     waiting = [g for g in sorted(stuck) if steps[g] + STEPS_BEHIND <= ahead and not _by_itself(stuck[g])]
     late = {g: _when_seen(running[g], ahead, stuck[g], observed.now, behind) for g in waiting}
     left = tuple(g for g, seen in late.items() if seen.step + STEPS_BEHIND <= ahead)
-    phases = {g.phase for g in groups.values()}
-    told = _blame(running, observed, spec, stuck, steps, left, phases, unsure_since)
+    late |= {g: _when_lost(running[g], ahead, observed.now, behind) for g in unseen}
+    if not stuck:
+        told = Blame(_left_out(running, unseen, late, ahead, observed, spec))
+    else:
+        phases = {g.phase for g in groups.values()}
+        told = _blame(running, observed, spec, stuck, unseen, steps, left, phases, unsure_since)
     return replace(told, behind=late)
+
+
+def _when_lost(group: GroupMemory, ahead: int, now: float, known: Mapping[int, Behind] | None) -> Behind:
+    seen = (known or {}).get(group.group)
+    fresh = seen is None or seen.generation != group.generation
+    return Behind(generation=group.generation, step=ahead, since=now) if fresh or seen is None else seen
+
+
+def _left_out(
+    running: Mapping[int, GroupMemory],
+    unseen: Set[int],
+    late: Mapping[int, Behind],
+    ahead: int,
+    observed: Observed,
+    spec: RunSpec,
+) -> tuple[int, ...]:
+    """The one group whose ranks cannot be seen, when for as long as a hang takes the others have made steps without it. That they are
+    ahead of it says nothing: its own steps are not told."""
+    others = running.keys() - unseen
+    made_by = {rank.participants for g in others for rank in _ranks(running[g], observed)}
+    alone = bool(others) and 0 not in made_by and max(made_by, default=0) <= len(others)
+    return tuple(
+        g
+        for g in unseen
+        if len(unseen) == 1
+        and alone
+        and observed.now - late[g].since >= spec.policy.hang.at_least_s
+        and late[g].step + STEPS_BEHIND <= ahead
+    )
 
 
 def _when_seen(
@@ -102,6 +136,7 @@ def _blame(
     observed: Observed,
     spec: RunSpec,
     stuck: Mapping[int, list[RankView]],
+    unseen: Set[int],
     steps: Mapping[int, int],
     left: tuple[int, ...],
     phases: Set[str],
@@ -141,7 +176,6 @@ def _blame(
         return Blame(tuple(sorted(stuck)))  # nobody is there, or comes, whom they could wait for
     if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
         return Blame(held=_shared(stuck))  # some of their ranks wait in the next quorum for those that hang
-    unseen = {g for g in running.keys() - stuck.keys() if _unseen(running[g], observed)}
     if stuck.keys() | unseen == running.keys() and len(ill := _ill(running, observed)) == 1:
         return Blame(ill)
     names = ", ".join(map(str, sorted(stuck)))
@@ -213,7 +247,7 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
     own = any(_own(rank) for rank in ranks)
     named = ranks and ((_own(ranks[0]) and not _wait_inside(ranks)) or _left_it_out(ranks))
-    untold = "the others wait for it, and its node cannot see what its ranks do"
+    untold = "the others wait for it, or make steps without it, and its node cannot see what its ranks do"
     return Failure(
         Kind.HANG,
         tuple(_sentence(rank, what) for rank, what in stuck) or (untold,),
@@ -276,9 +310,14 @@ def _in_a_collective(rank: RankView) -> bool:
 
 
 def _step(group: GroupMemory, observed: Observed) -> int:
+    return max((rank.step for rank in _ranks(group, observed)), default=0)
+
+
+def _ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
+    """Of its current generation."""
     node = observed.nodes.get(group.node)
     ranks = node.ranks if node is not None else ()
-    return max((r.step for r in ranks if (r.group, r.generation) == (group.group, group.generation)), default=0)
+    return [rank for rank in ranks if (rank.group, rank.generation) == (group.group, group.generation)]
 
 
 def _sentence(rank: RankView, stuck: StuckView) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from supervisor.core import ending
 from supervisor.core.model import GroupMemory, NodeView, Observed
 
-UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled"})
+UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled", "ranks_unseen"})
 """Kinds of facts, of an agent's folder or of a run's."""
 NAMED = 5
 """A file system that all share is everybody's."""

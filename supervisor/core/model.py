@@ -144,6 +144,8 @@ class RankView:
     step_s: float = 0.0
     checkpoint: Checkpoint | None = None
     quorum_id: int = -1
+    participants: int = 0
+    """How many groups made its newest step; 0: not known."""
     gate: str | None = None
     """Where its forwarder passes on to; empty: it has cut. None: its agent has not said."""
     reaches_gate: bool | None = None
@@ -365,12 +367,12 @@ class SlowSince:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """How far others were when a group had begun to wait though they had gone on."""
+    """How far others were when a group had begun to wait though they had gone on, or when its ranks could be seen no more."""
 
     generation: int
     step: int
     since: float = 0.0
-    """When it began to wait, on the run clock."""
+    """When that began, on the run clock."""
 
 
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]

@@ -232,6 +232,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         step_s=progress.step_s if progress is not None else 0.0,
         checkpoint=Checkpoint(mark.step, mark.path, mark.group, mark.generation) if mark is not None else None,
         quorum_id=progress.quorum_id if progress is not None else -1,
+        participants=progress.participants if progress is not None else 0,
         gate=trainer.gate,
         reaches_gate=trainer.reaches_gate,
         stuck=_stuck(trainer),

@@ -219,10 +219,36 @@ def test_one_whose_ranks_cannot_be_seen_is_to_blame_once_all_others_wait(w: Worl
     assert (incident.kind, incident.group, incident.rank, incident.rung) == (Kind.HANG, 1, None, Rung.RESTART)
     assert incident.confidence == Confidence.SUSPECTED
     assert incident.evidence == (
-        "the others wait for it, and its node cannot see what its ranks do",
+        "the others wait for it, or make steps without it, and its node cannot see what its ranks do",
         "on its node: /var has not answered for over 10 s",
         "on its node: their files do not answer",
     )
+
+
+def steps(w: World, step: int, participants: int) -> None:
+    for group in (0, 2):
+        for rank in range(w.ranks):
+            w.report(group, rank, commits=step, step=step, participants=participants)
+
+
+def test_one_whose_ranks_cannot_be_seen_is_to_blame_once_the_others_step_without_it(w: World) -> None:
+    facts(w, 1, ranks_unseen="their files do not answer")
+    steps(w, 50, participants=3)
+    w.round()
+    steps(w, 60, participants=3)
+    w.round(2 * w.spec.policy.hang.at_least_s)
+    assert not w.memory.incidents, "it steps with them: that its steps are not told says nothing"
+    facts(w, 1)
+    w.round()
+    facts(w, 1, ranks_unseen="their files do not answer")
+    steps(w, 70, participants=2)
+    w.round()
+    steps(w, 80, participants=2)
+    w.round(w.spec.policy.hang.at_least_s - 1.0)
+    assert not w.memory.incidents, "it may answer again"
+    w.round(1.0)
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, None)
+    assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
 
 
 def test_where_the_ranks_of_several_groups_cannot_be_seen_nobody_is_blamed(w: World) -> None:
