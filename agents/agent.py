@@ -25,8 +25,9 @@ from agents.cut_off import CutOff
 from agents.desired import DesiredWatch, Wanted
 from agents.exporter import Exporter
 from agents.facts import Facts, host
-from agents.facts.files import DEADLINE_S, EVERY_S, Probe, SharedFolders, writes
+from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.facts.gpu import Gpus
+from agents.looks import ANSWERS_WITHIN_S, Looks
 from agents.names import TrainerName, about, parse
 from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from agents.reporter import Reporter
@@ -35,7 +36,7 @@ from agents.settings import parse as parse_settings
 from agents.shim_client import ShimClient, ShimLost, ShimRefused, Watched
 from agents.shim_client import record as to_record
 from agents.starts import Starts
-from agents.view import Seen, View
+from agents.view import View
 from supervisor.core.disks import UNUSABLE
 from supervisor.core.spec import HangSpec, PolicySpec
 from supervisor.shell import failpoints
@@ -61,8 +62,6 @@ GATE_FROZEN_S = 3.0
 TERM_PATIENCE_S = 0.5
 """A scheduler sends TERM to all of a job at once: whether the shim ends too it says in a moment. Until then we cannot tell
 that from our own upgrade; if it does, we stay to report how the trainers end."""
-ANSWERS_WITHIN_S = 1.0
-"""A turn goes on without this node's files when they have not answered by then."""
 LONGEST_TURN_S = 0.5
 """Of the time between two turns no more than this counts against anybody: the agent itself may have been frozen."""
 
@@ -91,9 +90,7 @@ class Agent:
         """What is wanted here of another allocation, and is not started."""
         self._awake = AwakeClock(LONGEST_TURN_S)
         self._files = Aside("files")
-        self._looking: asyncio.Future[Seen] | None = None
-        self._stalled_at: float | None = None
-        """Since when this node's files do not answer."""
+        self._looks = Looks(self._view, self._files, settings.node_folder)
         self._ends: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
@@ -317,7 +314,12 @@ class Agent:
     async def _turn(self) -> None:
         now = self._loop.time()
         awake = self._awake.look(now)
-        if await self._look(now):
+        news = await self._looks.look(now)
+        for name in news or ():
+            newest = self._view.progress[name].newest
+            if newest is not None:
+                self._exporter.progress(name, newest)
+        if news is not None:
             self._view.look_for_hangs(self._hang_limits(), awake, self._nothing_written())
         self._gpus.running(self._view.ways())
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
@@ -329,7 +331,7 @@ class Agent:
                 await self._do(action, now)
             except ShimRefused as error:
                 log.warning("the shim refused %s: %s", action, error)
-        if self._stalled_at is None:
+        if not self._looks.stalled:
             self._command(now)
         wants = any(node.trainers for node in self._wanted.by_run.values())
         self._checks.look(not wants and self._told_to_end is None and not self._view.running(), awake)
@@ -337,22 +339,6 @@ class Agent:
         if self._view.milestones() != self._last_report[0] or now - self._last_report[1] >= self._settings.report_s:
             self._report(now)
         self._report_health(now)
-
-    async def _look(self, now: float) -> bool:
-        """Whether this node's files have answered. While they do not, nothing else waits for them."""
-        if self._looking is None:
-            self._looking = asyncio.wrap_future(self._files.ask(self._view.look(now)))
-        await asyncio.wait({self._looking}, timeout=ANSWERS_WITHIN_S if self._stalled_at is None else 0.0)
-        if not self._looking.done():
-            self._stalled_at = self._stalled_at or now
-            self._view.unseen()
-            return False
-        seen, self._looking, self._stalled_at = self._looking.result(), None, None
-        for name in self._view.take(seen):
-            newest = self._view.progress[name].newest
-            if newest is not None:
-                self._exporter.progress(name, newest)
-        return True
 
     async def _do(self, action: Action, now: float) -> None:
         match action:
@@ -393,7 +379,7 @@ class Agent:
         """What nobody has to order: a frozen gate, and trainers that nobody can reach any more."""
         frozen = [
             Stop(name, f"the gate is frozen: it has not touched its file for {still_s:.1f} s", at_once=True)
-            for name, still_s in self._view.still_gates(awake, self._stalled_at is None).items()
+            for name, still_s in self._view.still_gates(awake, not self._looks.stalled).items()
             if still_s > GATE_FROZEN_S
         ]
         ways = self._view.running_ways()
@@ -491,13 +477,6 @@ class Agent:
 
     # --- commands and reports ---
 
-    def _unseen(self, now: float) -> tuple[Fact, ...]:
-        if self._stalled_at is None or now - self._stalled_at < DEADLINE_S or not self._view.running():
-            return ()
-        folder = self._settings.node_folder
-        sentence = f"what the ranks here do is not seen: {folder} does not answer"
-        return (Fact(kind="ranks_unseen", subject=str(folder), evidence=sentence),)
-
     def _command(self, now: float) -> None:
         for node in self._wanted.by_run.values():
             for trainer in node.trainers:
@@ -525,7 +504,7 @@ class Agent:
             *self._starts.problems(),
             *self._not_ours,
         )
-        facts = (*self._known_facts, *self._unseen(now))
+        facts = (*self._known_facts, *self._looks.facts(now))
         telling = (self._warm, problems, facts, standing.lease_held, standing.store_up)
         if telling == self._last_health[0] and now - self._last_health[1] < HEALTH_S:
             return

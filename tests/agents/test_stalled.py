@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent import ANSWERS_WITHIN_S, Agent
+from agents.agent import Agent
 from agents.facts.files import DEADLINE_S, EVERY_S
+from agents.looks import ANSWERS_WITHIN_S
 from agents.settings import Settings, parse
 from agents.shim import AGENT_FROZEN_S, Shim
 from agents.table import Child
@@ -50,15 +51,17 @@ def test_a_turn_of_the_agent_goes_on_without_its_files(tmp_path: Path) -> None:
         agent = Agent(settings, None)  # type: ignore[arg-type]
         record = record_of(settings)
         agent._view.put(record)
-        assert await agent._look(100.0)
+        looks = agent._looks
+        assert await looks.look(100.0) is not None
         served.stall()
         began = time.monotonic()
-        assert not await agent._look(101.0)
+        assert await looks.look(101.0) is None
         for turn in range(100):
-            assert not await agent._look(101.0 + turn / 10)
+            assert await looks.look(101.0 + turn / 10) is None
+        assert looks.stalled
         assert time.monotonic() - began < 3 * ANSWERS_WITHIN_S, "it waits once, not at each turn"
-        assert agent._unseen(101.0 + DEADLINE_S - 0.1) == ()
-        (fact,) = agent._unseen(101.0 + DEADLINE_S)
+        assert looks.facts(101.0 + DEADLINE_S - 0.1) == ()
+        (fact,) = looks.facts(101.0 + DEADLINE_S)
         assert (fact.kind, fact.subject) == ("ranks_unseen", str(settings.node_folder))
         await agent._ended(replace(record, exited=True, signal=9, told="it hangs"))
         (end,) = [trainer.exit for trainer in agent._view.observed().trainers]
@@ -66,10 +69,11 @@ def test_a_turn_of_the_agent_goes_on_without_its_files(tmp_path: Path) -> None:
         assert (end.signal, end.told, end.disk) == (9, "it hangs", f"{settings.node_folder} does not answer")
         served.answer()
         asked = time.monotonic()
-        while not await agent._look(200.0):
+        while await looks.look(200.0) is None:
             assert time.monotonic() - asked < 10.0
             await asyncio.sleep(0.01)
-        assert agent._unseen(200.0) == ()
+        assert not looks.stalled
+        assert looks.facts(200.0) == ()
 
     with file_system(tmp_path / "home", tmp_path / "behind") as served:
         asyncio.run(turns(served))
