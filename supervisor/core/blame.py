@@ -74,7 +74,7 @@ def blame(
         return Blame()  # what was reported before the store was away may be over
     running = {g.group: g for g in groups.values() if g.phase == "running"}
     stuck = {g: found for g, group in running.items() if (found := stuck_ranks(group, observed))}
-    unseen = {g for g in running.keys() - stuck.keys() if _unseen(running[g], observed)}
+    unseen = tuple(g for g in sorted(running) if g not in stuck and _unseen(running[g], observed))
     if not stuck and not unseen:
         return Blame()
     steps = {g: _step(group, observed) for g, group in running.items()}
@@ -93,13 +93,14 @@ def blame(
 
 def _when_lost(group: GroupMemory, ahead: int, now: float, known: Mapping[int, Behind] | None) -> Behind:
     seen = (known or {}).get(group.group)
-    fresh = seen is None or seen.generation != group.generation
-    return Behind(generation=group.generation, step=ahead, since=now) if fresh or seen is None else seen
+    if seen is not None and seen.generation == group.generation:
+        return seen
+    return Behind(generation=group.generation, step=ahead, since=now)
 
 
 def _left_out(
     running: Mapping[int, GroupMemory],
-    unseen: Set[int],
+    unseen: tuple[int, ...],
     late: Mapping[int, Behind],
     ahead: int,
     observed: Observed,
@@ -107,8 +108,8 @@ def _left_out(
 ) -> tuple[int, ...]:
     """The one group whose ranks cannot be seen, when for as long as a hang takes the others have made steps without it. That they are
     ahead of it says nothing: its own steps are not told."""
-    others = running.keys() - unseen
-    made_by = {rank.participants for g in others for rank in _ranks(running[g], observed)}
+    others = running.keys() - set(unseen)
+    made_by = {rank.participants for g in sorted(others) for rank in _ranks(running[g], observed)}
     alone = bool(others) and 0 not in made_by and max(made_by, default=0) <= len(others)
     return tuple(
         g
@@ -136,7 +137,7 @@ def _blame(
     observed: Observed,
     spec: RunSpec,
     stuck: Mapping[int, list[RankView]],
-    unseen: Set[int],
+    unseen: tuple[int, ...],
     steps: Mapping[int, int],
     left: tuple[int, ...],
     phases: Set[str],
@@ -176,7 +177,7 @@ def _blame(
         return Blame(tuple(sorted(stuck)))  # nobody is there, or comes, whom they could wait for
     if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
         return Blame(held=_shared(stuck))  # some of their ranks wait in the next quorum for those that hang
-    if stuck.keys() | unseen == running.keys() and len(ill := _ill(running, observed)) == 1:
+    if stuck.keys() | set(unseen) == running.keys() and len(ill := _ill(running, observed)) == 1:
         return Blame(ill)
     names = ", ".join(map(str, sorted(stuck)))
     said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
