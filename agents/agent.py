@@ -208,6 +208,8 @@ class Agent:
         self._facts.stop()
         self._gpus.stop()
         self._checks.stop()
+        if self._ends:
+            await asyncio.wait(self._ends)
         self._report(self._loop.time())
         # with processes running this is only a change of agents: the next one takes the registration over
         self._reporter.stop(give_back=not self._view.running())
