@@ -20,6 +20,7 @@ from agents.facts.files import (
     BYTES,
     DEADLINE_S,
     EVERY_S,
+    EVERY_SHARED_S,
     ROOM_BYTES,
     Probe,
     SharedFolders,
@@ -32,6 +33,7 @@ from fault_injection.faults.site import no_memory_cgroup
 from fault_injection.file_system import file_system
 from fault_injection.file_system import missing as no_fuse
 from fault_injection.memory_cgroup import memory_cgroup
+from supervisor.core.spec import HangSpec
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
@@ -158,6 +160,11 @@ def test_a_file_system_whose_server_is_stopped(tmp_path: Path, use: Callable[[Pa
         served.answer()
         assert once(probe, clock) == []
         assert list(served.folder.iterdir()) == []
+
+
+def test_what_stalls_is_told_before_a_step_counts_as_a_hang() -> None:
+    """Where one node says so and another not yet, it would be taken for the one's own."""
+    assert max(EVERY_S, EVERY_SHARED_S) + DEADLINE_S + LOOK_S < HangSpec().at_least_s
 
 
 def test_a_shared_folder_is_only_read(tmp_path: Path) -> None:
