@@ -3,6 +3,7 @@ stopped; the trainers are tests/agents/toy_model.py, in a real TorchFT quorum.""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from supervisor.wire import keys
 from supervisor.wire.records import Health
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
+from tests.integration.test_cli import cli
 
 pytestmark = [
     pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(300), pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -121,6 +123,8 @@ def test_of_all_nodes_it_ends_nobody(run: Run) -> None:
         eventually(
             lambda: all(run.facts(n).get("file_system_stalled") == here for n in nodes), TOLD_S, "all nodes tell it"
         )
+        said = cli("status", "--json", world=bench.w)
+        assert any(SHARED in sentence for sentence in json.loads(said.stdout)["waiting"]), said.stderr
         at = bench.step()
         passes(HANG_AT_LEAST_S)
         assert run.waits(SHARED)
