@@ -227,9 +227,10 @@ class Agent:
         self._tell_news()
 
     def _on_exit(self, record: ProcessRecord) -> None:
-        if record.name not in self._view.processes:
+        known = self._view.processes.get(record.name)
+        if known is None:
             self._early_exits[record.name] = record
-        else:
+        elif not known.exited:
             task = asyncio.create_task(self._ended(record))
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)
