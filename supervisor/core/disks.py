@@ -10,15 +10,26 @@ from supervisor.core.model import GroupMemory, NodeView, Observed
 
 UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled", "ranks_unseen"})
 """Kinds of facts, of an agent's folder or of a run's."""
+OF_A_RUN = frozenset({"file_system_error", "file_system_stalled"})
+"""Those of them that a run's folder may have."""
 NAMED = 5
 """A file system that all share is everybody's."""
 
 
 def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
-    """Node -> what is wrong there. What all of them say is of a file system that all share, and tells none apart."""
+    """Node -> what is wrong there. What all of them say is of a file system that all share, and tells none apart. A spare does not use
+    the run's folder, and says nothing of it: what all say that run something, or have until just now, is the same."""
     there = [node for node in nodes if node.registered and node.role == "trainer"]
     found = {node.name: says for node in there if (says := _fact(node) or _last_word(node))}
+    busy = {node.name: node for node in there if node.ranks}
+    if len(busy) > 1 and all(map(_may_share, busy.values())):
+        found = {name: says for name, says in found.items() if name not in busy}
     return found if len(found) < len(there) else {}
+
+
+def _may_share(node: NodeView) -> bool:
+    """Whether what it says may be of the run's folder: that is only read, and its ranks are seen all the while."""
+    return bool(OF_A_RUN & node.facts.keys()) and not (UNUSABLE - OF_A_RUN) & node.facts.keys()
 
 
 def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:

@@ -111,6 +111,29 @@ def test_it_is_the_last_resort_where_the_engine_refuses_another() -> None:
     assert w.group(0).node == "n3"
 
 
+def test_what_all_nodes_say_that_run_something_is_of_what_they_share() -> None:
+    """A spare does not use the run's folder."""
+    w = World(spares=1).bring_up()
+    for group in range(2):
+        tell(w, w.group(group).node, "file_system_stalled")
+    w.crash(0)
+    w.round()
+    assert w.incident.rung == Rung.RESTART
+    w.start_again(0)
+    assert w.group(0).node == "n1", "as ever: no spare is spent on it"
+
+
+@pytest.mark.parametrize("kind", ["disk_full", "ranks_unseen"])
+def test_what_is_of_a_nodes_own_folder_bars_it_though_all_that_run_something_say_so(kind: str) -> None:
+    w = World(spares=1).bring_up()
+    for group in range(2):
+        tell(w, w.group(group).node, kind)
+    w.crash(0)
+    w.round()
+    w.start_again(0)
+    assert w.group(0).node == "n3"
+
+
 def test_what_all_nodes_say_is_of_what_they_share_and_bars_none() -> None:
     w = World(spares=1).bring_up()
     for node in ("n1", "n2", "n3"):
