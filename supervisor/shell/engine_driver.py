@@ -18,7 +18,7 @@ from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import Encoder, decode
+from supervisor.wire.records import Encoder, RunRecord, decode
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class EngineDriver:
         self._away = 0
         self._listed_at: float | None = None
         self._encoder = Encoder()
+        self._requests: dict[str, tuple[RunRecord, tuple[Request, AllocationMemory]]] = {}
+        """By allocation, as it was offered last."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def word_s(self, engine: str) -> float:
@@ -115,25 +117,21 @@ class EngineDriver:
 
     def offer(self, mirror: Mirror, term: Term) -> None:
         """The loop's newest view; the thread takes it up at once if something is wanted that was not before."""
-        allocations = []
+        offered: dict[str, tuple[RunRecord, tuple[Request, AllocationMemory]]] = {}
         grants: dict[str, bytes] = {}
         for run, record in views.runs(mirror).items():
             if record.spec.allocation.engine != self._engine.name:
                 continue
-            for _, allocation in mirror.records(keys.allocation(run, ""), AllocationMemory):
-                request = Request(
-                    key=allocation.key,
-                    run=run,
-                    slots=record.spec.groups.ranks_per_group,
-                    lease_s=record.spec.policy.node_lease_s,
-                    exclude=allocation.exclude,
-                    spec=record.spec.allocation,
-                )
-                allocations.append((request, allocation))
-            for key in mirror.keys(keys.grant(run, "")):
-                grants[key] = mirror.items[key].value
+            for allocation in mirror.table(keys.allocation(run, ""), AllocationMemory).values():
+                known = self._requests.get(allocation.key)
+                if known is None or known[0] is not record or known[1][1] is not allocation:
+                    known = (record, (_request(run, record, allocation), allocation))
+                offered[allocation.key] = known
+            grants |= {key: mirror.items[key].value for key in mirror.keys(keys.grant(run, ""))}
+        self._requests = offered
+        allocations = tuple(each for _, each in offered.values())
         before = self._wanted
-        self._wanted = _Wanted(tuple(allocations), grants, term)
+        self._wanted = _Wanted(allocations, grants, term)
         if before is None or before.allocations != self._wanted.allocations:
             self._wake.set()
 
@@ -181,8 +179,9 @@ class EngineDriver:
         if nothing_else and self._monotonic() < self._looked + min(FORGET_LOOK_S, FORGET_AFTER_S):
             return
         known = {g.key: g for g in self._engine.list()}
+        in_etcd = {request.key: _told(request, wanted) for request, _ in wanted.allocations}
         for request, allocation in wanted.allocations:
-            told, listed = _told(request, wanted), known.get(request.key)
+            told, listed = in_etcd[request.key], known.get(request.key)
             if told is not None and listed is not None and _is_queued_again(told, listed):
                 self._again[request.key] = f"it was granted and waits again ({listed.reason}): given back"
             if listed is not None and (allocation.state == "released" or request.key in self._again):
@@ -191,7 +190,7 @@ class EngineDriver:
                 self._acquire(request, allocation, wanted.term)
         began = self._monotonic()
         known = {g.key: g for g in self._engine.list()}
-        self._write(wanted, known)
+        self._write(wanted, known, in_etcd)
         self._listed_at = began
         self._forget(wanted, known)
 
@@ -235,12 +234,12 @@ class EngineDriver:
             log.error("engine %s does not take allocation %s back: %s", self._engine.name, key, error)
         reach("engine.after_release")
 
-    def _write(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
+    def _write(self, wanted: _Wanted, known: dict[str, Grant], in_etcd: dict[str, Grant | None]) -> None:
         """All that changed at once: whether one allocation or all of them are gone must be seen in one look."""
         puts = {}
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)
-            told = _told(request, wanted)
+            told = in_etcd[request.key]
             if told is not None and request.key not in known and not self._engine.knows(told):
                 self._leave(allocation, told)
                 continue
@@ -285,6 +284,17 @@ class EngineDriver:
             reason = "given back" if given_back else before.reason or "the engine knows it no more"
             return replace(before, state="gone", reason=reason)
         return Grant(key=request.key, state="pending", reason=f"refused, and asked again: {said.words}" if said else "")
+
+
+def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Request:
+    return Request(
+        key=allocation.key,
+        run=run,
+        slots=record.spec.groups.ranks_per_group,
+        lease_s=record.spec.policy.node_lease_s,
+        exclude=allocation.exclude,
+        spec=record.spec.allocation,
+    )
 
 
 def _told(request: Request, wanted: _Wanted) -> Grant | None:
