@@ -26,7 +26,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys, logged
-from supervisor.wire.records import Encoder, LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
+from supervisor.wire.records import LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Loop:
         self._began = monotonic()
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
         self._stable_since = self._began
-        self._encoder = Encoder()
+        self._made: dict[str, projection.Made] = {}
         self._store_up = True
         self._journals: dict[str, Journal] = {}
         self._said: dict[str, tuple[str, ...]] = {}
@@ -212,7 +212,7 @@ class Loop:
         changed = decision.memory is not memory
         wanted: dict[str, bytes] = {}
         if changed:
-            wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents, self._encoder)
+            wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents, memory)
             wanted |= projection.suspicion_records(decision.suspicions)
         told = changed and (decision.incidents or any(a.verb not in ROUTINE for a in decision.actions))
         given = journal.take(observed, record.spec, memory) if told else None
@@ -220,7 +220,8 @@ class Loop:
         if given is not None:
             by = projection.Decider(self.epoch, self._host, program(), policy)
             wanted |= projection.digest_record(run, decision, by, given.digest)
-        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, self._encoder)
+        made = self._made.setdefault(run, projection.Made())
+        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made)
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):

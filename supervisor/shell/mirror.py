@@ -121,10 +121,10 @@ class Mirror:
         """Counts what was written or removed of a node."""
         return self._of_node.get(node, 0)
 
-    def table(self, begins: str, kind: type[T]) -> dict[str, T]:
-        """Every readable record of one sort whose key begins so, sorted by key; only those are read anew that have changed. The
-        same dict until then; not to be changed by whoever is given it."""
-        about = (sort_of(begins), begins)
+    def table(self, begins: str, kind: type[T], sort: str = "") -> dict[str, T]:
+        """Every readable record of one sort (that of `begins`, if none is named) whose key begins so, sorted by key; only those are
+        read anew that have changed. The same dict until then; not to be changed by whoever is given it."""
+        about = (sort or sort_of(begins), begins)
         known: dict[str, T] | None = self._tables.get(about)
         if known is None:
             waiting = self._stale.setdefault(about[0], [])

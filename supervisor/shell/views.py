@@ -133,16 +133,8 @@ def node_names(mirror: Mirror) -> list[str]:
 
 def runs_on(mirror: Mirror, run: str) -> list[str]:
     """Nodes that say that something of the run runs there."""
-    return [node for node in node_names(mirror) if run in _runs_at(mirror, node)]
-
-
-def _runs_at(mirror: Mirror, node: str) -> set[str]:
-    def make() -> set[str]:
-        seen = mirror.record(keys.observed(node), NodeObserved)
-        said = (*seen.trainers, *seen.lighthouses) if seen is not None else ()
-        return {x.run for x in said if x.state != "exited"}
-
-    return mirror.unless_changed(("runs at", node), (mirror.changes_of(node),), make)
+    seen = mirror.table(keys.NODES, NodeObserved, sort="observed")
+    return [key[len(keys.NODES) :].split("/", 1)[0] for key, node in seen.items() if run in node.runs]
 
 
 def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]]:

@@ -452,6 +452,11 @@ class NodeObserved:
     leaving: str = ""
     """The scheduler has told the shim (SIGUSR1) that it will end this node soon: why. Empty: it has not."""
 
+    @cached_property
+    def runs(self) -> frozenset[str]:
+        """Of which something runs there."""
+        return frozenset(x.run for x in (*self.trainers, *self.lighthouses) if x.state != "exited")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GateGroup:
