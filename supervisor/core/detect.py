@@ -76,7 +76,10 @@ def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
     node = observed.nodes.get(group.node)
     if node is None:
         return ()
-    return tuple(r for r in node.ranks if r.group == group.group and r.generation == group.generation)
+    for r in node.ranks:
+        if r.group != group.group or r.generation != group.generation:
+            return tuple(r for r in node.ranks if r.group == group.group and r.generation == group.generation)
+    return node.ranks
 
 
 def gone(group: int, below: int, node: str, observed: Observed) -> bool:
@@ -106,7 +109,7 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return f"lease:{group.node}"
-    if any(r.state == "exited" for r in node.ranks):
+    if "exited" in [r.state for r in node.ranks]:
         if ending.taken(ranks_of(group, observed)):
             return f"term:{group.group}:{group.generation}"
         if numerics.said(group, observed):
@@ -239,7 +242,8 @@ def failure(
     other = under_another(group, observed)
     if other:
         return Failure(Kind.ALLOCATION_LOST, (other,))
-    verdict, sentence = node_verdict(group.node, group, observed, spec)
+    lost = node is None or not node.registered
+    verdict, sentence = node_verdict(group.node, group, observed, spec) if lost else (Verdict.HEALTHY, "")
     if verdict == Verdict.DEAD:
         return Failure(
             Kind.NODE_LOST, (sentence,), confidence=Confidence.LIKELY, took_s=float(spec.policy.node_lease_s)
@@ -249,9 +253,9 @@ def failure(
     exited = ending.ended(ranks_of(group, observed))
     if exited is not None:
         return gpu.judged(numerics.judged(exited, group, numbers.told, observed), group, observed, spec)
-    lost = gpu.at_once(group, observed, spec)
-    if lost is not None:
-        return lost
+    broken = gpu.at_once(group, observed, spec)
+    if broken is not None:
+        return broken
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
     if group.group in hanging:

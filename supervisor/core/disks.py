@@ -26,7 +26,7 @@ def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:
     found: list[str] = []
     for group in groups.values():
         node = observed.nodes.get(group.node)
-        says = _fact(node) if node is not None and node.registered else ""
+        says = _fact(node) if node is not None and node.facts and node.registered else ""
         if says and group.phase in ("starting", "running"):
             about = f"group {group.group}: its node {group.node} says: {says}"
             found.append(f"{about}: the group may go on, but its steps, checkpoints and logs may not be told")
@@ -39,6 +39,5 @@ def _fact(node: NodeView) -> str:
 
 def _last_word(node: NodeView) -> str:
     """Of a rank that has ended there: said at once, where facts are looked for every few seconds."""
-    return next(
-        (rank.disk for rank in node.ranks if rank.state == "exited" and not ending.clean(rank) and rank.disk), ""
-    )
+    said = [rank.disk for rank in node.ranks if rank.disk and rank.state == "exited" and not ending.clean(rank)]
+    return said[0] if said else ""

@@ -81,7 +81,7 @@ def _ended(group: GroupMemory, observed: Observed) -> list[RankView]:
     return [
         rank
         for rank in ranks
-        if (rank.group, rank.generation, rank.state) == (group.group, group.generation, "exited") and rank.numerics
+        if rank.numerics and (rank.group, rank.generation, rank.state) == (group.group, group.generation, "exited")
     ]
 
 

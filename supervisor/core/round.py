@@ -406,7 +406,9 @@ class Round:
         """Want one more allocation of one node. `rung` is the one whose budget pays for it, if any does."""
         key = f"{self.spec.name}-a{self.before.allocations_above + len(self.allocations) + 1}"
         window_s = self.spec.policy.budget.window_s
-        unheard = {h for a in self.allocations.values() if self.now - a.since < window_s for h in a.unheard}
+        unheard = {
+            h for a in self.allocations.values() if a.unheard and self.now - a.since < window_s for h in a.unheard
+        }
         self.allocations[key] = AllocationMemory(
             key=key,
             state="wanted",

@@ -149,5 +149,7 @@ def _unfit(r: Round, grant: Grant) -> str:
 
 def _free_again(r: Round, allocation: AllocationMemory) -> str:
     """A host that it was asked for without, and from which nothing keeps groups away any more."""
+    if not allocation.exclude:
+        return ""
     unheard = {host for a in r.allocations.values() for host in a.unheard}
     return next((h for h in allocation.exclude if h not in unheard and not r.is_barred(h)), "")

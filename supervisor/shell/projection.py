@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from supervisor.core.model import AllocationMemory, Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
+from supervisor.core.model import Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
 from supervisor.wire.records import (
