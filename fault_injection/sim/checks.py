@@ -156,16 +156,16 @@ class Checks:
 
     def _emptied(self, before: Memory, after: Memory) -> None:
         """A group starts elsewhere only once its old generation is gone or shut out."""
-        able = [t for gate in self.world.gates for t in gate.able()]
-        for g, new in after.groups.items():
-            old = before.groups.get(g)
-            if new.phase != "starting" or (
-                old is not None and (old.phase, old.generation) == ("starting", new.generation)
-            ):
-                continue
-            for t in able:
-                if t.group == g and t.generation < new.generation and t.node.name != new.node:
-                    self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {new.node}")
+        starts = {
+            g: new
+            for g, new in after.groups.items()
+            if new.phase == "starting"
+            and ((old := before.groups.get(g)) is None or (old.phase, old.generation) != ("starting", new.generation))
+        }
+        for t in [t for gate in self.world.gates for t in gate.able()] if starts else []:
+            next_ = starts.get(t.group)
+            if next_ is not None and t.generation < next_.generation and t.node.name != next_.node:
+                self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {next_.node}")
 
     def _budgets(self, observed: Observed, decision: Decision) -> None:
         budget = self.world.spec.policy.budget
