@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -44,21 +44,26 @@ class Mirror:
         self._fresh = set(self.items)
         self._of_sort: dict[str, set[str]] = {}
         self._order: list[str] = sorted(self.items)
-        self._made: dict[tuple[str, ...], tuple[tuple[Any, ...], Any]] = {}
+        self._made: dict[str, dict[str, tuple[tuple[int, tuple[str, ...]], Any]]] = {}
         self._changes: dict[str, int] = {}
         self._derived: dict[Callable[[Mirror], Any], tuple[tuple[int, ...], Any]] = {}
         self._tables: dict[tuple[str, str], dict[str, Any]] = {}
         self._stale: dict[str, list[tuple[str, set[str]]]] = {}
         """By sort: what its tables begin with, and the keys that are to be read anew for each."""
         self._of_node: dict[str, int] = {}
+        self._keys_of: dict[str, int] = {}
+        """By node, how many keys it has."""
+        self._nodes: list[str] | None = None
         for key in self.items:
             self._count(key)
+            self._known_node(key, 1)
 
     def apply(self, changes: Changes) -> None:
         """Take in what changed; what is older than what we have (our own write came first) is passed over."""
         if changes.reset:
             for key in self.items:
                 self._count(key, there=False)
+                self._known_node(key, -1)
             self.items, self._order = {}, []
             self._forget(*self.unreadable)
         for item in changes.puts:
@@ -98,6 +103,7 @@ class Mirror:
     def _put(self, item: Item) -> None:
         if item.key not in self.items:
             insort(self._order, item.key)
+            self._known_node(item.key, 1)
         self.items[item.key] = item
         self._count(item.key)
 
@@ -105,6 +111,14 @@ class Mirror:
         del self.items[key]
         del self._order[bisect_left(self._order, key)]
         self._count(key, there=False)
+        self._known_node(key, -1)
+
+    def _known_node(self, key: str, more: int) -> None:
+        if node := _node_of(key):
+            before = self._keys_of.get(node, 0)
+            self._keys_of[node] = before + more
+            if not before or not before + more:
+                self._nodes = None
 
     def _count(self, key: str, there: bool = True) -> None:
         sort = sort_of(key)
@@ -116,10 +130,6 @@ class Mirror:
                 stale.add(key)
         if node := _node_of(key):
             self._of_node[node] = self._of_node.get(node, 0) + 1
-
-    def changes_of(self, node: str) -> int:
-        """Counts what was written or removed of a node."""
-        return self._of_node.get(node, 0)
 
     def table(self, begins: str, kind: type[T], sort: str = "") -> dict[str, T]:
         """Every readable record of one sort (that of `begins`, if none is named) whose key begins so, sorted by key; only those are
@@ -156,18 +166,23 @@ class Mirror:
         made: T = known[1]
         return made
 
-    def revisions(self, keys: tuple[str, ...]) -> tuple[int, ...]:
-        """When each of these was written last; 0 for one that is absent."""
-        return tuple(item.mod_revision if (item := self.items.get(key)) else 0 for key in keys)
+    def nodes(self) -> list[str]:
+        """Those that have a key of their own, sorted. Not to be changed by whoever is given it."""
+        if self._nodes is None:
+            self._nodes = sorted(node for node, keys_ in self._keys_of.items() if keys_)
+        return self._nodes
 
-    def unless_changed(self, about: tuple[str, ...], stamp: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What was made of `about`, made again only when its stamp is another: of ten thousand nodes few have news. Not to be
-        changed by whoever is given it."""
-        known = self._made.get(about)
-        if known is None or known[0] != stamp:
-            known = self._made[about] = (stamp, make())
-        made: T = known[1]
-        return made
+    def of_each(self, about: str, nodes: Iterable[tuple[str, ...]], make: Callable[..., T]) -> dict[str, T]:
+        """By node, what `make` makes of its name, what else is in its tuple, and its records: made again only where one of these has
+        changed, since of ten thousand nodes few have news. What is made is not to be changed by whoever is given it."""
+        known, changes, found = self._made.setdefault(about, {}), self._of_node, dict[str, T]()
+        for node in nodes:
+            stamp = (changes.get(node[0], 0), node)
+            seen = known.get(node[0])
+            if seen is None or seen[0] != stamp:
+                seen = known[node[0]] = (stamp, make(*node))
+            found[node[0]] = seen[1]
+        return found
 
     def record(self, key: str, kind: type[T]) -> T | None:
         """The record at a key, or None when it is absent or cannot be read (then it is in `unreadable`)."""

@@ -92,7 +92,7 @@ def memory(mirror: Mirror, run: str) -> Memory:
 
 def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
     """What is seen of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
-    nodes = dict(_nodes(mirror, run, known))
+    nodes = _nodes(mirror, run, known)
     # What a person asked for is there but cannot be read: unknown, so nothing is done until it can.
     unread = Control(paused=keys.control(run) in mirror.items)
     control = mirror.record(keys.control(run), Control) or unread
@@ -125,10 +125,7 @@ def epochs_before(mirror: Mirror) -> int:
 
 def node_names(mirror: Mirror) -> list[str]:
     """Nodes that have ever said something."""
-    under = mirror.keys(keys.NODES)
-    return mirror.unless_changed(
-        ("names of nodes",), (under,), lambda: sorted({key[len(keys.NODES) :].split("/", 1)[0] for key in under})
-    )
+    return mirror.nodes()
 
 
 def runs_on(mirror: Mirror, run: str) -> list[str]:
@@ -137,7 +134,7 @@ def runs_on(mirror: Mirror, run: str) -> list[str]:
     return [key[len(keys.NODES) :].split("/", 1)[0] for key, node in seen.items() if run in node.runs]
 
 
-def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]]:
+def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
     grants = mirror.table(keys.grant(run, ""), Grant).values()
     wanted = {key for key, allocation in known.allocations.items() if allocation.state == "wanted"}
     given = {
@@ -151,18 +148,14 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]
     hosts = {g.node: g.host for g in known.groups.values() if g.node}
     held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
     held.add(known.lighthouse.node)
-    found = []
+    ours = []
     for name in node_names(mirror):
         if name not in given and name not in held:
             registration = mirror.record(keys.registration(name), Registration)
             if registration is None or registration.role != "service":
                 continue
-        allocation, host = given.get(name, ""), hosts.get(name, "")
-        stamp = (mirror.changes_of(name), allocation, host)
-        found.append(
-            (name, mirror.unless_changed((run, name), stamp, partial(_view, mirror, run, name, allocation, host)))
-        )
-    return found
+        ours.append((name, given.get(name, ""), hosts.get(name, "")))
+    return mirror.of_each(run, ours, partial(_view, mirror, run))
 
 
 def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:
