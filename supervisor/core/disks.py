@@ -17,7 +17,8 @@ NAMED = 5
 def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
     """Node -> what is wrong there. What all of them say is of a file system that all share, and tells none apart."""
     there = [node for node in nodes if node.registered and node.role == "trainer"]
-    found = {node.name: says for node in there if (says := _fact(node) or _last_word(node))}
+    told = (node for node in there if node.facts or node.ranks)
+    found = {node.name: says for node in told if (says := _fact(node) or _last_word(node))}
     return found if len(found) < len(there) else {}
 
 
