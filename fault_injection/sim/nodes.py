@@ -150,7 +150,7 @@ class Node:
         self._lease: SimLease | None = None
         self._said: NodeObserved | None = None
         self._at_rest: object = None
-        """What was wanted and what was there when nothing was to be done."""
+        """What was wanted and what was there when all that was to be done was done for good."""
         self._due = False
         self._sequence = 0
         self.wake()
@@ -225,12 +225,11 @@ class Node:
         wanted = self._desired.wanted(set()).by_run
         there = [(t.said, t.ended) for t in self.trainers.values()], [(x, x.up) for x in self.lighthouses.values()]
         if (wanted, there) == self._at_rest:
-            return  # reconcile is pure: nothing was to be done, and nothing is
-        self._at_rest = None
+            return  # reconcile is pure: nothing else is to be done than was
         records = [t.record() for t in self.trainers.values()] + [x.record() for x in self.lighthouses.values()]
         actions = agent.reconcile(wanted, records, self.allocation)
-        if not actions:
-            self._at_rest = (wanted, there)
+        over = all(isinstance(action, agent.Forward) for action in actions)
+        self._at_rest = (wanted, there) if over else None
         for action in actions:
             match action:
                 case agent.Start(desired=desired):
