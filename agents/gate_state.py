@@ -138,11 +138,11 @@ class GateState:
             return "cut"
         if newest != generation:
             return "cut" if self.is_stale(group, generation) else "hold"
-        if self.is_foreign(group, generation, node):
-            return "cut"
+        home = self.homes.get(group)
+        if home is not None and home != node:
+            return "cut"  # it is foreign
         ready = entry is not None and entry.spoken
-        homed = self.homes.get(group) == node
-        return "admit" if homed and ready and self.opened else "hold"
+        return "admit" if home is not None and ready and self.opened else "hold"
 
     def is_foreign(self, group: int, generation: int, node: str) -> bool:
         """It speaks for a generation that lives elsewhere."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -279,14 +280,16 @@ class Loop:
         # A node of which nothing is wanted any more is told so: a key that is missing says nothing (an etcd that was wiped).
         told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
         # So is one that runs something of it and was never told: it came after the backup that was restored.
-        for key in (*told, *(keys.desired(node, run) for node in views.runs_on(self._mirror, run))):
+        for key in (*told, *[keys.desired(node, run) for node in views.runs_on(self._mirror, run)]):
             if key not in intents:
-                intents[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
+                intents[key] = _nothing(key)
+        items = self._mirror.items
         for key, value in intents.items():
             if len(puts) >= at_most:
                 self._look_again[run] = self.now()
                 break
-            if differs(key, value):
+            item = items.get(key)
+            if item is None or item.value != value:
                 puts[key] = value
         return puts
 
@@ -326,3 +329,9 @@ class Loop:
         if (about + sentence) not in self._reported:
             self._reported.add(about + sentence)
             log.error(sentence)
+
+
+@lru_cache(maxsize=1 << 14)
+def _nothing(key: str) -> bytes:
+    """That nothing is to run on the node of this key."""
+    return encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))

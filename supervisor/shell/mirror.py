@@ -70,7 +70,6 @@ class Mirror:
             known = self.items.get(item.key)
             if known is not None and known.mod_revision == item.mod_revision:
                 self.items[item.key] = item  # our own write comes back: nothing is new
-                self._fresh.add(item.key)
             elif known is None or known.mod_revision < item.mod_revision:
                 self._put(item)
                 self._forget(item.key)

@@ -14,7 +14,6 @@ from supervisor.wire.records import (
     Admission,
     CheckpointMark,
     Digest,
-    Encoder,
     LighthouseDesired,
     NodeDesired,
     TrainerDesired,
@@ -38,7 +37,8 @@ class Made:
     """What every trainer's record says of the run."""
     trainers: dict[int, tuple[GroupMemory, tuple[Any, ...], NodeDesired]] = field(default_factory=dict)
     admitted: dict[int, Admission] = field(default_factory=dict)
-    encoder: Encoder = field(default_factory=Encoder)
+    records: dict[str, tuple[NodeDesired, str, bytes]] = field(default_factory=dict)
+    """By node, with its key."""
 
 
 def memory_records(
@@ -111,8 +111,10 @@ def intent_records(spec: RunSpec, run_dir: str, memory: Memory, made: Made | Non
         assert mark is not None
         records[keys.checkpoint(run)] = encode(mark)
     for node, wanted in desired(spec, run_dir, memory, made).items():
-        key = keys.desired(node, run)
-        records[key] = made.encoder(key, wanted)
+        known = made.records.get(node)
+        if known is None or (known[0] is not wanted and known[0] != wanted):
+            known = made.records[node] = (wanted, keys.desired(node, run), encode(wanted))
+        records[known[1]] = known[2]
     return records
 
 

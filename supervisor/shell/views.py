@@ -179,13 +179,13 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         unsure=said if stands == "unknown" else "",
         # What was said last outlives the lease.
         facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
-        gpus=tuple(_gpu(f, run) for f in facts if f.kind in gpu.KINDS),
+        gpus=tuple([_gpu(f, run) for f in facts if f.kind in gpu.KINDS]),
         store_ms=health.store_ms if health is not None else 0.0,
         warm=health is not None and health.warm == "ready" and registration is not None,
-        ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
-        lighthouses_ended=tuple(
-            x.generation for x in (seen.lighthouses if seen is not None else ()) if x.run == run and x.state == "exited"
-        ),
+        ranks=tuple([_rank(t) for t in seen.trainers if t.run == run]) if seen is not None else (),
+        lighthouses_ended=tuple([x.generation for x in seen.lighthouses if x.run == run and x.state == "exited"])
+        if seen is not None and seen.lighthouses
+        else (),
     )
 
 
@@ -197,10 +197,13 @@ def _gpu(fact: Fact, run: str) -> GpuFact:
     return GpuFact(kind=fact.kind, evidence=fact.evidence, xid=fact.xid, rank=fact.rank, during=during)
 
 
+_NO_END = ExitObserved()
+
+
 def _rank(trainer: TrainerObserved) -> RankView:
     progress = trainer.progress
     mark = progress.checkpoint if progress is not None else None
-    end = trainer.exit if trainer.exit is not None else ExitObserved()
+    end = trainer.exit or _NO_END
     return RankView(
         group=trainer.group,
         generation=trainer.generation,
