@@ -455,7 +455,8 @@ class NodeObserved:
     @cached_property
     def runs(self) -> frozenset[str]:
         """Of which something runs there."""
-        return frozenset(x.run for x in (*self.trainers, *self.lighthouses) if x.state != "exited")
+        trainers = {x.run for x in self.trainers if x.state != "exited"}
+        return frozenset(trainers | {x.run for x in self.lighthouses if x.state != "exited"})
 
 
 @dataclass(frozen=True, kw_only=True)
