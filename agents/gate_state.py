@@ -72,6 +72,8 @@ class GateState:
     """No etcd and a loss: nothing passes until etcd is back."""
     retired: bool = False
     """Nothing passes any more: another has this lighthouse's seat."""
+    _said: dict[int, GateGroup] = field(default_factory=dict, repr=False, compare=False)
+    """What was said of each group last: of a thousand few change."""
 
     # --- what happens ---
 
@@ -131,15 +133,16 @@ class GateState:
 
     def passage(self, group: int, generation: int, node: str) -> Verdict:
         """What is to be done with a connection of this generation from this node."""
-        entry = self.generations.get((group, generation))
-        if self.retired or self.closed or self.is_stale(group, generation) or (entry is not None and entry.gone):
+        entry, newest = self.generations.get((group, generation)), self.admitted.get(group)
+        if self.retired or self.closed or (entry is not None and entry.gone):
             return "cut"
-        if self.is_foreign(group, generation, node):
-            return "cut"
-        admitted = self.admitted.get(group) == generation
+        if newest != generation:
+            return "cut" if self.is_stale(group, generation) else "hold"
+        home = self.homes.get(group)
+        if home is not None and home != node:
+            return "cut"  # it is foreign
         ready = entry is not None and entry.spoken
-        homed = self.homes.get(group) == node
-        return "admit" if admitted and homed and ready and self.opened else "hold"
+        return "admit" if home is not None and ready and self.opened else "hold"
 
     def is_foreign(self, group: int, generation: int, node: str) -> bool:
         """It speaks for a generation that lives elsewhere."""
@@ -160,10 +163,11 @@ class GateState:
         return "beating" if now - entry.heard_at <= patience_s else "silent"
 
     def groups(self, now: float) -> tuple[GateGroup, ...]:
-        return tuple(
-            GateGroup(group=group, generation=generation, hearing=self.hearing(group, now))
-            for group, generation in sorted(self.admitted.items())
-        )
+        for group, generation in self.admitted.items():
+            hearing, said = self.hearing(group, now), self._said.get(group)
+            if said is None or said.generation != generation or said.hearing != hearing:
+                self._said[group] = GateGroup(group=group, generation=generation, hearing=hearing)
+        return tuple(self._said[group] for group in sorted(self.admitted))
 
     def beats(self, now: float) -> tuple[str, ...]:
         """The replica ids that the lighthouse is to count as alive."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
 from supervisor.core.model import Decision, Incident, Kind, Memory, Observed, Rung
@@ -33,16 +33,20 @@ class Checks:
     memory: Memory = field(default_factory=Memory)
     """As it was committed last."""
     incidents: dict[str, Incident] = field(default_factory=dict)
-    digest: str = ""
-    """Of everything that was ever written, with its virtual time."""
     changes: int = 0
     """Steps and decisions that were committed."""
-    _trace: bytes = b""
+    _trace: Any = field(default_factory=sha256)
     _begun: dict[tuple[int, int], str] = field(default_factory=dict)
     _stepped: dict[int, int] = field(default_factory=dict)
     _fenced_below: dict[int, int] = field(default_factory=dict)
     """By group: a gate has said in etcd that it admits nothing older."""
     _drawn: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def digest(self) -> str:
+        """Of everything that was ever written, with its virtual time."""
+        digest: str = self._trace.hexdigest()[:16]
+        return digest
 
     def broke(self, sentence: str) -> None:
         if len(self.broken) < ENOUGH:
@@ -122,9 +126,12 @@ class Checks:
             self._committed(by)
 
     def _note(self, by: SimStore | None, puts: Mapping[str, bytes], deletes: Sequence[str]) -> None:
-        line = f"{self._trace.hex()} {self.world.clock.now!r} {by.name if by else ''} {sorted(puts.items())} {deletes}"
-        self._trace = sha256(line.encode()).digest()
-        self.digest = self._trace.hex()[:16]
+        trace = self._trace
+        trace.update(f"{self.world.clock.now!r} {by.name if by else ''} {len(puts)} {deletes}".encode())
+        for key in sorted(puts):
+            value = puts[key]
+            trace.update(f" {key} {len(value)} ".encode())
+            trace.update(value)
 
     def _committed(self, by: SimStore | None) -> None:
         writer = next((s for s in self.world.supervisors if s.store is by), None)
@@ -156,16 +163,16 @@ class Checks:
 
     def _emptied(self, before: Memory, after: Memory) -> None:
         """A group starts elsewhere only once its old generation is gone or shut out."""
-        able = [t for gate in self.world.gates for t in gate.able()]
-        for g, new in after.groups.items():
-            old = before.groups.get(g)
-            if new.phase != "starting" or (
-                old is not None and (old.phase, old.generation) == ("starting", new.generation)
-            ):
-                continue
-            for t in able:
-                if t.group == g and t.generation < new.generation and t.node.name != new.node:
-                    self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {new.node}")
+        starts = {
+            g: new
+            for g, new in after.groups.items()
+            if new.phase == "starting"
+            and ((old := before.groups.get(g)) is None or (old.phase, old.generation) != ("starting", new.generation))
+        }
+        for t in [t for gate in self.world.gates for t in gate.able()] if starts else []:
+            next_ = starts.get(t.group)
+            if next_ is not None and t.generation < next_.generation and t.node.name != next_.node:
+                self.broke(f"owners: {t.name} on {t.node.name} may step, and the next starts on {next_.node}")
 
     def _budgets(self, observed: Observed, decision: Decision) -> None:
         budget = self.world.spec.policy.budget

@@ -24,6 +24,8 @@ class Held:
     reason: str = ""
     dead: bool = False
     """The scheduler has written the host off: nobody can say that its processes have ended."""
+    said: Grant | None = None
+    """As it was listed last."""
 
 
 class SimEngine:
@@ -85,12 +87,12 @@ class SimEngine:
         held = self.held[key]
         if held.state != "pending":
             return
-        hosts = [host for host in self.free if f"h{host}" not in held.request.exclude]
-        if self.stalled or not hosts:
+        host = next((host for host in self.free if f"h{host}" not in held.request.exclude), None)
+        if self.stalled or host is None:
             self._later(self.world.pace.queue_s, lambda: self._grant(key))
             return
-        held.state, held.host = "granted", hosts[0]
-        self.free.remove(hosts[0])
+        held.state, held.host = "granted", host
+        self.free.remove(host)
         self._later(self.world.pace.boot_s, lambda: self._boot(held))
 
     def _boot(self, held: Held) -> None:
@@ -98,9 +100,14 @@ class SimEngine:
             self.world.add_node(held.host, held.request.key)
 
     def _fact(self, key: str, held: Held) -> Grant:
-        nodes = (held.host,) if held.host else ()
         ended = held.state == "gone" and not held.dead and not self.world.lives(held.host, key)
-        return Grant(key=key, state=held.state, nodes=nodes, engine_id=f"e-{key}", reason=held.reason, ended=ended)
+        said = held.said
+        if said is None or (said.state, said.reason, said.ended) != (held.state, held.reason, ended):
+            nodes = (held.host,) if held.host else ()
+            said = held.said = Grant(
+                key=key, state=held.state, nodes=nodes, engine_id=f"e-{key}", reason=held.reason, ended=ended
+            )
+        return said
 
     def _later(self, between: tuple[float, float], do: Callable[[], None]) -> None:
         self.world.clock.after(self.world.dice.uniform(*between), do)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from agents.gate_etcd import GATE_LEASE_S, read_orders
@@ -67,16 +68,23 @@ class Lighthouse:
         listens = self.up and not self.frozen and bool(self.address) and trainer.way == self.address
         return listens and self.world.same_side(trainer.node, self.node)
 
+    def _heard(self) -> Iterator[Trainer]:
+        """All that it hears."""
+        world = self.world
+        if not self.up or self.frozen or not self.address:
+            return
+        for node in (*world.nodes.values(), *world.ghosts):
+            if node.trainers and world.same_side(node, self.node):
+                for trainer in node.trainers.values():
+                    if trainer.way == self.address:
+                        yield trainer
+
     def able(self) -> list[Trainer]:
         """Those that it lets into a quorum now."""
         if not self.serves:
             return []
-        now = self.world.clock.now
-        return [
-            t
-            for t in self.world.trainers()
-            if t.works(now) and self.hears(t) and self.state.passage(t.group, t.generation, t.node.name) == "admit"
-        ]
+        now, passage = self.world.clock.now, self.state.passage
+        return [t for t in self._heard() if t.works(now) and passage(t.group, t.generation, t.node.name) == "admit"]
 
     def members(self) -> list[Trainer]:
         """Those of whom the lighthouse makes the next quorum: nobody while it counts one as alive that does not come, nor while the
@@ -148,8 +156,8 @@ class Lighthouse:
 
     def _hear(self, now: float) -> None:
         state = self.state
-        for trainer in self.world.trainers():
-            if not self.hears(trainer) or state.is_stale(trainer.group, trainer.generation):
+        for trainer in self._heard():
+            if state.is_stale(trainer.group, trainer.generation):
                 continue
             if state.is_foreign(trainer.group, trainer.generation, trainer.node.name):
                 continue
@@ -158,7 +166,7 @@ class Lighthouse:
             if trainer.ended is not None:
                 state.gone(*way)
             elif trainer.works(now):
-                replica = str(trainer.name)
+                replica = trainer.said
                 if not state.generations[way].replica_id:
                     state.built(*way, replica, now)
                 state.heard(*way, replica.encode(), now)

@@ -5,7 +5,7 @@ What it decides is the real thing (`agents.reconcile`, `agents.desired`); what i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from agents import reconcile as agent
@@ -69,14 +69,13 @@ class Trainer:
     """Its end is in etcd."""
     floor: int = 0
     """Step of the newest checkpoint that was known when it was started."""
+    group: int = field(init=False)
+    generation: int = field(init=False)
+    said: str = field(init=False)
+    """Its name."""
 
-    @property
-    def group(self) -> int:
-        return self.name.group
-
-    @property
-    def generation(self) -> int:
-        return self.name.generation
+    def __post_init__(self) -> None:
+        self.group, self.generation, self.said = self.name.group, self.name.generation, str(self.name)
 
     @property
     def lives(self) -> bool:
@@ -94,7 +93,7 @@ class Trainer:
             self.node.wake()
 
     def record(self) -> ProcessRecord:
-        return _record(str(self.name), self.ended is not None, self.exit_code, self.signal)
+        return _record(self.said, self.ended is not None, self.exit_code, self.signal)
 
     def reaches_gate(self) -> bool:
         return any(gate.hears(self) for gate in self.node.world.gates)
@@ -150,6 +149,8 @@ class Node:
         self._watch: SimWatch | None = None
         self._lease: SimLease | None = None
         self._said: NodeObserved | None = None
+        self._at_rest: object = None
+        """What was wanted and what was there when all that was to be done was done for good."""
         self._due = False
         self._sequence = 0
         self.wake()
@@ -221,8 +222,15 @@ class Node:
             self._desired.take(changes)
 
     def _obey(self) -> None:
+        wanted = self._desired.wanted(set()).by_run
+        there = [(t.said, t.ended) for t in self.trainers.values()], [(x, x.up) for x in self.lighthouses.values()]
+        if (wanted, there) == self._at_rest:
+            return  # reconcile is pure: nothing else is to be done than was
         records = [t.record() for t in self.trainers.values()] + [x.record() for x in self.lighthouses.values()]
-        for action in agent.reconcile(self._desired.wanted(set()).by_run, records, self.allocation):
+        actions = agent.reconcile(wanted, records, self.allocation)
+        over = all(isinstance(action, agent.Forward) for action in actions)
+        self._at_rest = (wanted, there) if over else None
+        for action in actions:
             match action:
                 case agent.Start(desired=desired):
                     self._start(desired)

@@ -97,7 +97,7 @@ class Etcd:
             raise Fenced(f"{expect} does not hold: created at {created}, modified at {modified}")
 
     def apply(self, by: SimStore | None, puts: Mapping[str, bytes], deletes: Sequence[str], lease: int) -> None:
-        gone = tuple(sorted(key for key in deletes if key in self.items))
+        gone = tuple(sorted(key for key in deletes if key in self.items)) if deletes else ()
         if not puts and not gone:
             return
         for told in self.written:
@@ -110,7 +110,9 @@ class Etcd:
             old = self.items.get(key)
             if old is None:
                 insort(self._order, key)
-            self._bind(key, old.lease if old else 0, lease)
+            before = old.lease if old else 0
+            if before != lease:
+                self._bind(key, before, lease)
             created = old.create_revision if old else self.revision
             self.items[key] = Item(key, value, created, self.revision, lease)
         changes = Changes(self.revision, tuple(self.items[key] for key in puts), gone)
@@ -119,10 +121,9 @@ class Etcd:
             watch.take(changes)
 
     def _bind(self, key: str, before: int, lease: int) -> None:
-        if before != lease:
-            self._of_lease.get(before, set()).discard(key)
-            if lease:
-                self._of_lease.setdefault(lease, set()).add(key)
+        self._of_lease.get(before, set()).discard(key)
+        if lease:
+            self._of_lease.setdefault(lease, set()).add(key)
 
     def snapshot(self, prefix: str) -> Snapshot:
         order = self._order
@@ -146,8 +147,9 @@ class Etcd:
             watches.remove(watch)
 
     def _watching(self, changes: Changes) -> list[SimWatch]:
-        touched = [item.key for item in changes.puts] + list(changes.deletes)
-        prefixes = {prefix for key in touched for prefix in _prefixes(key) if prefix in self._watches}
+        watched, prefixes = self._watches, set[str]()
+        for key in (*[item.key for item in changes.puts], *changes.deletes):
+            prefixes.update([prefix for prefix in _prefixes(key) if prefix in watched])
         return [watch for prefix in sorted(prefixes) for watch in self._watches[prefix]]
 
 
@@ -375,8 +377,8 @@ class SimWatch:
     # --- the server's side ---
 
     def take(self, changes: Changes) -> None:
-        puts = tuple(item for item in changes.puts if item.key.startswith(self.prefix))
-        deletes = tuple(key for key in changes.deletes if key.startswith(self.prefix))
+        puts = tuple([item for item in changes.puts if item.key.startswith(self.prefix)])
+        deletes = tuple([key for key in changes.deletes if key.startswith(self.prefix)])
         clock, etcd = self._store.etcd.clock, self._store.etcd
         late_s = etcd.dice.uniform(*etcd.delay_s) if etcd.delay_s[1] else 0.0
         due = max(clock.now + late_s, self._coming[-1][0] if self._coming else 0.0)

@@ -47,7 +47,7 @@ class Training:
             if only.alone > ALONE_STEPS:
                 only.end(code=PEERS_GONE)
             return
-        together = tuple(sorted(str(m.name) for m in members))
+        together = tuple(sorted(m.said for m in members))
         if together != self._together:
             self._together, self.quorum_id = together, self.quorum_id + 1
         before = max(m.step for m in members)
@@ -56,9 +56,9 @@ class Training:
         self.newest = max(self.newest, step)
         if self.all_at is None and len(members) == self.world.spec.groups.count:
             self.all_at = self.world.clock.now - self.world.launched_at
-        at = {str(m.name): place for place, m in enumerate(sorted(members, key=lambda m: m.group))}
+        at = {m.said: place for place, m in enumerate(sorted(members, key=lambda m: m.group))}
         for trainer in members:
-            self._commit_one(trainer, step, healed=trainer.step < before, place=at[str(trainer.name)], of=len(members))
+            self._commit_one(trainer, step, healed=trainer.step < before, place=at[trainer.said], of=len(members))
 
     def _commit_one(self, trainer: Trainer, step: int, healed: bool, place: int, of: int) -> None:
         now, spec = self.world.clock.now, self.world.spec

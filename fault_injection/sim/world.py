@@ -116,8 +116,9 @@ class World:
 
     def same_side(self, one: Node, other: Node) -> bool:
         """Whether packets of one reach the other."""
-        apart = (one.name in self.island) != (other.name in self.island)
-        return one.power and other.power and one.linked and other.linked and not apart
+        if not (one.power and other.power and one.linked and other.linked):
+            return False
+        return not self.island or (one.name in self.island) == (other.name in self.island)
 
     def add_node(self, name: str, allocation: str) -> None:
         node = self.nodes[name] = Node(self, name, allocation, "trainer")

@@ -272,9 +272,9 @@ def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
     return [
         rank
         for rank in node.ranks
-        if rank.group == group.group
+        if rank.stuck is not None
+        and rank.group == group.group
         and rank.generation == group.generation
-        and rank.stuck is not None
         and rank.state == "running"
     ]
 

@@ -251,8 +251,9 @@ def _judge(
     failure = detect.failure(group, r.observed, r.spec, r.before, hanging, slow, numbers)
     if failure is None:
         _say_unknown(r, group)
-        _close_untouched(r, group)
-        _leave_what_failed_its_checks(r, group)
+        if group.incident:
+            _close_untouched(r, group)
+            _leave_what_failed_its_checks(r, group)
         return
     if r.full(group.group):
         return
@@ -352,7 +353,8 @@ def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -
 
 
 def _say_unknown(r: Round, group: GroupMemory) -> None:
-    if group.phase not in ("starting", "running"):
+    node = r.observed.nodes.get(group.node)
+    if group.phase not in ("starting", "running") or (node is not None and node.registered):
         return
     verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
     if verdict == Verdict.UNKNOWN:

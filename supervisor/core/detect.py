@@ -76,7 +76,10 @@ def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
     node = observed.nodes.get(group.node)
     if node is None:
         return ()
-    return tuple(r for r in node.ranks if r.group == group.group and r.generation == group.generation)
+    for r in node.ranks:
+        if r.group != group.group or r.generation != group.generation:
+            return tuple(r for r in node.ranks if r.group == group.group and r.generation == group.generation)
+    return node.ranks
 
 
 def gone(group: int, below: int, node: str, observed: Observed) -> bool:
@@ -94,7 +97,7 @@ def gone(group: int, below: int, node: str, observed: Observed) -> bool:
 def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
     """All ranks of the current generation said that they are finished, and ended with exit code 0."""
     ranks = ranks_of(group, observed)
-    return len(ranks) == world_size and all(ending.clean(r) for r in ranks)
+    return len(ranks) == world_size and all(map(ending.clean, ranks))
 
 
 NAN = "nan:"
@@ -106,12 +109,12 @@ def suspect(group: GroupMemory, observed: Observed) -> str:
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return f"lease:{group.node}"
-    if any(r.state == "exited" for r in node.ranks):
+    if "exited" in [r.state for r in node.ranks]:
         if ending.taken(ranks_of(group, observed)):
             return f"term:{group.group}:{group.generation}"
         if numerics.said(group, observed):
             return f"{NAN}{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was
-    if under_another(group, observed):
+    if node.allocation != group.allocation and under_another(group, observed):
         return f"other:{group.node}:{node.allocation}"
     return ""
 
@@ -139,9 +142,9 @@ def silent_since(group: GroupMemory, incident: Incident, observed: Observed, mem
 def under_another(group: GroupMemory, observed: Observed) -> str:
     """That the group's node is registered under another allocation than the one by which it was placed; else empty."""
     node = observed.nodes.get(group.node)
-    if node is None or not node.registered or not (group.allocation and node.allocation):
+    if node is None or node.allocation == group.allocation:
         return ""
-    if node.allocation == group.allocation:
+    if not node.registered or not (group.allocation and node.allocation):
         return ""
     return f"node {group.node} is registered under allocation {node.allocation}, not under {group.allocation}"
 
@@ -162,7 +165,7 @@ class NotFinite:
 
 
 def not_finite(observed: Observed, memory: Memory) -> NotFinite:
-    signs = (suspect(g, observed) for g in memory.groups.values())
+    signs = [suspect(g, observed) for g in numerics.speaking(memory, observed)]
     newest = max((memory.suspects.get(s, observed.now) for s in signs if s.startswith(NAN)), default=0.0)
     return NotFinite(newest, numerics.told(memory, observed))
 
@@ -236,22 +239,22 @@ def failure(
     numbers = numbers or not_finite(observed, memory)
     if not settled(group, observed, spec, memory, numbers):
         return None
-    other = under_another(group, observed)
-    if other:
-        return Failure(Kind.ALLOCATION_LOST, (other,))
-    verdict, sentence = node_verdict(group.node, group, observed, spec)
-    if verdict == Verdict.DEAD:
-        return Failure(
-            Kind.NODE_LOST, (sentence,), confidence=Confidence.LIKELY, took_s=float(spec.policy.node_lease_s)
-        )
+    if node is None or not node.registered or node.allocation != group.allocation:
+        other = under_another(group, observed)
+        if other:
+            return Failure(Kind.ALLOCATION_LOST, (other,))
+        verdict, sentence = node_verdict(group.node, group, observed, spec)
+        if verdict == Verdict.DEAD:
+            took_s = float(spec.policy.node_lease_s)
+            return Failure(Kind.NODE_LOST, (sentence,), confidence=Confidence.LIKELY, took_s=took_s)
     if group.phase == "placing":
         return None
     exited = ending.ended(ranks_of(group, observed))
     if exited is not None:
         return gpu.judged(numerics.judged(exited, group, numbers.told, observed), group, observed, spec)
-    lost = gpu.at_once(group, observed, spec)
-    if lost is not None:
-        return lost
+    broken = gpu.at_once(group, observed, spec) if node is not None and node.gpus else None
+    if broken is not None:
+        return broken
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
     if group.group in hanging:
@@ -260,12 +263,11 @@ def failure(
     if silence is not None:
         return gpu.judged(silence, group, observed, spec)
     # After an outage of the store its first commit may not be reported yet, and without a gate it waits at no fault of its own.
-    told = observed.store_stable_s >= spec.policy.node_lease_s and listening(observed) is not None
-    since = max(group.since, memory.lighthouse.opened)
-    if group.phase == "starting" and told and observed.now - since > spec.policy.start_timeout_s:
+    if group.phase == "starting" and observed.store_stable_s >= spec.policy.node_lease_s and listening(observed):
         waited_s = spec.policy.start_timeout_s
-        late = Failure(Kind.START_TIMEOUT, (f"no commit {waited_s:g} s after its start",), took_s=waited_s)
-        return gpu.judged(late, group, observed, spec)
+        if observed.now - max(group.since, memory.lighthouse.opened) > waited_s:
+            late = Failure(Kind.START_TIMEOUT, (f"no commit {waited_s:g} s after its start",), took_s=waited_s)
+            return gpu.judged(late, group, observed, spec)
     return slow.get(group.group) if slow else None
 
 

@@ -20,7 +20,8 @@ def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
     """Node -> what is wrong there. What all of them say is of a file system that all share, and tells none apart. A spare does not use
     the run's folder, and says nothing of it: what all say that run something, or have until just now, is the same."""
     there = [node for node in nodes if node.registered and node.role == "trainer"]
-    found = {node.name: says for node in there if (says := _fact(node) or _last_word(node))}
+    told = (node for node in there if node.facts or node.ranks)
+    found = {node.name: says for node in told if (says := _fact(node) or _last_word(node))}
     busy = {node.name: node for node in there if node.ranks}
     if len(busy) > 1 and all(map(_may_share, busy.values())):
         found = {name: says for name, says in found.items() if name not in busy}
@@ -37,7 +38,7 @@ def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:
     found: list[str] = []
     for group in groups.values():
         node = observed.nodes.get(group.node)
-        says = _fact(node) if node is not None and node.registered else ""
+        says = _fact(node) if node is not None and node.facts and node.registered else ""
         if says and group.phase in ("starting", "running"):
             about = f"group {group.group}: its node {group.node} says: {says}"
             found.append(f"{about}: the group may go on, but its steps, checkpoints and logs may not be told")
@@ -50,6 +51,5 @@ def _fact(node: NodeView) -> str:
 
 def _last_word(node: NodeView) -> str:
     """Of a rank that has ended there: said at once, where facts are looked for every few seconds."""
-    return next(
-        (rank.disk for rank in node.ranks if rank.state == "exited" and not ending.clean(rank) and rank.disk), ""
-    )
+    said = [rank.disk for rank in node.ranks if rank.disk and rank.state == "exited" and not ending.clean(rank)]
+    return said[0] if said else ""

@@ -58,7 +58,7 @@ MAY_BE_ITS_FAULT = frozenset({
 def signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
     """What is said of GPUs that this generation of the group uses, while it ran. A node that does not answer says nothing."""
     node = observed.nodes.get(group.node)
-    if node is None or not node.registered:
+    if node is None or not node.registered or not node.gpus:
         return []
     now = (group.group, group.generation)
     return [fact for fact in node.gpus if _used(fact, spec) and (fact.during is None or now in fact.during)]
@@ -101,6 +101,8 @@ def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunS
 
 def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
     """Why no group is placed on a node: a condition that holds (`for_good`: and will); empty when there is none."""
+    if not node.gpus:
+        return ""
     holds = (fact for fact in node.gpus if fact.kind in CONDITIONS and _used(fact, spec) and _replaces(fact))
     found = (f.evidence for f in holds if not (for_good and CONDITIONS[f.kind].passes))
     return next(found, "")

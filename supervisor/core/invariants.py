@@ -17,7 +17,7 @@ def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec)
     found += _handed_over(before, after) + _successors(before, after)
     for g, group in after.groups.items():
         old = before.groups.get(g)
-        if old is not None:
+        if old is not None and old is not group:
             found += _generation(old, group) + _moved(old, group, observed) + _cordoned(old, group, after, observed)
     return found
 

@@ -34,10 +34,17 @@ class Told:
 
 
 def told(memory: Memory, observed: Observed) -> Told:
-    words = {g: words for g, group in sorted(memory.groups.items()) if (words := said(group, observed))}
+    words = {group.group: said(group, observed) for group in speaking(memory, observed)}
     mended = {i.group: i.opened for i in memory.incidents.values() if i.kind in (Kind.NUMERICS, Kind.GPU)}
     finite = tuple(g for g, mine in words.items() if not mine & OWN and "peers" in mine)
     return Told(frozenset(g for g, mine in words.items() if mine & OWN), finite, mended)
+
+
+def speaking(memory: Memory, observed: Observed) -> list[GroupMemory]:
+    """Groups of which ended ranks say something, by number."""
+    there = {node.name for node in observed.nodes.values() for rank in node.ranks if rank.numerics}
+    groups = [group for group in memory.groups.values() if group.node in there] if there else []
+    return sorted((group for group in groups if said(group, observed)), key=lambda group: group.group)
 
 
 def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observed) -> Failure:
@@ -81,7 +88,7 @@ def _ended(group: GroupMemory, observed: Observed) -> list[RankView]:
     return [
         rank
         for rank in ranks
-        if (rank.group, rank.generation, rank.state) == (group.group, group.generation, "exited") and rank.numerics
+        if rank.numerics and (rank.group, rank.generation, rank.state) == (group.group, group.generation, "exited")
     ]
 
 

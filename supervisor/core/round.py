@@ -151,7 +151,7 @@ class Round:
                 n for n in self.observed.nodes.values() if n.name not in held and not n.checking and self._may_serve(n)
             )
             self._candidates = [n.name for n in sorted(free, key=lambda n: (not n.warm, n.name))]
-        held, bars = self._held_now, bool(self.cordons or self._barred_for_all)
+        held, bars = self._held_now, self.bars
         for name in self._candidates:
             if name not in held and not (bars and self.is_barred(self.host_of(name))):
                 yield name
@@ -173,6 +173,11 @@ class Round:
     def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
         """Why no group is placed on a node: its own checks, or a condition of its GPUs (`for_good`: that will hold)."""
         return node.failed or node.unsure or gpu.unfit(node, self.spec, for_good)
+
+    @property
+    def bars(self) -> bool:
+        """Whether any host is barred."""
+        return bool(self.cordons or self._barred_for_all)
 
     def is_barred(self, host: str) -> bool:
         """Whether a cordon keeps new groups away from it: one of this run's own, or one for every run."""
@@ -197,11 +202,12 @@ class Round:
     def _may_serve(self, node: NodeView) -> bool:
         if not node.registered or node.role != "trainer":
             return False
-        allocation = self.allocations.get(node.allocation)
-        if allocation is None or allocation.state != "wanted" or self.leaving(node.name) or self.unfit_for(node):
+        allocation, grant = self.allocations.get(node.allocation), self.observed.grants.get(node.allocation)
+        if allocation is None or allocation.state != "wanted" or grant is None or grant.state != "granted":
             return False
-        grant = self.observed.grants.get(node.allocation)
-        return grant is not None and grant.state == "granted" and node.slots >= self.spec.groups.ranks_per_group
+        if node.slots < self.spec.groups.ranks_per_group or self.unfit_for(node):
+            return False
+        return not (node.leaving or grant.leaving or (self.observed.cordons and self.drained(node.machine)))
 
     def host_of(self, node: str) -> str:
         """The machine that a node is on, as far as it is known: a node that was never here is named as its host."""
@@ -213,7 +219,7 @@ class Round:
     def held(self) -> set[str]:
         """Allocations on which a group lives, or has lived and is not proved gone."""
         there = [g for g in self.groups.values() if g.phase == "fencing" or (g.node and g.phase != "finished")]
-        return {self.placed_by(g) for g in there}
+        return {g.allocation or self.placed_by(g) for g in there}
 
     def leaving(self, node: str) -> str:
         """Why a node is to be left: the engine is about to take it away, or a person drains its host. Empty: it may stay."""
@@ -406,7 +412,9 @@ class Round:
         """Want one more allocation of one node. `rung` is the one whose budget pays for it, if any does."""
         key = f"{self.spec.name}-a{self.before.allocations_above + len(self.allocations) + 1}"
         window_s = self.spec.policy.budget.window_s
-        unheard = {h for a in self.allocations.values() if self.now - a.since < window_s for h in a.unheard}
+        unheard = {
+            h for a in self.allocations.values() if a.unheard and self.now - a.since < window_s for h in a.unheard
+        }
         self.allocations[key] = AllocationMemory(
             key=key,
             state="wanted",

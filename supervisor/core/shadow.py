@@ -58,6 +58,8 @@ def there(
     groups: Mapping[int, GroupMemory], incidents: Mapping[str, Incident], observed: Observed
 ) -> dict[int, GroupMemory]:
     """The groups but those that have ended so."""
+    if not any(incident.shadow for incident in incidents.values()):
+        return dict(groups)
     return {g: group for g, group in groups.items() if not has_ended(group, incidents, observed)}
 
 

@@ -23,9 +23,11 @@ def renew(r: Round) -> None:
     """
     if r.phase != "running" or r.paused or r.observed.store_stable_s < r.spec.policy.node_lease_s:
         return
-    _note_unheard(r)
+    idle = _idle(r)
+    if _note_unheard(r, idle):
+        idle = _idle(r)
     renewed = 0
-    for allocation in _idle(r):
+    for allocation in idle:
         why, not_before, free = _of_no_use(r, allocation)
         if not why:
             continue
@@ -90,19 +92,20 @@ def _give_up(r: Round, allocation: AllocationMemory, why: str) -> None:
     r.release(allocation.key, why)
 
 
-def _note_unheard(r: Round) -> None:
-    """Since when an allocation is granted and its node is not there."""
+def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:
+    """Since when an allocation is granted and its node is not there; of how many that is another word now."""
     noted = 0
-    for allocation in _idle(r):
+    for allocation in idle:
         grant = r.observed.grants.get(allocation.key)
         missing = grant is not None and grant.state == "granted" and allocation.key not in r.here()
         if missing == (allocation.unheard_since is not None):
             continue
         if noted == RENEWED_A_ROUND or not r.quiet:
             r.look_again(r.now)
-            return
+            return noted
         r.set_allocation(replace(allocation, unheard_since=r.now if missing else None))
         noted += 1
+    return noted
 
 
 def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool]:
@@ -121,7 +124,7 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         return "", 0.0, True
     if breaker.tripped(r) and breaker.unchecked(r, grant.nodes):
         return "", 0.0, True
-    hosts = {r.host_of(node) for node in grant.nodes}
+    hosts = {r.host_of(node) for node in grant.nodes} if r.bars else set()
     if hosts and all(r.is_barred(host) for host in hosts):
         # One that it was told not to give it may give for ever.
         told = any(host in allocation.exclude for host in hosts)
@@ -142,12 +145,20 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
 def _unfit(r: Round, grant: Grant) -> str:
     """Why no group can be placed on the nodes that it brought: none of them has passed its checks, or has GPUs that can be
     used. Else empty."""
-    nodes = [view for node in grant.nodes if (view := r.observed.nodes.get(node)) is not None and view.registered]
-    found = [r.unfit_for(view, for_good=True) for view in nodes]
-    return found[0] if found and all(found) else ""
+    first = ""
+    for node in grant.nodes:
+        view = r.observed.nodes.get(node)
+        if view is not None and view.registered:
+            why = r.unfit_for(view, for_good=True)
+            if not why:
+                return ""
+            first = first or why
+    return first
 
 
 def _free_again(r: Round, allocation: AllocationMemory) -> str:
     """A host that it was asked for without, and from which nothing keeps groups away any more."""
+    if not allocation.exclude:
+        return ""
     unheard = {host for a in r.allocations.values() for host in a.unheard}
     return next((h for h in allocation.exclude if h not in unheard and not r.is_barred(h)), "")

@@ -149,8 +149,10 @@ def _slowest(group: GroupMemory, observed: Observed) -> RankView | None:
     """The rank that takes longest itself; what a node said last that is silent now is old."""
     node, found = observed.nodes.get(group.node), None
     for rank in node.ranks if node is not None and node.registered else ():
+        if rank.compute_s <= 0:
+            continue
         mine = rank.group == group.group and rank.generation == group.generation and rank.state == "running"
-        if mine and rank.compute_s > 0 and (found is None or _own_s(rank) >= _own_s(found)):
+        if mine and (found is None or _own_s(rank) >= _own_s(found)):
             found = rank
     return found
 

@@ -50,8 +50,15 @@ WARN_AT_MOST_S = 65535
 def measured(observed: Observed) -> Measured:
     """What is seen of a run now: the longest of its ranks that run, of their nodes, and of its engine."""
     nodes = [node for node in observed.nodes.values() if node.registered]
-    of_ranks = together(rank.measured for node in nodes for rank in node.ranks if rank.state == "running")
-    store_ms = max((node.store_ms for node in nodes if node.ranks), default=0.0)
+    of_ranks = together(
+        [
+            rank.measured
+            for node in nodes
+            for rank in node.ranks
+            if rank.measured is not NOTHING and rank.state == "running"
+        ]
+    )
+    store_ms = max([node.store_ms for node in nodes if node.ranks], default=0.0)
     return replace(of_ranks, store_ms=store_ms, engine_word_s=observed.engine_word_s)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import Encoder, decode
+from supervisor.wire.records import Encoder, RunRecord, decode
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,15 @@ class _Wanted:
     term: Term
 
 
+@dataclass(frozen=True)
+class _Settled:
+    """All that a comparison depends on in which nothing was to be done: as long as it stays so, nothing is."""
+
+    allocations: tuple[tuple[Request, AllocationMemory], ...]
+    grants: dict[str, bytes]
+    listed: Sequence[Grant]
+
+
 class EngineDriver:
     """Level-triggered: compares what is wanted with what the engine has, and moves it.
 
@@ -77,6 +86,7 @@ class EngineDriver:
         self._engine = engine
         self._monotonic = monotonic
         self._wanted: _Wanted | None = None
+        self._settled: _Settled | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._refused: dict[str, _Refusal] = {}
@@ -90,6 +100,8 @@ class EngineDriver:
         self._away = 0
         self._listed_at: float | None = None
         self._encoder = Encoder()
+        self._requests: dict[str, tuple[RunRecord, tuple[Request, AllocationMemory]]] = {}
+        """By allocation, as it was offered last."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def word_s(self, engine: str) -> float:
@@ -115,25 +127,21 @@ class EngineDriver:
 
     def offer(self, mirror: Mirror, term: Term) -> None:
         """The loop's newest view; the thread takes it up at once if something is wanted that was not before."""
-        allocations = []
+        offered: dict[str, tuple[RunRecord, tuple[Request, AllocationMemory]]] = {}
         grants: dict[str, bytes] = {}
         for run, record in views.runs(mirror).items():
             if record.spec.allocation.engine != self._engine.name:
                 continue
-            for _, allocation in mirror.records(keys.allocation(run, ""), AllocationMemory):
-                request = Request(
-                    key=allocation.key,
-                    run=run,
-                    slots=record.spec.groups.ranks_per_group,
-                    lease_s=record.spec.policy.node_lease_s,
-                    exclude=allocation.exclude,
-                    spec=record.spec.allocation,
-                )
-                allocations.append((request, allocation))
-            for key in mirror.keys(keys.grant(run, "")):
-                grants[key] = mirror.items[key].value
+            for allocation in mirror.table(keys.allocation(run, ""), AllocationMemory).values():
+                known = self._requests.get(allocation.key)
+                if known is None or known[0] is not record or known[1][1] is not allocation:
+                    known = (record, (_request(run, record, allocation), allocation))
+                offered[allocation.key] = known
+            grants |= {key: mirror.items[key].value for key in mirror.keys(keys.grant(run, ""))}
+        self._requests = offered
+        allocations = tuple(each for _, each in offered.values())
         before = self._wanted
-        self._wanted = _Wanted(tuple(allocations), grants, term)
+        self._wanted = _Wanted(allocations, grants, term)
         if before is None or before.allocations != self._wanted.allocations:
             self._wake.set()
 
@@ -180,22 +188,38 @@ class EngineDriver:
         nothing_else = all(request.key in self._missing for request, _ in wanted.allocations)
         if nothing_else and self._monotonic() < self._looked + min(FORGET_LOOK_S, FORGET_AFTER_S):
             return
-        known = {g.key: g for g in self._engine.list()}
-        for request, allocation in wanted.allocations:
-            told, listed = _told(request, wanted), known.get(request.key)
-            if told is not None and listed is not None and _is_queued_again(told, listed):
-                self._again[request.key] = f"it was granted and waits again ({listed.reason}): given back"
-            if listed is not None and (allocation.state == "released" or request.key in self._again):
-                self._release(request.key, wanted.term)
-            elif allocation.state == "wanted" and listed is None and self._may_ask(request.key, told):
-                self._acquire(request, allocation, wanted.term)
         began = self._monotonic()
-        known = {g.key: g for g in self._engine.list()}
-        self._write(wanted, known)
+        listed = self._engine.list()
+        now = _Settled(wanted.allocations, dict(wanted.grants), listed)
+        if now != self._settled or self._refused:  # what is done about a refusal is a matter of time
+            self._settled = None
+            in_etcd = {request.key: _told(request, wanted) for request, _ in wanted.allocations}
+            moved = self._move(wanted, listed, in_etcd)
+            began = self._monotonic()
+            again = self._engine.list()
+            wrote = self._write(wanted, {g.key: g for g in again}, in_etcd)
+            if not (moved or wrote) and again == listed and in_etcd.keys() <= {g.key for g in listed}:
+                self._settled = now
+            listed = again
         self._listed_at = began
-        self._forget(wanted, known)
+        self._forget(wanted, {g.key for g in listed})
 
-    def _forget(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
+    def _move(self, wanted: _Wanted, listed: Sequence[Grant], in_etcd: dict[str, Grant | None]) -> bool:
+        """Ask for what is missing and give back what is not wanted; whether there was any."""
+        known, moved = {g.key: g for g in listed}, False
+        for request, allocation in wanted.allocations:
+            told, grant = in_etcd[request.key], known.get(request.key)
+            if told is not None and grant is not None and _is_queued_again(told, grant):
+                self._again[request.key] = f"it was granted and waits again ({grant.reason}): given back"
+            if grant is not None and (allocation.state == "released" or request.key in self._again):
+                self._release(request.key, wanted.term)
+                moved = True
+            elif allocation.state == "wanted" and grant is None and self._may_ask(request.key, told):
+                self._acquire(request, allocation, wanted.term)
+                moved = True
+        return moved
+
+    def _forget(self, wanted: _Wanted, known: Collection[str]) -> None:
         """What was given back and has not been known for a while can only be forgotten."""
         now = self._looked = self._monotonic()
         missing = [r.key for r, a in wanted.allocations if a.state == "released" and r.key not in known]
@@ -235,12 +259,12 @@ class EngineDriver:
             log.error("engine %s does not take allocation %s back: %s", self._engine.name, key, error)
         reach("engine.after_release")
 
-    def _write(self, wanted: _Wanted, known: dict[str, Grant]) -> None:
-        """All that changed at once: whether one allocation or all of them are gone must be seen in one look."""
+    def _write(self, wanted: _Wanted, known: dict[str, Grant], in_etcd: dict[str, Grant | None]) -> bool:
+        """All that changed at once: whether one allocation or all of them are gone must be seen in one look. Whether any had."""
         puts = {}
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)
-            told = _told(request, wanted)
+            told = in_etcd[request.key]
             if told is not None and request.key not in known and not self._engine.knows(told):
                 self._leave(allocation, told)
                 continue
@@ -254,6 +278,7 @@ class EngineDriver:
             self._store.commit(part, expect=[wanted.term.expect()])
             wanted.grants.update(part)
             reach("engine.after_grant")
+        return bool(changed)
 
     def _leave(self, allocation: AllocationMemory, told: Grant) -> None:
         """Another engine's: what etcd holds of it stays, for whoever leads there to go on from."""
@@ -285,6 +310,17 @@ class EngineDriver:
             reason = "given back" if given_back else before.reason or "the engine knows it no more"
             return replace(before, state="gone", reason=reason)
         return Grant(key=request.key, state="pending", reason=f"refused, and asked again: {said.words}" if said else "")
+
+
+def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Request:
+    return Request(
+        key=allocation.key,
+        run=run,
+        slots=record.spec.groups.ranks_per_group,
+        lease_s=record.spec.policy.node_lease_s,
+        exclude=allocation.exclude,
+        spec=record.spec.allocation,
+    )
 
 
 def _told(request: Request, wanted: _Wanted) -> Grant | None:

@@ -75,7 +75,7 @@ class Journal:
                 "groups": {
                     str(g): {"generation": m.generation, "node": m.node, "phase": m.phase}
                     for g, m in decision.memory.groups.items()
-                    if known.get(g) != m
+                    if known.get(g) is not m and known.get(g) != m
                 },
                 "phase": decision.memory.phase,
                 "policy": policy,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys, logged
-from supervisor.wire.records import Encoder, LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
+from supervisor.wire.records import LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Loop:
         self._began = monotonic()
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
         self._stable_since = self._began
-        self._encoder = Encoder()
+        self._made: dict[str, projection.Made] = {}
         self._store_up = True
         self._journals: dict[str, Journal] = {}
         self._said: dict[str, tuple[str, ...]] = {}
@@ -212,7 +213,7 @@ class Loop:
         changed = decision.memory is not memory
         wanted: dict[str, bytes] = {}
         if changed:
-            wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents, self._encoder)
+            wanted |= projection.memory_records(record.spec, decision.memory, decision.incidents, memory)
             wanted |= projection.suspicion_records(decision.suspicions)
         told = changed and (decision.incidents or any(a.verb not in ROUTINE for a in decision.actions))
         given = journal.take(observed, record.spec, memory) if told else None
@@ -220,7 +221,8 @@ class Loop:
         if given is not None:
             by = projection.Decider(self.epoch, self._host, program(), policy)
             wanted |= projection.digest_record(run, decision, by, given.digest)
-        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, self._encoder)
+        made = self._made.setdefault(run, projection.Made())
+        intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made)
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):
@@ -278,14 +280,16 @@ class Loop:
         # A node of which nothing is wanted any more is told so: a key that is missing says nothing (an etcd that was wiped).
         told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
         # So is one that runs something of it and was never told: it came after the backup that was restored.
-        for key in (*told, *(keys.desired(node, run) for node in views.runs_on(self._mirror, run))):
+        for key in (*told, *[keys.desired(node, run) for node in views.runs_on(self._mirror, run)]):
             if key not in intents:
-                intents[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
+                intents[key] = _nothing(key)
+        items = self._mirror.items
         for key, value in intents.items():
             if len(puts) >= at_most:
                 self._look_again[run] = self.now()
                 break
-            if differs(key, value):
+            item = items.get(key)
+            if item is None or item.value != value:
                 puts[key] = value
         return puts
 
@@ -325,3 +329,9 @@ class Loop:
         if (about + sentence) not in self._reported:
             self._reported.add(about + sentence)
             log.error(sentence)
+
+
+@lru_cache(maxsize=1 << 14)
+def _nothing(key: str) -> bytes:
+    """That nothing is to run on the node of this key."""
+    return encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))

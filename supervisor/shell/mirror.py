@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from supervisor.ports.store import Changes, Item, Snapshot
@@ -16,10 +17,20 @@ _LAST = "\U0010ffff"
 """Sorts behind whatever may follow a prefix."""
 
 
+@lru_cache(maxsize=1 << 17)
 def sort_of(key: str) -> str:
-    """What of a node a key is about (`check`, `registration`), or else the first part of its name (`cordons`, `runs`)."""
+    """What of a node or a run a key is about (`check`, `spec`), or else the first part of its name (`cordons`). A run's many are a
+    sort of their own (`runs/RUN/grants`)."""
     parts = key.removeprefix(keys.PREFIX).split("/", 3)
-    return parts[2] if parts[0] == "nodes" and len(parts) > 2 else parts[0]
+    if parts[0] == "runs" and len(parts) > 3:
+        return "/".join(parts[:3])
+    return parts[2] if parts[0] in ("nodes", "runs") and len(parts) > 2 else parts[0]
+
+
+@lru_cache(maxsize=1 << 17)
+def _node_of(key: str) -> str:
+    """Of which node a key is; empty: of none."""
+    return key[len(keys.NODES) :].split("/", 1)[0] if key.startswith(keys.NODES) else ""
 
 
 class Mirror:
@@ -33,24 +44,35 @@ class Mirror:
         self._fresh = set(self.items)
         self._of_sort: dict[str, set[str]] = {}
         self._order: list[str] = sorted(self.items)
-        self._made: dict[tuple[str, ...], tuple[tuple[Any, ...], Any]] = {}
+        self._made: dict[str, dict[str, tuple[tuple[int, tuple[str, ...]], Any]]] = {}
         self._changes: dict[str, int] = {}
         self._derived: dict[Callable[[Mirror], Any], tuple[tuple[int, ...], Any]] = {}
+        self._tables: dict[tuple[str, str], dict[str, Any]] = {}
+        self._stale: dict[str, list[tuple[str, set[str]]]] = {}
+        """By sort: what its tables begin with, and the keys that are to be read anew for each."""
+        self._of_node: dict[str, int] = {}
+        self._keys_of: dict[str, int] = {}
+        """By node, how many keys it has."""
+        self._nodes: list[str] | None = None
         for key in self.items:
             self._count(key)
+            self._known_node(key, 1)
 
     def apply(self, changes: Changes) -> None:
         """Take in what changed; what is older than what we have (our own write came first) is passed over."""
         if changes.reset:
             for key in self.items:
                 self._count(key, there=False)
+                self._known_node(key, -1)
             self.items, self._order = {}, []
-            self.unreadable = {}
+            self._forget(*self.unreadable)
         for item in changes.puts:
             known = self.items.get(item.key)
-            if known is None or known.mod_revision <= item.mod_revision:
+            if known is not None and known.mod_revision == item.mod_revision:
+                self.items[item.key] = item  # our own write comes back: nothing is new
+            elif known is None or known.mod_revision < item.mod_revision:
                 self._put(item)
-                self.unreadable.pop(item.key, None)
+                self._forget(item.key)
                 self._fresh.add(item.key)
         for key in changes.deletes:
             known = self.items.get(key)
@@ -58,6 +80,12 @@ class Mirror:
                 self._remove(key)
                 self.unreadable.pop(key, None)
         self.revision = max(self.revision, changes.revision)
+
+    def _forget(self, *unreadable: str) -> None:
+        """So that it is said again of what still cannot be read."""
+        for key in unreadable:
+            if self.unreadable.pop(key, None) is not None:
+                self._decoded.pop(key, None)
 
     def fresh(self) -> set[str]:
         """Keys that came from elsewhere since this was last asked."""
@@ -69,10 +97,12 @@ class Mirror:
         for key, value in puts.items():
             old = self.items.get(key)
             self._put(Item(key, value, old.create_revision if old else revision, revision))
+            self._forget(key)
 
     def _put(self, item: Item) -> None:
         if item.key not in self.items:
             insort(self._order, item.key)
+            self._known_node(item.key, 1)
         self.items[item.key] = item
         self._count(item.key)
 
@@ -80,12 +110,46 @@ class Mirror:
         del self.items[key]
         del self._order[bisect_left(self._order, key)]
         self._count(key, there=False)
+        self._known_node(key, -1)
+
+    def _known_node(self, key: str, more: int) -> None:
+        if node := _node_of(key):
+            before = self._keys_of.get(node, 0)
+            self._keys_of[node] = before + more
+            if not before or not before + more:
+                self._nodes = None
 
     def _count(self, key: str, there: bool = True) -> None:
         sort = sort_of(key)
         self._changes[sort] = self._changes.get(sort, 0) + 1
         of_sort = self._of_sort.setdefault(sort, set())
         (of_sort.add if there else of_sort.discard)(key)
+        for begins, stale in self._stale.get(sort, ()):
+            if key.startswith(begins):
+                stale.add(key)
+        if node := _node_of(key):
+            self._of_node[node] = self._of_node.get(node, 0) + 1
+
+    def table(self, begins: str, kind: type[T], sort: str = "") -> dict[str, T]:
+        """Every readable record of one sort (that of `begins`, if none is named) whose key begins so, sorted by key; only those are
+        read anew that have changed. The same dict until then; not to be changed by whoever is given it."""
+        about = (sort or sort_of(begins), begins)
+        known: dict[str, T] | None = self._tables.get(about)
+        if known is None:
+            waiting = self._stale.setdefault(about[0], [])
+            waiting.append((begins, {key for key in self._of_sort.get(about[0], ()) if key.startswith(begins)}))
+            known = self._tables[about] = {}
+        stale = next(stale for other, stale in self._stale[about[0]] if other == begins)
+        if not stale:
+            return known
+        news = {key: record for key in stale if (record := self.record(key, kind)) is not None}
+        table = {**known, **news}
+        if news.keys() - known.keys() or len(news) < len(stale):
+            gone = stale - news.keys()
+            table = {key: table[key] for key in sorted(table.keys() - gone)}
+        stale.clear()
+        self._tables[about] = table
+        return table
 
     def of_sort(self, sort: str) -> list[str]:
         """All keys of a sort (`sort_of`), sorted."""
@@ -101,18 +165,23 @@ class Mirror:
         made: T = known[1]
         return made
 
-    def revisions(self, keys: tuple[str, ...]) -> tuple[int, ...]:
-        """When each of these was written last; 0 for one that is absent."""
-        return tuple(item.mod_revision if (item := self.items.get(key)) else 0 for key in keys)
+    def nodes(self) -> list[str]:
+        """Those that have a key of their own, sorted. Not to be changed by whoever is given it."""
+        if self._nodes is None:
+            self._nodes = sorted(node for node, keys_ in self._keys_of.items() if keys_)
+        return self._nodes
 
-    def unless_changed(self, about: tuple[str, ...], stamp: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What was made of `about`, made again only when its stamp is another: of ten thousand nodes few have news. Not to be
-        changed by whoever is given it."""
-        known = self._made.get(about)
-        if known is None or known[0] != stamp:
-            known = self._made[about] = (stamp, make())
-        made: T = known[1]
-        return made
+    def of_each(self, about: str, nodes: Iterable[tuple[str, ...]], make: Callable[..., T]) -> dict[str, T]:
+        """By node, what `make` makes of its name, what else is in its tuple, and its records: made again only where one of these has
+        changed, since of ten thousand nodes few have news. What is made is not to be changed by whoever is given it."""
+        known, changes, found = self._made.setdefault(about, {}), self._of_node, dict[str, T]()
+        for node in nodes:
+            stamp = (changes.get(node[0], 0), node)
+            seen = known.get(node[0])
+            if seen is None or seen[0] != stamp:
+                seen = known[node[0]] = (stamp, make(*node))
+            found[node[0]] = seen[1]
+        return found
 
     def record(self, key: str, kind: type[T]) -> T | None:
         """The record at a key, or None when it is absent or cannot be read (then it is in `unreadable`)."""

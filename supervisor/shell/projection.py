@@ -4,16 +4,16 @@ a write that was lost is made again in the next round."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from supervisor.core.model import AllocationMemory, Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
+from supervisor.core.model import Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Admission,
     CheckpointMark,
     Digest,
-    Encoder,
     LighthouseDesired,
     NodeDesired,
     TrainerDesired,
@@ -29,19 +29,36 @@ DIGEST_ITEMS = 16
 """Actions, and incidents, that a digest names."""
 
 
+@dataclass
+class Made:
+    """What was wanted of a run the last time: a round looks at thousands of nodes and changes a few."""
+
+    of_all: tuple[Any, ...] = ()
+    """What every trainer's record says of the run."""
+    trainers: dict[int, tuple[GroupMemory, tuple[Any, ...], NodeDesired]] = field(default_factory=dict)
+    admitted: dict[int, Admission] = field(default_factory=dict)
+    records: dict[str, tuple[NodeDesired, str, bytes]] = field(default_factory=dict)
+    """By node, with its key."""
+
+
 def memory_records(
-    spec: RunSpec, memory: Memory, changed: tuple[Incident, ...], encoder: Encoder | None = None
+    spec: RunSpec, memory: Memory, changed: tuple[Incident, ...], before: Memory | None = None
 ) -> dict[str, bytes]:
-    """The memory itself, in several records, and the incidents that changed. `encoder` knows what was encoded before."""
-    at = encoder or Encoder()
-    run = spec.name
+    """The memory itself, in several records, and the incidents that changed. Of the parts those that are not the very ones of
+    `before`, which etcd holds."""
+    run, known = spec.name, before or Memory()
     base = replace(memory, groups={}, allocations={}, incidents={})
     records = {keys.memory(run, "run"): encode(base)}
-    parts: dict[str, GroupMemory | AllocationMemory] = {
-        keys.memory(run, f"group-{g}"): group for g, group in memory.groups.items()
+    records |= {
+        keys.memory(run, f"group-{g}"): encode(group)
+        for g, group in memory.groups.items()
+        if known.groups.get(g) is not group
     }
-    parts |= {keys.allocation(run, key): a for key, a in memory.allocations.items()}
-    records |= {key: at(key, part) for key, part in parts.items()}
+    records |= {
+        keys.allocation(run, key): encode(allocation)
+        for key, allocation in memory.allocations.items()
+        if known.allocations.get(key) is not allocation
+    }
     records |= {keys.incident(run, i.id): encode(i) for i in changed}
     return records
 
@@ -84,23 +101,27 @@ def acquitted(run: str, found: Iterable[tuple[str, str]]) -> list[str]:
     return [keys.suspicion(host, run, incident) for host, incident in found]
 
 
-def intent_records(spec: RunSpec, run_dir: str, memory: Memory, encoder: Encoder | None = None) -> dict[str, bytes]:
-    """Per node, what is to run there; and the newest checkpoint. `encoder` knows what was encoded before."""
-    at = encoder or Encoder()
+def intent_records(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None) -> dict[str, bytes]:
+    """Per node, what is to run there; and the newest checkpoint. `made`: as the last time."""
+    made = made or Made()
     run = spec.name
     records: dict[str, bytes] = {}
     if memory.checkpoint is not None:
         mark = _mark(memory.checkpoint)
         assert mark is not None
         records[keys.checkpoint(run)] = encode(mark)
-    for node, wanted in desired(spec, run_dir, memory).items():
-        key = keys.desired(node, run)
-        records[key] = at(key, wanted)
+    for node, wanted in desired(spec, run_dir, memory, made).items():
+        known = made.records.get(node)
+        if known is None or (known[0] is not wanted and known[0] != wanted):
+            known = made.records[node] = (wanted, keys.desired(node, run), encode(wanted))
+        records[known[1]] = known[2]
     return records
 
 
-def desired(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, NodeDesired]:
-    """What is to run on each node that the run holds; the nodes not named here are to run nothing of it."""
+def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None) -> dict[str, NodeDesired]:
+    """What is to run on each node that the run holds; the nodes not named here are to run nothing of it. `made`: as the last
+    time."""
+    made = made or Made()
     found: dict[str, NodeDesired] = {}
     if memory.phase in ENDED:
         return found
@@ -112,22 +133,40 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory) -> dict[str, NodeDesire
             groups=spec.groups.count,
             min_groups=spec.groups.min_groups,
             torchft=spec.torchft,
-            admitted={
-                g: Admission(generation=group.generation, node=group.node)
-                for g, group in memory.groups.items()
-                if group.generation
-            },
+            admitted={g: _admission(group, made) for g, group in memory.groups.items() if group.generation},
             quorum_ids_above=seat.quorum_ids_above,
             close=seat.closing,
         )
         found[seat.node] = NodeDesired(node=seat.node, lighthouses=(lighthouse,))
+    of_all = (spec, run_dir, seat.address, seat.node, _last_step(memory), memory.silent)
+    if made.of_all != of_all:
+        made.of_all, made.trainers = of_all, {}
     writer = _writer(memory)
     for group in memory.groups.values():
         if group.phase in ("starting", "running") and group.node:
-            trainer = _trainer(spec, run_dir, memory, group, writer == group.group)
-            node = found.get(group.node, NodeDesired(node=group.node))
-            found[group.node] = replace(node, trainers=(*node.trainers, trainer))
+            own = (memory.checkpoint,) if writer == group.group else ()
+            known = made.trainers.get(group.group)
+            if known is None or known[0] is not group or known[1] != own:
+                same = known is not None and known[0] == group and known[1] == own
+                wanted = known[2] if known is not None and same else _alone(spec, run_dir, memory, group, bool(own))
+                known = made.trainers[group.group] = (group, own, wanted)
+            there = found.get(group.node)
+            found[group.node] = (
+                known[2] if there is None else replace(there, trainers=(*there.trainers, *known[2].trainers))
+            )
     return found
+
+
+def _admission(group: GroupMemory, made: Made) -> Admission:
+    known = made.admitted.get(group.group)
+    if known is None or known.generation != group.generation or known.node != group.node:
+        known = made.admitted[group.group] = Admission(generation=group.generation, node=group.node)
+    return known
+
+
+def _alone(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> NodeDesired:
+    """What is to run on a group's node, if nothing else is."""
+    return NodeDesired(node=group.node, trainers=(_trainer(spec, run_dir, memory, group, writer),))
 
 
 def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> TrainerDesired:

@@ -48,13 +48,16 @@ class Unreadable(ValueError):
 
 
 def runs(mirror: Mirror) -> dict[str, RunRecord]:
-    """All launched runs by name, each with the policy that holds now."""
+    """All launched runs by name, each with the policy that holds now; not to be changed by whoever is given it."""
+    return mirror.derived(_runs, "spec", "policy")
+
+
+def _runs(mirror: Mirror) -> dict[str, RunRecord]:
     found = {}
-    for key in mirror.keys(keys.RUNS):
-        if key.endswith("/spec"):
-            record = mirror.record(key, RunRecord)
-            if record is not None:
-                found[record.spec.name] = _with_policy(mirror, record)
+    for key in mirror.of_sort("spec"):
+        record = mirror.record(key, RunRecord)
+        if record is not None:
+            found[record.spec.name] = _with_policy(mirror, record)
     return found
 
 
@@ -67,9 +70,9 @@ def memory(mirror: Mirror, run: str) -> Memory:
     """The memory of a run, put together from its parts; raises Unreadable when a part is corrupt or newer."""
     prefix = keys.memory(run, "")
     base = mirror.record(prefix + "run", Memory)
-    groups = {g.group: g for _, g in mirror.records(prefix + "group-", GroupMemory)}
-    allocations = {a.key: a for _, a in mirror.records(keys.allocation(run, ""), AllocationMemory)}
-    incidents = {i.id: i for _, i in mirror.records(keys.incident(run, ""), Incident)}
+    groups = {g.group: g for g in mirror.table(prefix + "group-", GroupMemory).values()}
+    allocations = {a.key: a for a in mirror.table(keys.allocation(run, ""), AllocationMemory).values()}
+    incidents = mirror.table(keys.incident(run, ""), Incident).values()
     # Of the incidents only those that a group is in the middle of are needed.
     needed = tuple(keys.incident(run, g.incident) for g in groups.values() if g.incident)
     own = (prefix, keys.allocation(run, ""), keys.policy(run), *needed)
@@ -82,18 +85,18 @@ def memory(mirror: Mirror, run: str) -> Memory:
             **{name: getattr(fresh, name) for name in Memory.__dataclass_fields__},
             "groups": groups,
             "allocations": allocations,
-            "incidents": {i: incident for i, incident in incidents.items() if incident.state in ("open", "acting")},
+            "incidents": {i.id: i for i in incidents if i.state in ("open", "acting")},
         }
     )
 
 
 def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
     """What is seen of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
-    nodes = dict(_nodes(mirror, run, known))
+    nodes = _nodes(mirror, run, known)
     # What a person asked for is there but cannot be read: unknown, so nothing is done until it can.
     unread = Control(paused=keys.control(run) in mirror.items)
     control = mirror.record(keys.control(run), Control) or unread
-    grants = {g.key: g for _, g in mirror.records(keys.grant(run, ""), Grant)}
+    grants = {g.key: g for g in mirror.table(keys.grant(run, ""), Grant).values()}
     return Observed(
         revision=mirror.revision,
         now=now,
@@ -122,50 +125,37 @@ def epochs_before(mirror: Mirror) -> int:
 
 def node_names(mirror: Mirror) -> list[str]:
     """Nodes that have ever said something."""
-    under = mirror.keys(keys.NODES)
-    return mirror.unless_changed(
-        ("names of nodes",), (under,), lambda: sorted({key[len(keys.NODES) :].split("/", 1)[0] for key in under})
-    )
+    return mirror.nodes()
 
 
 def runs_on(mirror: Mirror, run: str) -> list[str]:
     """Nodes that say that something of the run runs there."""
-    found = []
-    for node in node_names(mirror):
-        seen = mirror.record(keys.observed(node), NodeObserved)
-        if seen is None:
-            continue
-        states = [(t.run, t.state) for t in seen.trainers] + [(x.run, x.state) for x in seen.lighthouses]
-        if any(of == run and state != "exited" for of, state in states):
-            found.append(node)
-    return found
+    seen = mirror.table(keys.NODES, NodeObserved, sort="observed")
+    return [key[len(keys.NODES) :].split("/", 1)[0] for key, node in seen.items() if run in node.runs]
 
 
-def _nodes(mirror: Mirror, run: str, known: Memory) -> list[tuple[str, NodeView]]:
-    grants = [grant for _, grant in mirror.records(keys.grant(run, ""), Grant)]
+def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
+    grants = mirror.table(keys.grant(run, ""), Grant).values()
+    wanted = {key for key, allocation in known.allocations.items() if allocation.state == "wanted"}
     given = {
         node: grant.key
         # A host may be given again under the same name: then the one that is gone is not meant.
-        for grant in sorted(grants, key=lambda g: g.state != "gone")
-        if grant.key in known.allocations and known.allocations[grant.key].state == "wanted"
+        for gone in (True, False)
+        for grant in grants
+        if (grant.state == "gone") is gone and grant.key in wanted
         for node in grant.nodes
     }
     hosts = {g.node: g.host for g in known.groups.values() if g.node}
     held = {g.node for g in known.groups.values()} | {g.old_node for g in known.groups.values()}
     held.add(known.lighthouse.node)
-    found = []
+    ours = []
     for name in node_names(mirror):
-        registration = mirror.record(keys.registration(name), Registration)
-        ours = name in given or name in held
-        if not ours and (registration is None or registration.role != "service"):
-            continue
-        allocation, host = given.get(name, ""), hosts.get(name, "")
-        parts = (keys.registration(name), keys.observed(name), keys.health(name), keys.check(name))
-        stamp = (mirror.revisions(parts), allocation, host)
-        found.append(
-            (name, mirror.unless_changed((run, name), stamp, partial(_view, mirror, run, name, allocation, host)))
-        )
-    return found
+        if name not in given and name not in held:
+            registration = mirror.record(keys.registration(name), Registration)
+            if registration is None or registration.role != "service":
+                continue
+        ours.append((name, given.get(name, ""), hosts.get(name, "")))
+    return mirror.of_each(run, ours, partial(_view, mirror, run))
 
 
 def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:
@@ -189,13 +179,13 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         unsure=said if stands == "unknown" else "",
         # What was said last outlives the lease.
         facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
-        gpus=tuple(_gpu(f, run) for f in facts if f.kind in gpu.KINDS),
+        gpus=tuple([_gpu(f, run) for f in facts if f.kind in gpu.KINDS]),
         store_ms=health.store_ms if health is not None else 0.0,
         warm=health is not None and health.warm == "ready" and registration is not None,
-        ranks=tuple(_rank(t) for t in seen.trainers if t.run == run) if seen is not None else (),
-        lighthouses_ended=tuple(
-            x.generation for x in (seen.lighthouses if seen is not None else ()) if x.run == run and x.state == "exited"
-        ),
+        ranks=tuple([_rank(t) for t in seen.trainers if t.run == run]) if seen is not None else (),
+        lighthouses_ended=tuple([x.generation for x in seen.lighthouses if x.run == run and x.state == "exited"])
+        if seen is not None and seen.lighthouses
+        else (),
     )
 
 
@@ -207,10 +197,13 @@ def _gpu(fact: Fact, run: str) -> GpuFact:
     return GpuFact(kind=fact.kind, evidence=fact.evidence, xid=fact.xid, rank=fact.rank, during=during)
 
 
+_NO_END = ExitObserved()
+
+
 def _rank(trainer: TrainerObserved) -> RankView:
     progress = trainer.progress
     mark = progress.checkpoint if progress is not None else None
-    end = trainer.exit if trainer.exit is not None else ExitObserved()
+    end = trainer.exit or _NO_END
     return RankView(
         group=trainer.group,
         generation=trainer.generation,

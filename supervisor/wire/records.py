@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from supervisor.core.measured import Measured
 from supervisor.core.spec import HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
@@ -67,9 +68,13 @@ def _newer(kind: str, version: int) -> str:
 
 def encode(record: Any) -> bytes:
     """JSON bytes of a record, with its kind and version."""
-    body = to_jsonable_python(record)
     kind = type(record).__name__
-    return _JSON.encode({"$kind": kind, "$version": version_of(kind), **body}).encode()
+    try:
+        body = to_json(record, ensure_ascii=True)
+    except PydanticSerializationError:  # half of a surrogate pair, as in the name of a file
+        body = _JSON.encode(to_jsonable_python(record)).encode()
+    head = f'{{"$kind":"{kind}","$version":{version_of(kind)}'.encode()
+    return head + (body[1:] if body == b"{}" else b"," + body[1:])
 
 
 class Encoder:
@@ -91,6 +96,11 @@ def decode(value: bytes | str, kind: type[T]) -> T:
 
     Unknown fields are ignored: a later minor version may add some.
     """
+    head = _HEAD.match(value.encode(errors="replace") if isinstance(value, str) else value)
+    if head is not None and head[1].decode() == kind.__name__ and int(head[2]) <= version_of(kind.__name__):
+        with suppress(ValueError):  # as `encode` writes it; what cannot be read so is read with care, to say why
+            written: T = _adapter(cast(Hashable, kind)).validate_json(value)
+            return written
     try:
         body = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -441,6 +451,12 @@ class NodeObserved:
     lighthouses: tuple[LighthouseObserved, ...] = ()
     leaving: str = ""
     """The scheduler has told the shim (SIGUSR1) that it will end this node soon: why. Empty: it has not."""
+
+    @cached_property
+    def runs(self) -> frozenset[str]:
+        """Of which something runs there."""
+        trainers = {x.run for x in self.trainers if x.state != "exited"}
+        return frozenset(trainers | {x.run for x in self.lighthouses if x.state != "exited"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,39 @@ def test_what_is_wanted_is_asked_for_once_and_written() -> None:
     assert engine.acquired == [KEY]
 
 
+def test_an_engine_that_says_what_it_said_is_asked_once_a_turn_until_something_changes() -> None:
+    store, engine = store_with(None), Engine()
+    driver, term = EngineDriver(store, engine), Term(store)
+
+    def turn() -> int:
+        before = engine.lists
+        driver.offer(Mirror(store.list(keys.PREFIX)), term)  # type: ignore[arg-type]
+        assert driver._wanted is not None
+        driver.turn(driver._wanted)
+        return engine.lists - before
+
+    def told() -> Grant:
+        item = store.get(keys.grant("run", KEY))
+        assert item is not None
+        return decode(item.value, Grant)
+
+    assert [turn() for _ in range(4)] == [2, 2, 1, 1]
+    revision = store.list(keys.PREFIX).revision
+    assert (turn(), store.list(keys.PREFIX).revision) == (1, revision)
+    engine.has[KEY] = replace(OURS, leaving="its time limit is near")
+    assert (turn(), told().leaving) == (2, "its time limit is near")
+    assert [turn() for _ in range(2)] == [2, 1]
+    store.put(keys.grant("run", KEY), encode(replace(OURS, reason="somebody else wrote this")))
+    assert (turn(), told().reason) == (2, "")
+    del engine.has[KEY]
+    assert (turn(), told().state) == (2, "gone")
+    assert turn() == 2, "what the engine does not know is looked at each time"
+    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="the run starts")
+    store.put(keys.allocation("run", "run-a2"), encode(other))
+    turn()
+    assert engine.acquired == [KEY, "run-a2"]
+
+
 def test_its_word_takes_as_long_as_the_engine_is_asked_slowly() -> None:
     engine = Engine()
     driver = EngineDriver(MemoryStore(), engine)

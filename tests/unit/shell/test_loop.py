@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 
 from supervisor.core.decide import decide
-from supervisor.core.model import Action, Decision, Kind, Memory, Observed, Suspicion
+from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memory, Observed, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
-from supervisor.ports.store import Expect
+from supervisor.ports.store import MAX_OPERATIONS, Expect
 from supervisor.shell import inputs, loop, projection
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import read
@@ -85,6 +86,27 @@ def test_a_node_that_runs_something_and_was_never_told_is_told_that_nothing_is_w
     assert decode(item.value, NodeDesired) == NodeDesired(node="late")
     assert store.get(keys.desired("ended", "run")) is None
     assert store.get(keys.desired("other", "run")) is None
+
+
+def test_after_an_upgrade_only_what_changes_is_written_however_much_lacks_a_new_field(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(key: str) -> bytes:
+        body = json.loads(encode(AllocationMemory(key=key, state="released", since=1.0, reason="the run starts")))
+        del body["unheard"]
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def look(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        known = memory.allocations
+        again = known | {"run-a7": replace(known["run-a7"], late=True)}
+        return Decision(memory=replace(memory, decisions=memory.decisions + 1, allocations=again))
+
+    for number in range(2 * MAX_OPERATIONS):
+        store.put(keys.allocation("run", f"run-a{number}"), older(f"run-a{number}"))
+    monkeypatch.setattr(loop, "decide", look)
+    _loop(store).step()
+    written = [key for key in store.commits[-1] if key.startswith(keys.allocation("run", ""))]
+    assert written == [keys.allocation("run", "run-a7")]
 
 
 def test_the_epoch_goes_on_where_the_restored_etcds_ended(store: MemoryStore) -> None:

@@ -64,6 +64,8 @@ def test_round_trip(kind: type[Any]) -> None:
         assert decode(value, kind) == record
         assert decode(value.decode(), kind) == record
         assert json.loads(value)["$kind"] == kind.__name__
+        turned = dict(reversed(json.loads(value).items()))
+        assert decode(json.dumps(turned), kind) == record, "whoever wrote it"
 
     survives()
 
@@ -141,6 +143,13 @@ def test_what_an_older_supervisor_wants_names_no_allocation() -> None:
 
 def test_numbers_that_are_keys_come_back_as_numbers() -> None:
     assert decode(encode(records.Control(restarts={3: 1})), records.Control).restarts == {3: 1}
+
+
+@pytest.mark.parametrize("name", ["caf\u00e9", "\u2028", "\U0001f600", "a\x7f", "half a pair: \udc80"])
+def test_what_is_no_ascii_is_written_as_ascii_and_comes_back(name: str) -> None:
+    control = records.Control(because=name)
+    assert encode(control).isascii()
+    assert decode(encode(control), records.Control) == decode(encode(control).decode(), records.Control) == control
 
 
 def test_the_version_is_written() -> None:
