@@ -40,6 +40,9 @@ _IN = {
 }
 """By the phase that a rank says; it hangs in any other."""
 
+HELD = (Cause.START, Cause.PRODUCTIVE)
+"""What only the trainer can tell apart."""
+
 _TRAINS = (Kind.STRAGGLER, Kind.LEAVING)
 """Open incidents of a group that trains on."""
 
@@ -63,7 +66,8 @@ class _Group:
     generation: int
     mark: int
     """The newest step of the run when this generation was first seen."""
-    starting: bool = False
+    cause: Cause | None = None
+    """Since the last look."""
     told: Mapping[str, float] | None = None
     step: int = 0
     held: float = 0.0
@@ -77,6 +81,7 @@ class Accounts:
     seconds: dict[Cause, float] = field(default_factory=dict)
     _last: float | None = None
     _newest: int = 0
+    _ended: bool = False
     _groups: dict[int, _Group] = field(default_factory=dict)
 
     def look(self, memory: Memory, observed: Observed, told: Told) -> None:
@@ -86,33 +91,41 @@ class Accounts:
         newest = self._newest
         ranks = {(r.group, r.generation): r for node in observed.nodes.values() for r in node.ranks if r.rank == 0}
         self._newest = max(newest, *(rank.step for rank in ranks.values()), 0)
-        elapsed = 0.0 if last is None or memory.phase in ENDED else max(0.0, now - last)
+        elapsed = 0.0 if last is None or self._ended else max(0.0, now - last)
+        self._ended = memory.phase in ENDED
         away = last is not None and observed.store_stable_s < now - last
         for group in memory.groups.values():
             known = self._groups.setdefault(group.group, _Group(group.generation, newest))
+            self._pass(known, elapsed, away)
             rank = ranks.get((group.group, known.generation))
             if rank is not None:
                 self._hear(known, group, told.get((group.group, known.generation), {}), rank.step)
+            incident = memory.incidents.get(group.incident)
+            cause = cause_of(group, incident)
+            if known.generation != group.generation or cause not in HELD:
+                hung = incident is not None and incident.kind == Kind.HANG
+                ended = Cause.END if cause == Cause.END else Cause.LOST_STEP
+                self._settle(known, Cause.HUNG if hung else ended)
+            elif known.cause == Cause.START and cause == Cause.PRODUCTIVE:
+                self._settle(known, Cause.ACT if known.told else Cause.START)  # until its process was born
             if known.generation != group.generation:
-                self._settle(known, Cause.HUNG if _hung(memory, group) else Cause.LOST_STEP)
                 known = self._groups[group.group] = _Group(group.generation, newest)
-            cause = cause_of(group, memory.incidents.get(group.incident), away)
-            if cause in (Cause.START, Cause.PRODUCTIVE):
-                known.held += elapsed
-                self._count_what_is_held(known, cause, rank, observed.store_stable_s)
-            else:
-                self._settle(known, Cause.HUNG if cause == Cause.HUNG else Cause.LOST_STEP)
-                self._add(cause, elapsed)
+            known.cause = cause
+            if observed.store_stable_s > HELD_S:
+                self._count_what_is_held(known, rank)
 
-    def _count_what_is_held(self, known: _Group, cause: Cause, rank: RankView | None, stable_s: float) -> None:
-        if known.starting and cause == Cause.PRODUCTIVE:
-            self._settle(known, Cause.ACT if known.told else Cause.START)  # until its process was born
-        known.starting = cause == Cause.START
-        if known.held <= max(HELD_S, HELD_STEPS * rank.step_s if rank is not None else 0.0) or stable_s <= HELD_S:
+    def _pass(self, known: _Group, elapsed: float, away: bool) -> None:
+        if known.cause in HELD:
+            known.held += elapsed
+        elif known.cause is not None:
+            self._add(Cause.STORE_AWAY if away and known.cause in WITHOUT_A_PROCESS else known.cause, elapsed)
+
+    def _count_what_is_held(self, known: _Group, rank: RankView | None) -> None:
+        if known.held <= max(HELD_S, HELD_STEPS * rank.step_s if rank is not None else 0.0):
             return
         if rank is not None:
             self._settle(known, _IN.get(rank.phase, Cause.HUNG))
-        elif known.starting:
+        elif known.cause == Cause.START:
             self._settle(known, Cause.ACT)
 
     @property
@@ -129,7 +142,7 @@ class Accounts:
             news = {Cause.PRODUCTIVE.value: known.held} if step > known.step else {}
         whole = sum(news.values())
         share = min(1.0, known.held / whole) if whole > 0 else 0.0
-        redone = group.resume == "disk" and step <= known.mark
+        redone = group.resume == "disk" and 0 < step <= known.mark
         for name, value in news.items():
             cause = _BY_NAME.get(name, Cause.OTHER)
             self._add(Cause.RECOMPUTE if redone and cause == Cause.PRODUCTIVE else cause, value * share)
@@ -145,16 +158,8 @@ class Accounts:
             self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
 
 
-def _hung(memory: Memory, group: GroupMemory) -> bool:
-    incident = memory.incidents.get(group.incident)
-    return incident is not None and incident.kind == Kind.HANG
-
-
-def cause_of(group: GroupMemory, incident: Incident | None = None, away: bool = False) -> Cause:
-    """What a group's phase stands for; one with an incident waits for a decision. `away`: the store was, since the last look."""
-    cause = _CAUSE[group.phase]
-    if cause in WITHOUT_A_PROCESS and away:
-        return Cause.STORE_AWAY
+def cause_of(group: GroupMemory, incident: Incident | None = None) -> Cause:
+    """What a group's phase stands for; one with an incident waits for a decision."""
     if group.phase != "running" or not group.incident or (incident is not None and incident.kind in _TRAINS):
-        return cause
+        return _CAUSE[group.phase]
     return Cause.HUNG if incident is not None and incident.kind == Kind.HANG else Cause.DECIDE
