@@ -53,8 +53,8 @@ class Telemetry:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self._runs: dict[str, _Run] = {}
-        self._replayed: set[str] = set()
-        """Runs whose incidents are counted."""
+        self._closed: dict[str, set[str]] = {}
+        """By run, the incidents that are counted."""
         self.metrics.gauge("supervisor_info", version=version()).set(1)
         self.metrics.gauge("supervisor_leader").set(0)
         self.metrics.gauge("supervisor_epoch").set(0)
@@ -62,7 +62,7 @@ class Telemetry:
     def leading(self, epoch: int | None) -> None:
         """A term begins, or (None) ends: then other supervisors tell of the runs."""
         self._runs.clear()
-        self._replayed.clear()
+        self._closed.clear()
         self.metrics.drop("supervisor_", run=None)
         self.metrics.gauge("supervisor_leader").set(0 if epoch is None else 1)
         if epoch is not None:
@@ -109,13 +109,13 @@ class Telemetry:
 
     def outcome_unknown(self) -> None:
         """What was to be committed may be written or not: what etcd holds is counted anew."""
-        self._replayed.clear()
+        self._closed.clear()
 
     def _replay(self, run: str, records: Records) -> None:
         """All incidents that etcd holds: whoever leads tells the same numbers."""
-        if run in self._replayed:
+        if run in self._closed:
             return
-        self._replayed.add(run)
+        self._closed[run] = set()
         m = self.metrics
         for name in ("incidents_total", "node_incidents_total", "shadow_incidents_total", "recovery_seconds"):
             m.drop(f"supervisor_{name}", run=run)
@@ -131,8 +131,10 @@ class Telemetry:
 
     def _incident(self, run: str, incident: Incident) -> None:
         rung, about, m = incident.rung.name.lower(), {"incident": incident.id}, self.metrics
-        if incident.state not in ("recovered", "halted"):
+        closed = self._closed.setdefault(run, set())
+        if incident.state not in ("recovered", "halted") or incident.id in closed:
             return
+        closed.add(incident.id)
         if incident.shadow:
             m.counter("supervisor_shadow_incidents_total", run=run, rung=rung).inc(exemplar=about)
             return
