@@ -24,6 +24,10 @@ FAULTS = 64
 """Kinds of injected faults that are told: more than there are."""
 
 
+LOOK_S = 1.0
+"""How often it looks at all groups and nodes while nothing is decided: a thousand agents cause rounds all the time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
     """What only the records say of a run, asked when it is needed."""
@@ -41,6 +45,9 @@ class _Run:
 
     over: bool
     """It had ended before."""
+    decisions: int = -1
+    looked: float = 0.0
+    """On the run clock."""
     accounts: Accounts = field(default_factory=Accounts)
     counted: dict[Cause, float] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
@@ -84,6 +91,16 @@ class Telemetry:
         self._replay(run, records)
         m.counter("supervisor_decisions_total", run=run).inc()
         m.histogram("supervisor_decide_seconds", run=run).observe(decide_s)
+        if known.decisions == memory.decisions and 0.0 <= observed.now - known.looked < LOOK_S:
+            return
+        known.decisions, known.looked = memory.decisions, observed.now
+        self._look(spec, observed, memory, known)
+        known.accounts.look(memory, observed, records.told())
+        self._account(run, known)
+        self._faults(run, known, records.faults())
+
+    def _look(self, spec: RunSpec, observed: Observed, memory: Memory, known: _Run) -> None:
+        run, m = spec.name, self.metrics
         m.gauge("supervisor_paused", run=run).set(observed.control.paused)
         m.gauge("supervisor_observe", run=run).set(spec.policy.mode == "observe")
         m.gauge("supervisor_incidents_open", run=run).set(sum(not i.shadow for i in memory.incidents.values()))
@@ -95,9 +112,6 @@ class Telemetry:
         self._groups(run, known, memory)
         self._nodes(spec, memory, observed)
         self._budgets(spec, memory, observed.now)
-        known.accounts.look(memory, observed, records.told())
-        self._account(run, known)
-        self._faults(run, known, records.faults())
 
     def committed(self, run: str, decision: Decision, seconds: float) -> None:
         """A decision is written, which took so long."""
