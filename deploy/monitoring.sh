@@ -50,7 +50,7 @@ fill() {
         heartbeat != "" { sub(/#heartbeat /, "") }
         /^ *#/ { next }
         {
-            $0 = put(put(put(put($0, "SCHEME", scheme), "CA", ca), "CERT", cert), "KEY", key)
+            $0 = put(put(put($0, "CA", ca), "CERT", cert), "KEY", key)
             $0 = put(put(put(put($0, "ALERTS", alerts), "HEARTBEAT", heartbeat), "RULES", rules), "ALERTMANAGER", alertmanager)
             if (!index($0, "@SUPERVISOR@")) { print; next }
             many = split(supervisors, each, " ")
@@ -73,7 +73,7 @@ start() {
     running="$running $!"
     echo "$name: http://$where (log $FOLDER/$name.log)"
 }
-start prometheus "$prometheus" prometheus --config.file="$FOLDER/prometheus.yml" --storage.tsdb.path="$FOLDER/prometheus" \
+start prometheus "$prometheus" prometheus --config.file="$FOLDER/prometheus.yml" --enable-feature=exemplar-storage --storage.tsdb.path="$FOLDER/prometheus" \
     --web.listen-address="$prometheus"
 am=$(command -v alertmanager || command -v prometheus-alertmanager || true)
 if [ -n "$am" ]; then

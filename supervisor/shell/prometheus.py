@@ -30,7 +30,9 @@ READY_WITHIN_S = 15.0
 """Seen: 0.1 to 0.4 s; one that was killed reads its log first."""
 
 TARGETS = "/targets"
-"""Where a supervisor names the agents (http_sd)."""
+"""Where a supervisor names itself, the leader and all agents (http_sd)."""
+
+JOB = "pretraining"
 
 MISSING = (
     "prometheus is not installed (Debian: as root: apt-get install prometheus): no metrics are kept. Everything else is up; "
@@ -48,24 +50,17 @@ class Prometheus:
 
 
 def config(supervisor: str, security: Security) -> dict[str, Any]:
-    """Prometheus's configuration: this supervisor (HOST:PORT), the agents that it names, and our rules."""
+    """Prometheus's configuration: whom this supervisor (HOST:PORT) names, itself and the agents, and our rules."""
     tls: dict[str, Any] = {}
     if security.tls:
-        files_ = {"ca_file": security.ca, "cert_file": security.cert, "key_file": security.key}
-        tls = {"scheme": "https", "tls_config": files_}
-    discovery: dict[str, Any] = {
-        "url": f"{tls.get('scheme', 'http')}://{supervisor}{TARGETS}",
-        "refresh_interval": f"{EVERY_S}s",
-    }
-    if tls:
-        discovery["tls_config"] = tls["tls_config"]
+        tls["tls_config"] = {"ca_file": security.ca, "cert_file": security.cert, "key_file": security.key}
+    url = f"{'https' if security.tls else 'http'}://{supervisor}{TARGETS}"
     return {
         "global": {"scrape_interval": f"{EVERY_S}s", "evaluation_interval": f"{EVERY_S}s"},
         # by name: dashboards imports us
         "rule_files": [str(files("dashboards") / "rules.yml")],
         "scrape_configs": [
-            {"job_name": "supervisor", "static_configs": [{"targets": [supervisor]}], **tls},
-            {"job_name": "agent", "http_sd_configs": [discovery], **tls},
+            {"job_name": JOB, "http_sd_configs": [{"url": url, "refresh_interval": f"{EVERY_S}s", **tls}], **tls}
         ],
     }
 
@@ -84,6 +79,8 @@ def start(folder: Path, supervisor: str, security: Security) -> Prometheus:
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        # an exemplar carries the incident's id
+        "--enable-feature=exemplar-storage",
         "--log.level=warn",
     ]
     with log.open("ab") as out:
