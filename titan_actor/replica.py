@@ -208,9 +208,20 @@ class ReplicaTrainer(FaultTolerantTrainer):
             spike=self._spikes.newest,
             tokens_per_s=tokens / took if self._committed and took > 0 else now.tokens_per_s,
             step_s=took,
+            seconds=self.ledger.seconds if self.launch.rank == 0 else {},
+            gradient_norm=self._gradient_norm if self._gradient_norm is not None else now.gradient_norm,
+            mfu=self._mfu(tokens / took) if self._committed and took > 0 else now.mfu,
             quorum_id=self._quorum_id,
             participants=participants,
         )
+
+    def _mfu(self, tokens_per_s: float) -> float | None:
+        """As TorchTitan computes it: of one device, against its peak in bfloat16. None without a GPU, and for lower precisions."""
+        about = self.metrics_processor
+        if self.device.type != "cuda" or about.has_quantization or about.num_flops_per_token <= 0:
+            return None
+        per_device = tokens_per_s / self.parallel_dims.non_data_parallel_size
+        return float(about.num_flops_per_token * per_device / about.gpu_peak_flops)
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:

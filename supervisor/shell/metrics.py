@@ -46,11 +46,13 @@ class Metrics:
         assert isinstance(made, Histogram)
         return made
 
-    def drop(self, name: str, **labels: object) -> None:
-        """Export a labelled series no more: what it spoke of is gone."""
-        made = self._made.get(name)
-        if made is not None:
-            made.remove(*(str(labels[label]) for label in _BY_NAME[name].labels))
+    def drop(self, prefix: str, **labels: object) -> None:
+        """Export no series any more that has these labels, of the metrics whose names begin so: what it spoke of is gone, or is
+        another's now. A label alone (None): whatever its value is."""
+        wanted = {label: str(value) for label, value in labels.items() if value is not None}
+        for name, made in self._made.items():
+            if name.startswith(prefix) and labels.keys() <= set(_BY_NAME[name].labels):
+                made.remove_by_labels(wanted) if wanted else made.clear()
 
     def _get(self, name: str, kind: str, labels: dict[str, object]) -> Counter | Gauge | Histogram:
         metric = _BY_NAME.get(name)
@@ -58,6 +60,9 @@ class Metrics:
             raise KeyError(f"the catalogue has no {kind} {name!r}: add it to supervisor/shell/metrics.py")
         if set(labels) != set(metric.labels):
             raise ValueError(f"{name} has the labels {metric.labels}, not {tuple(labels)}")
+        for label, values in metric.values.items():
+            if str(labels[label]) not in values:
+                raise ValueError(f"{name}: {label} is one of {', '.join(values)}, not {labels[label]}")
         made = self._made.get(name)
         if made is None:
             made = self._made[name] = _make(metric, self.registry)
