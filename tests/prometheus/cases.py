@@ -178,19 +178,24 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="etcd answers no supervisor: nothing is decided",
         ),
     ),
-    "StoreSlow": (
+    "StoreSlow": tuple(
         Case(
             series={
-                'supervisor_store_seconds_bucket{le="0.1",instance="a"}': "0+60x10 600+0x20 660+60x20",
-                'supervisor_store_seconds_bucket{le="0.5",instance="a"}': "0+60x10 600+0x20 660+60x20",
-                'supervisor_store_seconds_bucket{le="2.0",instance="a"}': "0+60x10 660+60x20 1920+60x20",
-                'supervisor_store_seconds_bucket{le="+Inf",instance="a"}': "0+60x10 660+60x20 1920+60x20",
+                f'{name}_bucket{{le="0.1",{label}}}': "0+60x10 600+0x20 660+60x20",
+                f'{name}_bucket{{le="0.5",{label}}}': "0+60x10 600+0x20 660+60x20",
+                f'{name}_bucket{{le="2.0",{label}}}': "0+60x10 660+60x20 1920+60x20",
+                f'{name}_bucket{{le="+Inf",{label}}}': "0+60x10 660+60x20 1920+60x20",
             },
             quiet=13,
             fires=25,
             over=40,
             summary="etcd takes 1.85s to answer: leases may lapse",
-        ),
+        )
+        for name, label in (
+            ("supervisor_store_seconds", 'instance="a"'),
+            ("supervisor_commit_seconds", 'run="r"'),
+            ("agent_report_seconds", 'node="n1"'),
+        )
     ),
     "StoreOutOfSpace": (
         Case(
