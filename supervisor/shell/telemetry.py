@@ -24,6 +24,10 @@ FAULTS = 64
 """Kinds of injected faults that are told: more than there are."""
 
 
+LOOK_S = 1.0
+"""How often it looks at all groups and nodes while nothing is decided: a thousand agents cause rounds all the time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
     """What only the records say of a run, asked when it is needed."""
@@ -41,6 +45,9 @@ class _Run:
 
     over: bool
     """It had ended before."""
+    decisions: int = -1
+    looked: float = 0.0
+    """On the run clock."""
     accounts: Accounts = field(default_factory=Accounts)
     counted: dict[Cause, float] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
@@ -53,8 +60,8 @@ class Telemetry:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self._runs: dict[str, _Run] = {}
-        self._replayed: set[str] = set()
-        """Runs whose incidents are counted."""
+        self._closed: dict[str, set[str]] = {}
+        """By run, the incidents that are counted."""
         self.metrics.gauge("supervisor_info", version=version()).set(1)
         self.metrics.gauge("supervisor_leader").set(0)
         self.metrics.gauge("supervisor_epoch").set(0)
@@ -62,7 +69,7 @@ class Telemetry:
     def leading(self, epoch: int | None) -> None:
         """A term begins, or (None) ends: then other supervisors tell of the runs."""
         self._runs.clear()
-        self._replayed.clear()
+        self._closed.clear()
         self.metrics.drop("supervisor_", run=None)
         self.metrics.gauge("supervisor_leader").set(0 if epoch is None else 1)
         if epoch is not None:
@@ -84,6 +91,16 @@ class Telemetry:
         self._replay(run, records)
         m.counter("supervisor_decisions_total", run=run).inc()
         m.histogram("supervisor_decide_seconds", run=run).observe(decide_s)
+        if known.decisions == memory.decisions and 0.0 <= observed.now - known.looked < LOOK_S:
+            return
+        known.decisions, known.looked = memory.decisions, observed.now
+        self._look(spec, observed, memory, known)
+        known.accounts.look(memory, observed, records.told())
+        self._account(run, known)
+        self._faults(run, known, records.faults())
+
+    def _look(self, spec: RunSpec, observed: Observed, memory: Memory, known: _Run) -> None:
+        run, m = spec.name, self.metrics
         m.gauge("supervisor_paused", run=run).set(observed.control.paused)
         m.gauge("supervisor_observe", run=run).set(spec.policy.mode == "observe")
         m.gauge("supervisor_incidents_open", run=run).set(sum(not i.shadow for i in memory.incidents.values()))
@@ -95,9 +112,6 @@ class Telemetry:
         self._groups(run, known, memory)
         self._nodes(spec, memory, observed)
         self._budgets(spec, memory, observed.now)
-        known.accounts.look(memory, observed, records.told())
-        self._account(run, known)
-        self._faults(run, known, records.faults())
 
     def committed(self, run: str, decision: Decision, seconds: float) -> None:
         """A decision is written, which took so long."""
@@ -109,13 +123,13 @@ class Telemetry:
 
     def outcome_unknown(self) -> None:
         """What was to be committed may be written or not: what etcd holds is counted anew."""
-        self._replayed.clear()
+        self._closed.clear()
 
     def _replay(self, run: str, records: Records) -> None:
         """All incidents that etcd holds: whoever leads tells the same numbers."""
-        if run in self._replayed:
+        if run in self._closed:
             return
-        self._replayed.add(run)
+        self._closed[run] = set()
         m = self.metrics
         for name in ("incidents_total", "node_incidents_total", "shadow_incidents_total", "recovery_seconds"):
             m.drop(f"supervisor_{name}", run=run)
@@ -131,8 +145,10 @@ class Telemetry:
 
     def _incident(self, run: str, incident: Incident) -> None:
         rung, about, m = incident.rung.name.lower(), {"incident": incident.id}, self.metrics
-        if incident.state not in ("recovered", "halted"):
+        closed = self._closed.setdefault(run, set())
+        if incident.state not in ("recovered", "halted") or incident.id in closed:
             return
+        closed.add(incident.id)
         if incident.shadow:
             m.counter("supervisor_shadow_incidents_total", run=run, rung=rung).inc(exemplar=about)
             return

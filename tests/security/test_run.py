@@ -113,7 +113,7 @@ def test_metrics_are_for_who_shows_a_certificate(run: Run) -> None:
     assert agent is not None
     for port, metric in (
         (leader.metrics_port, "supervisor_leader 1.0"),
-        (agent.metrics_port, 'agent_up{node="n1"} 1.0'),
+        (agent.metrics_port, 'agent_info{node="n1",version='),
     ):
         # one that says nothing keeps nobody out
         with dial(f"127.0.0.1:{port}", None):

@@ -277,6 +277,17 @@ def test_what_counts_begins_at_0() -> None:
     assert all(value(t, "supervisor_group_seconds_total", run="run", cause=c) is not None for c in CAUSES)
 
 
+def test_between_decisions_it_looks_once_a_second() -> None:
+    world = Told().bring_up()
+    world.round(1.0)
+    world.nodes["n9"] = replace(world.nodes["n3"], name="n9", registered=True)
+    for after, seen in ((0.9, 3), (0.2, 4)):
+        world.round(after)
+        assert world.last.actions == ()
+        assert value(world.telemetry, "supervisor_nodes", run="run", verdict="healthy") == seen
+    assert value(world.telemetry, "supervisor_decisions_total", run="run") == world.rounds
+
+
 def test_more_kinds_of_faults_than_there_are_are_not_told() -> None:
     world = Told().bring_up()
     world.faults = {f"fault_{n:03}": 1 for n in range(FAULTS + 5)}
