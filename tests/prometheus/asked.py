@@ -151,6 +151,7 @@ class Asked:
                 f"--storage.tsdb.path={self.folder}/data",
                 f"--web.listen-address=127.0.0.1:{port}",
                 "--enable-feature=exemplar-storage",
+                "--rules.alert.resend-delay=1s",
             )
         )
         self.url = f"http://127.0.0.1:{port}"
@@ -175,9 +176,10 @@ class Asked:
         about = {f"{labels['alertname']} {labels.get('run', labels.get('node', ''))}".strip() for labels in found}
         return about | {labels["alertname"] for labels in found}
 
-    def has_fired(self) -> set[str]:
-        """Alerts that have ever fired."""
-        found = self.value('count by (alertname) (count_over_time(ALERTS{alertstate="firing"}[1h]))')
+    def has_fired(self, since: float) -> set[str]:
+        """Alerts that have fired since then (Unix)."""
+        within = max(1, round(time.time() - since))
+        found = self.value(f'count by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}[{within}s]))')
         return {labels["alertname"] for labels, _ in found}
 
     def fire(self, names: Sequence[str], deadline_s: float) -> None:
