@@ -69,7 +69,7 @@ class _Group:
     cause: Cause | None = None
     """Since the last look."""
     told: Mapping[str, float] | None = None
-    step: int = 0
+    commits: int = 0
     held: float = 0.0
     """Seconds of a process of which it has not told yet."""
 
@@ -99,7 +99,7 @@ class Accounts:
             self._pass(known, elapsed, away)
             rank = ranks.get((group.group, known.generation))
             if rank is not None:
-                self._hear(known, group, told.get((group.group, known.generation), {}), rank.step)
+                self._hear(known, group, told.get((group.group, known.generation), {}), rank)
             incident = memory.incidents.get(group.incident)
             cause = cause_of(group, incident)
             if known.generation != group.generation or cause not in HELD:
@@ -134,20 +134,20 @@ class Accounts:
         whole = sum(self.seconds.values())
         return self.seconds.get(Cause.PRODUCTIVE, 0.0) / whole if whole > 0 else None
 
-    def _hear(self, known: _Group, group: GroupMemory, told: Mapping[str, float], step: int) -> None:
+    def _hear(self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView) -> None:
         if told:
             since = {} if known.told is None else known.told
             news = {cause: max(0.0, value - since.get(cause, 0.0)) for cause, value in told.items()}
         else:  # a trainer that is older than that: what passed until a step was committed made it
-            news = {Cause.PRODUCTIVE.value: known.held} if step > known.step else {}
+            news = {Cause.PRODUCTIVE.value: known.held} if rank.commits > known.commits else {}
         whole = sum(news.values())
         share = min(1.0, known.held / whole) if whole > 0 else 0.0
-        redone = group.resume == "disk" and 0 < step <= known.mark
+        redone = group.resume == "disk" and 0 < rank.step <= known.mark
         for name, value in news.items():
             cause = _BY_NAME.get(name, Cause.OTHER)
             self._add(Cause.RECOMPUTE if redone and cause == Cause.PRODUCTIVE else cause, value * share)
         known.held -= whole * share
-        known.told, known.step = told, step
+        known.told, known.commits = told, rank.commits
 
     def _settle(self, known: _Group, cause: Cause) -> None:
         self._add(cause, known.held)

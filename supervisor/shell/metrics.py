@@ -57,7 +57,7 @@ class Metrics:
     def _get(self, name: str, kind: str, labels: dict[str, object]) -> Counter | Gauge | Histogram:
         metric = _BY_NAME.get(name)
         if metric is None or metric.kind != kind:
-            raise KeyError(f"the catalogue has no {kind} {name!r}: add it to supervisor/shell/metrics.py")
+            raise KeyError(f"the catalogue has no {kind} {name!r}: add it to supervisor/shell/catalogue.py")
         if set(labels) != set(metric.labels):
             raise ValueError(f"{name} has the labels {metric.labels}, not {tuple(labels)}")
         for label, values in metric.values.items():

@@ -78,8 +78,10 @@ def test_a_trainer_that_tells_no_seconds_was_productive_until_it_committed() -> 
     b = Books()
     b.look()
     assert b.look(2.0) == {}
-    b.rank(step=1)
-    assert b.look(1.0) == {C.PRODUCTIVE: 3.0}
+    b.rank(step=80)
+    assert b.look(0.5) == {}, "it has loaded a checkpoint, and committed nothing"
+    b.rank(step=81, commits=1)
+    assert b.look(0.5) == {C.PRODUCTIVE: 3.0}
 
 
 def test_what_is_not_told_when_a_group_is_given_up_was_a_lost_step() -> None:
@@ -173,7 +175,7 @@ def test_nothing_is_said_of_what_runs_while_the_store_is_away() -> None:
 def test_a_run_that_has_ended_loses_no_more_time() -> None:
     b = Books()
     b.look()
-    b.rank(step=3)
+    b.rank(step=3, commits=3)
     b.look(4.0)
     b.phase = "finished"
     b.group(phase="finished")
