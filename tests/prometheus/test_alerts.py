@@ -180,8 +180,6 @@ def _faults_of_runs(watched: Watched, path: str) -> None:
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     w.kill_trainer(watched.shadow, 0)
-    eventually(lambda: w.incidents(watched.shadow), SOON_S, "it is seen")
-    watched.say("restart", "0", "--run", "shadow")
     node = w.status(watched.toy).groups[1].node
     for _ in range(2):
         watched.crash(watched.toy, 1)
@@ -190,6 +188,7 @@ def _faults_of_runs(watched: Watched, path: str) -> None:
          "ShadowWouldHaveKilled shadow", "AgentVersionSkew"],
         SOON_S,
     )  # fmt: skip
+    watched.say("restart", "0", "--run", "shadow")
     standby.terminate()
     standby.wait(15)
     w.supervisors.remove(standby)
