@@ -135,9 +135,8 @@ class Up:
     def start_prometheus(self, say: Callable[[str], None]) -> None:
         """A convenience: without it everything else goes on."""
         try:
-            self.prometheus = prometheus.start(
-                self.home / "prometheus", f"127.0.0.1:{self.metrics_port}", self.security
-            )
+            folder = (self.node_folder or self.home) / "prometheus"
+            self.prometheus = prometheus.start(folder, f"127.0.0.1:{self.metrics_port}", self.security)
         except Fatal as error:
             say(str(error))
 
