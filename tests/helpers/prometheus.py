@@ -32,6 +32,8 @@ class Prometheus:
             with urllib.request.urlopen(f"{self._url}{path}?{query}", timeout=10.0) as answer:
                 return json.loads(answer.read())["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it is starting
+                return None
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
         except OSError:
             return None
