@@ -44,7 +44,7 @@ def filled(expression: str, run: str, since_s: float) -> str:
         "run": run,
         "group": ".*",
         "node": ".*",
-        "__rate_interval": "10s",
+        "__rate_interval": "20s",
         "__range": f"{max(1, round(since_s))}s",
     }
     return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)
