@@ -13,6 +13,7 @@ from dashboards.panels import Panel
 RUN, GROUP, NODE = 'run="$run"', 'group=~"$group"', 'node=~"$node"'
 RATE = "$__rate_interval"
 RANGE = "$__range"
+PER_S = "suffix: /s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +114,9 @@ FLEET = Board(
                 queries=(("max by (run) (supervisor_ettr_ratio)", "{{run}}"),),
                 about="Of this leader's term.",
             ),
-            _lines("Committed steps per second", "ops", (f"max by (run) (sum by (run, group) (rate(trainer_commits_total[{RATE}])))", "{{run}}")),
+            _lines("Committed steps per second", PER_S, (f"max by (run) (sum by (run, group) (rate(trainer_commits_total[{RATE}])))", "{{run}}")),
             _lines("Tokens per second", "none", ("sum by (run) (trainer_tokens_per_second)", "{{run}}")),
-            _lines("Incidents in the last hour", "none", (since("supervisor_incidents_total", "kind", "1h"), "{{kind}}")),
+            _lines("Incidents in the last hour", "none", (since("supervisor_incidents_total", "kind", "1h") + " > 0", "{{kind}}")),
         ),
         "Nodes": (
             _lines("Nodes by verdict", "none", ("sum by (verdict) (supervisor_nodes)", "{{verdict}}")),
@@ -155,7 +156,7 @@ RUN_BOARD = Board(
                 unit="percentunit",
                 span=16,
                 stack=StackingMode.PERCENT,
-                queries=((f"sum by (cause) (rate(supervisor_group_seconds_total{{{RUN}}}[{RATE}]))", "{{cause}}"),),
+                queries=((f"sum by (cause) (rate(supervisor_group_seconds_total{{{RUN}}}[{RATE}])) > 0", "{{cause}}"),),
                 about="All but productive is badput. As the leader sees it; `trainer_seconds_total` is what the trainers say.",
             ),
             Panel(
@@ -192,7 +193,7 @@ RUN_BOARD = Board(
         "Quorum": (
             _lines("Groups in the quorum", "none", (f"max by (group) (trainer_quorum_participants{{{RUN}, {GROUP}}})", "as group {{group}} sees it")),
             _lines("Quorum id", "none", (f"max(trainer_quorum_id{{{RUN}}})", "id"), about="It grows with every change of membership."),
-            _lines("Commits per second", "ops", (f"sum by (group) (rate(trainer_commits_total{{{RUN}, {GROUP}}}[{RATE}]))", "group {{group}}")),
+            _lines("Commits per second", PER_S, (f"sum by (group) (rate(trainer_commits_total{{{RUN}, {GROUP}}}[{RATE}]))", "group {{group}}")),
             _lines(
                 "Steps not committed", "none",
                 (f"sum by (group) (increase(trainer_failed_commits_total{{{RUN}, {GROUP}}}[{RATE}]))", "group {{group}}"),
@@ -215,7 +216,7 @@ RECOVERY = Board(
         "Mean time to recovery": (
             _stat(
                 "Mean time to recovery",
-                f'sum(supervisor_recovery_seconds_sum{{{RUN}, phase="total"}}) / sum(supervisor_recovery_seconds_count{{{RUN}, phase="total"}})',
+                f'sum(supervisor_recovery_seconds_sum{{{RUN}, phase="total"}}) / (sum(supervisor_recovery_seconds_count{{{RUN}, phase="total"}}) > 0)',
                 "s",
             ),
             _stat("9 of 10 within", f"histogram_quantile(0.9, sum by (le) ({_RECOVERY}))", "s"),
@@ -231,7 +232,7 @@ RECOVERY = Board(
                 queries=(
                     (
                         f'sum by (phase) (supervisor_recovery_seconds_sum{{{RUN}, phase!="total"}})\n'
-                        f'/ sum by (phase) (supervisor_recovery_seconds_count{{{RUN}, phase!="total"}})',
+                        f'/ (sum by (phase) (supervisor_recovery_seconds_count{{{RUN}, phase!="total"}}) > 0)',
                         "{{phase}}",
                     ),
                 ),
@@ -294,7 +295,7 @@ CONTROL_PLANE = Board(
         "Deciding": (
             _lines("A round of decide takes", "s", *_quantiles("supervisor_decide_seconds")),
             _lines("Writing a decision takes", "s", *_quantiles("supervisor_commit_seconds")),
-            _lines("Decisions per second", "ops", (f"sum by (run) (rate(supervisor_decisions_total[{RATE}]))", "{{run}}")),
+            _lines("Decisions per second", PER_S, (f"sum by (run) (rate(supervisor_decisions_total[{RATE}]))", "{{run}}")),
             _lines("Actions", "none", (f"sum by (action) (increase(supervisor_actions_total[{RATE}]))", "{{action}}")),
             _lines("Failures only observed, last hour", "none", (since("supervisor_shadow_incidents_total", "run, rung", "1h"), "{{run}}: {{rung}}")),
             _lines("Paused, or only observing", "none", ("max by (run) (supervisor_paused)", "{{run}} paused"), ("max by (run) (supervisor_observe)", "{{run}} observes")),
@@ -312,7 +313,7 @@ CONTROL_PLANE = Board(
                 (f"count(agent_store_up{{{NODE}}} == 0) or vector(0)", "without etcd"),
                 (f"count(agent_lease_held{{{NODE}}} == 0) or vector(0)", "without a lease"),
             ),
-            _lines("Reports per second", "ops", (f"sum(rate(agent_reports_total{{{NODE}}}[{RATE}]))", "written"), (f"sum(rate(agent_report_failures_total{{{NODE}}}[{RATE}]))", "failed")),
+            _lines("Reports per second", PER_S, (f"sum(rate(agent_reports_total{{{NODE}}}[{RATE}]))", "written"), (f"sum(rate(agent_report_failures_total{{{NODE}}}[{RATE}]))", "failed")),
             _lines("Groups at the gate, by what it hears", "none", ("sum by (run, hearing) (agent_gate_groups)", "{{run}}: {{hearing}}")),
         ),
     },

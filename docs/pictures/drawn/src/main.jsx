@@ -40,7 +40,7 @@ async function frames(panel) {
   const found = [];
   for (const target of panel.targets) {
     for (const one of await series(target.expr)) {
-      const at = new Map(one.values.map(([t, v]) => [Math.round(t * 1000), Number(v)]));
+      const at = new Map(one.values.filter(([, v]) => v !== 'NaN').map(([t, v]) => [Math.round(t * 1000), Number(v)]));
       const displayName = named(target.legendFormat, one.metric) || panel.title;
       const values = times.map((t) => at.get(t) ?? null);
       found.push(toDataFrame({ refId: target.refId ?? 'A', fields: [
@@ -49,7 +49,7 @@ async function frames(panel) {
       ] }));
     }
   }
-  const defaults = { color: { mode: 'palette-classic' }, ...panel.fieldConfig?.defaults };
+  const defaults = { color: { mode: panel.type === 'timeseries' ? 'palette-classic' : 'thresholds' }, ...panel.fieldConfig?.defaults };
   defaults.custom = { lineWidth: 1, showPoints: 'auto', ...defaults.custom };
   return applyFieldOverrides({
     data: found, fieldConfig: { defaults, overrides: panel.fieldConfig?.overrides ?? [] },
@@ -108,10 +108,10 @@ function number(data, width, height) {
   return <BigValue width={width} height={height} theme={theme} colorMode={BigValueColorMode.Value} value={data[0].fields[1].display(value)} />;
 }
 
-function bars(data, width, height) {
+function bars(panel, data, width, height) {
   const shown = data.filter((f) => newest(f) !== undefined).sort((a, b) => newest(b) - newest(a)).slice(0, 8);
   if (!shown.length) return <Empty />;
-  const most = Math.max(...shown.map(newest));
+  const most = panel.fieldConfig?.defaults?.max ?? Math.max(...shown.map(newest));
   return shown.map((frame) => {
     const field = frame.fields[1], value = { ...field.display(newest(frame)), title: field.config.displayName };
     return <BarGauge key={value.title} theme={theme} width={width} height={Math.min(34, height / shown.length)} orientation="horizontal"
@@ -136,7 +136,7 @@ async function main() {
       continue;
     }
     const data = await frames(panel);
-    const inside = { timeseries: (a, b) => lines(data, found, a, b), stat: (a, b) => number(data, a, b), bargauge: (a, b) => bars(data, a, b) };
+    const inside = { timeseries: (a, b) => lines(data, found, a, b), stat: (a, b) => number(data, a, b), bargauge: (a, b) => bars(panel, data, a, b) };
     drawn.push(<div key={panel.id ?? panel.title + y} style={place}>
       <PanelChrome title={panel.title} width={place.width} height={place.height} loadingState={LoadingState.Done}>{inside[panel.type]}</PanelChrome>
     </div>);
