@@ -7,13 +7,21 @@ from typing import Any, Literal
 
 from grafana_foundation_sdk.builders import bargauge, prometheus, stat, timeseries
 from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig
-from grafana_foundation_sdk.builders.dashboard import ThresholdsConfig
+from grafana_foundation_sdk.builders.dashboard import FieldColor, ThresholdsConfig
 from grafana_foundation_sdk.models.common import StackingMode
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, Threshold, ThresholdsMode
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+)
 
 from dashboards.expressions import checked
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
+
+_GREEN = {"mode": "fixed", "fixedColor": "semi-dark-green"}
 
 Query = tuple[str, str]
 """Expression, legend."""
@@ -64,9 +72,15 @@ class Panel:
 
     def _lines(self) -> Any:
         made = timeseries.Panel().stacking(StackingConfig().mode(self.stack))
-        if self.stack != StackingMode.NONE:
-            return made.fill_opacity(60).line_width(0)
-        return made
+        if self.stack == StackingMode.NONE:
+            return made
+        # what is lost has the colour of its name, here and tomorrow
+        made = (
+            made.fill_opacity(60)
+            .line_width(0)
+            .color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+        )
+        return made.override_by_name("productive", [DynamicConfigValue(id_val="color", value=_GREEN)])
 
     def _bars(self) -> Any:
         return (
