@@ -106,6 +106,15 @@ def test_counters_go_on_over_generations(node: Node) -> None:
     assert node.value("trainer_seconds_total", **GROUP, cause="start") == 5.0
 
 
+def test_a_heal_is_that_of_a_groups_start(node: Node) -> None:
+    node.tell(commits=0, step=0)
+    node.tell(commits=1, seconds={"heal": 0.5})
+    node.tell(commits=2, seconds={"heal": 0.7})  # it gave its state to another
+    assert node.value("trainer_heal_seconds_count", run="run") == 1
+    assert node.value("trainer_heal_seconds_sum", run="run") == 0.5
+    assert node.value("trainer_seconds_total", **GROUP, cause="heal") == pytest.approx(0.7)
+
+
 def test_an_older_generation_says_nothing_any_more(node: Node) -> None:
     node.tell(generation=2, loss=2.0)
     node.tell(generation=1, loss=9.0, commits=50)
