@@ -6,9 +6,9 @@ export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
 PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
-LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/page tests/gpu
+LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/prometheus tests/page tests/gpu
 HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slurm/test_rungs.py \
-	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py tests/titan
+	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py tests/prometheus/test_up.py tests/titan
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
@@ -59,7 +59,7 @@ bench-detection: debian  ## break a run in some twenty ways, ten times each; the
 bench-slurm: debian  ## measure on a real Slurm how long a lost node costs: as root, about an hour
 	$(BIN)/python -m benchmarks.slurm_node_loss
 
-docs: install-dev  ## generate what is generated: the run file's reference, the dashboards
+docs: install-dev  ## generate what is generated: the reference pages, the dashboards, the alerts
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m dashboards.reference
 
@@ -79,6 +79,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 
 debian: install-dev
 	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime bindfs chromium-headless-shell \
+		prometheus prometheus-alertmanager \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
 clean:

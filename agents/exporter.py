@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from agents import exits
 from agents.names import LighthouseName, TrainerName, parse
 from agents.reporter import Standing
@@ -12,6 +14,8 @@ from supervisor.wire.records import Health, ProcessRecord, Progress
 from supervisor.wire.security import Security
 
 HEARINGS = next(m.values["hearing"] for m in CATALOGUE if m.name == "agent_gate_groups")
+
+_FROM_0 = {m.name: m.values for m in CATALOGUE if m.name in ("agent_process_starts_total", "agent_process_exits_total")}
 
 _OF_GROUP = {
     "trainer_committed_steps": "step",
@@ -33,6 +37,9 @@ class Exporter:
         self._node = node
         self._metrics = Metrics()
         self._metrics.gauge("agent_info", node=node, version=version).set(1)
+        for name, values in _FROM_0.items():  # that the first one is seen as an increase
+            for chosen in itertools.product(*values.values()):
+                self._metrics.counter(name, node=node, **dict(zip(values, chosen, strict=True)))
         self._newest: dict[str, Progress] = {}
         """By process."""
         self._standing = Standing()

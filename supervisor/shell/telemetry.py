@@ -60,7 +60,7 @@ class Telemetry:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self._runs: dict[str, _Run] = {}
-        self._closed: dict[str, set[str]] = {}
+        self._closed: dict[str, set[tuple[str, bool]]] = {}
         """By run, the incidents that are counted."""
         self.metrics.gauge("supervisor_info", version=version()).set(1)
         self.metrics.gauge("supervisor_leader").set(0)
@@ -146,9 +146,11 @@ class Telemetry:
     def _incident(self, run: str, incident: Incident) -> None:
         rung, about, m = incident.rung.name.lower(), {"incident": incident.id}, self.metrics
         closed = self._closed.setdefault(run, set())
-        if incident.state not in ("recovered", "halted") or incident.id in closed:
+        # one that is only observed may stay open for ever: it counts once it is known what would have been done
+        over = incident.shadow or incident.state in ("recovered", "halted")
+        if not over or (incident.id, incident.shadow) in closed:
             return
-        closed.add(incident.id)
+        closed.add((incident.id, incident.shadow))
         if incident.shadow:
             m.counter("supervisor_shadow_incidents_total", run=run, rung=rung).inc(exemplar=about)
             return

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import TextIO
 
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell import prometheus
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.etcd_server import EtcdServer, start_etcd, taken
+from supervisor.shell.etcd_server import EtcdServer, free_port, start_etcd, taken
+from supervisor.shell.prometheus import Prometheus
 from supervisor.shell.store import connect
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RecordError, decode
@@ -99,6 +101,7 @@ class Up:
     """Of its supervisor, once that has led; empty: another one leads."""
     metrics_port: int = 0
     """Of that one; 0: not known."""
+    prometheus: Prometheus | None = None
 
     @property
     def supervisor_log(self) -> Path:
@@ -129,6 +132,22 @@ class Up:
             self.host_log,
         )
 
+    def start_prometheus(self, say: Callable[[str], None]) -> None:
+        """A convenience: without it everything else goes on."""
+        try:
+            folder = (self.node_folder or self.home) / "prometheus"
+            self.prometheus = prometheus.start(folder, f"127.0.0.1:{self.metrics_port}", self.security)
+        except Fatal as error:
+            say(str(error))
+
+    def miss_prometheus(self) -> list[str]:
+        """A sentence when it has ended. It is not started again: a full disk would end it again and again."""
+        if self.prometheus is None or self.prometheus.process.poll() is None:
+            return []
+        code, log = self.prometheus.process.returncode, self.prometheus.log
+        self.prometheus = None
+        return [f"prometheus ended with code {code}: {log}; no metrics are kept until the next `supervisor up`"]
+
     def leads(self, leader: LeaderRecord) -> None:
         """Remember where its supervisor is found, if it is this one that leads."""
         mine = self.supervisor is not None and (leader.host, leader.pid) == (socket.gethostname(), self.supervisor.pid)
@@ -137,7 +156,8 @@ class Up:
 
     def stop(self) -> list[str]:
         """Returns the names of what would not end."""
-        left = _end("supervisor", self.supervisor, 10.0)
+        left = _end("prometheus", self.prometheus.process if self.prometheus is not None else None, 10.0)
+        left += _end("supervisor", self.supervisor, 10.0)
         if self.pool:
             with contextlib.suppress(Retryable, Fatal):
                 left += LocalEngine(self.home).stop_all(20.0)
@@ -194,6 +214,7 @@ def up(
     node_folder: Path | None = None,
     cold: bool = False,
     security: Security | None = None,
+    with_prometheus: bool = False,
     say: Callable[[str], None] = print,
     on_notice: Callable[[], str] | None = None,
 ) -> Iterator[Up]:
@@ -213,6 +234,8 @@ def up(
         security=security,
         endpoint=etcd,
         notice=Notice(on_notice),
+        # Prometheus is told where it is, also after the supervisor was started again
+        metrics_port=free_port("127.0.0.1") if with_prometheus else 0,
     )
     noticing = contextlib.nullcontext() if nodes and on_notice is None else _noticing(started.notice)
     with _ended_by_signals(), noticing, _alone(started, say):
@@ -231,6 +254,8 @@ def up(
                     json.dumps({"etcd": started.endpoint, "pid": os.getpid(), "security": security.path})
                 )
             _wait_ready(started)
+            if with_prometheus:
+                started.start_prometheus(say)
             yield started
         finally:
             left = started.stop()
@@ -371,7 +396,7 @@ def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
     ends again and again."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            for sentence in started.mend():
+            for sentence in (*started.mend(), *started.miss_prometheus()):
                 say(sentence)
             started.notice.look(say)
             time.sleep(LOOK_S)

@@ -157,6 +157,15 @@ def test_a_gate_that_has_ended_hears_nothing(node: Node) -> None:
     assert node.value("agent_gate_groups", node="n1", run="run", hearing="beating") is None
 
 
+def test_the_first_start_and_the_first_end_are_an_increase(node: Node) -> None:
+    """A counter that appears with 1 is none to Prometheus."""
+    before = node.value("agent_process_exits_total", node="n1", kind="trainer", how="signal")
+    node.exporter.ended(ProcessRecord(name="run.0.1.0", pid=1, start_ticks=1, folder="", exited=True, signal=9))
+    after = node.value("agent_process_exits_total", node="n1", kind="trainer", how="signal")
+    assert (before, after) == (0, 1)
+    assert node.value("agent_process_starts_total", node="n1", kind="lighthouse", how="cold") == 0
+
+
 def test_a_cause_of_a_newer_trainer_is_other(node: Node) -> None:
     node.tell(seconds={"dreaming": 2.0})
     assert node.value("trainer_seconds_total", **GROUP, cause="other") == 2.0

@@ -1,55 +1,126 @@
-"""The committed dashboard is the generated one, and asks only for what is exported."""
+"""The committed dashboards and rules are the generated ones, and ask only for what is exported."""
 
 from __future__ import annotations
 
 import json
-import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import yaml
 
 from dashboards import build
-from supervisor.shell.metrics import CATALOGUE
+from dashboards.boards import BOARDS, VARIABLES, Board
+from dashboards.panels import Panel
 
-LABELS = {m.name: set(m.labels) for m in CATALOGUE}
+ALL = build.files()
+PANELS = [pytest.param(panel, id=f"{board.title}: {panel.title}") for board in BOARDS for panel in board.panels]
 
 
-def test_the_committed_dashboard_is_the_generated_one() -> None:
-    assert (build.FOLDER / "run.json").read_text() == build.build(), "run `make docs` and commit what it writes"
+@pytest.mark.parametrize("name", ALL)
+def test_the_committed_file_is_the_generated_one(name: str) -> None:
+    assert (build.FOLDER / name).read_text() == ALL[name], "run `make docs` and commit what it writes"
+
+
+def test_nothing_else_is_committed() -> None:
+    found = {path.name for path in build.FOLDER.iterdir() if path.suffix in (".json", ".yml")}
+    assert found == set(ALL)
 
 
 def test_it_is_the_same_each_time() -> None:
-    assert build.build() == build.build()
+    assert build.files() == ALL
 
 
-def test_every_panel_is_there() -> None:
-    panels = json.loads(build.build())["panels"]
-    assert [p["title"] for p in panels] == [title for title, *_ in (*build.STATS, *build.SERIES)]
-    assert [p["targets"][0]["expr"] for p in panels] == [e for _, _, e, _ in (*build.STATS, *build.SERIES)]
+def body(board: Board) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ALL[board.file])
+    return found
 
 
-@pytest.mark.parametrize("name", ["supervisor_nothing", "agent_up_total", "trainer_loss_bucket"])
-@pytest.mark.parametrize("where", ["STATS", "SERIES"])
-def test_an_unknown_metric_stops_the_build(monkeypatch: pytest.MonkeyPatch, where: str, name: str) -> None:
-    panel = ("Nothing", "none", f"max({name}{{{build.RUN}}})", "")
-    monkeypatch.setattr(build, where, (*getattr(build, where), panel))
+@pytest.mark.parametrize("board", BOARDS, ids=lambda b: b.title)
+def test_every_panel_is_there_in_its_row_and_none_covers_another(board: Board) -> None:
+    panels = body(board)["panels"]
+    titles = [title for row, inside in board.rows.items() for title in (row, *(p.title for p in inside))]
+    assert [p["title"] for p in panels] == titles
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    asked = [[t["expr"] for t in p["targets"]] for p in panels if p["type"] != "row"]
+    assert asked == [[expression for expression, _ in panel.queries] for panel in board.panels]
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda b: b.title)
+def test_a_variable_is_there_for_each_that_is_asked_for(board: Board) -> None:
+    names = [v["name"] for v in body(board)["templating"]["list"]]
+    assert names == ["source", *build.used(board)]
+    assert set(build.used(board)) <= set(VARIABLES)
+
+
+def test_run_group_and_node_can_be_chosen() -> None:
+    assert {name for board in BOARDS for name in build.used(board)} == {"run", "group", "node"}
+
+
+def test_incidents_are_marked_where_a_run_is_shown() -> None:
+    for board in BOARDS:
+        marked = [a["name"] for a in body(board)["annotations"]["list"]]
+        assert (marked == ["Incident open", "Incident closed", "Fault injected"]) == ("run" in build.used(board))
+
+
+def test_badput_is_stacked_to_the_whole() -> None:
+    (panel,) = [p for board in BOARDS for p in body(board)["panels"] if p["title"] == "Group-seconds by cause"]
+    assert panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "percent"
+
+
+def panel(expression: str, legend: str = "") -> Panel:
+    return Panel(title="Nothing", kind="lines", queries=((expression, legend),))
+
+
+@pytest.mark.parametrize(
+    "name", ["supervisor_nothing", "agent_up_total", "trainer_loss_bucket", "supervisor_decide_seconds"]
+)
+def test_an_unknown_metric_stops_the_build(name: str) -> None:
+    """Of a histogram Prometheus keeps only the parts."""
+    wrong = replace(BOARDS[0], rows={"Row": (panel(f"max({name})"),)})
     with pytest.raises(KeyError, match=f"the catalogue has no metric '{name}'"):
-        build.build()
+        build.board(wrong)
 
 
-def test_the_parts_of_a_histogram_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("expression", "legend", "what"),
+    [
+        ('max(trainer_loss{node="n1"})', "", "trainer_loss has no label 'node'"),
+        ("max by (rank) (trainer_loss)", "", "has the label 'rank'"),
+        ("max by (group) (trainer_loss)", "{{grp}}", "has the label 'grp'"),
+        ('max(supervisor_run_phase{phase="runing"})', "", "phase of supervisor_run_phase is one of"),
+        ('max(supervisor_run_phase{phase=~"running|halt"})', "", "not 'halt'"),
+        ("sum by (le) (supervisor_recovery_seconds_sum)", "", "has the label 'le'"),
+    ],
+)
+def test_a_label_that_is_not_exported_stops_the_build(expression: str, legend: str, what: str) -> None:
+    wrong = replace(BOARDS[0], rows={"Row": (panel(expression, legend),)})
+    with pytest.raises(ValueError, match=what):
+        build.board(wrong)
+
+
+def test_the_parts_of_a_histogram_are_known() -> None:
     expression = "histogram_quantile(0.9, sum by (le) (rate(supervisor_recovery_seconds_bucket[5m])))"
-    monkeypatch.setattr(build, "SERIES", (("Recovery", "s", expression, ""),))
-    assert expression in json.dumps(json.loads(build.build())).replace('\\"', '"')
+    made = build.board(replace(BOARDS[0], rows={"Row": (panel(expression),)}))
+    assert json.loads(made)["panels"][1]["targets"][0]["expr"] == expression
 
 
-@pytest.mark.parametrize("panel", [*build.STATS, *build.SERIES], ids=lambda p: p[0])
-def test_a_panel_asks_for_labels_that_its_metric_has(panel: build.Panel) -> None:
-    """A label that is not exported gives an empty panel, and no error."""
-    _, _, expression, legend = panel
-    names = [n for n in re.findall(r"\b[a-z][a-z_]+\b", expression) if n in LABELS]
-    assert len(names) == 1, expression
-    asked = set(re.findall(r"(\w+)=", expression))
-    for by in re.findall(r"by \(([^)]*)\)", expression):
-        asked |= {label.strip() for label in by.split(",")}
-    asked |= set(re.findall(r"{{(\w+)}}", legend))
-    assert asked <= LABELS[names[0]]
+@pytest.mark.parametrize("panel", PANELS)
+def test_series_are_told_apart(panel: Panel) -> None:
+    """Several series of one panel with the same name are one colour and no answer."""
+    for expression, legend in panel.queries:
+        outer = expression.partition("(")[0]
+        assert ("by" in outer.split()) <= ("{{" in legend), expression
+    assert len({legend for _, legend in panel.queries}) == len(panel.queries)
+
+
+def test_rules_are_yaml_that_is_read_as_it_was_meant() -> None:
+    from dashboards import rules
+
+    assert yaml.safe_load(ALL["rules.yml"]) == rules.build()

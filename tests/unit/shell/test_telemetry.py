@@ -255,6 +255,24 @@ def test_a_shadow_incident_is_counted_apart() -> None:
     assert value(t, "supervisor_recovery_seconds_count", run="run", phase="total") == 0
 
 
+def test_a_shadow_incident_is_counted_once_and_also_if_it_stays_open() -> None:
+    """A group that has crashed and is left so never recovers."""
+    t = Told().bring_up().telemetry
+    shadow = replace(INCIDENT, shadow=True, state="open", rung=Rung.RESTART, recovered=None)
+    for state in ("open", "open", "halted"):
+        t.committed("run", Decision(memory=MEMORY, incidents=(replace(shadow, state=state),)), 0.001)
+        assert value(t, "supervisor_shadow_incidents_total", run="run", rung="restart") == 1
+
+
+def test_a_shadow_incident_that_is_acted_on_after_all_counts_as_another() -> None:
+    t = Told().bring_up().telemetry
+    shadow = replace(INCIDENT, shadow=True, state="open", rung=Rung.RESTART, recovered=None)
+    acted = replace(shadow, shadow=False, state="recovered", recovered=9.0)
+    t.committed("run", Decision(memory=MEMORY, incidents=(shadow,)), 0.001)
+    t.committed("run", Decision(memory=MEMORY, incidents=(acted,)), 0.001)
+    assert value(t, "supervisor_incidents_total", run="run", kind=acted.kind.value, rung="restart") == 1
+
+
 def test_the_detection_is_how_long_it_had_to_last() -> None:
     t = Told().bring_up().telemetry
     hang = replace(

@@ -1,0 +1,93 @@
+"""What a panel is, and how it becomes Grafana's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grafana_foundation_sdk.builders import bargauge, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig
+from grafana_foundation_sdk.builders.dashboard import FieldColor, ThresholdsConfig
+from grafana_foundation_sdk.models.common import StackingMode
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+)
+
+from dashboards.expressions import checked
+
+SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
+
+_GREEN = {"mode": "fixed", "fixedColor": "semi-dark-green"}
+
+Query = tuple[str, str]
+"""Expression, legend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One panel of a dashboard."""
+
+    title: str
+    kind: Literal["stat", "lines", "bars"]
+    queries: tuple[Query, ...]
+    unit: str = "none"
+    span: int = 12
+    """Of 24."""
+    height: int = 8
+    about: str = ""
+    """What is not plain from the title; shown at its i."""
+    stack: StackingMode = StackingMode.NONE
+    red_from: float | None = None
+    """From this value on it is bad (of a stat)."""
+    green_from: float | None = None
+    """From this value on it is good (of a stat)."""
+    exemplars: bool = False
+
+    def build(self) -> Any:
+        """Raises KeyError or ValueError as `checked`."""
+        for expression, legend in self.queries:
+            checked(expression, legend)
+        made = {"stat": self._stat, "lines": self._lines, "bars": self._bars}[self.kind]()
+        made = made.title(self.title).unit(self.unit).datasource(SOURCE).height(self.height).span(self.span)
+        if self.about:
+            made = made.description(self.about)
+        for expression, legend in self.queries:
+            query = prometheus.Dataquery().expr(expression).legend_format(legend)
+            lines = self.kind == "lines"
+            query = query.range().exemplar(self.exemplars) if lines else query.instant()
+            made = made.with_target(query)
+        return made
+
+    def _stat(self) -> Any:
+        made = stat.Panel().reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+        if self.red_from is not None:
+            return made.thresholds(_thresholds("green", "red", self.red_from))
+        if self.green_from is not None:
+            return made.thresholds(_thresholds("red", "green", self.green_from))
+        return made.thresholds(_thresholds("blue"))
+
+    def _lines(self) -> Any:
+        made = timeseries.Panel().stacking(StackingConfig().mode(self.stack))
+        if self.stack == StackingMode.NONE:
+            return made
+        # what is lost has the colour of its name, here and tomorrow
+        made = (
+            made.fill_opacity(60)
+            .line_width(0)
+            .color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+        )
+        return made.override_by_name("productive", [DynamicConfigValue(id_val="color", value=_GREEN)])
+
+    def _bars(self) -> Any:
+        return (
+            bargauge.Panel().reduce_options(ReduceDataOptions().calcs(["lastNotNull"])).thresholds(_thresholds("blue"))
+        )
+
+
+def _thresholds(below: str, above: str = "", at: float = 0.0) -> ThresholdsConfig:
+    steps = [Threshold(color=below, value=None), *([Threshold(color=above, value=at)] if above else [])]
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)

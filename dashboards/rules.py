@@ -1,0 +1,210 @@
+"""The alerts, as rules for Prometheus. Each has a severity and a page in docs/runbooks of the same name.
+
+page: somebody gets up. ticket: somebody looks in the morning. none: the dead-man's switch, which always fires.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dashboards.expressions import checked, since
+from supervisor.core.cordons import REPEATED_S
+
+MINUTE_S, HOUR_S = 60.0, 3600.0
+
+ETTR_BOUND = 0.9
+"""Llama 3 405B trained for more than 90% of its time on 16,384 GPUs (The Llama 3 Herd of Models, 3.3.4)."""
+
+STORE_SLOW_S = 0.5
+"""A tenth of the leases of 5 s that hang on it, a sixth of a call's deadline."""
+
+STORE_LARGE_BYTES = int(0.75 * 2 * 1024**3)
+"""Of etcd's default quota, 2 GiB. 1,000 agents need tens of MB."""
+
+WATCH_SILENT_S = 30.0
+"""It is asked every second; twice what a change of leaders and a busy etcd take together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """One rule."""
+
+    name: str
+    severity: Literal["page", "ticket", "none"]
+    expression: str
+    for_s: float
+    """How long it must be so."""
+    summary: str
+    """With {{ $labels.x }} and {{ $value }}, for the one who is called."""
+
+    @property
+    def runbook(self) -> str:
+        """Path in this repository."""
+        words = re.findall(r"[A-Z][a-z]+", self.name)
+        return f"docs/runbooks/{'-'.join(words).lower()}.md"
+
+
+def duration(seconds: float) -> str:
+    """As Prometheus writes it."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        if seconds >= size and seconds % size == 0:
+            return f"{int(seconds // size)}{unit}"
+    return f"{round(seconds * 1000)}ms"
+
+
+def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
+    """All of them. `window` writes a duration of an expression: tests have shorter ones."""
+    steps = "max by (run) (supervisor_committed_steps)"
+    recent = window(5 * MINUTE_S)
+    hour = window(HOUR_S)
+    group_seconds = "supervisor_group_seconds_total"
+    return (
+        Alert(
+            name="RunNotProgressing",
+            severity="page",
+            expression='max by (run) (supervisor_run_phase{phase=~"running|resuming|stopping|halted"}) == 1\n'
+            "and on (run) max by (run) (supervisor_generation) > 0\n"
+            f"unless on (run) max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])",
+            for_s=10 * MINUTE_S,
+            summary="run {{ $labels.run }} has committed no step for a quarter of an hour",
+        ),
+        Alert(
+            name="EttrLow",
+            severity="ticket",
+            expression=f'sum by (run) (increase({group_seconds}{{cause="productive"}}[{hour}]))\n'
+            f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}",
+            for_s=30 * MINUTE_S,
+            summary="run {{ $labels.run }} trained in only {{ $value | humanizePercentage }} of its last hour",
+        ),
+        Alert(
+            name="BudgetNearlySpent",
+            severity="ticket",
+            expression="min by (run, rung) (supervisor_budget_left) <= 1\n"
+            "and min by (run, rung) (supervisor_budget_left) < min by (run, rung) (supervisor_budget_allowed)",
+            for_s=0,
+            summary="run {{ $labels.run }} has {{ $value }} of its budget for {{ $labels.rung }} left",
+        ),
+        Alert(
+            name="NoSpares",
+            severity="ticket",
+            expression="max by (run) (supervisor_spare_nodes) == 0\n"
+            "and on (run) max by (run) (supervisor_spare_nodes_wanted) > 0\n"
+            'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1',
+            for_s=10 * MINUTE_S,
+            summary="run {{ $labels.run }} has no spare node: the next lost node waits for an allocation",
+        ),
+        Alert(
+            name="FlappingNode",
+            severity="ticket",
+            expression=f"{since('supervisor_node_incidents_total', 'node', window(REPEATED_S))} >= 2",
+            for_s=0,
+            summary="node {{ $labels.node }} had {{ $value }} incidents within a day",
+        ),
+        Alert(
+            name="NoLeader",
+            severity="page",
+            expression="max(supervisor_leader) == 0",
+            for_s=MINUTE_S,
+            summary="supervisors run, and none of them leads: failures are not repaired",
+        ),
+        Alert(
+            name="StoreAway",
+            severity="page",
+            expression="max(supervisor_store_up) == 0",
+            for_s=MINUTE_S,
+            summary="etcd answers no supervisor: nothing is decided",
+        ),
+        Alert(
+            name="StoreSlow",
+            severity="ticket",
+            # a read needs no disk: writes of the leader and of the agents are asked too
+            expression="\nor ".join(
+                f"histogram_quantile(0.9, sum by (le) (rate({name}_bucket[{recent}]))) > {STORE_SLOW_S}"
+                for name in ("supervisor_store_seconds", "supervisor_commit_seconds", "agent_report_seconds")
+            ),
+            for_s=5 * MINUTE_S,
+            summary="etcd takes {{ $value | humanizeDuration }} to answer: leases may lapse",
+        ),
+        Alert(
+            name="StoreOutOfSpace",
+            severity="page",
+            expression="max(supervisor_store_alarms) > 0",
+            for_s=0,
+            summary="etcd has raised an alarm: it takes no writes until a person mends it",
+        ),
+        Alert(
+            name="StoreLarge",
+            severity="ticket",
+            expression=f"max(supervisor_store_size_bytes) > {STORE_LARGE_BYTES}",
+            for_s=5 * MINUTE_S,
+            summary="etcd's database has {{ $value | humanize1024 }}B: at its quota it takes no writes",
+        ),
+        Alert(
+            name="LighthouseAway",
+            severity="page",
+            expression='max by (run) (supervisor_run_phase{phase="running"}) == 1\n'
+            "and on (run) max by (run) (supervisor_generation) > 0\n"
+            "unless on (run) max by (run) (agent_gate_groups) >= 0",
+            for_s=MINUTE_S,
+            summary="no node tells of a gate of run {{ $labels.run }}: without a lighthouse no group steps",
+        ),
+        Alert(
+            name="AgentVersionSkew",
+            severity="ticket",
+            expression="count(count by (version) (agent_info) or count by (version) (supervisor_info)) > 1",
+            for_s=6 * HOUR_S,
+            summary="{{ $value }} versions of supervisors and agents have run side by side for hours",
+        ),
+        Alert(
+            name="SupervisorBlind",
+            severity="page",
+            expression="absent(supervisor_leader)\n"
+            f"or max(supervisor_watch_silent_seconds and on (instance) supervisor_leader == 1) > {WATCH_SILENT_S:g}",
+            for_s=MINUTE_S,
+            summary="no supervisor answers Prometheus, or the one that leads sees nothing of etcd",
+        ),
+        Alert(
+            name="BreakerOpen",
+            severity="page",
+            expression="max by (run) (supervisor_breaker_held) == 1",
+            for_s=0,
+            summary="many nodes of run {{ $labels.run }} were lost at once: held, until they are back or a person decides",
+        ),
+        Alert(
+            name="ShadowWouldHaveKilled",
+            severity="ticket",
+            expression=f"{since(_KILLS, 'run, rung', hour)} > 0",
+            for_s=0,
+            summary="run {{ $labels.run }}: {{ $value }} times {{ $labels.rung }} would have been done in the last hour, and was only observed",
+        ),
+        Alert(
+            name="Watchdog",
+            severity="none",
+            expression="vector(1)",
+            for_s=0,
+            summary="always fires: when it is heard no more, Prometheus or Alertmanager is gone",
+        ),
+    )
+
+
+_KILLS = 'supervisor_shadow_incidents_total{rung!="ride_through"}'
+
+
+def build(speed: float = 1.0) -> dict[str, Any]:
+    """The rules file. `speed`: by which all durations are divided; raises KeyError or ValueError as `checked`."""
+
+    def faster(seconds: float) -> str:
+        return duration(seconds / speed)
+
+    found = []
+    for alert in alerts(faster):
+        rule: dict[str, Any] = {"alert": alert.name, "expr": checked(alert.expression)}
+        if alert.for_s:
+            rule["for"] = faster(alert.for_s)
+        rule["labels"] = {"severity": alert.severity}
+        rule["annotations"] = {"summary": alert.summary, "runbook": alert.runbook}
+        found.append(rule)
+    return {"groups": [{"name": "supervisor", "rules": found}]}

@@ -1,0 +1,305 @@
+"""For each alert: what Prometheus has read, a minute apart, and when the alert is to fire. In promtool's notation `5+2x3` is
+5 7 9 11, `_x3` is three minutes without a scrape, and `stale` a scrape in which it was there no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A fault that comes and goes."""
+
+    series: Mapping[str, str]
+    quiet: int
+    """Minute at which the fault is there, and not for long enough; or the last before it."""
+    fires: int
+    over: int | None = None
+    """Minute at which the alert has gone; None: it never does."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Beside its severity."""
+    summary: str
+
+
+_ON = 'supervisor_run_phase{run="r",phase="running",instance="a"}'
+_STARTED = 'supervisor_generation{run="r",group="0",instance="a"}'
+_STEPS = 'supervisor_committed_steps{run="r",instance="a"}'
+
+CASES: Mapping[str, tuple[Case, ...]] = {
+    "RunNotProgressing": (
+        Case(
+            series={
+                _ON: "1+0x80",
+                _STARTED: "1+0x80",
+                _STEPS: "0+10x20 200+0x25 201+10x30",
+                # one that has ended, one that waits in the queue for its first nodes: neither has to step
+                'supervisor_run_phase{run="done",phase="finished"}': "1+0x80",
+                'supervisor_generation{run="done",group="0"}': "3+0x80",
+                'supervisor_committed_steps{run="done"}': "500+0x80",
+                'supervisor_run_phase{run="queued",phase="running"}': "1+0x80",
+                'supervisor_generation{run="queued",group="0"}': "0+0x80",
+                'supervisor_committed_steps{run="queued"}': "0+0x80",
+            },
+            quiet=34,
+            fires=36,
+            over=48,
+            labels={"run": "r"},
+            summary="run r has committed no step for a quarter of an hour",
+        ),
+        Case(
+            # halted, and resumed from a checkpoint that is older: going back is progress too
+            series={
+                'supervisor_run_phase{run="r",phase="running"}': "1+0x10 0+0x19 1+0x20",
+                'supervisor_run_phase{run="r",phase="halted"}': "0+0x10 1+0x19 0+0x20",
+                _STARTED: "1+0x60",
+                _STEPS: "0+10x10 100+0x19 50+5x20",
+            },
+            quiet=24,
+            fires=26,
+            over=31,
+            labels={"run": "r"},
+            summary="run r has committed no step for a quarter of an hour",
+        ),
+        Case(
+            # another supervisor leads after a minute in which nobody did: steps are told by another process, and go on
+            series={
+                _ON: "1+0x20 _x60",
+                _STARTED: "1+0x20 _x60",
+                _STEPS: "0+10x20 _x60",
+                'supervisor_run_phase{run="r",phase="running",instance="b"}': "_x22 1+0x60",
+                'supervisor_generation{run="r",group="0",instance="b"}': "_x22 1+0x60",
+                'supervisor_committed_steps{run="r",instance="b"}': "_x22 220+10x20 430+0x40",
+            },
+            quiet=40,
+            fires=59,
+            labels={"run": "r"},
+            summary="run r has committed no step for a quarter of an hour",
+        ),
+    ),
+    "EttrLow": (
+        Case(
+            series={
+                'supervisor_group_seconds_total{run="r",cause="productive"}': "0+58x60 3510+30x119 7140+60x120",
+                'supervisor_group_seconds_total{run="r",cause="hung"}': "0+0x60 30+30x119 3600+0x120",
+                'supervisor_group_seconds_total{run="r",cause="start"}': "0+2x60 120+0x119 120+0x120",
+            },
+            quiet=95,
+            fires=180,
+            over=240,
+            labels={"run": "r"},
+            summary="run r trained in only 50% of its last hour",
+        ),
+    ),
+    "BudgetNearlySpent": (
+        Case(
+            series={
+                'supervisor_budget_left{run="r",rung="replace"}': "4+0x10 2+0x5 1+0x10 4+0x20",
+                'supervisor_budget_allowed{run="r",rung="replace"}': "4+0x60",
+                # a budget of one that nobody has drawn on is not nearly spent
+                'supervisor_budget_left{run="r",rung="reallocate"}': "1+0x60",
+                'supervisor_budget_allowed{run="r",rung="reallocate"}': "1+0x60",
+                'supervisor_budget_left{run="r",rung="restart"}': "0+0x60",
+                'supervisor_budget_allowed{run="r",rung="restart"}': "0+0x60",
+            },
+            quiet=15,
+            fires=20,
+            over=30,
+            labels={"run": "r", "rung": "replace"},
+            summary="run r has 1 of its budget for replace left",
+        ),
+    ),
+    "NoSpares": (
+        Case(
+            series={
+                _ON: "1+0x60",
+                'supervisor_spare_nodes{run="r"}': "1+0x10 0+0x20 1+0x20",
+                'supervisor_spare_nodes_wanted{run="r"}': "1+0x60",
+                # one that asks for none
+                'supervisor_run_phase{run="bare",phase="running"}': "1+0x60",
+                'supervisor_spare_nodes{run="bare"}': "0+0x60",
+                'supervisor_spare_nodes_wanted{run="bare"}': "0+0x60",
+            },
+            quiet=20,
+            fires=22,
+            over=33,
+            labels={"run": "r"},
+            summary="run r has no spare node: the next lost node waits for an allocation",
+        ),
+    ),
+    "FlappingNode": (
+        Case(
+            series={
+                # it had one before the day began; n2 had only one; the third is told by the next leader
+                'supervisor_node_incidents_total{run="r",node="n1",instance="a"}': "1+0x1500 2+0x10 _x3000",
+                'supervisor_node_incidents_total{run="r",node="n1",instance="b"}': "_x1512 3+0x3000",
+                'supervisor_node_incidents_total{run="r",node="n2",instance="a"}': "_x1500 1+0x3000",
+            },
+            quiet=1505,
+            fires=1520,
+            over=2960,
+            labels={"node": "n1"},
+            summary="node n1 had 2 incidents within a day",
+        ),
+        Case(
+            # of two runs, whose series begin with the first incident
+            series={
+                'supervisor_node_incidents_total{run="r",node="n1"}': "_x5 1+0x20",
+                'supervisor_node_incidents_total{run="s",node="n1"}': "_x10 1+0x20",
+            },
+            quiet=9,
+            fires=11,
+            labels={"node": "n1"},
+            summary="node n1 had 2 incidents within a day",
+        ),
+    ),
+    "NoLeader": (
+        Case(
+            series={
+                'supervisor_leader{instance="a"}': "1+0x10 0+0x20",
+                'supervisor_leader{instance="b"}': "0+0x10 0+0x5 1+0x20",
+            },
+            quiet=11,
+            fires=13,
+            over=18,
+            summary="supervisors run, and none of them leads: failures are not repaired",
+        ),
+    ),
+    "StoreAway": (
+        Case(
+            series={
+                'supervisor_store_up{instance="a"}': "1+0x10 0+0x5 1+0x10",
+                # one that is cut off alone is not the store's fault
+                'supervisor_store_up{instance="b"}': "0+0x5 1+0x5 0+0x4 1+0x10",
+            },
+            quiet=11,
+            fires=13,
+            over=17,
+            summary="etcd answers no supervisor: nothing is decided",
+        ),
+    ),
+    "StoreSlow": tuple(
+        Case(
+            series={
+                f'{name}_bucket{{le="0.1",{label}}}': "0+60x10 600+0x20 660+60x20",
+                f'{name}_bucket{{le="0.5",{label}}}': "0+60x10 600+0x20 660+60x20",
+                f'{name}_bucket{{le="2.0",{label}}}': "0+60x10 660+60x20 1920+60x20",
+                f'{name}_bucket{{le="+Inf",{label}}}': "0+60x10 660+60x20 1920+60x20",
+            },
+            quiet=13,
+            fires=25,
+            over=40,
+            summary="etcd takes 1.85s to answer: leases may lapse",
+        )
+        for name, label in (
+            ("supervisor_store_seconds", 'instance="a"'),
+            ("supervisor_commit_seconds", 'run="r"'),
+            ("agent_report_seconds", 'node="n1"'),
+        )
+    ),
+    "StoreOutOfSpace": (
+        Case(
+            series={'supervisor_store_alarms{instance="a"}': "0+0x10 1+0x5 0+0x10"},
+            quiet=10,
+            fires=11,
+            over=17,
+            summary="etcd has raised an alarm: it takes no writes until a person mends it",
+        ),
+    ),
+    "StoreLarge": (
+        Case(
+            series={'supervisor_store_size_bytes{instance="a"}': "50000000+0x10 1800000000+0x10 50000000+0x10"},
+            quiet=15,
+            fires=17,
+            over=23,
+            summary="etcd's database has 1.676GiB: at its quota it takes no writes",
+        ),
+    ),
+    "LighthouseAway": (
+        Case(
+            series={
+                _ON: "1+0x60",
+                _STARTED: "1+0x60",
+                'agent_gate_groups{run="r",node="host",hearing="beating"}': "2+0x10 stale _x4 1+0x20",
+                'agent_gate_groups{run="r",node="host",hearing="gone"}': "0+0x10 stale _x4 1+0x20",
+                # one that has not begun has no gate yet
+                'supervisor_run_phase{run="queued",phase="running"}': "1+0x60",
+                'supervisor_generation{run="queued",group="0"}': "0+0x60",
+            },
+            quiet=11,
+            fires=15,
+            over=17,
+            labels={"run": "r"},
+            summary="no node tells of a gate of run r: without a lighthouse no group steps",
+        ),
+    ),
+    "AgentVersionSkew": (
+        Case(
+            series={
+                'agent_info{node="n1",version="1.0"}': "1+0x20 _x1000",
+                'agent_info{node="n1",version="1.1"}': "_x21 1+0x1000",
+                'agent_info{node="n2",version="1.0"}': "1+0x500 _x600",
+                'agent_info{node="n2",version="1.1"}': "_x501 1+0x600",
+                'supervisor_info{instance="a",version="1.0"}': "1+0x10 _x1000",
+                'supervisor_info{instance="a",version="1.1"}': "_x11 1+0x1000",
+            },
+            quiet=370,
+            fires=372,
+            over=510,
+            summary="2 versions of supervisors and agents have run side by side for hours",
+        ),
+    ),
+    "SupervisorBlind": (
+        Case(
+            series={'supervisor_leader{instance="a"}': "1+0x10 _x10 1+0x10"},
+            quiet=10,
+            fires=17,
+            over=22,
+            summary="no supervisor answers Prometheus, or the one that leads sees nothing of etcd",
+        ),
+        Case(
+            series={
+                'supervisor_leader{instance="a"}': "1+0x40",
+                'supervisor_leader{instance="b"}': "0+0x40",
+                'supervisor_watch_silent_seconds{instance="a"}': "1+0x10 60+60x10 1+0x10",
+                # one that stands by may be cut off
+                'supervisor_watch_silent_seconds{instance="b"}': "600+60x40",
+            },
+            quiet=11,
+            fires=13,
+            over=22,
+            summary="no supervisor answers Prometheus, or the one that leads sees nothing of etcd",
+        ),
+    ),
+    "BreakerOpen": (
+        Case(
+            series={'supervisor_breaker_held{run="r"}': "0+0x10 1+0x5 0+0x10"},
+            quiet=10,
+            fires=11,
+            over=17,
+            labels={"run": "r"},
+            summary="many nodes of run r were lost at once: held, until they are back or a person decides",
+        ),
+    ),
+    "ShadowWouldHaveKilled": (
+        Case(
+            series={
+                'supervisor_shadow_incidents_total{run="r",rung="restart"}': "_x10 1+0x100",
+                'supervisor_shadow_incidents_total{run="r",rung="ride_through"}': "_x5 1+0x100",
+            },
+            quiet=9,
+            fires=20,
+            over=75,
+            labels={"run": "r", "rung": "restart"},
+            summary="run r: 1 times restart would have been done in the last hour, and was only observed",
+        ),
+    ),
+    "Watchdog": (
+        Case(
+            series={_ON: "1+0x10"},
+            quiet=-1,
+            fires=0,
+            summary="always fires: when it is heard no more, Prometheus or Alertmanager is gone",
+        ),
+    ),
+}
