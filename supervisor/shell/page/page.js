@@ -4,7 +4,6 @@ import { draw } from "./chart.js";
 const SIGNS = { healthy: "✓", slow: "~", hung: "‖", dead: "✕", unknown: "?", starting: "↑", waiting: "…", ended: "■" };
 const TABLE_AT_MOST = 40;  // groups: of more than these each is a tile, and only those that are not well have a row
 const ROWS_AT_MOST = 100;
-const LEVELS = { no: "Nobody has to get up.", soon: "Nobody has to get up; look at this in working hours:", now: "A person has to act now:" };
 
 const $ = (id) => document.getElementById(id);
 const run = new URLSearchParams(location.search).get("run") || "";
@@ -92,13 +91,9 @@ function drawHead() {
   if (!state.run) return;
   is($("now"), level);
   say($("headline"), headline.text);
-  say($("getup-word"), LEVELS[up.level]);
+  say($("getup-word"), up.word);
   keep($("getup-why"), [...new Set(up.why)], withCommands, () => {});
-  const badges = [];
-  if (state.paused) badges.push("paused: nothing is done");
-  if (state.mode === "observe") badges.push("observe: it decides, and does nothing");
-  if (state.only_observed?.length) badges.push(`only observed: ${state.only_observed.join(", ")}`);
-  if (state.breaker) badges.push("breaker holds");
+  const badges = [...(state.set ?? [])];
   if (state.store_since) badges.push(`etcd has not answered since ${clock(state.store_since)}: this is what held then`);
   list($("badges"), badges);
 }

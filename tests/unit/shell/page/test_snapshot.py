@@ -70,7 +70,7 @@ def test_a_healthy_run() -> None:
     w = world()
     found = look(w)
     assert found["headline"] == {"level": "good", "text": "Training: all 3 groups step."}
-    assert found["get_up"] == {"level": "no", "why": []}
+    assert found["get_up"] == {"level": "no", "word": "Nobody has to get up.", "why": []}
     assert [words(found, g) for g in range(3)] == [["healthy", "healthy"]] * 3
     numbers = found["numbers"]
     assert (numbers["step"], numbers["quorum"], numbers["groups"], numbers["leader"]) == (5, 3, 3, "host:41")
@@ -186,7 +186,7 @@ def test_a_pause_needs_a_person_only_once_something_has_failed() -> None:
     w.control = ControlView(paused=True)
     w.round(0.1)
     found = look(w)
-    assert found["paused"]
+    assert found["set"] == ["paused: nothing is done"]
     assert found["get_up"]["level"] == "soon"
     w.crash(0)
     w.round(0.1)
@@ -201,7 +201,7 @@ def test_where_the_policy_only_observes_a_person_has_to_act() -> None:
     w.crash(0)
     w.round(0.1)
     found = look(w)
-    assert found["mode"] == "observe"
+    assert found["set"] == ["observe: it decides, and does nothing"]
     assert found["incidents"]["i1"]["shadow"]
     assert found["get_up"]["level"] == "now"
     assert "is only observed" in found["get_up"]["why"][0]
@@ -215,7 +215,7 @@ def test_the_breaker() -> None:
     w.round()
     w.round(2.0)
     found = look(w)
-    assert found["breaker"]
+    assert found["set"] == ["breaker holds"]
     assert found["get_up"]["level"] == "now"
     assert any(why.startswith("the breaker holds") for why in found["get_up"]["why"])
 
