@@ -48,6 +48,7 @@ sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, 
 bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.decide
 	$(BIN)/python -m benchmarks.page
+	$(BIN)/python -m benchmarks.metrics --agent 45
 	$(BIN)/python -m benchmarks.control_plane
 	-$(BIN)/python -m benchmarks.simulated_vs_published
 	-$(BIN)/python -m benchmarks.simulator_vs_real

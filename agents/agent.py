@@ -97,7 +97,7 @@ class Agent:
         self._last_report: tuple[object, float] = (None, float("-inf"))
         self._last_health: tuple[object, float] = (None, float("-inf"))
         self._tickets: dict[int, NodeObserved] = {}
-        self._exporter = Exporter(settings.node)
+        self._exporter = Exporter(settings.node, _version())
         security = settings.credentials()
         port = self._exporter.serve(settings.address, settings.metrics_port, security)
         registration = Registration(
@@ -115,8 +115,9 @@ class Agent:
         told = self._from_thread(self._on_written)
         self._checks = NodeChecks(settings, life(), lambda record, still: self._reporter.check(record, still))
         self._reporter = Reporter(
-            registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written
-        )
+            registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written,
+            self._exporter.reported,
+        )  # fmt: skip
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
         )

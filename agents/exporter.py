@@ -1,38 +1,42 @@
-"""The node's Prometheus metrics: its own, and those of its ranks."""
+"""The node's Prometheus metrics: its own, and those of its groups and ranks."""
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
-
 from agents import exits
-from agents.names import TrainerName, parse
+from agents.names import LighthouseName, TrainerName, parse
 from agents.reporter import Standing
 from agents.view import View, kind
+from supervisor.shell.catalogue import CATALOGUE, CAUSES
 from supervisor.shell.metrics import Metrics, serve
-from supervisor.wire.records import GateGroup, Health, ProcessRecord, Progress
+from supervisor.wire.records import Health, ProcessRecord, Progress
 from supervisor.wire.security import Security
 
-HEARINGS: tuple[str, ...] = get_args(get_type_hints(GateGroup)["hearing"])
+HEARINGS = next(m.values["hearing"] for m in CATALOGUE if m.name == "agent_gate_groups")
 
-_GAUGES = {
+_OF_GROUP = {
     "trainer_committed_steps": "step",
     "trainer_loss": "loss",
-    "trainer_tokens_per_second": "tokens_per_s",
-    "trainer_step_seconds": "step_s",
+    "trainer_gradient_norm": "gradient_norm",
     "trainer_quorum_participants": "participants",
-    "trainer_generation": "generation",
+    "trainer_quorum_id": "quorum_id",
 }
+
+_OF_RANK = {"trainer_tokens_per_second": "tokens_per_s", "trainer_mfu_ratio": "mfu"}
+
+_COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": "failed_commits"}
 
 
 class Exporter:
     """Sets the metrics of the catalogue from what the agent knows."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, version: str = "") -> None:
         self._node = node
         self._metrics = Metrics()
-        self._metrics.gauge("agent_up", node=node).set(1)
-        self._commits: dict[str, tuple[int, int]] = {}
+        self._metrics.gauge("agent_info", node=node, version=version).set(1)
+        self._newest: dict[str, Progress] = {}
+        """By process."""
         self._standing = Standing()
+        self._gates: set[str] = set()
 
     def serve(self, address: str, port: int, security: Security) -> int:
         """Listen, with TLS if there are certificates; returns the port. OSError when it is taken."""
@@ -47,20 +51,65 @@ class Exporter:
             "agent_process_exits_total", node=self._node, kind=kind(record.name), how=exits.how(record)
         ).inc()
 
-    def dropped(self, name: str) -> None:
-        self._commits.pop(name, None)
+    def reported(self, seconds: float) -> None:
+        """How long etcd took for a report; any thread."""
+        self._metrics.histogram("agent_report_seconds", node=self._node).observe(seconds)
 
-    def progress(self, name: str, progress: Progress) -> None:
-        rank = {"run": progress.run, "group": progress.group, "rank": progress.rank}
-        for metric, field in _GAUGES.items():
+    def dropped(self, text: str) -> None:
+        """Nothing is told any more of a process, nor of its group when it was the last one: it may train elsewhere by now."""
+        self._newest.pop(text, None)
+        name = parse(text)
+        if not isinstance(name, TrainerName):
+            return
+        left = [
+            n
+            for n in map(parse, self._newest)
+            if isinstance(n, TrainerName) and (n.run, n.group) == (name.run, name.group)
+        ]
+        if name.rank not in {n.rank for n in left}:
+            self._metrics.drop("trainer_", run=name.run, group=name.group, rank=name.rank)
+        if not left:
+            self._metrics.drop("trainer_", run=name.run, group=name.group)
+
+    def progress(self, text: str, progress: Progress) -> None:
+        before = self._newest.get(text)
+        self._newest[text] = progress
+        others = (
+            p
+            for p in self._newest.values()
+            if (p.run, p.group, p.rank) == (progress.run, progress.group, progress.rank)
+        )
+        if any(p.generation > progress.generation for p in others):
+            return
+        group = {"run": progress.run, "group": progress.group}
+        rank = {**group, "rank": progress.rank}
+        self._gauges(_OF_RANK, progress, rank)
+        waited_s = max(0.0, progress.step_s - progress.data_s - progress.compute_s)
+        for phase, seconds in (("data", progress.data_s), ("compute", progress.compute_s), ("wait", waited_s)):
+            self._metrics.gauge("trainer_step_seconds", **rank, phase=phase).set(seconds)
+        if progress.rank == 0:
+            self._gauges(_OF_GROUP, progress, group)
+            self._count(before, progress, group)
+
+    def _gauges(self, fields: dict[str, str], progress: Progress, labels: dict[str, object]) -> None:
+        for metric, field in fields.items():
             value = getattr(progress, field)
             if value is not None:
-                self._metrics.gauge(metric, **rank).set(value)
-        before = self._commits.get(name, (0, 0))
-        self._commits[name] = (progress.commits, progress.failed_commits)
-        # a process counts from 0: what an earlier agent has counted of it is counted again, once
-        self._metrics.counter("trainer_commits_total", **rank).inc(max(0, progress.commits - before[0]))
-        self._metrics.counter("trainer_failed_commits_total", **rank).inc(max(0, progress.failed_commits - before[1]))
+                self._metrics.gauge(metric, **labels).set(value)
+
+    def _count(self, before: Progress | None, progress: Progress, group: dict[str, object]) -> None:
+        """A process counts from 0: what an earlier agent has counted of it is counted again, as after any restart of a counter."""
+        for metric, field in _COUNTED.items():
+            more = getattr(progress, field) - (getattr(before, field) if before is not None else 0)
+            self._metrics.counter(metric, **group).inc(max(0, more))
+        for cause, seconds in progress.seconds.items():
+            more_s = max(0.0, seconds - (before.seconds.get(cause, 0.0) if before is not None else 0.0))
+            known = cause if cause in CAUSES else "other"  # of a trainer that is newer than this agent
+            self._metrics.counter("trainer_seconds_total", **group, cause=known).inc(more_s)
+            if (
+                cause == "heal" and more_s > 0 and (before is None or before.commits == 0)
+            ):  # later it waits while others heal
+                self._metrics.histogram("trainer_heal_seconds", run=progress.run).observe(more_s)
 
     def node(self, view: View, health: Health, standing: Standing) -> None:
         up = {
@@ -84,14 +133,20 @@ class Exporter:
         running = len(view.running())
         for state, count in (("running", running), ("exited", len(view.processes) - running)):
             self._metrics.gauge("agent_processes", node=self._node, state=state).set(count)
-        for run, groups in view.hearing.items():
-            for hearing in HEARINGS:
-                count = sum(heard == hearing for heard in groups.values())
-                self._metrics.gauge("agent_gate_groups", node=self._node, run=run, hearing=hearing).set(count)
+        self._hearing(view)
         self._metrics.counter("agent_report_failures_total", node=self._node).inc(
             standing.failures - self._standing.failures
         )
-        self._metrics.counter("agent_reports_total", node=self._node, record="all").inc(
-            standing.written - self._standing.written
-        )
+        self._metrics.counter("agent_reports_total", node=self._node).inc(standing.written - self._standing.written)
         self._standing = Standing(written=standing.written, failures=standing.failures)
+
+    def _hearing(self, view: View) -> None:
+        """Of the gates that run here: one that has ended hears nothing, and its run has another by now."""
+        here = {name.run for name in map(parse, view.running()) if isinstance(name, LighthouseName)}
+        for run in self._gates - here:
+            self._metrics.drop("agent_gate_groups", run=run)
+        self._gates = here & view.hearing.keys()
+        for run in self._gates:
+            for hearing in HEARINGS:
+                count = sum(heard == hearing for heard in view.hearing[run].values())
+                self._metrics.gauge("agent_gate_groups", node=self._node, run=run, hearing=hearing).set(count)

@@ -57,9 +57,11 @@ class Reporter(threading.Thread):
         written: Callable[[int], None],
         security: Security | None = None,
         checked: Callable[[NodeCheck, int, Sequence[Peer]], None] = lambda record, revision, peers: None,
+        took: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """`checked` is called in this thread with each record of checks that has reached the etcd, its revision, and the
-        other nodes that are there; with revision 0 for one that was not to be written any more."""
+        other nodes that are there; with revision 0 for one that was not to be written any more. `took` is called with the seconds that etcd took
+        for each observed record."""
         super().__init__(name="reporter", daemon=True)
         self._registration = registration
         self._mark = folder / "lease.json"
@@ -72,6 +74,7 @@ class Reporter(threading.Thread):
         self._health: Health | None = None
         self._check: tuple[NodeCheck, bool] | None = None
         self._checked = checked
+        self._took = took
         self._tickets = 0
         self._stop_now = threading.Event()
         self._give_back = False
@@ -152,7 +155,9 @@ class Reporter(threading.Thread):
             ticket, record = observed
             value, began = self._numbered(store, keys.observed(record.node), record), time.monotonic()
             store.put(keys.observed(record.node), value)
-            self._trip.note(time.monotonic() - began)
+            took = time.monotonic() - began
+            self._trip.note(took)
+            self._took(took)
             self._ever_observed = True
             with self._some:
                 if self._observed is observed:

@@ -59,13 +59,16 @@ LEARNED_STEPS = 16
 CHECKPOINT_STEPS = 10
 VERDICT_S = 60.0
 QUIET = 1.75
-"""How long nothing may be done where nothing is to be done, in times of the shortest bound of a hang."""
+"""How long nothing may be done where nothing is to be done, in times of the bound of a hang."""
 BACK_S = 120.0
 DISK_BYTES = 96 << 20
 
 TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=1500, process_group_timeout_ms=2500)
-HANGS = HangSpec(factor=10.0, at_least_s=4.0, at_most_s=30.0)
-"""`at_least_s`: the least that a run file takes with these timeouts of TorchFT."""
+HANGS = HangSpec(factor=40.0, at_least_s=4.0, at_most_s=30.0)
+"""`at_least_s`: the least that a run file takes with these timeouts of TorchFT. `factor`: what makes the bound that a rank
+learns from steps of `STEP_S` longer than that, so that a hang is found by what was learned."""
+LEARNED_S = 1.5 * HANGS.factor * STEP_S
+"""A bound that is learned is shorter: a step takes some hundredths of a second longer than `STEP_S`."""
 GOALS = {"crash_detect_s": 0.2, "hang_times_the_bound": 2.0, "culprit_right_share": 0.98}
 
 
@@ -357,7 +360,7 @@ def _quiet(bench: Bench, name: str, target: Target, began: float, count: int, jo
         except AssertionError:
             pass
     else:
-        time.sleep(QUIET * bench.record.spec.policy.hang.at_least_s)
+        time.sleep(QUIET * max(LEARNED_S, bench.record.spec.policy.hang.at_least_s))
     acted = [i for _, i in bench.acted(count).values()]
     signs = sorted({f"{i.kind.value} rung {int(i.rung)}" for _, i in bench.watcher.since(count) if i not in acted})
     well, found = not acted, "nothing"
@@ -383,6 +386,11 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
+def _learned(bound_s: float) -> bool:
+    """By what the rank did, not by the policy's least or most."""
+    return HANGS.at_least_s < bound_s < HANGS.at_most_s
+
+
 def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
     """One cause over its seeds."""
     seconds = [t["detect_s"] for t in trials if t["detect_s"] is not None and not math.isnan(t["detect_s"])]
@@ -405,7 +413,8 @@ def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
         made["from_its_end_s_p99"] = round(percentile(after, 0.99), 4)
     if ratios:
         made |= {"times_the_bound_median": statistics.median(ratios), "times_the_bound_most": max(ratios)}
-        made["bound_s_median"] = statistics.median(t["bound_s"] for t in trials if "bound_s" in t)
+        bounds = [t["bound_s"] for t in trials if "bound_s" in t]
+        made |= {"bound_s_median": statistics.median(bounds), "bound_was_learned": sum(map(_learned, bounds))}
     return made
 
 

@@ -36,11 +36,16 @@ STATS: tuple[Panel, ...] = (
 
 SERIES: tuple[Panel, ...] = (
     ("Loss", "none", f"max by (group) (trainer_loss{{{RUN}}})", "group {{group}}"),
-    ("Step time", "s", f"max by (group) (trainer_step_seconds{{{RUN}}})", "group {{group}}"),
+    ("Step time", "s", f'sum by (group) (trainer_step_seconds{{{RUN}, rank="0"}})', "group {{group}}"),
     ("Groups in the quorum", "none", f"max(trainer_quorum_participants{{{RUN}}})", "groups"),
     ("Groups by phase", "none", f"max by (phase) (supervisor_groups{{{RUN}}})", "{{phase}}"),
     ("Tokens per second", "none", f"sum by (group) (trainer_tokens_per_second{{{RUN}}})", "group {{group}}"),
-    ("Badput by cause", "s", f"sum by (cause) (rate(supervisor_badput_seconds_total{{{RUN}}}[1m]))", "{{cause}}"),
+    (
+        "Badput by cause",
+        "s",
+        f'sum by (cause) (rate(supervisor_group_seconds_total{{{RUN}, cause!="productive"}}[1m]))',
+        "{{cause}}",
+    ),
     (
         "Incidents by kind",
         "none",

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from supervisor.core.ledger import of_lines, totals
+
 log = logging.getLogger(__name__)
 
 
@@ -43,13 +45,15 @@ class Ledger:
         # re-entrant: the SIGTERM handler runs in the main thread, wherever that is
         self._lock = threading.RLock()
         self._full = False
+        self.seconds: dict[str, float] = {}
+        """Of this process so far, by cause. What a step that had been committed before took is not told apart."""
 
     def event(self, kind: str, **fields: Any) -> float:
         """A line from the end of the last one to now; returns its length in seconds."""
         with self._lock:
             start, now = self._last, time.time()
             self._last = now
-        self._write({"event": kind, "start": start, "t": now, "overlaps": False, **fields})
+        self._account({"event": kind, "start": start, "t": now, "overlaps": False, **fields})
         return now - start
 
     def step(self, seconds: dict[str, float], **fields: Any) -> float:
@@ -59,7 +63,7 @@ class Ledger:
             self._last = now
         rest = max(0.0, now - start - sum(seconds.values()))
         shares = {name: round(value, 6) for name, value in {**seconds, "compute": rest}.items()}
-        self._write({"event": "step", "start": start, "t": now, "overlaps": False, **fields, "seconds": shares})
+        self._account({"event": "step", "start": start, "t": now, "overlaps": False, **fields, "seconds": shares})
         return now - start
 
     def note(self, kind: str, start: float | None = None, **fields: Any) -> None:
@@ -73,6 +77,12 @@ class Ledger:
             if self._file is not None:
                 os.close(self._file)
             self._file = None
+
+    def _account(self, line: dict[str, Any]) -> None:
+        found = totals(of_lines([line]))
+        with self._lock:
+            self.seconds = self.seconds | {c: round(self.seconds.get(c, 0.0) + s, 3) for c, s in found.items()}
+        self._write(line)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._lock:

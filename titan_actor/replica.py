@@ -28,6 +28,7 @@ from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState
 from titan_actor.ledger import Ledger
+from titan_actor.mfu import mfu
 from titan_actor.report import Report
 from titan_actor.samples import names
 from titan_actor.seconds import Seconds
@@ -197,6 +198,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
         )
         self._healed = False
         now, seconds = self.report.progress, self.seconds.total()
+        tokens_per_s = tokens / took if self._committed and took > 0 else now.tokens_per_s
+        devices = self.parallel_dims.non_data_parallel_size
         self.report.update(
             compute_s=max(0.0, took - sum(seconds.values()) - self._waited_s),
             data_s=seconds["data"],
@@ -206,8 +209,11 @@ class ReplicaTrainer(FaultTolerantTrainer):
             failed_commits=now.failed_commits + (not self._committed),
             loss=self._mean_loss if self._mean_loss is not None else now.loss,
             spike=self._spikes.newest,
-            tokens_per_s=tokens / took if self._committed and took > 0 else now.tokens_per_s,
+            tokens_per_s=tokens_per_s,
             step_s=took,
+            seconds=self.ledger.seconds if self.launch.rank == 0 else {},
+            gradient_norm=self._gradient_norm if self._gradient_norm is not None else now.gradient_norm,
+            mfu=mfu(self.device.type, tokens_per_s, self.metrics_processor, devices),
             quorum_id=self._quorum_id,
             participants=participants,
         )

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import (
+    FaultsMade,
     Health,
     LeaderRecord,
     NodeDesired,
@@ -37,6 +39,7 @@ from supervisor.wire.records import (
     Registration,
     RunRecord,
     TrainerObserved,
+    encode,
 )
 
 LEARNED_STEPS = 16
@@ -71,6 +74,7 @@ class LiveRun:
         self._store, self._watcher, self.record, self.system = store, watcher, record, system
         self._tended, self.house = tended, house
         self.run, self.run_dir = record.spec.name, record.run_dir
+        self._made: dict[str, int] | None = None
 
     # --- runner.Live ---
 
@@ -118,6 +122,25 @@ class LiveRun:
             self.house.tend()
         if self._tended is not None:
             self._tended()
+
+    def made(self, name: str) -> None:
+        """For the run's metrics. It goes on from what an earlier `supervisor chaos` has made."""
+        if self._made is None:
+            with self._watcher.mirror() as mirror:
+                before = mirror.record(keys.faults(self.run), FaultsMade)
+            self._made = dict(before.made) if before is not None else {}
+        self._made[name] = self._made.get(name, 0) + 1
+        threading.Thread(target=self._tell_what_was_made, name="faults-made", daemon=True).start()
+
+    def _tell_what_was_made(self) -> None:
+        while True:
+            try:
+                self._store.put(keys.faults(self.run), encode(FaultsMade(made=dict(self._made or {}))))
+                return
+            except Retryable as error:
+                time.sleep(error.after_s)
+            except Fatal:
+                return  # the store was closed
 
     def let_go(self) -> None:
         """Only of hosts that are ours to free: those of a system that was started to be broken."""

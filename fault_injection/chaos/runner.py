@@ -47,6 +47,10 @@ class Live(Protocol):
         """Start again what is to be started by whoever started it."""
         ...
 
+    def made(self, name: str) -> None:
+        """Tell of a fault that was made, and return at once: etcd may be what it broke."""
+        ...
+
     def let_go(self) -> None:
         """Free the hosts that the fault has made suspect, where the next ones need them."""
         ...
@@ -156,6 +160,7 @@ class Runner:
             self._say(f"step {look.step}: {planned}: {fault.how}")
             evidence = fault.inject(self._live.scene, target, heal)
             done = replace(done, made=self._clock(), evidence=evidence)
+            self._live.made(planned.name)
             self._say(f"  {evidence}")
         except (PortError, OSError) as error:
             done = replace(done, after=str(error), over=self._clock())

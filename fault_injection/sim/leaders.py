@@ -18,7 +18,7 @@ from supervisor.shell.loop import Loop
 from supervisor.shell.service import LEASE_S
 from supervisor.shell.store import Election
 from supervisor.shell.store.election import Leadership
-from supervisor.shell.telemetry import Telemetry
+from supervisor.shell.telemetry import Records, Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 
@@ -56,9 +56,13 @@ class _Quiet(Telemetry):
 
     def leading(self, epoch: int | None) -> None: ...
 
-    def store(self, up: bool) -> None: ...
+    def committed(self, run: str, decision: Decision, seconds: float) -> None: ...
 
-    def round(self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float) -> None:
+    def outcome_unknown(self) -> None: ...
+
+    def round(
+        self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float, records: Records | None = None
+    ) -> None:
         self._supervisor.decided = (observed, decision)
         self._supervisor.world.checks.decided(observed, decision)
 

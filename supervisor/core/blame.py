@@ -112,11 +112,15 @@ def _blame(
         least = min(steps[g] for g in own)
         alive = {g for g, group in running.items() if _runs(group, observed)}
         silent = [g for g in sorted(alive - stuck.keys()) if steps[g] < least + STEPS_BEHIND]
+        untold = [g for g in own if _wait_for_one_of_theirs(stuck[g], spec.groups.ranks_per_group)]
         waited = unsure_since is not None and observed.now - unsure_since >= spec.policy.hang.at_least_s
-        if not silent or waited:
-            return Blame(own, unsure=bool(silent))
+        if (not silent and not untold) or waited:
+            return Blame(own, unsure=bool(silent or untold))
         about = f"{_listed(own)} hangs" if len(own) == 1 else f"{_listed(own)} hang"
-        return Blame(held=f"{about}; not known yet whether {_listed(silent)} does too", unsure=True)
+        others = (
+            f"whether {_listed(silent)} does too" if silent else f"for which rank of {_listed(untold)} the others wait"
+        )
+        return Blame(held=f"{about}; not known yet {others}", unsure=True)
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
     if broken and len(broken) < len(running):
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody
@@ -198,10 +202,11 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
     )
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
     own = any(_own(rank) for rank in ranks)
+    named = ranks and ((_own(ranks[0]) and not _wait_inside(ranks)) or _left_it_out(ranks))
     return Failure(
         Kind.HANG,
         tuple(_sentence(rank, what) for rank, what in stuck),
-        rank=ranks[0].rank if ranks and (_own(ranks[0]) or _left_it_out(ranks)) else None,
+        rank=ranks[0].rank if named else None,
         confidence=Confidence.LIKELY if own else Confidence.SUSPECTED,
         took_s=max((what.bound_s for _, what in stuck), default=0.0),
     )
@@ -233,6 +238,17 @@ def _by_itself(ranks: list[RankView]) -> bool:
     return any(_own(r) for r in ranks) and not any(
         r.stuck is not None and r.stuck.activity in ACROSS and not _own(r) for r in ranks
     )
+
+
+def _wait_for_one_of_theirs(ranks: list[RankView], of: int) -> bool:
+    """Whether all that is known of a group's hang is who waits for another of its ranks: each has learned a bound of its own, and
+    that of one that waits may be the shorter."""
+    return len(ranks) < of and _wait_inside(ranks)
+
+
+def _wait_inside(ranks: list[RankView]) -> bool:
+    """Whether each waits for another of its group: which one for which is not seen."""
+    return all(_in_a_collective(r) and not _stopped(r) for r in ranks)
 
 
 def _own(rank: RankView) -> bool:

@@ -38,6 +38,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"runs/[^/]+/grants/[^/]+", Grant),
         (r"runs/[^/]+/decisions/\d+", records.Digest),
         (r"runs/[^/]+/notices/[^/]+", Notice),
+        (r"runs/[^/]+/faults", records.FaultsMade),
         (r"runs/[^/]+/checkpoint", records.CheckpointMark),
     )
 )

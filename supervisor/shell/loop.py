@@ -14,19 +14,20 @@ from pydantic_core import to_jsonable_python
 
 from supervisor.core import invariants
 from supervisor.core.decide import decide
-from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.model import Decision, Incident, Memory, Observed
 from supervisor.core.notice import Notice, due
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell import cordons, projection, standing, views
+from supervisor.shell.accounts import told
 from supervisor.shell.audit import audit
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.program import program
-from supervisor.shell.telemetry import Telemetry
+from supervisor.shell.telemetry import Records, Telemetry
 from supervisor.wire import keys, logged
-from supervisor.wire.records import Encoder, LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
+from supervisor.wire.records import Encoder, FaultsMade, LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +144,7 @@ class Loop:
         self._report_unreadable(changed)
 
     def _note_store(self, up: bool) -> None:
-        """Tell, and journal what changed, whether etcd answers."""
-        self._telemetry.store(up)
+        """Journal what changed, whether etcd answers."""
         if up != self._store_up:
             self._store_up = up
             for journal in self._journals.values():
@@ -182,7 +182,8 @@ class Loop:
         reach("observed")
         began = self._monotonic()
         decision = decide(observed, record.spec, memory)
-        self._telemetry.round(record.spec, observed, decision, self._monotonic() - began)
+        took = self._monotonic() - began
+        self._telemetry.round(record.spec, observed, decision, took, self._records(run))
         reach("decided")
         self._look_again[run] = decision.look_again_at if decision.look_again_at is not None else float("inf")
         broken = invariants.violations(memory, decision.memory, observed, record.spec)
@@ -191,6 +192,14 @@ class Loop:
             self._report(f"invariant:{run}", f"run {run}: refusing a decision that breaks an invariant: {broken}")
             return
         self._commit(run, record, memory, observed, decision)
+
+    def _records(self, run: str) -> Records:
+        """What of a run is only for metrics."""
+        return Records(
+            told=lambda: told(self._mirror, run),
+            incidents=lambda: (i for _, i in self._mirror.records(keys.incident(run, ""), Incident)),
+            faults=lambda: made.made if (made := self._mirror.record(keys.faults(run), FaultsMade)) else {},
+        )
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
         """Journal a policy that a person has set, once in a term."""
@@ -241,6 +250,7 @@ class Loop:
         own = keys.memory(run, "run")
         known = self._mirror.items.get(own)
         expect = [self._term.expect(), Expect(own, mod_revision=known.mod_revision if known is not None else 0)]
+        began = self._monotonic()
         try:
             revision = self._store.commit(puts, deletes, expect)
         except Fenced as error:
@@ -250,7 +260,9 @@ class Loop:
             journal.event("outcome_unknown", epoch=self.epoch, decision=decision.memory.decisions, why=str(error))
             if given is not None:
                 journal.keep(given)
+            self._telemetry.outcome_unknown()
             raise
+        self._telemetry.committed(run, decision, self._monotonic() - began)
         reach("committed")
         self._mirror.wrote(puts, revision)
         if changed:

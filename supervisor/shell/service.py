@@ -25,6 +25,7 @@ from supervisor.shell.page.server import serve as serve_http
 from supervisor.shell.page.server import url_of
 from supervisor.shell.page.watcher import Page
 from supervisor.shell.store import Election, EtcdStore, connect
+from supervisor.shell.store_watch import StoreWatch
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys, logged
 from supervisor.wire.records import LeaderRecord, encode
@@ -50,10 +51,10 @@ def serve(
     failpoints.armed()
     security = security or Security()
     store = connect(etcd, security=security)
-    page = Page(store)
+    page, telemetry = Page(store), Telemetry()
+    store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
         local = LocalEngine(home)
-        telemetry = Telemetry()
         try:
             server = serve_http(telemetry.metrics.registry, page, *metrics, security)
         except OSError as error:
@@ -70,6 +71,7 @@ def serve(
         election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
         log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
         page.start()
+        store_watch.start()
 
         def engines() -> Sequence[Engine]:
             # the name anew in every term: a restore brings back another
@@ -79,6 +81,7 @@ def serve(
             _term(store, election, engines, telemetry, stop)
     finally:
         page.stop()
+        store_watch.stop()
         store.close()
 
 

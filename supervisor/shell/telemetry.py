@@ -1,27 +1,57 @@
-"""The supervisor's own metrics, set from what the loop sees. All names are in `metrics.CATALOGUE`."""
+"""The supervisor's own metrics, set from what the loop sees. All names are in the catalogue; who exports what is ADR 14."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from supervisor.core import budget as budgets
 from supervisor.core import cordons
-from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
-from supervisor.core.model import Decision, GroupMemory, Incident, Kind, Memory, Observed, Rung
+from supervisor.core.detect import node_verdict
+from supervisor.core.ledger import Cause
+from supervisor.core.model import Decision, Incident, Memory, Observed, Rung, Verdict
 from supervisor.core.spec import RunSpec
+from supervisor.shell.accounts import Accounts, Told
+from supervisor.shell.catalogue import CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
 from supervisor.shell.metrics import Metrics
+from supervisor.shell.program import version
 
-_CAUSE = {
-    "unplaced": Cause.ALLOCATE,
-    "fencing": Cause.PLACE,
-    "placing": Cause.PLACE,
-    "starting": Cause.START,
-    "running": Cause.PRODUCTIVE,
-    "finished": Cause.END,
-}
-"""What the supervisor can tell from a group's phase. The exact ledger is made from the trainers' own records."""
+OVER = ("finished", "stopped")
+"""Nothing comes of such a run any more."""
 
-PHASES = tuple(_CAUSE)
+FAULTS = 64
+"""Kinds of injected faults that are told: more than there are."""
+
+
+LOOK_S = 1.0
+"""How often it looks at all groups and nodes while nothing is decided: a thousand agents cause rounds all the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What only the records say of a run, asked when it is needed."""
+
+    told: Callable[[], Told] = dict
+    incidents: Callable[[], Iterable[Incident]] = tuple
+    """All that etcd holds."""
+    faults: Callable[[], Mapping[str, int]] = dict
+    """How often `supervisor chaos` has made each."""
+
+
+@dataclass
+class _Run:
+    """One run, in this term."""
+
+    over: bool
+    """It had ended before."""
+    decisions: int = -1
+    looked: float = 0.0
+    """On the run clock."""
+    accounts: Accounts = field(default_factory=Accounts)
+    counted: dict[Cause, float] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    generations: dict[int, int] = field(default_factory=dict)
 
 
 class Telemetry:
@@ -29,132 +59,163 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self._seen: dict[str, float] = {}
-        self._productive: dict[str, float] = {}
-        self._total: dict[str, float] = {}
-        self._newest: dict[str, int] = {}
-        """By run, the newest step that was ever committed."""
-        self._redone: dict[tuple[str, int], tuple[int, int]] = {}
-        """By group, its generation, and the newest step of the run when that was first seen."""
+        self._runs: dict[str, _Run] = {}
+        self._closed: dict[str, set[str]] = {}
+        """By run, the incidents that are counted."""
+        self.metrics.gauge("supervisor_info", version=version()).set(1)
         self.metrics.gauge("supervisor_leader").set(0)
+        self.metrics.gauge("supervisor_epoch").set(0)
 
     def leading(self, epoch: int | None) -> None:
-        """A term begins, or (None) ends."""
-        # Another term's clock may have gone back, and the time between was not ours to account for.
-        self._seen.clear()
+        """A term begins, or (None) ends: then other supervisors tell of the runs."""
+        self._runs.clear()
+        self._closed.clear()
+        self.metrics.drop("supervisor_", run=None)
         self.metrics.gauge("supervisor_leader").set(0 if epoch is None else 1)
         if epoch is not None:
             self.metrics.gauge("supervisor_epoch").set(epoch)
 
-    def store(self, up: bool) -> None:
-        """Whether etcd answers."""
-        self.metrics.gauge("supervisor_store_up").set(1 if up else 0)
-
-    def round(self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float) -> None:
+    def round(
+        self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float, records: Records | None = None
+    ) -> None:
         """One round of decide for one run."""
         run, memory, m = spec.name, decision.memory, self.metrics
+        records = records or Records()
+        known = self._runs.get(run)
+        if known is None:
+            known = self._runs[run] = _Run(memory.phase in OVER)
+        for phase in RUN_PHASES:
+            m.gauge("supervisor_run_phase", run=run, phase=phase).set(phase == memory.phase)
+        if known.over and memory.phase in OVER:
+            return
+        self._replay(run, records)
         m.counter("supervisor_decisions_total", run=run).inc()
         m.histogram("supervisor_decide_seconds", run=run).observe(decide_s)
-        for action in decision.actions:
-            m.counter("supervisor_actions_total", run=run, action=action.verb).inc()
-        for incident in decision.incidents:
-            self._incident(run, incident)
-        m.gauge("supervisor_incidents_open", run=run).set(len(memory.incidents))
-        phases = Counter(str(g.phase) for g in memory.groups.values())
-        for phase in PHASES:
-            m.gauge("supervisor_groups", run=run, phase=phase).set(phases.get(phase, 0))
-        for group in memory.groups.values():
-            m.gauge("supervisor_generation", run=run, group=group.group).set(group.generation)
+        if known.decisions == memory.decisions and 0.0 <= observed.now - known.looked < LOOK_S:
+            return
+        known.decisions, known.looked = memory.decisions, observed.now
+        self._look(spec, observed, memory, known)
+        known.accounts.look(memory, observed, records.told())
+        self._account(run, known)
+        self._faults(run, known, records.faults())
+
+    def _look(self, spec: RunSpec, observed: Observed, memory: Memory, known: _Run) -> None:
+        run, m = spec.name, self.metrics
+        m.gauge("supervisor_paused", run=run).set(observed.control.paused)
+        m.gauge("supervisor_observe", run=run).set(spec.policy.mode == "observe")
+        m.gauge("supervisor_incidents_open", run=run).set(sum(not i.shadow for i in memory.incidents.values()))
         m.gauge("supervisor_breaker_held", run=run).set(memory.breaker_since is not None)
-        self._nodes(run, memory, observed)
-        for rung in (Rung.REPLACE, Rung.REALLOCATE):
-            left = budgets.left(memory.spent, spec.policy.budget, rung, 0, observed.now)
-            m.gauge("supervisor_budget_left", run=run, rung=rung.name.lower()).set(left)
-        lowest = [budgets.left(memory.spent, spec.policy.budget, Rung.RESTART, g, observed.now) for g in memory.groups]
-        m.gauge("supervisor_budget_left", run=run, rung="restart").set(min(lowest, default=spec.policy.budget.restart))
-        steps = [rank.step for node in observed.nodes.values() for rank in node.ranks]
-        m.gauge("supervisor_committed_steps", run=run).set(max(steps, default=0))
         if memory.checkpoint is not None:
             m.gauge("supervisor_checkpoint_step", run=run).set(memory.checkpoint.step)
-        self._account(run, memory, observed)
+        steps = [rank.step for node in observed.nodes.values() for rank in node.ranks]
+        m.gauge("supervisor_committed_steps", run=run).set(max(steps, default=0))
+        self._groups(run, known, memory)
+        self._nodes(spec, memory, observed)
+        self._budgets(spec, memory, observed.now)
+
+    def committed(self, run: str, decision: Decision, seconds: float) -> None:
+        """A decision is written, which took so long."""
+        self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)
+        for action in decision.actions:
+            self.metrics.counter("supervisor_actions_total", run=run, action=action.verb).inc()
         for incident in decision.incidents:
-            if incident.kind == Kind.HANG and incident.decided == observed.now:
-                self._stood_still(run, incident.took_s)
+            self._incident(run, incident)
+
+    def outcome_unknown(self) -> None:
+        """What was to be committed may be written or not: what etcd holds is counted anew."""
+        self._closed.clear()
+
+    def _replay(self, run: str, records: Records) -> None:
+        """All incidents that etcd holds: whoever leads tells the same numbers."""
+        if run in self._closed:
+            return
+        self._closed[run] = set()
+        m = self.metrics
+        for name in ("incidents_total", "node_incidents_total", "shadow_incidents_total", "recovery_seconds"):
+            m.drop(f"supervisor_{name}", run=run)
+        # from 0 on, that the first one is seen as an increase
+        for rung in RUNGS:
+            m.counter("supervisor_shadow_incidents_total", run=run, rung=rung)
+            for kind in KINDS:
+                m.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung)
+        for phase in RECOVERY:
+            m.histogram("supervisor_recovery_seconds", run=run, phase=phase)
+        for incident in records.incidents():
+            self._incident(run, incident)
 
     def _incident(self, run: str, incident: Incident) -> None:
-        if incident.state not in ("recovered", "halted"):
+        rung, about, m = incident.rung.name.lower(), {"incident": incident.id}, self.metrics
+        closed = self._closed.setdefault(run, set())
+        if incident.state not in ("recovered", "halted") or incident.id in closed:
             return
+        closed.add(incident.id)
         if incident.shadow:
-            return  # nothing was done: `supervisor incidents --shadow` tells of it
-        kind, rung = incident.kind.value, incident.rung.name.lower()
-        self.metrics.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc()
+            m.counter("supervisor_shadow_incidents_total", run=run, rung=rung).inc(exemplar=about)
+            return
+        kind = incident.kind.value
+        m.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc(exemplar=about)
+        if incident.node:
+            m.counter("supervisor_node_incidents_total", run=run, node=incident.node).inc(exemplar=about)
+        began = incident.opened - incident.took_s
         spans = (
+            ("detect", began, incident.opened),
             ("decide", incident.opened, incident.decided),
-            ("start", incident.decided, incident.acted),
-            ("join", incident.acted, incident.recovered),
-            ("total", incident.opened, incident.recovered),
+            ("act", incident.decided, incident.acted),
+            ("rejoin", incident.acted, incident.recovered),
+            ("total", began, incident.recovered),
         )
         for phase, begin, end in spans:
             if begin is not None and end is not None:
-                self.metrics.histogram("supervisor_recovery_seconds", run=run, phase=phase).observe(end - begin)
+                m.histogram("supervisor_recovery_seconds", run=run, phase=phase).observe(end - begin, about)
 
-    def _nodes(self, run: str, memory: Memory, observed: Observed) -> None:
-        trainers = [n for n in observed.nodes.values() if n.role == "trainer"]
-        held = {g.node for g in memory.groups.values() if g.phase != "finished"}
-        alive = [n for n in trainers if n.registered]
-        m = self.metrics
-        m.gauge("supervisor_nodes", run=run, state="registered").set(len(alive))
-        m.gauge("supervisor_nodes", run=run, state="lost").set(sum(1 for n in trainers if not n.registered))
-        barred = cordons.barred(observed, memory.cordons)
-        m.gauge("supervisor_nodes", run=run, state="cordoned").set(len(barred))
-        m.gauge("supervisor_spare_nodes", run=run).set(
-            sum(1 for n in alive if n.name not in held and n.machine not in barred and not (n.failed or n.unsure))
-        )
-
-    def _account(self, run: str, memory: Memory, observed: Observed) -> None:
-        now, last = observed.now, self._seen.get(run)
-        self._seen[run] = now
-        steps = {(r.group, r.generation): r.step for node in observed.nodes.values() for r in node.ranks}
-        newest = self._newest.get(run, 0)
-        self._newest[run] = max(newest, *steps.values(), 0)
-        if last is None or memory.phase in ("finished", "stopped", "halted"):
-            return
-        away = observed.store_stable_s < now - last
+    def _groups(self, run: str, known: _Run, memory: Memory) -> None:
+        phases = Counter(str(g.phase) for g in memory.groups.values())
+        for phase in GROUP_PHASES:
+            self.metrics.gauge("supervisor_groups", run=run, phase=phase).set(phases[phase])
         for group in memory.groups.values():
-            generation, mark = self._redone.get((run, group.group), (-1, 0))
-            if generation != group.generation:
-                generation, mark = self._redone[run, group.group] = (group.generation, newest)
-            incident = memory.incidents.get(group.incident)
-            redoing = group.resume == "disk" and steps.get((group.group, generation), mark) < mark
-            cause = cause_of(group, incident, away=away, redoing=redoing)
-            self._total[run] = self._total.get(run, 0.0) + now - last
-            if cause == Cause.PRODUCTIVE:
-                self._productive[run] = self._productive.get(run, 0.0) + now - last
-            else:
-                counter = self.metrics.counter("supervisor_badput_seconds_total", run=run, cause=cause.value)
-                counter.inc(max(0.0, now - last))
-        if self._total.get(run, 0.0) > 0:
-            ratio = self._productive.get(run, 0.0) / self._total[run]
-            self.metrics.gauge("supervisor_ettr_ratio", run=run).set(ratio)
+            if known.generations.get(group.group) != group.generation:
+                known.generations[group.group] = group.generation
+                self.metrics.gauge("supervisor_generation", run=run, group=group.group).set(group.generation)
 
-    def _stood_still(self, run: str, seconds: float) -> None:
-        """What was taken for training until it was known that it hung."""
-        seconds = min(seconds, self._productive.get(run, 0.0))
-        self._productive[run] = self._productive.get(run, 0.0) - seconds
-        self.metrics.counter("supervisor_badput_seconds_total", run=run, cause=Cause.HUNG.value).inc(seconds)
+    def _nodes(self, spec: RunSpec, memory: Memory, observed: Observed) -> None:
+        run, m = spec.name, self.metrics
+        trainers = [n for n in observed.nodes.values() if n.role == "trainer"]
+        holders = {g.node: g for g in memory.groups.values() if g.phase != "finished"}
+        barred = cordons.barred(observed, memory.cordons)
+        verdicts = Counter(node_verdict(n.name, holders.get(n.name), observed, spec)[0] for n in trainers)
+        for verdict in Verdict:
+            m.gauge("supervisor_nodes", run=run, verdict=verdict.value).set(verdicts[verdict])
+        m.gauge("supervisor_cordoned_hosts", run=run).set(len(barred))
+        spares = [n for n in trainers if n.registered and n.name not in holders and n.machine not in barred]
+        m.gauge("supervisor_spare_nodes", run=run).set(sum(not (n.failed or n.unsure) for n in spares))
+        m.gauge("supervisor_spare_nodes_wanted", run=run).set(spec.allocation.spares)
 
+    def _budgets(self, spec: RunSpec, memory: Memory, now: float) -> None:
+        budget, m = spec.policy.budget, self.metrics
+        for rung in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE):
+            allowed = budgets.allowed(budget, rung)
+            groups = memory.groups if rung == Rung.RESTART else (0,)
+            left = min((budgets.left(memory.spent, budget, rung, g, now) for g in groups), default=allowed)
+            m.gauge("supervisor_budget_left", run=spec.name, rung=rung.name.lower()).set(left)
+            m.gauge("supervisor_budget_allowed", run=spec.name, rung=rung.name.lower()).set(allowed)
 
-def cause_of(group: GroupMemory, incident: Incident | None = None, away: bool = False, redoing: bool = False) -> Cause:
-    """The ledger's cause that a group's phase stands for; one that is silent is being detected. `away`: the store was, since
-    the last look. `redoing`: it has not come to the newest step yet that was committed before it began."""
-    cause = _CAUSE[group.phase]
-    if cause in WITHOUT_A_PROCESS and away:
-        return Cause.STORE_AWAY
-    if group.phase != "running":
-        return cause
-    if incident is not None and incident.kind == Kind.HANG:
-        return Cause.HUNG
-    # One that is slow, or about to leave its node, trains.
-    if group.incident and (incident is None or incident.kind not in (Kind.STRAGGLER, Kind.LEAVING)):
-        return Cause.DETECT
-    return Cause.RECOMPUTE if redoing else cause
+    def _account(self, run: str, known: _Run) -> None:
+        if not known.counted:
+            for name in CAUSES:  # from 0 on, that the first second is seen as an increase
+                self.metrics.counter("supervisor_group_seconds_total", run=run, cause=name)
+            known.counted = dict.fromkeys(Cause, 0.0)
+        for cause, seconds in known.accounts.seconds.items():
+            more = seconds - known.counted[cause]
+            if more > 0:
+                self.metrics.counter("supervisor_group_seconds_total", run=run, cause=cause.value).inc(more)
+                known.counted[cause] = seconds
+        if known.accounts.ettr is not None:
+            self.metrics.gauge("supervisor_ettr_ratio", run=run).set(known.accounts.ettr)
+
+    def _faults(self, run: str, known: _Run, faults: Mapping[str, int]) -> None:
+        """A number that etcd holds, as the incidents are."""
+        for name, made in sorted(faults.items()):
+            more = made - known.faults.get(name, 0)
+            if more > 0 and (name in known.faults or len(known.faults) < FAULTS):
+                self.metrics.counter("supervisor_injected_faults_total", run=run, fault=name).inc(more)
+                known.faults[name] = made

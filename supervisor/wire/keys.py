@@ -117,6 +117,11 @@ def notice(run: str, about: str) -> str:
     return f"{RUNS}{run}/notices/{about}"
 
 
+def faults(run: str) -> str:
+    """How many faults were made in it on purpose. Written by `supervisor chaos`."""
+    return f"{RUNS}{run}/faults"
+
+
 def checkpoint(run: str) -> str:
     """The newest complete checkpoint. Written by the leader."""
     return f"{RUNS}{run}/checkpoint"

@@ -224,6 +224,12 @@ class Progress:
     """Of that, what this rank computed itself: without its data, quorum, heal, commit, and its waits for peers."""
     data_s: float = 0.0
     """Of that, what it waited for its data."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Rank 0 only: where the seconds of its process went so far, by cause of the ledger (supervisor.core.ledger)."""
+    gradient_norm: float | None = None
+    """Of the averaged gradient, before it was clipped."""
+    mfu: float | None = None
+    """Model FLOPS utilisation, from 0 to 1. None: no GPU whose peak is known."""
     quorum_id: int = -1
     participants: int = 0
     replica_id: str = ""
@@ -587,6 +593,14 @@ class PolicySet:
     because: str
     at_unix_s: float
     """Wall clock of who set it, for people only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultsMade:
+    """What `supervisor chaos` has broken in a run, for its metrics alone."""
+
+    made: dict[str, int] = field(default_factory=dict)
+    """By the fault's name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,11 +53,14 @@ def test_those_who_read_all_of_etcd_read_the_page(server: Server, certificates: 
     assert ask(server, context, "/")[0] == 200
     status, body = ask(server, context, "/snapshot.json")
     assert (status, json.loads(body)["run"]) == (200, "")
+    status, body = ask(server, context, "/targets")
+    own = f"127.0.0.1:{server.server_port}"
+    assert (status, json.loads(body)) == (200, [{"targets": [own], "labels": {"instance": own, "__scheme__": "https"}}])
 
 
 def test_a_nodes_certificate_reads_metrics_and_no_page(server: Server, certificates: Certificates) -> None:
     context = client_context(certificates.of("node-n1"))
-    for path in ("/", "/snapshot.json", "/events", "/nothing"):
+    for path in ("/", "/snapshot.json", "/events", "/targets", "/nothing"):
         status, body = ask(server, context, path)
         assert status == 403
         assert b"the page is for the certificates of reader, supervisor, root" in body

@@ -16,6 +16,7 @@ from supervisor.shell import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord
 from supervisor.wire.security import client_context
+from tests.helpers.prometheus import BINARY, prometheus
 from tests.helpers.tls_client import closed, dial, header, metrics, without_certificate
 from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
@@ -113,7 +114,7 @@ def test_metrics_are_for_who_shows_a_certificate(run: Run) -> None:
     assert agent is not None
     for port, metric in (
         (leader.metrics_port, "supervisor_leader 1.0"),
-        (agent.metrics_port, 'agent_up{node="n1"} 1.0'),
+        (agent.metrics_port, 'agent_info{node="n1",version='),
     ):
         # one that says nothing keeps nobody out
         with dial(f"127.0.0.1:{port}", None):
@@ -123,6 +124,19 @@ def test_metrics_are_for_who_shows_a_certificate(run: Run) -> None:
                 metrics(port, context)
     for log in ("supervisor.log", "nodes/n1/agent.log"):
         assert "Traceback" not in (world.system / log).read_text()
+
+
+@pytest.mark.skipif(BINARY is None, reason="prometheus is not installed")
+def test_a_real_prometheus_scrapes_all_with_a_readers_certificate(run: Run, tmp_path: Path) -> None:
+    world, _ = run
+    leader = world.mirror().record(keys.LEADER, LeaderRecord)
+    assert leader is not None
+    reader = world.certificates.of("reader")
+    tls = {"ca_file": reader.ca, "cert_file": reader.cert, "key_file": reader.key}
+    with prometheus(tmp_path, [leader.page], tls) as scraper:
+        supervisor = leader.page.removeprefix("https://").rstrip("/")
+        eventually(lambda: scraper.up() >= {supervisor, "host", *NODES}, 40, "all are scraped")
+        assert scraper.value("sum(supervisor_leader)") == 1
 
 
 def test_a_killed_trainer_comes_back_over_tls(run: Run) -> None:

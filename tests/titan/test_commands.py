@@ -28,6 +28,9 @@ def test_answers_on_its_socket(groups: Groups) -> None:
     status = rank.ask("status")
     assert status["ok"]
     assert status["progress"]["step"] >= 2
+    assert status["progress"]["seconds"]["productive"] > 0
+    assert status["progress"]["gradient_norm"] > 0
+    assert status["progress"]["mfu"] is None, "there is no GPU"
     assert rank.ask("fly") == {"error": "unknown command 'fly'"}
     assert "at_step" in rank.ask("drain", at_step="soon")["error"]
     assert "writer" in rank.ask("writer", writer="yes")["error"]

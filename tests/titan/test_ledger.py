@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,18 @@ def test_no_more_is_kept_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {line["event"] for line in kept} == {"batch"}, "in order, and whole"
     written.event("finished")
     assert lines(path)[-1]["event"] == "finished"
+
+
+def test_the_seconds_by_cause_are_all_of_the_time(tmp_path: Path) -> None:
+    born = time.time() - 10.0
+    written = Ledger(tmp_path / "steps.jsonl", born)
+    written.event("built")
+    written.event("admitted")
+    written.note("heal", start=born)
+    written.step({"data": 0.0, "quorum": 0.0}, step=1, committed=True)
+    written.step({"data": 0.0}, step=1, committed=False)
+    found = written.seconds
+    assert found["start"] == pytest.approx(10.0, abs=0.5)
+    assert found.keys() == {"start", "admission", "data", "quorum", "productive", "failed_step"}
+    ended = lines(tmp_path / "steps.jsonl")[-1]["t"]
+    assert sum(found.values()) == pytest.approx(ended - born, abs=0.01)

@@ -1,7 +1,8 @@
-"""The one HTTP listener of a supervisor: the page, and /metrics."""
+"""The one HTTP listener of a supervisor: the page, /metrics, and /targets for Prometheus."""
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import ssl
@@ -19,6 +20,7 @@ from prometheus_client.exposition import MetricsHandler
 
 from supervisor.shell.page.feed import Feed
 from supervisor.shell.page.watcher import Full, Page
+from supervisor.shell.targets import listed, of_page
 from supervisor.wire.security import Security, common_name, is_loopback, server_context
 
 log = logging.getLogger(__name__)
@@ -150,16 +152,27 @@ class _Handler(MetricsHandler):
         elif url.path in _FILES:
             name, kind = _FILES[url.path]
             self._send(HTTPStatus.OK, _read(name), kind)
+        elif url.path == "/targets":
+            self._targets()
         elif url.path in ("/events", "/snapshot.json"):
             self._of_run(url.path, parse_qs(url.query).get("run", [""])[0])
         else:
-            self._say(HTTPStatus.NOT_FOUND, "there is / (the page), /snapshot.json, /events and /metrics")
+            self._say(HTTPStatus.NOT_FOUND, "there is / (the page), /snapshot.json, /events, /metrics and /targets")
 
     def _metrics(self) -> None:
         if self.command == "HEAD":
             self._send(HTTPStatus.OK, b"", "text/plain; charset=utf-8")
         else:
             super().do_GET()
+
+    def _targets(self) -> None:
+        """For Prometheus's http_sd_config. Without an answer it keeps the targets that it has."""
+        known, security = self.server.page.targets, self.server.security
+        if known is None:
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "etcd has not answered yet")
+        else:
+            own = of_page(url_of(self.server), security.insecure)
+            self._send(HTTPStatus.OK, json.dumps(listed((own, *known), security.tls)).encode(), "application/json")
 
     def _may_read(self) -> bool:
         security = self.server.security

@@ -19,6 +19,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.page.feed import Feed
 from supervisor.shell.page.history import History
 from supervisor.shell.page.snapshot import Live, drawn, newest_point, snapshot
+from supervisor.shell.targets import Target, known
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 
@@ -70,6 +71,9 @@ class Page:
         self._runs: frozenset[str] = frozenset()
         self._histories: dict[str, History] = {}
         self._clock_at: dict[str, float] = {}
+        self._watch: Watch | None = None
+        self.targets: tuple[Target, ...] | None = None
+        """Whom Prometheus is to scrape. None: etcd has not answered yet."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
         self._cost_s = 0.0
@@ -82,6 +86,11 @@ class Page:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(5.0)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long etcd has told nothing, not even that there is no news."""
+        return self._watch.silent_s if self._watch is not None else self._wall() - self._since
 
     @property
     def stopped(self) -> bool:
@@ -118,7 +127,7 @@ class Page:
             try:
                 mirror = self.begin()
                 with contextlib.closing(self._store.watch(keys.PREFIX, mirror.revision)) as watch:
-                    said = ""
+                    said, self._watch = "", watch
                     self._follow(mirror, watch)
             except PortError as error:
                 if str(error) != said:
@@ -150,6 +159,7 @@ class Page:
     def look(self, mirror: Mirror, away_since: float = 0.0) -> None:
         """Tell every feed what holds now."""
         began = self._monotonic()
+        self.targets = mirror.derived(known, "leader", "registration")
         runs = views.runs(mirror)
         newest = max(runs.values(), key=lambda r: r.launched_unix_s, default=None)
         with self._lock:

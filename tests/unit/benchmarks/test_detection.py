@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from benchmarks.detection import percentile, row, summary
+from benchmarks.detection import HANGS, percentile, row, summary
 from benchmarks.detection_cases import CASES
 
 
@@ -63,3 +63,9 @@ def test_every_cause_can_be_told_from_a_wrong_verdict() -> None:
     assert len(CASES) >= 15
     for name, case in CASES.items():
         assert bool(case.kinds) == (case.rung is not None), name
+
+
+def test_a_bound_that_is_the_policys_own_was_not_learned() -> None:
+    bounds = (HANGS.at_least_s, HANGS.at_least_s + 0.5, HANGS.at_most_s)
+    found = row(CASES["gil_held"], [trial(times_the_bound=1.1, bound_s=bound) for bound in bounds])
+    assert found["bound_was_learned"] == 1

@@ -270,6 +270,42 @@ def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere
     assert [sentence[:7] for sentence in w.incident.evidence] == ["rank 1 ", "rank 0 "]
 
 
+def one_inside_a_collective() -> World:
+    """Of the two ranks of group 1 one has said that it hangs, inside a collective of theirs."""
+    w = World(groups=2, ranks=2).bring_up()
+    hangs(w, 1, "compute", rank=1, stack="in all_reduce (distributed_c10d.py:3252) < step (train.py:9)")
+    w.others_wait(1)
+    w.round()
+    assert not w.memory.incidents
+    assert "group 1 hangs; not known yet for which rank of group 1 the others wait" in w.waits()
+    return w
+
+
+def test_who_waits_for_a_rank_that_has_not_told_yet_is_not_taken_for_it() -> None:
+    """Each rank has learned a bound of its own: the shorter may be that of one that waits."""
+    w = one_inside_a_collective()
+    hangs(w, 1, "commit", rank=0, stack="in step (train.py:7)")
+    w.round(0.5)
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 0)
+
+
+def test_a_rank_that_tells_nothing_is_not_waited_for_for_ever() -> None:
+    w = one_inside_a_collective()
+    w.round(w.spec.policy.hang.at_least_s - 0.5)
+    assert not w.memory.incidents
+    w.round(0.5)
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, None)
+
+
+def test_one_that_is_stopped_inside_a_collective_is_no_riddle() -> None:
+    w = World(groups=2, ranks=2).bring_up()
+    stack = "in all_reduce (distributed_c10d.py:3252) < step (train.py:9)"
+    hangs(w, 1, "compute", rank=1, process="stopped", stack=stack)
+    w.others_wait(1)
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 1)
+
+
 def test_of_two_inside_collectives_the_one_that_is_stopped_is_named() -> None:
     """It was stopped in one, and the other waits for it in the next."""
     w = World(groups=2, ranks=2).bring_up()

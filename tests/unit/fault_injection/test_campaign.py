@@ -47,6 +47,9 @@ class Played:
     def tend(self) -> None:
         pass
 
+    def made(self, name: str) -> None:
+        pass
+
     def let_go(self) -> None:
         pass
 

@@ -30,12 +30,14 @@ from supervisor.shell.processes import start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Fact,
+    FaultsMade,
     Health,
     LeaderRecord,
     NodeObserved,
     Progress,
     RunRecord,
     TrainerObserved,
+    decode,
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
@@ -144,6 +146,28 @@ def test_what_is_not_well(world: World) -> None:
     assert after(world, {keys.health("n3"): encode(cold)}) == "no spare is ready"
     groups = {**WELL.groups, 1: replace(WELL.groups[1], phase="starting")}
     assert after(world, run_values_of(replace(WELL, groups=groups))) == "group 1 is starting"
+
+
+def made(world: World) -> dict[str, int]:
+    item = world.store.get(keys.faults("run"))
+    return {} if item is None else decode(item.value, FaultsMade).made
+
+
+def test_faults_are_told_for_the_metrics_and_counted_on(world: World) -> None:
+    world.live.made("sigkill")
+    world.live.made("sigkill")
+    world.live.made("etcd_slow")
+    eventually(lambda: made(world) == {"sigkill": 2, "etcd_slow": 1}, 10)
+    assert after(world, {}) == ""
+    world.live.made("sigkill")
+    eventually(lambda: made(world) == {"sigkill": 3, "etcd_slow": 1}, 10)
+
+
+def test_a_fault_of_etcd_is_told_when_it_answers_again(world: World) -> None:
+    world.live.look()
+    world.store.fail_next(2)
+    world.live.made("etcd_killed")
+    eventually(lambda: made(world) == {"etcd_killed": 1}, 10)
 
 
 def run_values_of(memory: Memory) -> dict[str, bytes]:

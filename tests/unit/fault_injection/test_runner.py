@@ -41,6 +41,8 @@ class Played:
         self.acted: set[tuple[str, int]] = set()
         self.ended = ""
         self.log: list[str] = []
+        self.told: list[str] = []
+        """Faults that were made, for the metrics."""
         self.scene: Any = self
         self.unknown: set[str] = set()
         """Faults that cannot be made after all."""
@@ -67,6 +69,9 @@ class Played:
 
     def tend(self) -> None:
         self.log.append("tend")
+
+    def made(self, name: str) -> None:
+        self.told.append(name)
 
     def let_go(self) -> None:
         self.log.append("let go")
@@ -168,6 +173,7 @@ def test_what_did_not_happen_is_said_and_the_plan_goes_on() -> None:
     assert (first.made, first.evidence, first.after) == (None, "", "there is no such process")
     assert second.evidence == "sigkill is broken"
     assert "heal sigabrt" in played.log
+    assert played.told == ["sigkill"]
 
 
 def test_a_file_that_is_not_there_is_a_fault_that_did_not_happen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,19 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from supervisor.core.ledger import Cause
-from supervisor.core.model import Decision, GroupMemory, Kind, Memory, NodeView, Observed, RankView
-from supervisor.core.spec import RunSpec
-from supervisor.shell.metrics import CATALOGUE
-from supervisor.shell.telemetry import PHASES, Telemetry, cause_of
+from supervisor.core.model import Decision, Kind, Rung
+from supervisor.ports.errors import Retryable
+from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
+from supervisor.shell.program import version
+from supervisor.shell.store.status import StoreStatus
+from supervisor.shell.store_watch import StoreWatch
+from supervisor.shell.telemetry import FAULTS, Records, Telemetry
 from tests.unit.core.world import World
-from tests.unit.shell.records import INCIDENT
+from tests.unit.shell.records import INCIDENT, MEMORY
 
-SPEC = RunSpec(name="run")
-_SUFFIXES = ("_bucket", "_sum", "_count", "_created")
+_SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 class Told(World):
@@ -27,11 +26,18 @@ class Told(World):
     def __init__(self, **about: Any) -> None:
         super().__init__(**about)
         self.telemetry = Telemetry()
+        self.faults: dict[str, int] = {}
 
     def round(self, after: float = 0.0) -> Decision:
         decision = super().round(after)
-        self.telemetry.round(self.spec, self.observed(), decision, 0.002)
+        self.tell(decision)
         return decision
+
+    def tell(self, decision: Decision) -> None:
+        before = tuple(i for i in self.incidents.values() if i not in decision.incidents)
+        records = Records(incidents=lambda: before, faults=lambda: self.faults)
+        self.telemetry.round(self.spec, self.observed(), decision, 0.002, records)
+        self.telemetry.committed(self.spec.name, decision, 0.004)
 
 
 def value(telemetry: Telemetry, name: str, **labels: object) -> float | None:
@@ -50,6 +56,15 @@ def exported(telemetry: Telemetry) -> dict[str, set[frozenset[str]]]:
     return found
 
 
+def samples(telemetry: Telemetry, names: list[str]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (s.name, frozenset(s.labels.items())): s.value
+        for family in telemetry.metrics.registry.collect()
+        for s in family.samples
+        if s.name.startswith(tuple(names))
+    }
+
+
 def test_one_round() -> None:
     world = Told().bring_up()
     t, run = world.telemetry, world.spec.name
@@ -59,18 +74,23 @@ def test_one_round() -> None:
     assert value(t, "supervisor_actions_total", run=run, action="place") == 2
     assert value(t, "supervisor_actions_total", run=run, action="acquire") == 3
     assert value(t, "supervisor_incidents_open", run=run) == 0
-    assert {p: value(t, "supervisor_groups", run=run, phase=p) for p in PHASES} == {
-        **dict.fromkeys(PHASES, 0.0),
+    assert {p: value(t, "supervisor_groups", run=run, phase=p) for p in GROUP_PHASES} == {
+        **dict.fromkeys(GROUP_PHASES, 0.0),
         "running": 2.0,
     }
     assert [value(t, "supervisor_generation", run=run, group=g) for g in (0, 1)] == [1, 1]
-    nodes = {s: value(t, "supervisor_nodes", run=run, state=s) for s in ("registered", "lost", "cordoned")}
-    assert nodes == {"registered": 3, "lost": 0, "cordoned": 0}
-    assert value(t, "supervisor_spare_nodes", run=run) == 1
+    nodes = {v: value(t, "supervisor_nodes", run=run, verdict=v) for v in ("healthy", "dead", "unknown")}
+    assert nodes == {"healthy": 3, "dead": 0, "unknown": 0}
+    assert value(t, "supervisor_cordoned_hosts", run=run) == 0
+    assert value(t, "supervisor_spare_nodes", run=run) == value(t, "supervisor_spare_nodes_wanted", run=run) == 1
+    assert value(t, "supervisor_run_phase", run=run, phase="running") == 1
+    assert value(t, "supervisor_run_phase", run=run, phase="halted") == 0
+    assert value(t, "supervisor_commit_seconds_sum", run=run) == pytest.approx(0.004 * world.rounds)
     budget = world.spec.policy.budget
     assert [value(t, "supervisor_budget_left", run=run, rung=r) for r in ("restart", "replace", "reallocate")] == [
         budget.restart, budget.replace, budget.reallocate,
     ]  # fmt: skip
+    assert value(t, "supervisor_budget_allowed", run=run, rung="replace") == budget.replace
     assert value(t, "supervisor_committed_steps", run=run) == 1
     assert value(t, "supervisor_breaker_held", run=run) == 0
 
@@ -95,7 +115,7 @@ def test_a_crash_and_its_recovery() -> None:
     world.crash(1)
     world.round(1.0)
     assert value(t, "supervisor_incidents_open", run=run) == 1
-    assert value(t, "supervisor_incidents_total", run=run, kind="crash", rung="restart") is None
+    assert value(t, "supervisor_incidents_total", run=run, kind="crash", rung="restart") == 0
     assert value(t, "supervisor_budget_left", run=run, rung="restart") == world.spec.policy.budget.restart - 1
     world.recover(1)
     while world.memory.incidents:
@@ -105,7 +125,8 @@ def test_a_crash_and_its_recovery() -> None:
     assert value(t, "supervisor_generation", run=run, group=1) == 2
     incident = world.incident
     assert incident.recovered is not None
-    for phase in ("decide", "start", "join", "total"):
+    assert value(t, "supervisor_node_incidents_total", run=run, node=incident.node) == 1
+    for phase in ("detect", "decide", "act", "rejoin", "total"):
         assert value(t, "supervisor_recovery_seconds_count", run=run, phase=phase) == 1
     total = value(t, "supervisor_recovery_seconds_sum", run=run, phase="total")
     assert total == pytest.approx(incident.recovered - incident.opened)
@@ -118,15 +139,27 @@ def test_a_lost_node() -> None:
     world.lapse(node)
     world.round()
     t, run = world.telemetry, world.spec.name
-    assert value(t, "supervisor_nodes", run=run, state="lost") == 1
-    assert value(t, "supervisor_nodes", run=run, state="cordoned") == 1
+    assert value(t, "supervisor_nodes", run=run, verdict="dead") == 1
+    assert value(t, "supervisor_cordoned_hosts", run=run) == 1
     assert value(t, "supervisor_groups", run=run, phase="running") == 1
+
+
+class Etcd:
+    """Says how it is."""
+
+    def get(self, key: str) -> None: ...
+
+    def status(self) -> StoreStatus:
+        return StoreStatus(
+            endpoint="", version="3.5.9", db_size=4096, db_in_use=1, has_leader=True, alarms=("NOSPACE",)
+        )
 
 
 def test_all_of_the_control_planes_metrics_are_set_with_their_labels() -> None:
     world = Told().bring_up()
     world.telemetry.leading(7)
-    world.telemetry.store(True)
+    StoreWatch(Etcd(), world.telemetry.metrics, lambda: 1.5).look()
+    world.faults = {"node_killed": 2}
     world.crash(1)
     world.round(1.0)
     world.recover(1)
@@ -136,19 +169,139 @@ def test_all_of_the_control_planes_metrics_are_set_with_their_labels() -> None:
     found = exported(world.telemetry)
     assert found == {m.name: {frozenset(m.labels)} for m in CATALOGUE if m.name.startswith("supervisor_")}
     assert value(world.telemetry, "supervisor_checkpoint_step", run="run") == 10
+    assert value(world.telemetry, "supervisor_injected_faults_total", run="run", fault="node_killed") == 2
+    assert value(world.telemetry, "supervisor_watch_silent_seconds") == 1.5
+    assert value(world.telemetry, "supervisor_store_size_bytes") == 4096
+    assert value(world.telemetry, "supervisor_store_alarms") == 1
 
 
-def test_leadership_and_the_store() -> None:
+def test_a_store_that_does_not_answer_is_down() -> None:
+    class Away(Etcd):
+        def get(self, key: str) -> None:
+            raise Retryable("no etcd answers", 1.0)
+
     t = Telemetry()
-    assert value(t, "supervisor_leader") == 0
+    for etcd, up in ((Etcd(), 1), (Away(), 0)):
+        StoreWatch(etcd, t.metrics, lambda: 0.0).look()
+        assert value(t, "supervisor_store_up") == up
+    assert value(t, "supervisor_store_seconds_count") == 1
+
+
+# --- who tells what (ADR 14) ---
+
+
+def test_only_the_leader_tells_of_runs() -> None:
+    world = Told().bring_up()
+    t = world.telemetry
+    assert (value(t, "supervisor_leader"), value(t, "supervisor_epoch")) == (0, 0)
     t.leading(7)
+    world.round(1.0)
     assert (value(t, "supervisor_leader"), value(t, "supervisor_epoch")) == (1, 7)
+    assert value(t, "supervisor_committed_steps", run="run") == 1
     t.leading(None)
     assert (value(t, "supervisor_leader"), value(t, "supervisor_epoch")) == (0, 7)
-    t.store(True)
-    assert value(t, "supervisor_store_up") == 1
-    t.store(False)
-    assert value(t, "supervisor_store_up") == 0
+    of_runs = {m.name for m in CATALOGUE if "run" in m.labels}
+    assert exported(t).keys() & of_runs == set()
+    assert value(t, "supervisor_info", version=version()) == 1
+
+
+def test_the_next_leader_counts_the_same_incidents() -> None:
+    world = Told().bring_up()
+    world.crash(1)
+    world.round(1.0)
+    world.recover(1)
+    while world.memory.incidents:
+        world.round(1.0)
+    of_incidents = [n for n in exported(world.telemetry) if "incidents_total" in n or "recovery" in n]
+    assert len(of_incidents) == 4
+    before = samples(world.telemetry, of_incidents)
+    world.telemetry = Telemetry()
+    world.round(1.0)
+    assert samples(world.telemetry, of_incidents) == before
+    assert value(world.telemetry, "supervisor_decisions_total", run="run") == 1
+
+
+def test_what_may_not_have_been_written_is_counted_as_etcd_has_it() -> None:
+    world = Told().bring_up()
+    t = world.telemetry
+    world.crash(1)
+    world.round(1.0)
+    world.recover(1)
+    while not world.incident.recovered:
+        t.outcome_unknown()
+        world.round(1.0)
+    t.outcome_unknown()
+    world.round(1.0)
+    assert value(t, "supervisor_incidents_total", run="run", kind="crash", rung="restart") == 1
+    assert value(t, "supervisor_recovery_seconds_count", run="run", phase="total") == 1
+
+
+def test_a_run_that_had_ended_before_is_told_by_its_phase() -> None:
+    world = Told().bring_up()
+    world.memory = replace(world.memory, phase="stopped")
+    world.telemetry = Telemetry()
+    world.telemetry.round(world.spec, world.observed(), Decision(memory=world.memory), 0.002)
+    of_runs = {m.name for m in CATALOGUE if "run" in m.labels}
+    assert exported(world.telemetry).keys() & of_runs == {"supervisor_run_phase"}
+    assert value(world.telemetry, "supervisor_run_phase", run="run", phase="stopped") == 1
+
+
+def test_a_shadow_incident_is_counted_apart() -> None:
+    t = Told().bring_up().telemetry
+    shadow = replace(INCIDENT, shadow=True, state="recovered", rung=Rung.REPLACE, recovered=9.0)
+    t.committed("run", Decision(memory=MEMORY, incidents=(shadow,)), 0.001)
+    assert value(t, "supervisor_shadow_incidents_total", run="run", rung="replace") == 1
+    assert value(t, "supervisor_incidents_total", run="run", kind=shadow.kind.value, rung="replace") == 0
+    assert value(t, "supervisor_recovery_seconds_count", run="run", phase="total") == 0
+
+
+def test_the_detection_is_how_long_it_had_to_last() -> None:
+    t = Told().bring_up().telemetry
+    hang = replace(
+        INCIDENT, kind=Kind.HANG, took_s=15.0, state="recovered", opened=5.0, decided=5.5, acted=7.5, recovered=9.0
+    )
+    t.committed("run", Decision(memory=MEMORY, incidents=(hang,)), 0.001)
+    parts = [
+        value(t, "supervisor_recovery_seconds_sum", run="run", phase=p)
+        for p in ("detect", "decide", "act", "rejoin", "total")
+    ]
+    assert parts == [15.0, 0.5, 2.0, 1.5, 19.0]
+
+
+def test_what_counts_begins_at_0() -> None:
+    """A counter that appears with 1 is no increase to Prometheus."""
+    t = Told().bring_up().telemetry
+    for kind in KINDS:
+        for rung in RUNGS:
+            assert value(t, "supervisor_incidents_total", run="run", kind=kind, rung=rung) == 0
+    assert all(value(t, "supervisor_group_seconds_total", run="run", cause=c) is not None for c in CAUSES)
+
+
+def test_between_decisions_it_looks_once_a_second() -> None:
+    world = Told().bring_up()
+    world.round(1.0)
+    world.nodes["n9"] = replace(world.nodes["n3"], name="n9", registered=True)
+    for after, seen in ((0.9, 3), (0.2, 4)):
+        world.round(after)
+        assert world.last.actions == ()
+        assert value(world.telemetry, "supervisor_nodes", run="run", verdict="healthy") == seen
+    assert value(world.telemetry, "supervisor_decisions_total", run="run") == world.rounds
+
+
+def test_more_kinds_of_faults_than_there_are_are_not_told() -> None:
+    world = Told().bring_up()
+    world.faults = {f"fault_{n:03}": 1 for n in range(FAULTS + 5)}
+    world.round(1.0)
+    world.faults["fault_000"] = 3
+    world.round(1.0)
+    told = [
+        s
+        for f in world.telemetry.metrics.registry.collect()
+        for s in f.samples
+        if s.name == "supervisor_injected_faults_total"
+    ]
+    assert len(told) == FAULTS
+    assert value(world.telemetry, "supervisor_injected_faults_total", run="run", fault="fault_000") == 3
 
 
 # --- names ---
@@ -165,133 +318,13 @@ def test_another_kind_is_refused() -> None:
         Telemetry().metrics.gauge("supervisor_decisions_total", run="run")
 
 
+@pytest.mark.parametrize("phase", ["", "sleeping", "Running"])
+def test_another_value_of_a_label_is_refused(phase: str) -> None:
+    with pytest.raises(ValueError, match="supervisor_groups: phase is one of unplaced, fencing"):
+        Telemetry().metrics.gauge("supervisor_groups", run="run", phase=phase)
+
+
 @pytest.mark.parametrize("labels", [{}, {"rum": "run"}, {"run": "run", "group": 1}])
 def test_other_labels_are_refused(labels: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="supervisor_decisions_total has the labels"):
         Telemetry().metrics.counter("supervisor_decisions_total", **labels)
-
-
-# --- ETTR ---
-
-
-def at(now: float, *phases: str, phase: str = "running", incident: str = "") -> tuple[Observed, Decision]:
-    groups = {g: GroupMemory(group=g, phase=p, incident=incident) for g, p in enumerate(phases)}  # type: ignore[arg-type]
-    memory = Memory(phase=phase, groups=groups)  # type: ignore[arg-type]
-    return Observed(revision=1, now=now, store_stable_s=100.0), Decision(memory=memory)
-
-
-def tell(t: Telemetry, *rounds: tuple[Observed, Decision]) -> None:
-    for observed, decision in rounds:
-        t.round(SPEC, observed, decision, 0.001)
-
-
-def test_ettr_is_the_share_of_running_group_seconds() -> None:
-    t = Telemetry()
-    tell(t, at(0.0, "starting", "starting"))
-    assert value(t, "supervisor_ettr_ratio", run="run") is None
-    tell(t, at(2.0, "starting", "starting"), at(8.0, "running", "running"), at(10.0, "running", "fencing"))
-    assert value(t, "supervisor_ettr_ratio", run="run") == pytest.approx((6 + 6 + 2) / 20)
-    assert value(t, "supervisor_badput_seconds_total", run="run", cause="start") == 4
-    assert value(t, "supervisor_badput_seconds_total", run="run", cause="place") == 2
-
-
-def test_a_finished_run_loses_no_more_time() -> None:
-    t = Telemetry()
-    tell(t, at(0.0, "running"), at(4.0, "running"), at(90.0, "finished", phase="finished"))
-    assert value(t, "supervisor_ettr_ratio", run="run") == 1.0
-
-
-def test_a_running_group_with_an_incident_is_being_detected() -> None:
-    assert cause_of(GroupMemory(group=0, phase="running")) == Cause.PRODUCTIVE
-    assert cause_of(GroupMemory(group=0, phase="running", incident="i1")) == Cause.DETECT
-
-
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
-@given(st.lists(st.tuples(st.floats(0, 1e5), st.lists(st.sampled_from(PHASES), min_size=1, max_size=4)), max_size=8))
-def test_ettr_and_badput_are_all_of_the_time(rounds: list[tuple[float, list[str]]]) -> None:
-    t, now, whole = Telemetry(), 0.0, 0.0
-    for number, (seconds, phases) in enumerate(rounds):
-        now += seconds
-        whole += seconds * len(phases) if number else 0.0
-        tell(t, at(now, *phases))
-        ratio = value(t, "supervisor_ettr_ratio", run="run")
-        assert ratio is None or 0.0 <= ratio <= 1.0
-        lost = sum(value(t, "supervisor_badput_seconds_total", run="run", cause=c.value) or 0.0 for c in Cause)
-        assert (ratio or 0.0) * whole + lost == pytest.approx(whole)
-
-
-def test_a_second_term_of_the_same_process_begins_at_an_earlier_clock() -> None:
-    """The run clock goes on from the newest memory (ADR 3), which may be older than the last round of the first term."""
-    t = Telemetry()
-    t.leading(1)
-    tell(t, at(0.0, "running"), at(50.0, "running"), at(60.0, "starting"))
-    t.leading(None)
-    t.leading(2)
-    tell(t, at(20.0, "starting"), at(30.0, "starting"))
-    assert value(t, "supervisor_ettr_ratio", run="run") == pytest.approx(50 / 70)
-    assert value(t, "supervisor_badput_seconds_total", run="run", cause="start") == 20
-
-
-def test_time_that_somebody_else_led_is_not_ours() -> None:
-    t = Telemetry()
-    t.leading(1)
-    tell(t, at(0.0, "running"), at(10.0, "running"))
-    t.leading(None)
-    t.leading(3)
-    tell(t, at(500.0, "starting"), at(510.0, "starting"))
-    assert value(t, "supervisor_badput_seconds_total", run="run", cause="start") == 10
-
-
-@pytest.mark.parametrize(
-    ("kind", "cause"),
-    [
-        (Kind.HANG, Cause.HUNG),
-        (Kind.SILENT, Cause.DETECT),
-        (Kind.STRAGGLER, Cause.PRODUCTIVE),
-        (Kind.LEAVING, Cause.PRODUCTIVE),
-    ],
-)
-def test_the_kind_of_an_open_incident_says_where_the_time_goes(kind: Kind, cause: Cause) -> None:
-    group = GroupMemory(group=0, phase="running", incident="i1")
-    assert cause_of(group, replace(INCIDENT, kind=kind)) == cause
-    assert cause_of(replace(group, phase="fencing"), replace(INCIDENT, kind=kind)) == Cause.PLACE
-
-
-def test_a_store_that_is_away_costs_those_without_a_process() -> None:
-    causes = {p: cause_of(GroupMemory(group=0, phase=p), away=True) for p in PHASES}  # type: ignore[arg-type]
-    assert [p for p, cause in causes.items() if cause == Cause.STORE_AWAY] == ["unplaced", "fencing", "placing"]
-    t = Telemetry()
-    tell(t, at(0.0, "running", "fencing"), at(4.0, "running", "fencing"))
-    observed, decision = at(10.0, "running", "fencing")
-    tell(t, (replace(observed, store_stable_s=1.0), decision))
-    assert value(t, "supervisor_badput_seconds_total", run="run", cause="store_away") == 6
-    assert value(t, "supervisor_badput_seconds_total", run="run", cause="place") == 4
-
-
-def test_until_a_hang_was_known_it_was_taken_for_training() -> None:
-    t = Telemetry()
-    tell(t, at(0.0, "running", "running"), at(100.0, "running", "running"))
-    observed, decision = at(101.0, "running", "fencing")
-    hang = replace(INCIDENT, kind=Kind.HANG, took_s=15.0, opened=101.0, decided=101.0)
-    tell(t, (observed, replace(decision, incidents=(hang,))), at(111.0, "running", "starting"))
-    assert value(t, "supervisor_badput_seconds_total", run="run", cause="hung") == 15
-    lost = sum(value(t, "supervisor_badput_seconds_total", run="run", cause=c.value) or 0.0 for c in Cause)
-    ratio = value(t, "supervisor_ettr_ratio", run="run")
-    assert ratio == pytest.approx(1 - lost / (2 * 111))
-
-
-def test_steps_that_were_committed_before_are_recomputed() -> None:
-    """Both groups were lost at step 80, and began again at 50."""
-
-    def told(now: float, generation: int, step: int, resume: str = "disk") -> tuple[Observed, Decision]:
-        rank = RankView(group=0, generation=generation, rank=0, state="running", step=step, commits=1)
-        group = GroupMemory(group=0, phase="running", generation=generation, resume=resume)  # type: ignore[arg-type]
-        node = NodeView(name="n1", registered=True, ranks=(rank,))
-        observed = Observed(revision=1, now=now, store_stable_s=100.0, nodes={"n1": node})
-        return observed, Decision(memory=Memory(phase="running", groups={0: group}))
-
-    for resume, redone in (("disk", 20.0), ("peers", None)):
-        t = Telemetry()
-        tell(t, told(0.0, 1, 70), told(10.0, 1, 80))
-        tell(t, *(told(now, 2, step, resume) for now, step in ((20.0, 50), (30.0, 65), (40.0, 80), (50.0, 90))))
-        assert value(t, "supervisor_badput_seconds_total", run="run", cause="recompute") == redone

@@ -147,6 +147,29 @@ def test_head_says_what_get_would_and_no_body(site: Site) -> None:
             ), path
 
 
+def test_prometheus_is_told_whom_to_scrape(site: Site) -> None:
+    eventually(lambda: site.page.targets is not None, SOON_S, "the page has seen etcd")
+    with site.ask("/targets") as answer:
+        assert answer.headers["Content-Type"] == "application/json"
+        found = json.loads(answer.read())
+    own = f"127.0.0.1:{site.port}"
+    assert {"targets": [own], "labels": {"instance": own, "__scheme__": "http"}} in found
+
+
+def test_before_etcd_has_answered_prometheus_keeps_what_it_has(site: Site) -> None:
+    page = Page(site.world.store)
+    server = serve(CollectorRegistry(), page, "127.0.0.1", 0, Security())
+    try:
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10.0)
+        ) as connection:
+            connection.request("GET", "/targets")
+            assert connection.getresponse().status == 503
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_metrics_are_beside_it(site: Site) -> None:
     with site.ask("/metrics") as answer:
         assert b"supervisor_leader 1.0" in answer.read()

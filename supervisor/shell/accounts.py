@@ -1,0 +1,165 @@
+"""Where the seconds of a run's groups go, while it runs: the ledger as far as etcd tells it.
+
+A trainer tells, by cause, where the seconds of its process have gone so far; what it has not told yet is held back. The rest follows
+from the phase in which the supervisor has a group. The exact ledger is made afterwards, from the trainers' own records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
+from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView
+from supervisor.core.restored import ENDED
+from supervisor.shell.mirror import Mirror
+from supervisor.wire.records import NodeObserved
+
+HELD_S, HELD_STEPS = 60.0, 3.0
+"""Seconds of which a trainer says nothing for longer than this, and longer than so many steps, are counted by what it is in."""
+
+_BY_NAME = {cause.value: cause for cause in Cause}
+
+_CAUSE = {
+    "unplaced": Cause.ALLOCATE,
+    "fencing": Cause.PLACE,
+    "placing": Cause.PLACE,
+    "starting": Cause.START,
+    "running": Cause.PRODUCTIVE,
+    "finished": Cause.END,
+}
+
+_IN = {
+    "starting": Cause.START,
+    "built": Cause.ADMISSION,
+    "quorum": Cause.QUORUM,
+    "healing": Cause.HEAL,
+    "checkpoint": Cause.CHECKPOINT,
+    "finished": Cause.END,
+    "failed": Cause.LOST_STEP,
+}
+"""By the phase that a rank says; it hangs in any other."""
+
+HELD = (Cause.START, Cause.PRODUCTIVE)
+"""What only the trainer can tell apart."""
+
+_TRAINS = (Kind.STRAGGLER, Kind.LEAVING)
+"""Open incidents of a group that trains on."""
+
+Told = Mapping[tuple[int, int], Mapping[str, float]]
+"""By group and generation, the seconds of its rank 0's process so far, by cause."""
+
+
+def told(mirror: Mirror, run: str) -> Told:
+    """What the agents have reported."""
+    found: dict[tuple[int, int], Mapping[str, float]] = {}
+    for key in mirror.of_sort("observed"):
+        node = mirror.record(key, NodeObserved)
+        for rank in node.trainers if node is not None else ():
+            if rank.rank == 0 and rank.run == run and rank.progress is not None:
+                found[rank.group, rank.generation] = rank.progress.seconds
+    return found
+
+
+@dataclass
+class _Group:
+    generation: int
+    mark: int
+    """The newest step of the run when this generation was first seen."""
+    cause: Cause | None = None
+    """Since the last look."""
+    told: Mapping[str, float] | None = None
+    commits: int = 0
+    held: float = 0.0
+    """Seconds of a process of which it has not told yet."""
+
+
+@dataclass
+class Accounts:
+    """Of one run, in one term. `seconds` add up to the time of all groups since the first look, but for what is held."""
+
+    seconds: dict[Cause, float] = field(default_factory=dict)
+    _last: float | None = None
+    _newest: int = 0
+    _ended: bool = False
+    _groups: dict[int, _Group] = field(default_factory=dict)
+
+    def look(self, memory: Memory, observed: Observed, told: Told) -> None:
+        """Count what has passed since the last look."""
+        now, last = observed.now, self._last
+        self._last = now
+        newest = self._newest
+        ranks = {(r.group, r.generation): r for node in observed.nodes.values() for r in node.ranks if r.rank == 0}
+        self._newest = max(newest, *(rank.step for rank in ranks.values()), 0)
+        elapsed = 0.0 if last is None or self._ended else max(0.0, now - last)
+        self._ended = memory.phase in ENDED
+        away = last is not None and observed.store_stable_s < now - last
+        for group in memory.groups.values():
+            known = self._groups.setdefault(group.group, _Group(group.generation, newest))
+            self._pass(known, elapsed, away)
+            rank = ranks.get((group.group, known.generation))
+            if rank is not None:
+                self._hear(known, group, told.get((group.group, known.generation), {}), rank)
+            incident = memory.incidents.get(group.incident)
+            cause = cause_of(group, incident)
+            if known.generation != group.generation or cause not in HELD:
+                hung = incident is not None and incident.kind == Kind.HANG
+                ended = Cause.END if cause == Cause.END else Cause.LOST_STEP
+                self._settle(known, Cause.HUNG if hung else ended)
+            elif known.cause == Cause.START and cause == Cause.PRODUCTIVE:
+                self._settle(known, Cause.ACT if known.told else Cause.START)  # until its process was born
+            if known.generation != group.generation:
+                known = self._groups[group.group] = _Group(group.generation, newest)
+            known.cause = cause
+            if observed.store_stable_s > HELD_S:
+                self._count_what_is_held(known, rank)
+
+    def _pass(self, known: _Group, elapsed: float, away: bool) -> None:
+        if known.cause in HELD:
+            known.held += elapsed
+        elif known.cause is not None:
+            self._add(Cause.STORE_AWAY if away and known.cause in WITHOUT_A_PROCESS else known.cause, elapsed)
+
+    def _count_what_is_held(self, known: _Group, rank: RankView | None) -> None:
+        if known.held <= max(HELD_S, HELD_STEPS * rank.step_s if rank is not None else 0.0):
+            return
+        if rank is not None:
+            self._settle(known, _IN.get(rank.phase, Cause.HUNG))
+        elif known.cause == Cause.START:
+            self._settle(known, Cause.ACT)
+
+    @property
+    def ettr(self) -> float | None:
+        """Share of productive seconds; None: none was counted."""
+        whole = sum(self.seconds.values())
+        return self.seconds.get(Cause.PRODUCTIVE, 0.0) / whole if whole > 0 else None
+
+    def _hear(self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView) -> None:
+        if told:
+            since = {} if known.told is None else known.told
+            news = {cause: max(0.0, value - since.get(cause, 0.0)) for cause, value in told.items()}
+        else:  # a trainer that is older than that: what passed until a step was committed made it
+            news = {Cause.PRODUCTIVE.value: known.held} if rank.commits > known.commits else {}
+        whole = sum(news.values())
+        share = min(1.0, known.held / whole) if whole > 0 else 0.0
+        redone = group.resume == "disk" and 0 < rank.step <= known.mark
+        for name, value in news.items():
+            cause = _BY_NAME.get(name, Cause.OTHER)
+            self._add(Cause.RECOMPUTE if redone and cause == Cause.PRODUCTIVE else cause, value * share)
+        known.held -= whole * share
+        known.told, known.commits = told, rank.commits
+
+    def _settle(self, known: _Group, cause: Cause) -> None:
+        self._add(cause, known.held)
+        known.held = 0.0
+
+    def _add(self, cause: Cause, seconds: float) -> None:
+        if seconds > 0:
+            self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
+
+
+def cause_of(group: GroupMemory, incident: Incident | None = None) -> Cause:
+    """What a group's phase stands for; one with an incident waits for a decision."""
+    if group.phase != "running" or not group.incident or (incident is not None and incident.kind in _TRAINS):
+        return _CAUSE[group.phase]
+    return Cause.HUNG if incident is not None and incident.kind == Kind.HANG else Cause.DECIDE

@@ -1,0 +1,158 @@
+"""The metric catalogue: every metric of every process, listed once. Dashboards, rules and docs/METRICS.md are generated from it.
+
+Names follow Prometheus: a unit as suffix, `_total` for counters. `supervisor_` is the control plane, `agent_` a node,
+`trainer_` a group or rank (exported by its node's agent). Who exports what, and when, is ADR 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from supervisor.core.ledger import Cause
+from supervisor.core.model import Action, GroupPhase, Kind, Memory, Rung, Verdict
+from supervisor.wire.records import GateGroup
+
+SECONDS_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
+"""From a survivor's stall (0.2 s) to a new allocation (minutes)."""
+
+QUICK_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
+"""From a round of decide of a small run to a call that etcd hardly answers (its deadline is 3 s)."""
+
+IDENTITIES = ("run", "group", "rank", "node", "version", "fault")
+"""Labels that name one of the things that there are: as many as the cluster has. All others take the values of an enum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric, as it is exported."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    """seconds, bytes, tokens, steps, ratio, ... or what is counted."""
+    labels: tuple[str, ...]
+    help: str
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of each label that is none of IDENTITIES: all that it may be."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds, of a histogram only."""
+
+
+Label = str | tuple[str, tuple[str, ...]]
+"""One of IDENTITIES, or a label with its values."""
+
+
+def _metric(
+    name: str, kind: Any, unit: str, labels: Sequence[Label], help: str, buckets: tuple[float, ...] = ()
+) -> Metric:
+    names = tuple(label if isinstance(label, str) else label[0] for label in labels)
+    values = dict(label for label in labels if not isinstance(label, str))
+    return Metric(name=name, kind=kind, unit=unit, labels=names, help=help, values=values, buckets=buckets)
+
+
+def _counter(name: str, unit: str, labels: Sequence[Label], help: str) -> Metric:
+    return _metric(name, "counter", unit, labels, help)
+
+
+def _gauge(name: str, unit: str, labels: Sequence[Label], help: str) -> Metric:
+    return _metric(name, "gauge", unit, labels, help)
+
+
+def _histogram(name: str, labels: Sequence[Label], help: str, buckets: tuple[float, ...]) -> Metric:
+    return _metric(name, "histogram", "seconds", labels, help, buckets)
+
+
+def _one_of(of: type, name: str) -> tuple[str, ...]:
+    """The values of a field that is a Literal."""
+    return get_args(get_type_hints(of)[name])
+
+
+RUN_PHASES = _one_of(Memory, "phase")
+GROUP_PHASES: tuple[str, ...] = get_args(GroupPhase)
+RUNGS = tuple(rung.name.lower() for rung in Rung)
+BUDGETED = ("restart", "replace", "reallocate")
+KINDS = tuple(kind.value for kind in Kind)
+CAUSES = tuple(cause.value for cause in Cause)
+RECOVERY = ("detect", "decide", "act", "rejoin", "total")
+"""detect: how long it had to last before it was a failure. decide: from its incident to the decision. act: until its new processes
+were seen. rejoin: until it committed again. total: all of these."""
+STEP_PHASES = ("data", "compute", "wait")
+"""Of the newest step, what the rank waited for its data, what it computed, and the rest: quorum, heal, commit, other ranks."""
+
+_RUNG = ("rung", RUNGS)
+_KIND = ("kind", KINDS)
+_BUDGET = ("rung", BUDGETED)
+_GROUP = ("run", "group")
+_RANK = ("run", "group", "rank")
+_PROCESS = ("kind", ("trainer", "lighthouse"))
+
+CATALOGUE: tuple[Metric, ...] = (
+    # --- every supervisor, also one that stands by ---
+    _gauge("supervisor_info", "bool", ("version",), "1: a supervisor of this version runs."),
+    _gauge("supervisor_leader", "bool", (), "1 while this process leads."),
+    _gauge("supervisor_epoch", "revision", (), "Leadership term: the create revision of the leader key; 0: never led."),
+    _gauge("supervisor_store_up", "bool", (), "1 while etcd answers this process."),
+    _histogram("supervisor_store_seconds", (), "Time that etcd takes to answer this process.", QUICK_BUCKETS),
+    _gauge("supervisor_store_size_bytes", "bytes", (), "Size of etcd's database."),
+    _gauge("supervisor_store_alarms", "alarms", (), "Alarms that etcd has raised: out of space, corrupt."),
+    _gauge("supervisor_watch_silent_seconds", "seconds", (), "How long etcd's watch has said nothing (it is asked every second)."),
+    # --- a run: the leader alone ---
+    _gauge("supervisor_run_phase", "bool", ("run", ("phase", RUN_PHASES)), "1 for the phase that the run is in."),
+    _gauge("supervisor_paused", "bool", ("run",), "1 while a person has paused it: nothing is done about failures."),
+    _gauge("supervisor_observe", "bool", ("run",), "1 while its policy is only to observe (shadow mode)."),
+    _counter("supervisor_decisions_total", "decisions", ("run",), "Rounds of decide, in this term."),
+    _histogram("supervisor_decide_seconds", ("run",), "Time of one round of decide.", QUICK_BUCKETS),
+    _histogram("supervisor_commit_seconds", ("run",), "Time of the transaction that writes a decision.", QUICK_BUCKETS),
+    _counter("supervisor_actions_total", "actions", ("run", ("action", _one_of(Action, "verb"))), "Actions that were decided, in this term."),
+    _gauge("supervisor_incidents_open", "incidents", ("run",), "Incidents that are open now; not those that are only observed."),
+    _counter("supervisor_incidents_total", "incidents", ("run", _KIND, _RUNG), "Incidents closed since the launch, by kind and rung."),
+    _counter("supervisor_node_incidents_total", "incidents", ("run", "node"), "The same, by the node where it happened."),
+    _counter("supervisor_shadow_incidents_total", "incidents", ("run", _RUNG), "Failures that were only observed since the launch, by the rung that would have been."),
+    _histogram("supervisor_recovery_seconds", ("run", ("phase", RECOVERY)), "Parts of the incidents closed since the launch: detect, decide, act, rejoin, and all of them.", SECONDS_BUCKETS),
+    _gauge("supervisor_budget_left", "uses", ("run", _BUDGET), "What is left of a rung's budget in its window; restart: of the group that has the least."),
+    _gauge("supervisor_budget_allowed", "uses", ("run", _BUDGET), "How much a rung's budget is."),
+    _gauge("supervisor_spare_nodes", "nodes", ("run",), "Healthy nodes that run no rank."),
+    _gauge("supervisor_spare_nodes_wanted", "nodes", ("run",), "How many spares the run file asks for."),
+    _gauge("supervisor_nodes", "nodes", ("run", ("verdict", tuple(v.value for v in Verdict))), "The run's nodes by what the evidence says of them."),
+    _gauge("supervisor_cordoned_hosts", "hosts", ("run",), "Hosts that are given no group of the run."),
+    _gauge("supervisor_breaker_held", "bool", ("run",), "1 while many nodes lost, or whose checks fail, are held as one cause."),
+    _gauge("supervisor_groups", "groups", ("run", ("phase", GROUP_PHASES)), "Replica groups by phase."),
+    _gauge("supervisor_generation", "generation", _GROUP, "Current generation of a group."),
+    _gauge("supervisor_committed_steps", "steps", ("run",), "The newest committed step."),
+    _gauge("supervisor_checkpoint_step", "steps", ("run",), "Step of the newest complete checkpoint."),
+    _counter("supervisor_group_seconds_total", "seconds", ("run", ("cause", CAUSES)), "Seconds of all groups in this term, each under one cause of the ledger; all but `productive` are badput."),
+    _gauge("supervisor_ettr_ratio", "ratio", ("run",), "Effective training time ratio of this term: the share of `productive` in supervisor_group_seconds_total."),
+    _counter("supervisor_injected_faults_total", "faults", ("run", "fault"), "Faults that `supervisor chaos` has made in the run."),
+    # --- a node ---
+    _gauge("agent_info", "bool", ("node", "version"), "1: an agent of this version runs."),
+    _gauge("agent_store_up", "bool", ("node",), "1 while etcd answers this agent."),
+    _gauge("agent_lease_held", "bool", ("node",), "1 while the node is registered under a living lease."),
+    _histogram("agent_report_seconds", ("node",), "Time that etcd takes for a report.", QUICK_BUCKETS),
+    _counter("agent_reports_total", "reports", ("node",), "Records written to etcd."),
+    _counter("agent_report_failures_total", "reports", ("node",), "Writes to etcd that failed."),
+    _gauge("agent_processes", "processes", ("node", ("state", ("running", "exited"))), "Processes of the node by state."),
+    _counter("agent_process_starts_total", "starts", ("node", _PROCESS, ("how", ("warm", "cold"))), "Starts of processes."),
+    _counter("agent_process_exits_total", "exits", ("node", _PROCESS, ("how", ("clean", "peers_gone", "error", "signal"))), "Ends of processes."),
+    _gauge("agent_warm_ready", "bool", ("node",), "1 while a warm process is ready to fork trainers."),
+    _gauge("agent_disk_free_bytes", "bytes", ("node",), "Free space below the home folder."),
+    _gauge("agent_memory_available_bytes", "bytes", ("node",), "Memory that can be had without swapping."),
+    _gauge("agent_problems", "problems", ("node",), "Problems that the agent reports of itself and its machine."),
+    _gauge("agent_gate_groups", "groups", ("node", "run", ("hearing", _one_of(GateGroup, "hearing"))), "Groups at the gate of this node by what it hears."),
+    # --- a group, as its rank 0 says; all its ranks say the same ---
+    _gauge("trainer_committed_steps", "steps", _GROUP, "Committed steps, from the TorchFT manager."),
+    _counter("trainer_commits_total", "steps", _GROUP, "Steps that this agent saw its processes commit."),
+    _counter("trainer_failed_commits_total", "steps", _GROUP, "Steps that were not committed."),
+    _gauge("trainer_loss", "nats", _GROUP, "Mean loss over the participating replicas."),
+    _gauge("trainer_gradient_norm", "none", _GROUP, "Norm of the averaged gradient, before it is clipped."),
+    _gauge("trainer_quorum_participants", "groups", _GROUP, "Groups that stepped in the newest quorum."),
+    _gauge("trainer_quorum_id", "id", _GROUP, "Id of the newest quorum: it only grows."),
+    _counter("trainer_seconds_total", "seconds", ("run", "group", ("cause", CAUSES)), "Seconds of its processes that this agent saw, each under one cause of the ledger."),
+    _histogram("trainer_heal_seconds", ("run",), "How long a group took to load its peers' state, at its start.", SECONDS_BUCKETS),
+    # --- a rank ---
+    _gauge("trainer_up", "bool", _RANK, "1 while the process runs."),
+    _gauge("trainer_step_seconds", "seconds", (*_RANK, ("phase", STEP_PHASES)), "Length of the newest step by phase: data, compute, and the wait for others."),
+    _gauge("trainer_tokens_per_second", "tokens", _RANK, "Throughput of the rank."),
+    _gauge("trainer_mfu_ratio", "ratio", _RANK, "Model FLOPS utilisation, where there is a GPU whose peak TorchTitan knows."),
+)  # fmt: skip

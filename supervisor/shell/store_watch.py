@@ -1,0 +1,65 @@
+"""Looks at etcd for the metrics of a supervisor, whether it leads or not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from supervisor.ports.errors import PortError
+from supervisor.ports.store import Item
+from supervisor.shell.metrics import Metrics
+from supervisor.shell.store.status import StoreStatus
+from supervisor.wire import keys
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+
+
+class Asked(Protocol):
+    """An etcd that says how it is."""
+
+    def get(self, key: str) -> Item | None: ...
+
+    def status(self) -> StoreStatus: ...
+
+
+class StoreWatch(threading.Thread):
+    """`silent_s`: for how long the process's watch has heard nothing."""
+
+    def __init__(self, store: Asked, metrics: Metrics, silent_s: Callable[[], float]) -> None:
+        super().__init__(name="store-watch", daemon=True)
+        self._store, self._metrics = store, metrics
+        self._ended = threading.Event()
+        metrics.gauge("supervisor_watch_silent_seconds").set_function(silent_s)
+        metrics.gauge("supervisor_store_up").set(0)
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            self.look()
+            self._ended.wait(EVERY_S)
+
+    def look(self) -> None:
+        """Ask once."""
+        began, m = time.monotonic(), self._metrics
+        try:
+            self._store.get(keys.LEADER)  # which takes a quorum of its members
+            took = time.monotonic() - began
+            status = self._store.status()
+        except PortError as error:
+            log.debug("etcd does not say how it is: %s", error)
+            m.gauge("supervisor_store_up").set(0)
+            return
+        m.histogram("supervisor_store_seconds").observe(took)
+        m.gauge("supervisor_store_up").set(1)
+        m.gauge("supervisor_store_size_bytes").set(status.db_size)
+        m.gauge("supervisor_store_alarms").set(len(status.alarms))
+
+    def stop(self) -> None:
+        """Returns once it asks no more."""
+        self._ended.set()
+        if self.is_alive():
+            self.join(EVERY_S)

@@ -1,0 +1,162 @@
+"""What a node's agent exports of its groups and ranks, and what it stops to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.exporter import Exporter
+from agents.reporter import Standing
+from agents.settings import Settings
+from agents.view import View
+from supervisor.shell.catalogue import CATALOGUE
+from supervisor.wire.records import Health, ProcessRecord, Progress
+
+
+class Node:
+    """One agent's exporter, and what its node runs."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.exporter = Exporter("n1", "0.1.0")
+        self.view = View(Settings(node="n1", home=tmp_path, etcd=("127.0.0.1:1",)))
+        self.tmp_path = tmp_path
+
+    def run(self, name: str, **about: Any) -> ProcessRecord:
+        record = ProcessRecord(name=name, pid=1, start_ticks=1, folder=str(self.tmp_path / name), **about)
+        self.view.put(record)
+        return record
+
+    def tell(self, group: int = 0, generation: int = 1, rank: int = 0, **about: Any) -> None:
+        name = f"run.{group}.{generation}.{rank}"
+        if name not in self.view.processes:
+            self.run(name)
+        fields = {"phase": "step", "step": 9, "commits": 4, **about}
+        self.exporter.progress(
+            name, Progress(run="run", group=group, generation=generation, rank=rank, pid=1, sequence=1, **fields)
+        )
+
+    def drop(self, name: str) -> None:
+        self.view.drop(name)
+        self.exporter.dropped(name)
+
+    def look(self) -> None:
+        health = Health(
+            node="n1", sequence=1, warm="ready", disk_free_bytes=7, memory_available_bytes=8, load_1m=0.1, problems=("a",)
+        )  # fmt: skip
+        self.exporter.node(self.view, health, Standing(store_up=True, lease_held=True, written=3))
+
+    def value(self, name: str, **labels: object) -> float | None:
+        return self.exporter._metrics.registry.get_sample_value(name, {k: str(v) for k, v in labels.items()})
+
+    def names(self) -> set[str]:
+        return {
+            f.name + ("_total" if f.type == "counter" else "")
+            for f in self.exporter._metrics.registry.collect()
+            if f.samples
+        }
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+GROUP = {"run": "run", "group": 0}
+RANK = {**GROUP, "rank": 1}
+
+
+def test_all_of_the_nodes_metrics_are_exported(node: Node) -> None:
+    record = node.run("run.0.1.0", warm=True)
+    node.exporter.started(record)
+    node.run("lighthouse.run.1")
+    node.view.hearing["run"] = {"0": "beating", "1": "silent"}
+    node.tell(loss=2.5, gradient_norm=1.25, mfu=0.4, seconds={"heal": 0.5, "productive": 3.0})
+    node.exporter.ended(record)
+    node.exporter.reported(0.004)
+    node.look()
+    assert node.names() == {m.name for m in CATALOGUE if m.name.startswith(("agent_", "trainer_"))}
+    assert node.value("agent_info", node="n1", version="0.1.0") == 1
+    assert node.value("agent_gate_groups", node="n1", run="run", hearing="silent") == 1
+    assert node.value("agent_report_seconds_count", node="n1") == 1
+    assert node.value("agent_reports_total", node="n1") == 3
+    assert node.value("trainer_gradient_norm", **GROUP) == 1.25
+    assert node.value("trainer_mfu_ratio", **GROUP, rank=0) == 0.4
+    assert node.value("trainer_heal_seconds_sum", run="run") == 0.5
+    assert node.value("trainer_seconds_total", **GROUP, cause="productive") == 3.0
+
+
+def test_a_groups_numbers_are_told_by_its_rank_0_alone(node: Node) -> None:
+    node.tell(rank=1, loss=2.5, tokens_per_s=100.0, step_s=2.0, compute_s=1.25, data_s=0.5)
+    assert node.value("trainer_loss", **GROUP) is None
+    assert node.value("trainer_commits_total", **GROUP) is None
+    assert node.value("trainer_tokens_per_second", **RANK) == 100.0
+    phases = {p: node.value("trainer_step_seconds", **RANK, phase=p) for p in ("data", "compute", "wait")}
+    assert phases == {"data": 0.5, "compute": 1.25, "wait": 0.25}
+
+
+def test_counters_go_on_over_generations(node: Node) -> None:
+    node.tell(commits=4, failed_commits=1, seconds={"productive": 8.0})
+    node.tell(commits=6, failed_commits=1, seconds={"productive": 12.0, "data": 1.0})
+    node.tell(generation=2, commits=1, seconds={"start": 5.0, "productive": 2.0})
+    assert node.value("trainer_commits_total", **GROUP) == 7
+    assert node.value("trainer_failed_commits_total", **GROUP) == 1
+    assert node.value("trainer_seconds_total", **GROUP, cause="productive") == 14.0
+    assert node.value("trainer_seconds_total", **GROUP, cause="start") == 5.0
+
+
+def test_a_heal_is_that_of_a_groups_start(node: Node) -> None:
+    node.tell(commits=0, step=0)
+    node.tell(commits=1, seconds={"heal": 0.5})
+    node.tell(commits=2, seconds={"heal": 0.7})  # it gave its state to another
+    assert node.value("trainer_heal_seconds_count", run="run") == 1
+    assert node.value("trainer_heal_seconds_sum", run="run") == 0.5
+    assert node.value("trainer_seconds_total", **GROUP, cause="heal") == pytest.approx(0.7)
+
+
+def test_an_older_generation_says_nothing_any_more(node: Node) -> None:
+    node.tell(generation=2, loss=2.0)
+    node.tell(generation=1, loss=9.0, commits=50)
+    assert node.value("trainer_loss", **GROUP) == 2.0
+    assert node.value("trainer_commits_total", **GROUP) == 4
+
+
+def test_a_group_that_left_is_told_no_more(node: Node) -> None:
+    """It trains elsewhere: its numbers of long ago would stand beside those of now."""
+    for rank in (0, 1):
+        node.tell(rank=rank, loss=2.0)
+        node.tell(group=1, rank=rank, loss=3.0)
+    node.look()
+    node.drop("run.0.1.1")
+    assert node.value("trainer_up", **RANK) is None
+    assert node.value("trainer_loss", **GROUP) == 2.0
+    node.drop("run.0.1.0")
+    node.look()
+    of_group = [
+        s for f in node.exporter._metrics.registry.collect() for s in f.samples if s.labels.get("group") == "0"
+    ]  # fmt: skip
+    assert of_group == []
+    assert node.value("trainer_loss", run="run", group=1) == 3.0
+
+
+def test_a_generation_that_follows_on_the_same_node_keeps_its_series(node: Node) -> None:
+    node.tell(loss=2.0)
+    node.tell(generation=2, loss=2.5)
+    node.drop("run.0.1.0")
+    assert node.value("trainer_loss", **GROUP) == 2.5
+
+
+def test_a_gate_that_has_ended_hears_nothing(node: Node) -> None:
+    node.run("lighthouse.run.1")
+    node.view.hearing["run"] = {"0": "beating"}
+    node.look()
+    assert node.value("agent_gate_groups", node="n1", run="run", hearing="beating") == 1
+    node.run("lighthouse.run.1", exited=True, exit_code=0)
+    node.look()
+    assert node.value("agent_gate_groups", node="n1", run="run", hearing="beating") is None
+
+
+def test_a_cause_of_a_newer_trainer_is_other(node: Node) -> None:
+    node.tell(seconds={"dreaming": 2.0})
+    assert node.value("trainer_seconds_total", **GROUP, cause="other") == 2.0

@@ -1,0 +1,93 @@
+"""A real Prometheus scrapes a real run: whom the supervisors name, each number once, also when another leads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor.shell.catalogue import CATALOGUE
+from supervisor.wire import keys
+from supervisor.wire.records import FaultsMade, LeaderRecord, Registration, encode
+from tests.helpers.prometheus import BINARY, Prometheus, prometheus
+from tests.helpers.waiting import eventually
+from tests.integration.world import LEASE_S, World, toy_spec, world
+
+pytestmark = [pytest.mark.etcd, pytest.mark.skipif(BINARY is None, reason="prometheus is not installed")]
+
+OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+OWN = ("up", "scrape_")
+"""What Prometheus adds."""
+
+
+def leader(w: World) -> LeaderRecord | None:
+    return w.mirror().record(keys.LEADER, LeaderRecord)
+
+
+def page(w: World, log_line: int = 0) -> str:
+    """Of the supervisor that began so-manieth."""
+    log = (w.system / "supervisor.log").read_text()
+    return [line.rpartition("page ")[2].strip() for line in log.splitlines() if "a candidate for leadership" in line][
+        log_line
+    ]
+
+
+def exported(p: Prometheus) -> set[str]:
+    """Metrics of the catalogue, and what is none of it."""
+    known = {m.name: m.kind for m in CATALOGUE}
+    found = set()
+    for name in p.names():
+        base = next(
+            (name.removesuffix(s) for s in OF_HISTOGRAMS if known.get(name.removesuffix(s)) == "histogram"), name
+        )
+        if not name.startswith(OWN):
+            found.add(base)
+    return found
+
+
+def test_each_number_is_told_once_whoever_leads(tmp_path: Path) -> None:
+    with world(tmp_path) as w:
+        first = w.supervisor()
+        eventually(lambda: (found := leader(w)) and found.pid == first.pid, 30, "the first leads")
+        w.supervisor()
+        eventually(lambda: (w.system / "supervisor.log").read_text().count("a candidate for leadership") == 2, 30)
+        pages = [page(w, 0), page(w, 1)]
+        record = w.launch(toy_spec())
+        w.store.put(keys.faults("toy"), encode(FaultsMade(made={"rank_killed": 1})))
+        eventually(w.running(record, 1, 1), 60, "both groups run")
+        with prometheus(tmp_path / "prometheus", pages) as p:
+            nodes = {f"n{i}" for i in range(1, 5)} | {"host"}
+            there = {n for n in nodes if w.mirror().record(keys.registration(n), Registration)}
+            addresses = {url.removeprefix("http://").rstrip("/") for url in pages}
+            eventually(lambda: p.up() == there | addresses, 40, "all are scraped")
+            w.kill_trainer(record, 1)
+            eventually(lambda: p.value("sum(supervisor_incidents_total)") == 1, 60, "the incident is told")
+            before = p.value("sum(supervisor_recovery_seconds_sum{phase='total'})")
+            assert p.value("count(supervisor_committed_steps)") == 1
+            assert p.value("sum(supervisor_leader)") == 1
+            assert p.value("count(supervisor_leader)") == 2
+            assert p.value("count(supervisor_store_up == 1)") == 2
+            seconds = eventually(lambda: p.value("sum(supervisor_group_seconds_total{cause='productive'})"), 30)
+            incidents = p.ask("query_exemplars", query="supervisor_recovery_seconds_bucket", start=str(time.time() - 600), end=str(time.time()))  # fmt: skip
+            told = {e["labels"]["incident"] for series in incidents for e in series["exemplars"]}
+            assert told == {i.id for i in w.incidents(record)}
+
+            first.kill()
+            first.wait()
+            eventually(lambda: (found := leader(w)) and found.pid != first.pid, 10 * LEASE_S, "the standby leads")
+            eventually(lambda: p.value("sum(supervisor_leader)") == 1 and p.value("count(supervisor_leader)") == 1, 60)
+            eventually(lambda: p.value("sum(supervisor_incidents_total)") == 1, 30, "the next leader tells the same")
+            assert p.value("sum(supervisor_recovery_seconds_sum{phase='total'})") == pytest.approx(before)
+            assert p.value("sum(supervisor_injected_faults_total)") == 1
+            again = eventually(lambda: p.value("sum(supervisor_group_seconds_total{cause='productive'})"), 30)
+            assert again < seconds, "these begin at 0 in each term"
+            names = {m.name for m in CATALOGUE}
+            found = exported(p)
+            assert found <= names
+            # what idle toys cannot tell of
+            assert names - found <= {
+                "supervisor_checkpoint_step", "trainer_loss", "trainer_gradient_norm", "trainer_mfu_ratio",
+                "trainer_seconds_total", "trainer_heal_seconds", "agent_report_failures_total",
+            }  # fmt: skip
+        w.check(record)

@@ -1,0 +1,245 @@
+"""Every second of every group under one cause, from what trainers have told and from the supervisor's own phases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.core.ledger import Cause
+from supervisor.core.model import GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView
+from supervisor.shell.accounts import HELD_S, Accounts, Told, cause_of, told
+from supervisor.shell.catalogue import GROUP_PHASES
+from supervisor.wire import keys
+from supervisor.wire.records import NodeObserved, Progress, TrainerObserved, encode
+from tests.unit.shell.records import INCIDENT, mirror_of
+
+C = Cause
+
+
+class Books:
+    """Accounts of groups whose phase, step and told seconds the test says."""
+
+    def __init__(self, groups: int = 1) -> None:
+        self.accounts = Accounts()
+        self.now = 1000.0
+        self.phase: Any = "running"
+        self.stable = 1e6
+        self.groups = {g: GroupMemory(group=g, generation=1, phase="running") for g in range(groups)}
+        self.ranks = {g: RankView(group=g, generation=1, rank=0, state="running", phase="step") for g in range(groups)}
+        self.told: dict[tuple[int, int], dict[str, float]] = {}
+        self.incidents: dict[str, Incident] = {}
+
+    def look(self, after: float = 0.0) -> dict[Cause, float]:
+        self.now += after
+        nodes = {f"n{g}": NodeView(name=f"n{g}", registered=True, ranks=(r,)) for g, r in self.ranks.items()}
+        memory = Memory(phase=self.phase, groups=self.groups, incidents=self.incidents)
+        observed = Observed(revision=1, now=self.now, store_stable_s=self.stable, nodes=nodes)
+        self.accounts.look(memory, observed, self.told)
+        return {cause: round(s, 6) for cause, s in self.accounts.seconds.items()}
+
+    def group(self, group: int = 0, **about: Any) -> None:
+        self.groups[group] = replace(self.groups[group], **about)
+
+    def rank(self, group: int = 0, **about: Any) -> None:
+        self.ranks[group] = replace(self.ranks[group], **about)
+
+    def tell(self, group: int = 0, **seconds: float) -> None:
+        self.told[group, self.ranks[group].generation] = seconds
+
+
+def test_what_a_trainer_tells_is_counted_and_the_rest_is_held() -> None:
+    b = Books()
+    b.tell(productive=500.0, quorum=20.0)  # before this term
+    assert b.look() == {}
+    assert b.look(5.0) == {}
+    b.tell(productive=503.0, quorum=20.5)
+    assert b.look() == {C.PRODUCTIVE: 3.0, C.QUORUM: 0.5}
+    b.tell(productive=505.5, quorum=20.5, checkpoint=1.0)
+    assert b.look(3.0) == {C.PRODUCTIVE: 5.5, C.QUORUM: 0.5, C.CHECKPOINT: 1.0}
+    assert b.accounts.ettr == pytest.approx(5.5 / 7.0)
+
+
+def test_nobody_tells_of_more_than_has_passed() -> None:
+    """Of an agent that was away while another led, say."""
+    b = Books()
+    b.ranks.clear()
+    b.look()
+    b.look(10.0)
+    b.ranks = {0: RankView(group=0, generation=1, rank=0, state="running")}
+    b.tell(productive=900.0, data=100.0)
+    assert b.look() == {C.PRODUCTIVE: 9.0, C.DATA: 1.0}
+
+
+def test_a_trainer_that_tells_no_seconds_was_productive_until_it_committed() -> None:
+    b = Books()
+    b.look()
+    assert b.look(2.0) == {}
+    b.rank(step=80)
+    assert b.look(0.5) == {}, "it has loaded a checkpoint, and committed nothing"
+    b.rank(step=81, commits=1)
+    assert b.look(0.5) == {C.PRODUCTIVE: 3.0}
+
+
+def test_what_is_not_told_when_a_group_is_given_up_was_a_lost_step() -> None:
+    b = Books()
+    b.tell(productive=1.0)
+    b.look()
+    b.tell(productive=5.0)
+    b.look(6.0)
+    b.tell(productive=6.0)  # the last word of the old generation comes with the look at which it is given up
+    b.group(phase="fencing", generation=2)
+    assert b.look(0.5) == {C.PRODUCTIVE: 5.0, C.LOST_STEP: 1.5}
+    assert b.look(2.0) == {C.PRODUCTIVE: 5.0, C.LOST_STEP: 1.5, C.PLACE: 2.0}
+
+
+def test_a_hang_is_counted_from_the_last_word_on() -> None:
+    b = Books(groups=2)
+    for g in (0, 1):
+        b.tell(g, productive=10.0)
+    b.look()
+    b.look(15.0)
+    b.incidents = {"i1": replace(INCIDENT, id="i1", group=0, kind=Kind.HANG)}
+    b.group(0, phase="fencing", generation=2, incident="i1")
+    assert b.look(0.0) == {C.HUNG: 15.0}
+    b.tell(1, productive=10.0, failed_step=14.0)
+    assert b.look(2.0) == {C.HUNG: 15.0, C.PLACE: 2.0, C.FAILED_STEP: 14.0}
+
+
+def test_the_start_of_a_group() -> None:
+    b = Books()
+    b.ranks.clear()
+    b.group(phase="placing")
+    b.look()
+    b.look(2.0)
+    b.group(phase="starting")
+    b.look()
+    b.look(1.5)
+    b.ranks = {0: RankView(group=0, generation=1, rank=0, state="running", step=1, phase="step")}
+    b.tell(start=4.0, admission=0.25, heal=0.5, productive=0.25)
+    b.look(5.0)
+    b.group(phase="running")
+    assert b.look() == {
+        C.PLACE: 2.0, C.START: 4.0, C.ADMISSION: 0.25, C.HEAL: 0.5, C.PRODUCTIVE: 0.25, C.ACT: 1.5,
+    }  # fmt: skip
+
+
+def test_steps_that_were_committed_before_are_recomputed() -> None:
+    for resume, cause in (("disk", C.RECOMPUTE), ("peers", C.PRODUCTIVE)):
+        b = Books()
+        b.rank(step=80)
+        b.tell(productive=1.0)
+        b.look()
+        b.group(generation=2, resume=resume)
+        b.look()
+        b.rank(generation=2, step=50)
+        b.tell(productive=0.0)
+        b.look(1.0)
+        b.rank(step=80)
+        b.tell(productive=10.0)
+        assert b.look(10.0)[cause] == 10.0
+        b.rank(step=90)
+        b.tell(productive=13.0)
+        assert b.look(5.0)[C.PRODUCTIVE] == (3.0 if cause == C.RECOMPUTE else 13.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"), [("quorum", C.QUORUM), ("healing", C.HEAL), ("checkpoint", C.CHECKPOINT), ("step", C.HUNG)]
+)
+def test_what_is_not_told_for_long_is_counted_by_what_it_is_in(phase: str, cause: Cause) -> None:
+    b = Books()
+    b.rank(phase=phase, step_s=10.0)
+    b.tell(productive=1.0)
+    b.look()
+    assert b.look(HELD_S) == {}
+    assert b.look(1.0) == {cause: HELD_S + 1.0}
+    b.rank(step_s=100.0)
+    assert b.look(3 * 100.0) == {cause: HELD_S + 1.0}, "three of its steps are no long time"
+
+
+def test_nothing_is_said_of_what_runs_while_the_store_is_away() -> None:
+    b = Books(groups=2)
+    b.tell(0, productive=1.0)
+    b.group(1, phase="fencing")
+    b.look()
+    b.stable = 0.5
+    assert b.look(600.0) == {C.STORE_AWAY: 600.0}
+    b.stable = 6.0
+    b.tell(0, productive=600.0)
+    assert b.look(0.0)[C.PRODUCTIVE] == 599.0
+
+
+def test_a_run_that_has_ended_loses_no_more_time() -> None:
+    b = Books()
+    b.look()
+    b.rank(step=3, commits=3)
+    b.look(4.0)
+    b.phase = "finished"
+    b.group(phase="finished")
+    assert b.look(1.0) == {C.PRODUCTIVE: 4.0, C.END: 1.0}
+    assert b.look(90.0) == {C.PRODUCTIVE: 4.0, C.END: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [(Kind.HANG, C.HUNG), (Kind.SILENT, C.DECIDE), (Kind.STRAGGLER, C.PRODUCTIVE), (Kind.LEAVING, C.PRODUCTIVE)],
+)
+def test_the_kind_of_an_open_incident_says_where_the_time_goes(kind: Kind, cause: Cause) -> None:
+    group = GroupMemory(group=0, phase="running", incident="i1")
+    assert cause_of(group, replace(INCIDENT, kind=kind)) == cause
+    assert cause_of(replace(group, phase="fencing"), replace(INCIDENT, kind=kind)) == C.PLACE
+
+
+def test_a_store_that_is_away_costs_those_without_a_process() -> None:
+    found = []
+    for phase in GROUP_PHASES:
+        b = Books()
+        b.group(phase=phase)
+        b.look()
+        b.stable = 0.5
+        found += [phase for cause in b.look(9.0) if cause == C.STORE_AWAY]
+    assert found == ["unplaced", "fencing", "placing"]
+
+
+def test_what_agents_have_reported_of_rank_0() -> None:
+    def trainer(run: str, rank: int, **seconds: float) -> TrainerObserved:
+        progress = Progress(
+            run=run, group=3, generation=2, rank=rank, pid=1, sequence=1, phase="step", seconds=seconds
+        )  # fmt: skip
+        return TrainerObserved(run=run, group=3, generation=2, rank=rank, pid=1, state="running", progress=progress)
+
+    unborn = TrainerObserved(run="run", group=4, generation=1, rank=0, pid=0, state="starting")
+    ranks = (trainer("run", 0, data=1.5), trainer("run", 1, data=9.0), trainer("other", 0, data=7.0), unborn)
+    found: Told = told(
+        mirror_of({keys.observed("n1"): encode(NodeObserved(node="n1", sequence=1, trainers=ranks))}), "run"
+    )
+    assert found == {(3, 2): {"data": 1.5}}
+
+
+_STEP = st.tuples(
+    st.floats(0, 200), st.sampled_from(GROUP_PHASES), st.booleans(), st.floats(0, 50), st.floats(0, 50), st.booleans()
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(st.lists(_STEP, max_size=12))
+def test_all_seconds_are_counted_once(steps: list[tuple[float, str, bool, float, float, bool]]) -> None:
+    """Whatever trainers tell, and whenever: what is counted and what is held are all of the time that has passed."""
+    b, whole, seconds = Books(), 0.0, {"productive": 1.0, "quorum": 1.0}
+    b.tell(**seconds)
+    b.look()
+    before: dict[Cause, float] = {}
+    for passed, phase, again, productive, quorum, tells in steps:
+        whole += passed
+        b.group(phase=phase, generation=b.groups[0].generation + again)
+        if tells:
+            seconds = {"productive": seconds["productive"] + productive, "quorum": seconds["quorum"] + quorum}
+            b.tell(**seconds)
+        now = b.look(passed)
+        held = sum(group.held for group in b.accounts._groups.values())
+        assert sum(b.accounts.seconds.values()) + held == pytest.approx(whole)
+        assert all(now.get(cause, 0.0) >= s for cause, s in before.items())
+        before = now

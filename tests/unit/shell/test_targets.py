@@ -1,0 +1,50 @@
+"""Whom Prometheus is told to scrape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.targets import known, listed, of_page
+from supervisor.wire import keys
+from supervisor.wire.records import LeaderRecord, encode
+from tests.unit.shell.records import mirror_of, registration
+
+
+def seen() -> Mirror:
+    leader = LeaderRecord(host="h1", pid=1, home="/", metrics_port=9100, page="https://10.0.0.5:9100/")
+    return mirror_of({
+        keys.LEADER: encode(leader),
+        **registration("n1", address="10.0.0.11", metrics_port=9000),
+        **registration("n2", address="fd00::12", metrics_port=9001),
+        **registration("n3", address="10.0.0.13", metrics_port=9002, insecure=True),
+        **registration("older", address="10.0.0.14"),
+    })  # fmt: skip
+
+
+def by_instance(found: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
+    return {t["labels"]["instance"]: (t["labels"]["__scheme__"], *t["targets"]) for t in found}
+
+
+def test_the_leader_oneself_and_the_agents_by_their_nodes_names() -> None:
+    own = of_page("https://10.0.0.6:9100/", False)
+    assert by_instance(listed((own, *known(seen())), tls=True)) == {
+        "10.0.0.6:9100": ("https", "10.0.0.6:9100"),
+        "10.0.0.5:9100": ("https", "10.0.0.5:9100"),
+        "n1": ("https", "10.0.0.11:9000"),
+        "n2": ("https", "[fd00::12]:9001"),
+        "n3": ("http", "10.0.0.13:9002"),
+    }
+
+
+def test_the_leader_is_told_once() -> None:
+    own = of_page("https://10.0.0.5:9100/", False)
+    assert len(listed((own, *known(seen())), tls=True)) == 4
+
+
+def test_without_certificates_all_is_plain() -> None:
+    assert {t["labels"]["__scheme__"] for t in listed(known(seen()), tls=False)} == {"http"}
+
+
+def test_nobody_leads_and_no_node_is_there() -> None:
+    assert known(mirror_of({})) == ()
