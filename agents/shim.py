@@ -81,7 +81,8 @@ class Shim:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGUSR1, self._notice)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+        # the notice was held until now, and whoever started us may have blocked any: without SIGCHLD no end would be seen
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1])
         for sentence in self._table.take_over():
             process.say(sentence)
         self._table.remember("shim_started", pid=os.getpid(), allocation=self._settings.allocation)

@@ -46,8 +46,7 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
     if r.spec.groups.count == 1 and spares and not r.busy(running[0]):
         _begin(r, f"node {running[0].node} is leaving ({why}), and the group has nobody to heal from")
         return
-    told = [r.observed.nodes.get(g.node) for g in there]
-    if not all(node is not None and node.leaving for node in told):
+    if max(notice_s(r, g) for g in there) == math.inf:
         return  # whoever was only drained has no deadline
     if not _due(r, running, 1 / 2):
         return
@@ -60,16 +59,29 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
 
 def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None:
     """Whoever starts on a node that stays may not have healed when the last of those that train is ended."""
-    told = [r.observed.nodes.get(g.node) for g in running]
-    if not all(node is not None and node.leaving for node in told) or not _due(r, running, 3 / 4):
+    if max(notice_s(r, g) for g in running) == math.inf or not _due(r, running, 3 / 4):
         return
     about = f"every group that trains is on a node that is leaving ({why}), and no other could heal in time"
     _begin(r, f"{about}{_too_short(r)}")
 
 
+def notice_s(r: Round, group: GroupMemory) -> float:
+    """How long after it was said that its node is leaving it is ended; inf: whoever says so has set no end."""
+    node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
+    if grant is not None and grant.state == "granted" and grant.leaves_in_s:
+        return grant.leaves_in_s
+    return float(r.spec.allocation.slurm.warn_s) if node is not None and node.leaving else math.inf
+
+
+def _warning_s(r: Round) -> float:
+    """The shortest that any group's node was given."""
+    shortest = min((notice_s(r, g) for g in r.groups.values()), default=math.inf)
+    return shortest if shortest < math.inf else float(r.spec.allocation.slurm.warn_s)
+
+
 def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
     """Whether so large a part of the warning is over, or what is left of it is only enough for the last steps."""
-    warn_s = r.spec.allocation.slurm.warn_s
+    warn_s = _warning_s(r)
     since = min(r.allocations[r.placed_by(g)].leaving_since or r.now for g in running)
     due = since + max(0.0, min(part * warn_s, _usable_s(r) - _steps(r) * _pace(r)))
     if r.now < due:
@@ -79,7 +91,7 @@ def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
 
 def _usable_s(r: Round) -> float:
     """What of the warning can be spent on the way to the last step."""
-    warn_s = r.spec.allocation.slurm.warn_s
+    warn_s = _warning_s(r)
     return warn_s - min(EARLY_S, warn_s / 5) - min(SAVING_S, warn_s / 8)
 
 
@@ -87,9 +99,7 @@ def _too_short(r: Round) -> str:
     pace = _pace(r)
     if pace <= _usable_s(r):
         return ""
-    return (
-        f"; a step takes {pace:.0f} s, too long for the warning of {r.spec.allocation.slurm.warn_s} s: it may be lost"
-    )
+    return f"; a step takes {pace:.0f} s, too long for the warning of {_warning_s(r):.0f} s: it may be lost"
 
 
 def _pace(r: Round) -> float:
@@ -100,7 +110,7 @@ def _pace(r: Round) -> float:
 def _steps(r: Round) -> int:
     """How many steps the last one is ahead of the newest that is known. No more than an eighth of the warning is spent on
     the way, but for long steps: one is under way, and may be over before every agent has heard of it."""
-    pace, margin_s = _pace(r), min(AHEAD_S, r.spec.allocation.slurm.warn_s / 8)
+    pace, margin_s = _pace(r), min(AHEAD_S, _warning_s(r) / 8)
     return 2 if pace >= margin_s or pace <= 0 else 2 + math.ceil(margin_s / pace)
 
 
@@ -149,7 +159,8 @@ def ended(r: Round, group: GroupMemory) -> bool:
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
     if r.handover_at_step is None or step >= r.spec.titan.steps:
         return False
-    off(r, group, f"it was handed over after step {step}: node {group.node} is leaving")
+    why = r.leaving(group.node)
+    off(r, group, f"it was handed over after step {step}: node {group.node} is leaving{f': {why}' if why else ''}")
     return True
 
 

@@ -1,5 +1,5 @@
-"""Nodes that are about to be taken away by the engine's own will (ADR 8): drained, or near their time limit; and those of
-a host that a person drains (ADR 9).
+"""Nodes that are about to be taken away by the engine's own will (ADR 8): drained, preempted, or near their time limit; and
+those of a host that a person drains (ADR 9).
 
 Such a node takes no group any more. A successor is asked for at once, the groups move one at a time while another
 trains that they can heal from, and where that can't be, all are handed over through a checkpoint (`handover.py`). None
@@ -62,8 +62,9 @@ def leaving_allocations(r: Round) -> dict[str, str]:
     found = {}
     if drained:
         found = {n.allocation: drained.get(n.machine, "") for n in r.observed.nodes.values() if n.registered}
-    found |= {g.key: g.leaving for g in r.observed.grants.values() if g.leaving and g.state == "granted"}
     found |= {n.allocation: n.leaving for n in r.observed.nodes.values() if n.leaving and n.registered}
+    # the node's signal says only that it will be ended: the engine says why
+    found |= {g.key: g.leaving for g in r.observed.grants.values() if g.leaving and g.state == "granted"}
     return {
         key: why for key, why in found.items() if why and key in r.allocations and r.allocations[key].state == "wanted"
     }
@@ -87,7 +88,8 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
     for key in sorted(words):
         before = r.allocations[key]
         after = before if before.leaving_since is not None else replace(before, leaving_since=r.now)
-        not_before = before.since + r.spec.allocation.slurm.warn_s
+        grace_s = grant.leaves_in_s if (grant := r.observed.grants.get(key)) is not None else 0.0
+        not_before = before.since + (grace_s or r.spec.allocation.slurm.warn_s)
         hasty = key in successors and not before.successor and r.now < not_before
         early = hasty and key not in held
         paid = hasty and not early and _many(r, successors)
@@ -95,7 +97,8 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
             early, paid = True, False
         if early:
             about = f"allocation {key} took another's place and is leaving already: {words[key]}"
-            r.wait(f"{about}; is its time limit well above the warning (allocation.slurm.warn_s)?", until=not_before)
+            hint = "" if grace_s else "; is its time limit well above the warning (allocation.slurm.warn_s)?"
+            r.wait(f"{about}{hint}", until=not_before)
         if asked == ASKED_A_ROUND and (after != before or not (before.successor or early)):
             r.look_again(r.now)
             return
@@ -131,8 +134,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     there = [g for g in r.groups.values() if g.phase == "running" and r.placed_by(g) in words]
     if not there:
         return False
-    # Those that the node itself has been told of have a deadline: they go first.
-    there.sort(key=lambda g: (not r.observed.nodes[g.node].leaving if g.node in r.observed.nodes else True, g.group))
+    there.sort(key=lambda g: (handover.notice_s(r, g), g.group))
     group = next((g for g in there if not r.busy(g)), there[0])
     why = words[r.placed_by(group)]
     about = f"group {group.group}: its node {group.node} is leaving ({why})"
@@ -144,6 +146,8 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
         r.wait(f"{about}, and no other is there yet{_coming(r, group)}")
     elif r.busy(group):
         r.wait(f"{about}; first its incident {group.incident}")
+    elif (said_by := _says_why_by(r, group)) > r.now:
+        r.wait(f"{about}; the engine is asked why", until=said_by)
     elif busy:
         r.wait(f"{about}: one at a time, group {busy[0].group} is not running yet")
     elif not any(_healthy(r, g) for g in r.groups.values() if g.group != group.group):
@@ -157,6 +161,17 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
         )  # fmt: skip
         return True
     return False
+
+
+def _says_why_by(r: Round, group: GroupMemory) -> float:
+    """When what the node was told has been asked of the engine too: a signal is the same for a preemption and a time limit."""
+    node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
+    if node is None or not node.leaving or (grant is not None and grant.leaving):
+        return r.now
+    asked, since = r.observed.engine_listed_at, r.allocations[r.placed_by(group)].leaving_since
+    if asked is None or since is None or asked >= since:
+        return r.now
+    return since + detect.engine_word_s(r.observed, r.spec)
 
 
 def _has_a_deadline(r: Round, group: GroupMemory) -> bool:

@@ -239,6 +239,8 @@ class Grant:
     """Why it is in this state, in the engine's own words."""
     leaving: str = ""
     """Granted, but the engine is about to take it away: why. Empty: it is not."""
+    leaves_in_s: float = 0.0
+    """How long after it began to say so it takes it away (preempted, with a grace); 0: it does not say."""
     ended: bool = False
     """Gone, and the engine says that its processes have ended: not so when its host failed, or while it is being ended."""
 

@@ -218,11 +218,11 @@ class Round:
     def leaving(self, node: str) -> str:
         """Why a node is to be left: the engine is about to take it away, or a person drains its host. Empty: it may stay."""
         view = self.observed.nodes.get(node)
-        if view is not None and view.leaving:
-            return view.leaving
         grant = self.observed.grants.get(self.allocation_of(node))
         if grant is not None and grant.state == "granted" and grant.leaving:
             return grant.leaving
+        if view is not None and view.leaving:
+            return view.leaving
         return self.drained(self.host_of(node)) if self.observed.cordons else ""
 
     def successor(self, key: str) -> str:

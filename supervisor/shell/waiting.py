@@ -17,10 +17,10 @@ def leaving(observed: Observed) -> dict[str, str]:
     drained = {host: cordon.drain for host, cordon in observed.cordons.items() if cordon.drain}
     trainers = [n for n in observed.nodes.values() if n.registered and n.role == "trainer"]
     found = {n.name: drained[n.machine] for n in trainers if n.machine in drained}
-    found |= {
+    found |= {n.name: n.leaving for n in observed.nodes.values() if n.leaving and n.registered}
+    return found | {
         node: g.leaving for g in observed.grants.values() if g.leaving and g.state == "granted" for node in g.nodes
     }
-    return found | {n.name: n.leaving for n in observed.nodes.values() if n.leaving and n.registered}
 
 
 def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:

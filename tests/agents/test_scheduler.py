@@ -119,6 +119,21 @@ def test_a_notice_never_kills_the_shim_and_is_not_lost(
         assert leaving(node) == [LEAVING]
 
 
+def test_after_a_notice_its_end_is_as_ever_whatever_signals_it_was_started_without(nodes: Nodes, store: Store) -> None:
+    """As a preempted job's: the notice stops nothing, SIGTERM does."""
+    with by_a_scheduler(nodes, store, ["env", "--block-signal=CHLD", "--block-signal=TERM"]) as node:
+        desire(store, "n0", trainer(world_size=2))
+        running(store, node, 1)
+        node.shim.send_signal(signal.SIGUSR1)
+        eventually(lambda: observed(store, "n0").leaving == LEAVING, 20)
+        kill(node.pid(FIRST))
+        eventually(lambda: rank(store, "n0", 1).state == "exited", 10, "its end is seen")
+        node.shim.send_signal(signal.SIGTERM)
+        assert node.shim.wait(15) == 0
+        assert node.left() == []
+        assert registration(store) is None
+
+
 def test_messages_that_a_client_does_not_know_are_passed_over(tmp_path: Path) -> None:
     heard: list[object] = []
     lines = [

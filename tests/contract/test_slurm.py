@@ -17,6 +17,7 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import slurm as engine_module
 from supervisor.shell.engines.slurm_commands import Commands
 from tests.contract.places import WITHIN_S, SlurmPlace, become, executable, forgotten, grants, with_slurm
+from tests.helpers.slurm import GRACE_S
 from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.slurm
@@ -198,6 +199,26 @@ def test_a_job_of_more_right_takes_the_node(at_slurm: SlurmPlace) -> None:
     at_slurm.lab.submit("sleep 600", "--partition=high", "--exclusive", "--nodelist=n1")
     become(engine, "a1", "gone")
     eventually(lambda: "PREEMPTED" in grants(engine)["a1"].reason, WITHIN_S, "Slurm says why")
+
+
+def test_a_job_that_is_preempted_after_a_grace_is_leaving_until_then(at_slurm: SlurmPlace) -> None:
+    """Nothing tells its main process: SIGTERM goes to its steps alone, and it has none."""
+    warned, agent = at_slurm.folder / "warned", at_slurm.folder / "agent.py"
+    agent.write_text(WARNED)
+    engine = at_slurm.engine()
+    command = f"{sys.executable} {agent} {warned}"
+    slurm = {"agent_command": command, "partition": "graced", "time_limit": "60"}
+    engine.acquire(at_slurm.request("a1", exclude=("n2", "n3"), slurm=slurm))
+    assert become(engine, "a1", "granted").leaving == ""
+    at_slurm.lab.submit("sleep 600", "--partition=high", "--exclusive", "--nodelist=n1")
+    grant = eventually(lambda: (g := grants(engine)["a1"]).leaving and g, WITHIN_S, "it is leaving")
+    seen, job = time.time(), at_slurm.jobs("a1")[0]["job_id"]
+    assert (grant.state, grant.leaves_in_s) == ("granted", GRACE_S)
+    assert grant.leaving == f"Slurm preempts job {job}, after a grace of {GRACE_S} s"
+    gone = become(engine, "a1", "gone", 60)
+    assert time.time() - seen > GRACE_S / 2, "a SIGTERM at once would have ended it"
+    assert ("PREEMPTED" in gone.reason, warned.exists()) == (True, False)
+    assert at_slurm.running("a1") == 0, "it is not queued again"
 
 
 def test_an_agent_that_fails_is_gone_with_its_exit_code(at_slurm: SlurmPlace) -> None:

@@ -23,6 +23,7 @@ from tests.helpers.waiting import eventually
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
 UP_WITHIN_S = 30.0
+GRACE_S = 5
 ATTEMPTS = 3
 """A port that was free a moment ago may be taken now."""
 
@@ -82,7 +83,8 @@ def available() -> str:
 
 class Slurm:
     """A running Slurm. Its partitions are `train` (the default: all nodes) and `tiny` (the last node, one minute), and with
-    `preempt` also `low` and `high`: a job in `high` takes the nodes of one in `low`."""
+    `preempt` also `low`, `graced` and `high`: a job in `high` takes the nodes of one in `low` at once, and of one in `graced`
+    after GRACE_S."""
 
     def __init__(
         self,
@@ -130,6 +132,8 @@ class Slurm:
         text += f"PartitionName=tiny Nodes={self.nodes[-1]} MaxTime=1 State=UP OverSubscribe=NO\n"
         if preempt:
             text += "PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL\n"
+            text += "PartitionName=graced Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL"
+            text += f" GraceTime={GRACE_S}\n"
             text += "PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF\n"
         self.conf.write_text(text + "".join(f"PartitionName={line}\n" for line in partitions))
 

@@ -50,10 +50,12 @@ ENDED = ("finished", "stopped", "halted")
 WARN_S = 80
 LIMIT_TICKS = int(WARN_S / TICK_S)
 """From the warning of a time limit to the end of the allocation."""
+GRACE_S = 48
+"""From a preemption to the end of the allocation."""
 CHECKS_S = 2.0
 """For how long a node that has come is being checked, where it takes any time."""
 
-FACTS = ("checkpoint", "fence", "uncordon")
+FACTS = ("checkpoint", "fence", "uncordon", "hold", "let_go")
 """Actions that only note what was seen; a paused run may take them."""
 
 
@@ -230,6 +232,8 @@ class Allocation:
     """Ticks until its time is over."""
     leaving: str = ""
     """Its host was drained."""
+    grace_s: float = 0.0
+    """It is preempted, and ends so long after that."""
 
 
 class Cluster:
@@ -366,7 +370,8 @@ class Cluster:
                 nodes=(known.node,) if known.node else (),
                 engine_id=f"e-{known.key}",
                 reason=known.reason,
-                leaving=known.leaving,
+                leaving="preempted" if known.grace_s else known.leaving,
+                leaves_in_s=known.grace_s,
                 ended=known.state == "gone" and known.reason != "node failed" and not self._lives(known.key),
             )
             if self.luck(0.7):
@@ -700,6 +705,21 @@ class Cluster:
         for allocation in self.engine.values():
             if allocation.state == "granted":
                 self._warn(allocation)
+
+    def _preempt(self, target: int) -> None:
+        if (allocation := self._granted(target)) is not None:
+            self._preempted(allocation)
+
+    def _preempt_all(self, target: int) -> None:
+        for allocation in self.engine.values():
+            if allocation.state == "granted":
+                self._preempted(allocation)
+
+    def _preempted(self, allocation: Allocation) -> None:
+        if not allocation.grace_s:
+            left = allocation.limit_in if allocation.limit_in is not None else LIMIT_TICKS
+            allocation.limit_in = min(left, int(GRACE_S / TICK_S))
+            allocation.grace_s = allocation.limit_in * TICK_S
 
     def _drain(self, target: int) -> None:
         if (allocation := self._granted(target)) is not None:

@@ -36,6 +36,8 @@ FAULTS = [
     "take_away",
     "limit",
     "limit_all",
+    "preempt",
+    "preempt_all",
     "drain",
     "undrain",
     "cordon",
@@ -62,7 +64,10 @@ REFUSALS = ["refuse", "accept"]
 
 PERSONS = ["cordon", "drain_host", "drain_host", "uncordon", "fail_check", "pass_check"]
 
-LEAVES = ["limit", "limit", "limit_all", "drain", "undrain"]
+LEAVES = ["limit", "limit", "limit_all", "preempt", "drain", "undrain"]
+
+ALL_PREEMPTED = st.tuples(st.integers(0, 60), st.just("preempt_all"), st.just(0))
+"""Once: a grace is shorter than a warning, and of successors that are preempted as soon as they come not all go in time."""
 
 Plan = list[tuple[int, str, int]]
 
@@ -108,7 +113,8 @@ def test_whatever_happens(seed: int, plan: Plan, warm_up: bool, engine_notices: 
     SEEDS,
     st.sampled_from([1, 2, 3]),
     st.sampled_from([0, 1, 4]),
-    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(LEAVES), st.integers(0, 63)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(LEAVES), st.integers(0, 63)), min_size=1, max_size=5)
+    | st.tuples(ALL_PREEMPTED).map(list),
 )
 def test_what_only_leaves_costs_no_committed_step_and_no_budget(
     seed: int, groups: int, others: int, plan: Plan

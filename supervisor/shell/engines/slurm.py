@@ -277,13 +277,22 @@ def _grant(key: str, job: Job, node: Node | None) -> Grant:
         return Grant(key=key, state="pending", engine_id=_id(job), reason=job.why)
     nodes = (name,) if job.node else ()
     if state == "granted":
-        return Grant(key=key, state="granted", nodes=nodes, engine_id=_id(job), leaving=_leaving(node))
+        grace_s = _grace_s(job)
+        leaving = f"Slurm preempts job {job.id}, after a grace of {grace_s} s" if grace_s else _leaving(node)
+        return Grant(
+            key=key, state="granted", nodes=nodes, engine_id=_id(job), leaving=leaving, leaves_in_s=float(grace_s)
+        )
     ended = state == "gone" and _booted_since(job, node)
     return Grant(key=key, state=state, nodes=nodes, engine_id=_id(job), reason=_end(job), ended=ended)
 
 
 def _id(job: Job) -> str:
     return f"slurm:{job.cluster}:{job.id}"
+
+
+def _grace_s(job: Job) -> int:
+    """How long a preempted job runs on; 0: it is not preempted. Both times are slurmctld's."""
+    return max(1, job.ends_unix_s - job.preempted_unix_s) if job.preempted_unix_s else 0
 
 
 def _leaving(node: Node | None) -> str:
@@ -300,6 +309,8 @@ def _end(job: Job) -> str:
         said = f"queued again by somebody ({said}), which is cancelled"
     elif not _ended(job):
         said += ", which is cancelled"
+    if job.preempted_unix_s and "PREEMPTED" not in job.states:
+        said += ", PREEMPTED"  # while it is completing
     why = f" ({job.why})" if job.why else ""
     code = f", exit code {job.exit_code}" if job.exit_code else ""
     where = f" on {job.node}" if job.node else ""

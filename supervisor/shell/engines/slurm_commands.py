@@ -63,6 +63,10 @@ class Job:
     uid: int
     started_unix_s: int = 0
     """The last start, by slurmctld's clock; 0: not known."""
+    preempted_unix_s: int = 0
+    """When another job was given its host, by the same clock; 0: none was. It runs on for a grace, and is never taken back."""
+    ends_unix_s: int = 0
+    """When Slurm will end it, or has, by the same clock; 0: not known."""
 
     @property
     def ours(self) -> bool:
@@ -211,6 +215,8 @@ def parse_jobs(body: Mapping[str, Any]) -> list[Job]:
             submitted_unix_s=_number(job.get("submit_time")),
             uid=_number(job["user_id"]),
             started_unix_s=_number(job.get("start_time")),
+            preempted_unix_s=_number(job.get("preempt_time")),
+            ends_unix_s=_number(job.get("end_time")),
         )
         for job in body.get("jobs") or ()
     ]

@@ -128,6 +128,27 @@ def test_a_job_that_runs_a_second_time_is_gone(state: str) -> None:
     assert (grant.state, "queued again" in grant.reason) == ("gone", True)
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_job_that_is_preempted_is_leaving_and_says_how_long_it_stays(later: bool) -> None:
+    begun, ends = ({"set": True, "infinite": False, "number": n} if later else n for n in (1795201400, 1795201460))
+    grant = grant_of("RUNNING", preempt_time=begun, end_time=ends)
+    assert (grant.state, grant.nodes, grant.leaves_in_s) == ("granted", ("n1",), 60.0)
+    assert grant.leaving == "Slurm preempts job 7, after a grace of 60 s"
+    unset = {"set": False, "infinite": False, "number": 0} if later else 0
+    other = grant_of("RUNNING", preempt_time=unset, end_time=ends)
+    assert (other.leaving, other.leaves_in_s) == ("", 0.0), "an end is the time limit's"
+    assert "PREEMPTED" in grant_of("COMPLETING", preempt_time=begun, end_time=ends).reason
+    assert "PREEMPTED" not in grant_of("COMPLETING", preempt_time=unset, end_time=ends).reason
+    waits = grant_of("PENDING", preempt_time=begun, end_time=ends, nodes="")
+    assert (waits.state, waits.leaving) == ("pending", "")
+
+
+def test_that_it_is_preempted_says_more_than_that_its_host_is_drained() -> None:
+    (job,) = parse_jobs({"jobs": [{**JOB_22, "job_state": "RUNNING", "preempt_time": 100, "end_time": 130}]})
+    grant = _grant("run-a1", job, Node(name="n1", states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud"))
+    assert (grant.leaving, grant.leaves_in_s) == ("Slurm preempts job 7, after a grace of 30 s", 30.0)
+
+
 def test_the_environment_of_a_job() -> None:
     ours = {
         "PATH": "/bin",
