@@ -7,7 +7,7 @@ import io
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,7 +18,7 @@ from supervisor.shell.page.feed import Feed
 from supervisor.shell.page.terminal import ENDLESS, PLAIN, SIGNS, Drawing, clock, lasted
 from supervisor.shell.page.watcher import Page
 
-REDRAW_S = 0.5
+REDRAW_S = 1.0
 """At least so often: a terminal's size changes, and the age of what is shown."""
 
 
@@ -31,7 +31,8 @@ def top(store: Store, run: str, console: Console) -> None:
         page.begin()
         if not console.is_terminal or console.is_dumb_terminal:
             told = feed.newest
-            for line in Drawing(told, ENDLESS, _signs(console)).lines(f"at {clock(told['now'])}", ENDLESS):
+            word = f"one look, at {clock(told['now'])}: that no step comes is seen only by who watches"
+            for line in Drawing(told, ENDLESS, _signs(console)).lines(word, ENDLESS):
                 console.print(line, soft_wrap=True)
             return
         page.start()
@@ -53,12 +54,19 @@ def _follow(feed: Feed, console: Console, live: Live) -> NoReturn:
         if events:
             version, heard = newest, time.monotonic()
         told = feed.newest
-        age_s = time.monotonic() - heard
-        # as long as the page waits for a word
-        lost = age_s > 3 * told["every_s"] + 4
-        word = f"no word since {clock(told['now'])} ({lasted(age_s)})" if lost else f"live {clock(told['now'])}"
-        lines = Drawing(told, console.width, _signs(console)).lines(word, console.height)
+        lines = Drawing(told, console.width, _signs(console)).lines(
+            _word(told, time.monotonic() - heard), console.height
+        )
         live.update(Group(*lines), refresh=True)
+
+
+def _word(told: Mapping[str, Any], age_s: float) -> str:
+    """How old the picture is; `age_s`: since when the page's own thread has told nothing."""
+    if told["store_since"]:
+        return f"no word from etcd since {clock(told['store_since'])}"
+    if age_s > 3 * told["every_s"] + 4:  # so long a browser waits as well
+        return f"no word since {clock(told['now'])} ({lasted(age_s)})"
+    return f"live {clock(told['now'])}"
 
 
 def _signs(console: Console) -> Mapping[str, str]:

@@ -32,8 +32,14 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         self.resize(width, height)
         self.before = termios.tcgetattr(theirs)
+        # a shell that runs the tests in the background has them ignore SIGINT
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(environment), start_new_session=True
+            ["env", "--default-signal", *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=dict(environment),
+            start_new_session=True,
         )
         self._theirs = theirs
         self.wrote = ""

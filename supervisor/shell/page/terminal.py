@@ -62,7 +62,7 @@ class Drawing:
 
     def _head(self, word: str) -> list[Text]:
         run = f"run {self._told['run']}" if self._told.get("run") else "supervisor"
-        lost = not word.startswith("live")
+        lost = word.startswith("no word")
         line = Text().append(run, "bold")
         if self._width < ENDLESS:
             line.append(" " * max(2, self._width - len(run) - len(word)))
@@ -108,7 +108,7 @@ class Drawing:
         spent = self._told.get("time")
         if not spent:
             return []
-        shares = [f"{cause.replace('_', ' ')} {share:.1%}" for cause, share in spent["lost"].items() if share >= 0.001]
+        shares = [f"{cause.replace('_', ' ')} {share:.1%}" for cause, share in spent["lost"] if share >= 0.001]
         head = f"ETTR {spent['ettr']:.1%} of {lasted(spent['group_s'])} of group time"
         return self._flow(
             [f"{head}; badput:", *(f"{s}," for s in shares[:-1]), *shares[-1:]] if shares else [head], " "
@@ -155,7 +155,7 @@ class Drawing:
         line.append(f"  {verdict:8}", COLOURS.get(verdict, ""))
         line.append(f"  {group['node'] or 'no node':6}  generation {group['generation']}  step {group['step']:,}")
         line.append(f"  {group['incident']}" if group["incident"] else "", "bold")
-        return self._cut(line.append(f"  {group['why']}" if group["why"] else "", "dim"))
+        return self._cut(line.append(f"  {_printable(group['why'])}" if group["why"] else "", "dim"))
 
     def _incidents(self, height: int) -> list[Text]:
         of = self._told["incidents"]
@@ -188,8 +188,8 @@ class Drawing:
             "bold" if about["open"] else "",
         )
         line.append(self._when(about))
-        done = Text(f"     {about['did']}", "dim")
-        why = Text(f"     {about['why']}", "dim") if about["open"] and about["why"] else None
+        done = Text(f"     {_printable(about['did'])}", "dim")
+        why = Text(f"     {_printable(about['why'])}", "dim") if about["open"] and about["why"] else None
         return [self._cut(one) for one in (line, done, why) if one is not None]
 
     def _when(self, about: Mapping[str, Any]) -> str:
@@ -210,8 +210,14 @@ class Drawing:
         return [Text(), self._cut(line)]
 
     def _wrong(self, height: int) -> list[Text]:
-        nodes = self._told["nodes"]
-        said = [f"{name}: {'; '.join(node['wrong'])}" for name, node in nodes.items() if node["wrong"]]
+        who: dict[str, list[str]] = {}  # what is wrong with all of them is told once
+        for name, node in self._told["nodes"].items():
+            for wrong in node["wrong"]:
+                who.setdefault(wrong, []).append(name)
+        said = [
+            f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {_printable(wrong)}"
+            for wrong, names in sorted(who.items(), key=lambda one: len(one[1]))
+        ]
         return self._some([self._cut(Text(f"- {one}", "yellow")) for one in said], height // 12)
 
     def _budgets(self) -> list[Text]:
@@ -235,7 +241,7 @@ class Drawing:
 
     def _folded(self, words: str, style: str = "") -> list[Text]:
         """A sentence on as many lines as it needs."""
-        return [Text(line, style) for line in _wrapped(words, self._width)]
+        return [Text(line, style) for line in _wrapped(_printable(words), self._width)]
 
     def _flow(self, words: Iterable[str], gap: str = "   ", before: int = 0) -> list[Text]:
         """Words, each whole, on as few lines as they need; the first line is shorter by so much."""
@@ -254,6 +260,11 @@ class Drawing:
         return (
             [*lines[: at_most - 1], Text(f"  and {len(lines) - at_most + 1} more lines", "dim")] if at_most > 0 else []
         )
+
+
+def _printable(words: str) -> str:
+    """What a trainer or a program wrote may hold codes that move a terminal's cursor, or lines of its own."""
+    return "".join(c if c.isprintable() else " " for c in words)
 
 
 def _wrapped(words: str, width: int) -> list[str]:

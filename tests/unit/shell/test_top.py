@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell.top import top
+from supervisor.shell.top import _word, top
 from tests.helpers.terminal import IN, terminal
 from tests.helpers.told import ToldWorld
 from tests.helpers.waiting import eventually
@@ -24,7 +24,7 @@ SCRIPT = """
 import signal, sys
 from rich.console import Console
 from supervisor.shell import up
-from supervisor.shell.top import top
+from supervisor.shell.top import _word, top
 from tests.helpers.told import ToldWorld
 world = ToldWorld(groups=3, ranks=2)
 world.lead(); world.bring_up(); world.train(5)
@@ -57,7 +57,7 @@ def printed(run: str = "", world: ToldWorld | None = None, encoding: str = "utf-
 
 def test_into_a_pipe_it_is_printed_once_and_nothing_is_cut() -> None:
     text = printed()
-    assert text.startswith("run run  at ")
+    assert re.match(r"run run  one look, at \d\d:\d\d:\d\d: that no step comes is seen only by who watches\n", text)
     assert "Training: all 3 groups step.\nNobody has to get up.\n" in text
     assert "\x1b" not in text
     assert "   2  ✓✓  healthy   n3      generation 1  step 5\n" in text
@@ -124,9 +124,16 @@ def test_while_etcd_is_away_it_says_since_when_and_goes_on_after_it() -> None:
         shown.process.send_signal(signal.SIGUSR1)
         screen = shown.shows("! etcd has not answered since ")
         assert any(re.search(r"since \d\d:\d\d:\d\d \(\d+(\.\d)? s\): this is what held then", row) for row in screen)
+        assert re.match(r"run run +no word from etcd since \d\d:\d\d:\d\d$", screen[0])
         assert any("step 5 " in row for row in screen)
         shown.process.send_signal(signal.SIGUSR1)
         shown.process.send_signal(signal.SIGUSR2)
         back = shown.shows("step 6 ")
         assert not any("etcd has not answered" in row for row in back)
         assert shown.ended(signal.SIGTERM) == 0
+
+
+def test_when_nothing_is_told_any_more_the_picture_says_so() -> None:
+    told = {"now": 1_700_000_000.0, "every_s": 2.0, "store_since": 0.0}
+    assert _word(told, 9.9).startswith("live ")
+    assert re.fullmatch(r"no word since 2023-11-1\d \d\d:\d\d:\d\d \(12 s\)", _word(told, 12.0))

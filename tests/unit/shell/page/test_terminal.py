@@ -103,6 +103,27 @@ def test_without_other_characters() -> None:
     assert any(row.startswith("   1  ^^  starting") for row in drawn(told, signs=PLAIN))
 
 
+def test_what_a_trainer_wrote_draws_nothing_of_its_own() -> None:
+    told = hurt()
+    evil = "bad\x1b[2J\nworse\r\x07"
+    told["incidents"]["i2"] |= {"why": evil, "did": evil}
+    told["groups"]["1"] |= {"why": evil}
+    told["get_up"] |= {"why": [evil]}
+    told["nodes"]["n1"] |= {"wrong": [evil]}
+    text = drawn(told, 200, 60)
+    assert all(row.isprintable() for row in text)
+    assert "- bad [2J worse" in text
+
+
+def test_what_is_wrong_with_many_nodes_is_told_once() -> None:
+    told = hurt()
+    for name, node in told["nodes"].items():
+        told["nodes"][name] = node | {"wrong": [*node["wrong"], "its clock is wrong"]}
+    text = drawn(told, 132, 60)
+    assert sum("its clock is wrong" in row for row in text) == 1
+    assert "- n3, host, n1, n2 and 1 more: its clock is wrong" in text
+
+
 def test_many_ranks_are_counted() -> None:
     told = hurt()
     told["groups"]["0"] = told["groups"]["0"] | {"ranks": "h" * 62 + "dd"}
@@ -137,7 +158,11 @@ def test_how_long() -> None:
 def test_where_the_time_went() -> None:
     told = hurt()
     assert not any("ETTR" in row for row in drawn(told))
-    told["time"] = {"ettr": 0.9312, "group_s": 7300.0, "lost": {"start": 0.05, "lost_step": 0.0184, "heal": 0.0004}}
+    told["time"] = {
+        "ettr": 0.9312,
+        "group_s": 7300.0,
+        "lost": [["start", 0.05], ["lost_step", 0.0184], ["heal", 0.0004]],
+    }
     assert "ETTR 93.1% of 2.0 h of group time; badput: start 5.0%, lost step 1.8%" in drawn(told)
 
 
