@@ -9,6 +9,7 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import explain
+from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Memory, Rung
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
@@ -98,6 +99,7 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
         "headline": status.as_json(attention.headline(found, verdicts, still)),
         "get_up": _get_up(attention.get_up(found, memory, observed, verdicts, live.away_s)),
         "numbers": _numbers(found, newest, memory),
+        "time": _time(status.account(mirror, run).seconds),
         "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
         "incidents": {i.id: _incident(i, wall) for i in chosen(told)},
         "incidents_all": len(told),
@@ -141,6 +143,19 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
     if memory.checkpoint is not None:
         numbers["checkpoint"] = memory.checkpoint.step
     return numbers
+
+
+def _time(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """ETTR, and the shares of all else, the largest first; empty: nothing was counted yet."""
+    whole = sum(seconds.values())
+    if whole <= 0:
+        return {}
+    lost = sorted(((s, cause) for cause, s in seconds.items() if cause != Cause.PRODUCTIVE), reverse=True)
+    return {
+        "ettr": round(seconds.get(Cause.PRODUCTIVE, 0.0) / whole, 4),
+        "group_s": round(whole, 1),
+        "lost": [[cause, round(s / whole, 4)] for s, cause in lost],
+    }
 
 
 def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:

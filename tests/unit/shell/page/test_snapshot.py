@@ -16,6 +16,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import merge
 from supervisor.shell.page.snapshot import INCIDENTS, Live, snapshot
 from supervisor.wire import keys
+from supervisor.wire.records import Account, encode
 from tests.helpers.told import ToldWorld
 
 CLOCK_AT = 1_700_000_000.0
@@ -283,6 +284,15 @@ def test_whatever_record_is_gone_or_torn_the_page_goes_on(harm: str) -> None:
         json.dumps(found, allow_nan=False)
         tried += 1
     assert tried > 20
+
+
+def test_where_the_time_went() -> None:
+    w = world()
+    assert look(w)["time"] == {}, "no leader has told it yet"
+    seconds = {"start": 30.0, "productive": 90.0, "heal": 0.0, "lost_step": 80.0}
+    w.store.put(keys.account("run"), encode(Account(step=5, seconds=seconds)))
+    told = look(w)["time"]
+    assert told == {"ettr": 0.45, "group_s": 200.0, "lost": [["lost_step", 0.4], ["start", 0.15], ["heal", 0.0]]}
 
 
 def test_no_run() -> None:
