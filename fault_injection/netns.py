@@ -169,10 +169,18 @@ def inside(network_: Network, command: Sequence[str], mounts: bool = False) -> l
     return ["nsenter", f"--net=/run/netns/{network_.hub}", *own, *command]
 
 
-def run_inside(network_: Network, command: Sequence[str], environment: Mapping[str, str], mounts: bool = False) -> int:
-    """Run a command of ours inside the hub, and return its exit code. Ctrl-C and TERM are passed on, and we wait for it to
-    clean up."""
-    process = subprocess.Popen(inside(network_, command, mounts), env=dict(environment), start_new_session=True)
+def run_inside(
+    network_: Network,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mounts: bool = False,
+    fds: Sequence[int] = (),
+) -> int:
+    """Run a command of ours inside the hub, with these file descriptors of ours, and return its exit code. Ctrl-C and TERM are
+    passed on, and we wait for it to clean up."""
+    process = subprocess.Popen(
+        inside(network_, command, mounts), env=dict(environment), start_new_session=True, pass_fds=tuple(fds)
+    )
 
     def pass_on(number: int, frame: object) -> None:
         process.send_signal(signal.SIGINT)

@@ -40,6 +40,10 @@ KINDS: Mapping[str, TypeAdapter[Any]] = {
 """Type of a line -> what it holds. Besides: `history` (the first), `step` (a line of a rank's step record) and `unreadable`."""
 
 
+class NoHistory(ValueError):
+    """Nothing in the file is of a history. The text is a sentence."""
+
+
 def save(history: History, path: Path) -> None:
     """Write it; `load` reads the same history back."""
     first, *others = _lines(history)
@@ -50,16 +54,21 @@ def save(history: History, path: Path) -> None:
 
 def load(path: Path) -> History:
     """Read a history. A line that is torn, of an unknown type or without what its type needs is noted as unreadable, which
-    no checker takes for good. OSError when there is no such file."""
+    no checker takes for good. Raises OSError when there is no such file, NoHistory where there is no line but such."""
     history = History("")
     steps: dict[tuple[int, int, int, str], list[dict[str, Any]]] = {}
     rows = path.read_text(errors="replace").splitlines()
+    any_read = False
     for number, row in enumerate(rows, 1):
         try:
             _take(history, steps, json.loads(row))
+            any_read = True
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = "no JSON" if isinstance(error, json.JSONDecodeError) else _why(error)
             history.unreadable.append(f"{path.name}: line {number}: {why}")
+    if not any_read:
+        what = "no history" if rows else "empty"
+        raise NoHistory(f"{path} is {what}: `supervisor chaos run` writes one, history.jsonl")
     if rows and (told := _told(rows[0])) is not None and told > len(rows):
         history.unreadable.append(f"{path.name}: it had {told} lines, and has {len(rows)}")
     history.steps = [Steps(*owner, tuple(lines)) for owner, lines in steps.items()]

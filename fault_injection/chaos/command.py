@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -48,15 +49,18 @@ def list_command(as_json: Json = False) -> None:
     if as_json:
         show(rows, True, None)
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("fault", "family", "what it does", "right incident", "not here, because"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        kinds = " or ".join(row["kinds"]) if not row["why_not"] else "-"
-        table.add_row(str(row["fault"]), str(row["family"]), str(row["how"]), kinds or "none", str(row["why_not"]))
-    Console().print(table)
+    console = Console(highlight=False)
+    for family, faults in itertools.groupby(sorted(FAULTS.values(), key=lambda f: f.family), lambda f: f.family):
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(min_width=max(map(len, FAULTS)), no_wrap=True)
+        for fault in faults:
+            why = fault.why_not(site)
+            right = f"not here: {why}" if why else " or ".join(fault.kinds) or "no incident"
+            table.add_row(fault.name, f"{fault.how} ({right})")
+        console.print(family, style="bold")
+        console.print(table)
     possible = sum(1 for row in rows if not row["why_not"])
-    typer.echo(f"{possible} of {len(rows)} faults can be made here")
+    typer.echo(f"{possible} of {len(rows)} faults can be made here. In brackets: the incident that is right.")
 
 
 Out = Annotated[Path | None, typer.Option(help="Folder for plan, history and report. Default: the run's own.")]
@@ -93,7 +97,7 @@ def run_command(
         loaded = load(schedule)
         return loaded if seed is None else replace(loaded, seed=seed)
 
-    with sentences(), _wrong_schedule(), _interruptible():
+    with sentences(), _wrong_input(), _interruptible():
         if schedule is not None:
             load(schedule)  # before anything is started
         campaign = Campaign(wanted=wanted, say=_say, out=out, dry_run=dry_run)
@@ -120,7 +124,7 @@ def replay_command(
     security: SecurityFile = "",
 ) -> None:
     """Break a run again as a saved plan says, victim by victim."""
-    with sentences(), _wrong_schedule():
+    with sentences(), _wrong_input():
         left_open = [f.name for f in load(plan).fault if f.group is None or f.rank is None]
         loaded = load(plan)
         if left_open or loaded.rate or loaded.each:
@@ -158,10 +162,11 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _wrong_schedule() -> Iterator[None]:
+def _wrong_input(kind: type[ValueError] = ScheduleError) -> Iterator[None]:
+    """What was given is told line by line, and is exit code 2."""
     try:
         yield
-    except ScheduleError as error:
+    except kind as error:
         for line in str(error).splitlines():
             typer.echo(f"supervisor: {line}", err=True)
         raise typer.Exit(2) from None
@@ -173,7 +178,7 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Judge histories: what each checker says of them, from the files alone. Ends with 1 unless all pass."""
-    with sentences():
+    with sentences(), _wrong_input(recorded.NoHistory):
         judged = {str(path): check(recorded.load(path), ALL) for path in files}
     if as_json:
         show(judged, True, None)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fault_injection import checkers, history, netns
 from fault_injection.badput import Span
-from fault_injection.demo import live, report
+from fault_injection.demo import door, live, report
 from fault_injection.demo.memory import Peak
 from fault_injection.demo.scenario import Story
 from fault_injection.faults import acts
@@ -72,9 +72,10 @@ def demo(
         easier = "" if inside is not None else "asked for by --easy" if easy else netns.available()
         if inside is not None or easier:
             raise typer.Exit(_run(name, home, cold, inside, easier))
-        with netns.network(NODES) as network:
+        with netns.network(NODES) as network, door.made() as listener:
             again = [sys.executable, "-m", "supervisor.cli", *sys.argv[1:]]
-            raise typer.Exit(netns.run_inside(network, again, netns.environment(network)))
+            environment = {**netns.environment(network), **door.environment(listener.fileno())}
+            raise typer.Exit(netns.run_inside(network, again, environment, fds=[listener.fileno()]))
 
 
 def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str) -> int:
@@ -90,11 +91,13 @@ def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str
     security = netns.in_plain(home / name) if network is not None else Security()
     up = up_module.up(home / name, nodes, address=address, cold=cold, security=security, say=console.print)
     with Peak() as peak, up as started:
+        page = door.opened(started.page)
+        console.print(f"Watch it in a browser: {page}", soft_wrap=True, highlight=False)
         store = connect([started.endpoint], security=security)
         try:
             record = client.launch(store, spec(name), home)
             lose = _lose_node(network, names, started.home)
-            with live.view(console) as show:
+            with live.view(console, page) as show:
                 story = Story(store, record, started.home, lose, show, started.dead)
                 injected = story.tell()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,8 +18,8 @@ Show = Callable[[Look, str], None]
 
 
 @contextmanager
-def view(console: Console) -> Iterator[Show]:
-    """A function that shows a look."""
+def view(console: Console, page: str) -> Iterator[Show]:
+    """A function that shows a look. `page`: where a browser finds the page, which may be another place than the leader says."""
     began = time.monotonic()
     if not console.is_terminal:
         yield _Lines(console, began)
@@ -27,7 +28,7 @@ def view(console: Console) -> Iterator[Show]:
 
         def show(look: Look, what: str) -> None:
             head = Text(f"{time.monotonic() - began:5.1f} s  {what}", "bold")
-            parts = [head, Text(), render.run(look.status), Text()]
+            parts = [head, Text(), render.run(replace(look.status, page=page)), Text()]
             if look.incidents:
                 parts.append(render.incidents(look.incidents))
             live.update(Group(*parts))

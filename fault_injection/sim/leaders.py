@@ -12,6 +12,7 @@ from fault_injection.sim.store import SimStore
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
+from supervisor.shell.accounts import Accounts
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import Journal
 from supervisor.shell.loop import Loop
@@ -57,6 +58,9 @@ class _Quiet(Telemetry):
     def leading(self, epoch: int | None) -> None: ...
 
     def committed(self, run: str, decision: Decision, seconds: float) -> None: ...
+
+    def accounts(self, run: str) -> Accounts:
+        return Accounts()
 
     def outcome_unknown(self) -> None: ...
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from supervisor.cli.common import (
@@ -26,7 +27,7 @@ from supervisor.cli.common import (
     show,
 )
 from supervisor.core.model import Incident
-from supervisor.shell import bundle, client, doctor, joined, logs, render, status
+from supervisor.shell import bundle, client, doctor, joined, logs, render, status, top
 from supervisor.shell import up as up_module
 from supervisor.shell import why as why_module
 from supervisor.shell.mirror import Mirror
@@ -45,6 +46,14 @@ def status_command(
         found = status.overview(Mirror(store.list(keys.PREFIX)), run)
         found = replace(found, warnings=(*status.alarms(store), *found.warnings))
         show(found, as_json, render.run(found))
+
+
+@app.command("top", epilog="Example: supervisor top --run demo")
+def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
+    """Live in a terminal, until Ctrl-C: whether it trains, whether a person has to get up, groups, incidents, nodes, budgets. Into
+    a pipe: once."""
+    with opened_store(etcd, home, security) as store, up_module.ended_by_signals():
+        top.top(store, run, Console())
 
 
 @app.command(epilog="Example: supervisor nodes --json")

@@ -129,6 +129,11 @@ class Accounts:
             self._settle(known, Cause.ACT)
 
     @property
+    def step(self) -> int:
+        """The newest that was seen to be committed."""
+        return self._newest
+
+    @property
     def ettr(self) -> float | None:
         """Share of productive seconds; None: none was counted."""
         whole = sum(self.seconds.values())

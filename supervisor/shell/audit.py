@@ -39,6 +39,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"runs/[^/]+/decisions/\d+", records.Digest),
         (r"runs/[^/]+/notices/[^/]+", Notice),
         (r"runs/[^/]+/faults", records.FaultsMade),
+        (r"runs/[^/]+/account", records.Account),
         (r"runs/[^/]+/checkpoint", records.CheckpointMark),
     )
 )

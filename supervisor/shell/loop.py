@@ -17,6 +17,7 @@ from supervisor.core import invariants
 from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Incident, Memory, Observed
 from supervisor.core.notice import Notice, due
+from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell import cordons, projection, standing, views
@@ -28,7 +29,15 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.program import program
 from supervisor.shell.telemetry import Records, Telemetry
 from supervisor.wire import keys, logged
-from supervisor.wire.records import FaultsMade, LeaderRecord, NodeDesired, PolicySet, RunRecord, encode
+from supervisor.wire.records import (
+    Account,
+    FaultsMade,
+    LeaderRecord,
+    NodeDesired,
+    PolicySet,
+    RunRecord,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +49,9 @@ FREED_AT_ONCE = 40
 
 ROUTINE = ("checkpoint",)
 """Actions that a healthy run has all the time: what they were decided on would soon leave no room for another's."""
+
+ACCOUNT_S = 30.0
+"""So old may be what people are told of where the time went."""
 
 SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is asked for every second."""
@@ -96,6 +108,9 @@ class Loop:
         self._said: dict[str, tuple[str, ...]] = {}
         self._reported: set[str] = set()
         self._look_again: dict[str, float] = {}
+        self._accounted: dict[str, float] = {}
+        self._accounts_before: dict[str, Account] = {}
+        """By run, as the terms before this one left it."""
         self._policies: dict[str, int] = {}
         """By run, the version of the policy that was journaled last."""
         leader = self._mirror.record(keys.LEADER, LeaderRecord)
@@ -233,6 +248,7 @@ class Loop:
         made = self._made.setdefault(run, projection.Made())
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made)
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
+        intents |= self._account(run, memory, changed)
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):
             journal.intent(self.epoch, observed, decision, memory, given, policy)
@@ -275,6 +291,21 @@ class Loop:
             for notice in due(run, memory, decision):
                 self._tell(notice, record.spec.policy.webhook_file)
         reach("recorded")
+
+    def _account(self, run: str, memory: Memory, changed: bool) -> dict[str, bytes]:
+        """Where the time went, over all terms: with each change, and else now and then while the run goes on."""
+        late = self.now() - self._accounted.get(run, self._base) >= ACCOUNT_S and memory.phase not in ENDED
+        term = self._telemetry.accounts(run)
+        if not term.seconds or not (changed or late):
+            return {}
+        self._accounted[run] = self.now()
+        if run not in self._accounts_before:
+            self._accounts_before[run] = self._mirror.record(keys.account(run), Account) or Account()
+        before = self._accounts_before[run]
+        seconds = dict(before.seconds)
+        for cause, value in term.seconds.items():
+            seconds[cause.value] = round(seconds.get(cause.value, 0.0) + value, 3)
+        return {keys.account(run): encode(Account(step=max(before.step, term.step), seconds=seconds))}
 
     def _difference(
         self, run: str, memory: dict[str, bytes], intents: dict[str, bytes], at_most: int

@@ -18,6 +18,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore
 from supervisor.wire import keys
 from supervisor.wire.records import (
+    Account,
     GateObserved,
     Health,
     LeaderRecord,
@@ -163,7 +164,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         halt_reason=memory.halt_reason,
         leader=f"{leader_record.host}:{leader_record.pid}" if leader_record is not None else "",
         epoch=views.epochs_before(mirror) + leader.create_revision if leader is not None else 0,
-        step=max((g.step for g in groups), default=0),
+        step=max((g.step for g in groups), default=0) or account(mirror, spec.name).step,
         groups=groups,
         lighthouse=_lighthouse(memory),
         checkpoint_step=memory.checkpoint.step if memory.checkpoint is not None else None,
@@ -178,6 +179,11 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         handover_at_step=memory.handover_at_step,
         page=leader_record.page if leader_record is not None else "",
     )
+
+
+def account(mirror: Mirror, run: str) -> Account:
+    """What the run has come to; nothing where no leader has told it."""
+    return mirror.record(keys.account(run), Account) or Account()
 
 
 def alarms(store: EtcdStore) -> tuple[str, ...]:

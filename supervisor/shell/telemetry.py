@@ -113,6 +113,11 @@ class Telemetry:
         self._nodes(spec, memory, observed)
         self._budgets(spec, memory, observed.now)
 
+    def accounts(self, run: str) -> Accounts:
+        """Of this term so far."""
+        known = self._runs.get(run)
+        return known.accounts if known is not None else Accounts()
+
     def committed(self, run: str, decision: Decision, seconds: float) -> None:
         """A decision is written, which took so long."""
         self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)

@@ -238,7 +238,7 @@ def up(
         metrics_port=free_port("127.0.0.1") if with_prometheus else 0,
     )
     noticing = contextlib.nullcontext() if nodes and on_notice is None else _noticing(started.notice)
-    with _ended_by_signals(), noticing, _alone(started, say):
+    with ended_by_signals(), noticing, _alone(started, say):
         try:
             if not etcd:
                 started.etcd = start_etcd(home / "etcd", host=address)
@@ -264,7 +264,7 @@ def up(
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """TERM and a closed terminal end us as Ctrl-C does: by way of every `finally`."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in before:

@@ -122,6 +122,11 @@ def faults(run: str) -> str:
     return f"{RUNS}{run}/faults"
 
 
+def account(run: str) -> str:
+    """Where the time of its groups went. Written by the leader."""
+    return f"{RUNS}{run}/account"
+
+
 def checkpoint(run: str) -> str:
     """The newest complete checkpoint. Written by the leader."""
     return f"{RUNS}{run}/checkpoint"

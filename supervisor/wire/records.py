@@ -620,6 +620,16 @@ class FaultsMade:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a run has come to, over all terms, for people alone: nothing is decided by it."""
+
+    step: int = 0
+    """The newest step that was committed: it outlives the trainers."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of all groups, by cause of the ledger (supervisor.core.ledger)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Digest:
     """A decision that took effect, in short: it is written with the memory that it made. The whole is in the journal."""
 

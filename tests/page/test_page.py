@@ -143,6 +143,19 @@ def test_charts_have_their_lines_marks_and_words(shown: Browser) -> None:
     assert label.startswith("Loss from 7.")
 
 
+def test_where_the_time_went(shown: Browser) -> None:
+    assert shown.text("#spent-word").startswith("ETTR 93.7%: so much of 18 min of group time")
+    said = shown.run("[...document.querySelectorAll('#spent-list li')].map((li) => li.innerText)")
+    assert said[:2] == ["trained the model 93.7% (17 min)", "waiting for nodes 2.6% (28 s)"]
+    assert said[-1].startswith("the rest ")
+    wide, parts = shown.run(
+        "[document.getElementById('spent-bar').getBoundingClientRect().width, "
+        "[...document.querySelectorAll('#spent-bar span')].map((s) => s.getBoundingClientRect().width)]"
+    )
+    assert abs(sum(parts) - wide) < 0.005 * wide, "all of the time"
+    assert parts == sorted(parts[:-1], reverse=True) + parts[-1:]
+
+
 def test_it_is_live(shown: Browser, broken: Site) -> None:
     before = int(shown.run("state_step = document.querySelector('#numbers dd').textContent.replace(',', '')"))
     shown.run("document.querySelector('#i1 details').open = true")

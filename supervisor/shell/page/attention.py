@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from supervisor.core.model import Incident, Memory, Observed, Rung
+from supervisor.core.spec import RunSpec
 from supervisor.shell.page.verdicts import LETTERS, TRAINS, GroupVerdict
 from supervisor.shell.status import RunStatus
+
+AWAY_S = 60.0
+"""An etcd that is away for longer does not come back by itself: an election, or a restart, takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,18 @@ class GetUp:
     level: Literal["no", "soon", "now"]
     why: tuple[str, ...]
     """A sentence each, with what to do."""
+
+    @property
+    def word(self) -> str:
+        """In words."""
+        return _WORDS[self.level]
+
+
+_WORDS: Mapping[str, str] = {
+    "no": "Nobody has to get up.",
+    "soon": "Nobody has to get up; look at this in working hours:",
+    "now": "A person has to act now:",
+}
 
 
 _ENDED: Mapping[str, Headline] = {
@@ -68,12 +84,37 @@ def _others(verdicts: Mapping[int, GroupVerdict]) -> str:
     return "; ".join(said)
 
 
-def get_up(status: RunStatus, memory: Memory, observed: Observed, verdicts: Mapping[int, GroupVerdict]) -> GetUp:
-    """What is asked of a person; what can wait is told only where nothing is urgent."""
-    if now := (*_now(status, memory, observed, verdicts),):
+def get_up(
+    status: RunStatus, memory: Memory, observed: Observed, verdicts: Mapping[int, GroupVerdict], away_s: float = 0.0
+) -> GetUp:
+    """What is asked of a person; what can wait is told only where nothing is urgent. `away_s`: for how long etcd has not
+    answered."""
+    away = (*_away(status, away_s),)
+    if now := (*away, *_now(status, memory, observed, verdicts)):
         return GetUp(level="now", why=now)
     soon = (*_soon(status),) if status.phase not in _ENDED else ()
     return GetUp(level="soon" if soon else "no", why=soon)
+
+
+def settings(status: RunStatus, memory: Memory, spec: RunSpec) -> list[str]:
+    """What is set, or holds, that has less done than there would be."""
+    policy = spec.policy
+    said = {
+        "paused: nothing is done": status.paused,
+        "observe: it decides, and does nothing": policy.mode == "observe",
+        f"only observed: {', '.join(policy.observe)}": bool(policy.observe),
+        "breaker holds": memory.breaker_since is not None,
+    }
+    return [words for words, holds in said.items() if holds]
+
+
+def _away(status: RunStatus, away_s: float) -> Iterable[str]:
+    if away_s > AWAY_S and status.phase not in _ENDED:
+        minutes = f"{away_s // 60:.0f} min" if away_s >= 120 else f"{AWAY_S:.0f} s"
+        yield (
+            f"etcd has not answered for more than {minutes}: what runs goes on, but nothing that fails is mended; "
+            "`supervisor doctor` looks at it"
+        )
 
 
 def _now(status: RunStatus, memory: Memory, observed: Observed, verdicts: Mapping[int, GroupVerdict]) -> Iterable[str]:

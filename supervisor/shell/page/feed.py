@@ -36,6 +36,11 @@ class Feed:
             self._patches.append(event)
             self._changed.notify_all()
 
+    @property
+    def newest(self) -> Mapping[str, Any]:
+        """What was told last; empty: nothing yet. Not to be changed by who reads it."""
+        return self._newest
+
     def whole(self) -> bytes | None:
         """The newest snapshot as JSON; None: there is none yet."""
         return self._dumped() if self._version else None

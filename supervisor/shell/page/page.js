@@ -4,7 +4,6 @@ import { draw } from "./chart.js";
 const SIGNS = { healthy: "✓", slow: "~", hung: "‖", dead: "✕", unknown: "?", starting: "↑", waiting: "…", ended: "■" };
 const TABLE_AT_MOST = 40;  // groups: of more than these each is a tile, and only those that are not well have a row
 const ROWS_AT_MOST = 100;
-const LEVELS = { no: "Nobody has to get up.", soon: "Nobody has to get up; look at this in working hours:", now: "A person has to act now:" };
 
 const $ = (id) => document.getElementById(id);
 const run = new URLSearchParams(location.search).get("run") || "";
@@ -92,13 +91,9 @@ function drawHead() {
   if (!state.run) return;
   is($("now"), level);
   say($("headline"), headline.text);
-  say($("getup-word"), LEVELS[up.level]);
+  say($("getup-word"), up.word);
   keep($("getup-why"), [...new Set(up.why)], withCommands, () => {});
-  const badges = [];
-  if (state.paused) badges.push("paused: nothing is done");
-  if (state.mode === "observe") badges.push("observe: it decides, and does nothing");
-  if (state.only_observed?.length) badges.push(`only observed: ${state.only_observed.join(", ")}`);
-  if (state.breaker) badges.push("breaker holds");
+  const badges = [...(state.set ?? [])];
   if (state.store_since) badges.push(`etcd has not answered since ${clock(state.store_since)}: this is what held then`);
   list($("badges"), badges);
 }
@@ -107,7 +102,7 @@ function drawNumbers() {
   const n = state.numbers, loss = n.loss === undefined ? "not known" : typeof n.loss === "string" ? `${n.loss} (no number)` : n.loss.toFixed(3);
   const told = {
     "Step": number(n.step), "Loss": loss, "Step time": n.step_s ? `${digits(n.step_s)} s` : "not known",
-    "Tokens per second": n.tokens_per_s ? number(n.tokens_per_s) : "not known",
+    "Tokens/s": n.tokens_per_s ? number(n.tokens_per_s) : "not known",
     "Quorum": n.quorum ? `${n.quorum} of ${n.groups} groups (id ${n.quorum_id})` : "none yet",
     "Checkpoint": n.checkpoint === undefined ? "none yet" : `step ${number(n.checkpoint)}`,
     "Spares": String(state.nodes_by_state.spare), "Leader": n.leader ? `${n.leader}, epoch ${n.epoch}` : "none", "Lighthouse": n.lighthouse,
@@ -202,6 +197,31 @@ function drawCharts() {
   say($("charts-since"), `As this supervisor saw it, since ${clock(state.since)}. Dashed lines: incidents.`);
 }
 
+const MEANS = {
+  allocate: "waiting for nodes", start: "processes starting", admission: "waiting for the gate", data: "waiting for data", quorum: "waiting for the quorum",
+  heal: "healing from peers", failed_step: "steps not committed", checkpoint: "checkpoints", digest: "hashing the parameters", recompute: "steps made again",
+  hung: "hung", straggling: "waiting for who is slow", lost_step: "steps lost with their process", detect: "until a failure was noticed", decide: "noticed, not decided on",
+  store_away: "etcd away", place: "fencing, or looking for a node", act: "until a process was born", end: "finished before the others", other: "other",
+};
+const NAMED = 4;  // causes; the others are one
+function drawSpent() {
+  const { ettr, group_s: whole, lost } = state.time ?? {}, known = whole > 0;
+  $("spent").hidden = !known;
+  if (!known) return;
+  const percent = (share) => `${(100 * share).toFixed(1)}%`, seen = lost.filter(([, share]) => share >= 0.001), rest = seen.slice(NAMED).reduce((sum, [, share]) => sum + share, 0);
+  const shares = [["trained the model", ettr], ...seen.slice(0, NAMED).map(([cause, share]) => [MEANS[cause] ?? cause, share]), ...(rest >= 0.001 ? [["the rest", rest]] : [])];
+  say($("spent-word"), `ETTR ${percent(ettr)}: so much of ${lasted(whole)} of group time (that of all groups, added up) trained the model. The rest is badput.`);
+  shares.forEach((_, at) => { shares[at].push(`s${at}`); });
+  keep($("spent-bar"), shares.map(([name]) => name), () => make("span"), (span, name) => {
+    const [, share, kind] = shares.find(([n]) => n === name);
+    is(span, kind).style.width = percent(share);
+  });
+  keep($("spent-list"), shares.map(([name]) => name), () => make("li"), (li, name) => {
+    const [, share, kind] = shares.find(([n]) => n === name);
+    is(say(li, `${name} ${percent(share)} (${lasted(share * whole)})`), kind);
+  });
+}
+
 const PARTS = [["What was seen", "seen"], ["What else was considered, and why not", "considered"], ["What each would cost, in lost group-seconds", "costs"]];
 function drawIncidents() {
   const of = state.incidents, ids = Object.keys(of).sort((a, b) => of[b].open - of[a].open || of[b].order - of[a].order || b.localeCompare(a, "en", { numeric: true }));
@@ -278,7 +298,7 @@ function drawAll() {
   drawHead();
   document.body.classList.toggle("unread", Boolean(state.run) && !state.groups);
   if (!state.run || !state.groups) return;
-  drawNumbers(); drawGroups(); drawCharts(); drawIncidents(); drawNodes(); drawRest();
+  drawNumbers(); drawGroups(); drawCharts(); drawSpent(); drawIncidents(); drawNodes(); drawRest();
 }
 
 // --- the stream ---

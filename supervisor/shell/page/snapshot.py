@@ -9,6 +9,7 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import explain
+from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Memory, Rung
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
@@ -48,6 +49,11 @@ class Live:
     every_s: float = 1.0
     """How often it looks."""
 
+    @property
+    def away_s(self) -> float:
+        """For how long etcd has not answered."""
+        return self.now - self.store_since if self.store_since else 0.0
+
 
 def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, Any]:
     """Everything that the page shows of a run. Holds no null: what is not known is left out."""
@@ -67,7 +73,7 @@ def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, 
         bad = {"level": "bad", "text": "Nothing is known of this run, and nothing is decided."}
         return {
             **head, "run": record.spec.name, "letters": dict(LETTERS), "headline": bad,
-            "get_up": {"level": "now", "why": [str(error)]},
+            "get_up": _get_up(attention.GetUp(level="now", why=(str(error),))),
         }  # fmt: skip
 
 
@@ -89,13 +95,11 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     return {
         "run": run,
         "letters": dict(LETTERS),
-        "paused": found.paused,
-        "mode": spec.policy.mode,
-        "only_observed": list(spec.policy.observe),
-        "breaker": memory.breaker_since is not None,
-        "headline": _json(attention.headline(found, verdicts, still)),
-        "get_up": _json(attention.get_up(found, memory, observed, verdicts)),
+        "set": attention.settings(found, memory, spec),
+        "headline": status.as_json(attention.headline(found, verdicts, still)),
+        "get_up": _get_up(attention.get_up(found, memory, observed, verdicts, live.away_s)),
         "numbers": _numbers(found, newest, memory),
+        "time": _time(status.account(mirror, run).seconds),
         "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
         "incidents": {i.id: _incident(i, wall) for i in chosen(told)},
         "incidents_all": len(told),
@@ -108,10 +112,8 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     }
 
 
-def _json(value: attention.Headline | attention.GetUp) -> dict[str, Any]:
-    """A small dataclass as JSON."""
-    found: dict[str, Any] = status.as_json(value)
-    return found
+def _get_up(asked: attention.GetUp) -> dict[str, Any]:
+    return {"level": asked.level, "word": asked.word, "why": list(asked.why)}
 
 
 def newest_point(found: Mapping[str, Any], at: float) -> Point | None:
@@ -141,6 +143,19 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
     if memory.checkpoint is not None:
         numbers["checkpoint"] = memory.checkpoint.step
     return numbers
+
+
+def _time(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """ETTR, and the shares of all else, the largest first; empty: nothing was counted yet."""
+    whole = sum(seconds.values())
+    if whole <= 0:
+        return {}
+    lost = sorted(((s, cause) for cause, s in seconds.items() if cause != Cause.PRODUCTIVE), reverse=True)
+    return {
+        "ettr": round(seconds.get(Cause.PRODUCTIVE, 0.0) / whole, 4),
+        "group_s": round(whole, 1),
+        "lost": [[cause, round(s / whole, 4)] for s, cause in lost],
+    }
 
 
 def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:

@@ -113,11 +113,19 @@ class Page:
             with self._lock:
                 feed.readers -= 1
 
+    def begin(self) -> Mirror:
+        """One look at all that etcd holds now. Raises PortError when it does not answer."""
+        mirror = Mirror(self._store.list(keys.PREFIX))
+        for record in views.runs(mirror).values():
+            self._learn(record.spec.name, clock_in(Path(record.run_dir) / "journal.jsonl"))
+        self.look(mirror)
+        return mirror
+
     def _run(self) -> None:
         said = ""
         while not self._stop.is_set():
             try:
-                mirror = Mirror(self._store.list(keys.PREFIX))
+                mirror = self.begin()
                 with contextlib.closing(self._store.watch(keys.PREFIX, mirror.revision)) as watch:
                     said, self._watch = "", watch
                     self._follow(mirror, watch)
@@ -128,9 +136,7 @@ class Page:
                 self._stop.wait(AGAIN_S)
 
     def _follow(self, mirror: Mirror, watch: Watch) -> None:
-        for record in views.runs(mirror).values():
-            self._learn(record.spec.name, clock_in(Path(record.run_dir) / "journal.jsonl"))
-        due, away_since = self._monotonic(), 0.0
+        due, away_since = self._monotonic() + self._pause_s(), 0.0
         while not self._stop.is_set():
             changes = watch.poll(max(0.0, min(POLL_S, due - self._monotonic())))
             while changes is not None:
@@ -143,9 +149,7 @@ class Page:
                 continue
             silent_s = watch.silent_s
             away_since = (away_since or self._wall() - silent_s) if silent_s > SILENCE_S else 0.0
-            began = self._monotonic()
             self.look(mirror, away_since)
-            self._cost_s = self._monotonic() - began
             due = self._monotonic() + self._pause_s()
 
     def _pause_s(self) -> float:
@@ -154,6 +158,7 @@ class Page:
 
     def look(self, mirror: Mirror, away_since: float = 0.0) -> None:
         """Tell every feed what holds now."""
+        began = self._monotonic()
         self.targets = mirror.derived(known, "leader", "registration")
         runs = views.runs(mirror)
         newest = max(runs.values(), key=lambda r: r.launched_unix_s, default=None)
@@ -168,6 +173,7 @@ class Page:
             to = [feeds[of] for of in ("", name) if of in feeds and (of or record is newest)]
             if to or not _ended(mirror, name):
                 self._tell(mirror, record, to, away_since)
+        self._cost_s = self._monotonic() - began
 
     def _tell(self, mirror: Mirror, record: RunRecord, to: list[Feed], away_since: float) -> None:
         history = self._histories.setdefault(record.spec.name, History())

@@ -19,11 +19,11 @@ from fault_injection.recorded import save
 from tests.unit.fault_injection.broken import a_broken_run, fault
 
 
-def said(code: int, *arguments: str) -> str:
+def said(code: int, *arguments: str, columns: int = 200) -> str:
     app = typer.Typer()
     command.register(app)
     app.callback()(lambda: None)
-    result = CliRunner().invoke(app, ["chaos", *arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["chaos", *arguments], env={"COLUMNS": str(columns)})
     assert result.exit_code == code, result.output
     return result.output
 
@@ -41,7 +41,16 @@ def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> Non
     assert "tests/integration/test_causes.py" in why_not["collective_skipped"]
     table = said(0, "list")
     assert all(name in table for name in FAULTS)
+    assert "node_silent          a node's link goes down: silent, as a dead host (not here: " in table
     assert f"{sum(1 for why in why_not.values() if not why)} of {len(FAULTS)} faults can be made here" in table
+
+
+def test_list_is_read_in_a_narrow_terminal() -> None:
+    rows = said(0, "list", columns=80).splitlines()
+    assert max(map(len, rows)) <= 80
+    assert any(re.fullmatch(r"sigkill +SIGKILL to a rank \(crash\) *", row) for row in rows)
+    folded = sum(row.startswith(" ") for row in rows)
+    assert folded < len(FAULTS) / 2, "most take one line"
 
 
 def test_check_judges_files_and_ends_with_1_unless_all_pass(tmp_path: Path) -> None:
@@ -64,7 +73,10 @@ def test_check_judges_files_and_ends_with_1_unless_all_pass(tmp_path: Path) -> N
 def test_check_of_what_is_not_there(tmp_path: Path) -> None:
     assert "No such file or directory" in said(1, "check", str(tmp_path / "none.jsonl"))
     (tmp_path / "other.txt").write_text("hello\n")
-    assert "unknown" in said(1, "check", str(tmp_path / "other.txt"))
+    (sentence,) = said(2, "check", str(tmp_path / "other.txt")).splitlines()
+    assert (
+        sentence == f"supervisor: {tmp_path}/other.txt is no history: `supervisor chaos run` writes one, history.jsonl"
+    )
 
 
 SCHEDULE = '[[fault]]\nname = "sigkill"\nat_step = 40\n'

@@ -10,7 +10,7 @@ import pytest
 from fault_injection.checkers import CHECKERS, check
 from fault_injection.history import History
 from fault_injection.promises import ALL
-from fault_injection.recorded import KINDS, load, save
+from fault_injection.recorded import KINDS, NoHistory, load, save
 from tests.unit.fault_injection.broken import a_broken_run, broken
 from tests.unit.fault_injection.files import story
 
@@ -95,9 +95,14 @@ def test_an_older_one_that_does_not_say_how_many_lines_it_has_is_read(tmp_path: 
 
 
 def test_what_is_no_history(tmp_path: Path) -> None:
-    (tmp_path / "other.jsonl").write_text("")
-    assert load(tmp_path / "other.jsonl").unreadable == ["other.jsonl: it does not begin as a history"]
+    for text, what in (("", "empty"), ("hello\n", "no history"), ('{"event": "step"}\n' * 3, "no history")):
+        (tmp_path / "other.jsonl").write_text(text)
+        with pytest.raises(NoHistory, match=f"other.jsonl is {what}: `supervisor chaos run` writes one"):
+            load(tmp_path / "other.jsonl")
     path = saved(tmp_path)
+    _, *rows = path.read_text().splitlines(keepends=True)
+    (tmp_path / "headless.jsonl").write_text("".join(rows))
+    assert load(tmp_path / "headless.jsonl").unreadable[-1] == "headless.jsonl: it does not begin as a history"
     path.write_text(path.read_text().replace('"version":1', '"version":2', 1))
     assert "version 2 is newer than this program's 1" in load(path).unreadable[0]
     with pytest.raises(FileNotFoundError):

@@ -35,6 +35,8 @@ KINDS = {
     "grant": "Grant",
     "decision": "Digest",
     "notice": "Notice",
+    "faults": "FaultsMade",
+    "account": "Account",
     "checkpoint": "CheckpointMark",
     "cordon": "Cordon",
     "suspicion": "Suspicion",

@@ -22,6 +22,7 @@ from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
 from supervisor.wire.records import (
+    Account,
     Digest,
     EpochsBefore,
     NodeDesired,
@@ -251,3 +252,39 @@ def test_what_is_held_against_a_host_no_more_is_deleted_with_the_memory_that_say
     assert [item.key for item in store.list(keys.CORDONS).items] == [keys.suspicion("h1", "run", "i2")]
     puts = store.commits[-1]
     assert keys.memory("run", "run") in str(puts)
+
+
+def test_where_the_time_went_is_told_over_all_terms(store: MemoryStore) -> None:
+    """Group 0 trains, group 1 waits to be fenced: with each change, else once in ACCOUNT_S."""
+    at = [0.0]
+
+    def term() -> Loop:
+        return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
+
+    def told() -> float:
+        item = store.get(keys.account("run"))
+        return decode(item.value, Account).seconds["place"] if item is not None else 0.0
+
+    first = term()
+    first.step()
+    assert told() == 0, "nothing has passed yet"
+    at[0] += 9.0
+    first.step()
+    assert told() == pytest.approx(9.0), "group 0 is given up now: a change"
+    first.step()
+    at[0] += loop.ACCOUNT_S - 1
+    first.step()
+    assert told() == pytest.approx(9.0), "a quiet run is not told with every look"
+    at[0] += 1
+    first.step()
+    total = told()
+    assert total > 9.0 + loop.ACCOUNT_S - 1
+    writes = len(store.commits)
+    first.step()
+    assert len(store.commits) == writes
+    store.commit({}, [keys.LEADER])
+    second = term()
+    second.step()
+    at[0] += loop.ACCOUNT_S
+    second.step()
+    assert told() >= total + loop.ACCOUNT_S, "the terms before it count"

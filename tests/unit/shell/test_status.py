@@ -12,7 +12,17 @@ from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
 from supervisor.shell import render, status
 from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
-from supervisor.wire.records import Fact, Health, LeaderRecord, NodeObserved, RunRecord, Stuck, TrainerObserved, encode
+from supervisor.wire.records import (
+    Account,
+    Fact,
+    Health,
+    LeaderRecord,
+    NodeObserved,
+    RunRecord,
+    Stuck,
+    TrainerObserved,
+    encode,
+)
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 
 WAITING = replace(
@@ -141,3 +151,9 @@ def test_where_the_page_is() -> None:
     assert found.page == page
     assert f"page {page}" in text(render.run(found))
     assert "page" not in text(render.run(seen(MEMORY)))
+
+
+def test_a_run_that_has_ended_says_the_last_step_that_was_committed() -> None:
+    ended = replace(MEMORY, phase="stopped", incidents={})
+    assert seen(ended).step == 0, "no leader has told it"
+    assert seen(ended, **{keys.account("run"): encode(Account(step=117))}).step == 117

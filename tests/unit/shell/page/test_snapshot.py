@@ -16,6 +16,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import merge
 from supervisor.shell.page.snapshot import INCIDENTS, Live, snapshot
 from supervisor.wire import keys
+from supervisor.wire.records import Account, encode
 from tests.helpers.told import ToldWorld
 
 CLOCK_AT = 1_700_000_000.0
@@ -70,7 +71,7 @@ def test_a_healthy_run() -> None:
     w = world()
     found = look(w)
     assert found["headline"] == {"level": "good", "text": "Training: all 3 groups step."}
-    assert found["get_up"] == {"level": "no", "why": []}
+    assert found["get_up"] == {"level": "no", "word": "Nobody has to get up.", "why": []}
     assert [words(found, g) for g in range(3)] == [["healthy", "healthy"]] * 3
     numbers = found["numbers"]
     assert (numbers["step"], numbers["quorum"], numbers["groups"], numbers["leader"]) == (5, 3, 3, "host:41")
@@ -186,7 +187,7 @@ def test_a_pause_needs_a_person_only_once_something_has_failed() -> None:
     w.control = ControlView(paused=True)
     w.round(0.1)
     found = look(w)
-    assert found["paused"]
+    assert found["set"] == ["paused: nothing is done"]
     assert found["get_up"]["level"] == "soon"
     w.crash(0)
     w.round(0.1)
@@ -201,7 +202,7 @@ def test_where_the_policy_only_observes_a_person_has_to_act() -> None:
     w.crash(0)
     w.round(0.1)
     found = look(w)
-    assert found["mode"] == "observe"
+    assert found["set"] == ["observe: it decides, and does nothing"]
     assert found["incidents"]["i1"]["shadow"]
     assert found["get_up"]["level"] == "now"
     assert "is only observed" in found["get_up"]["why"][0]
@@ -215,7 +216,7 @@ def test_the_breaker() -> None:
     w.round()
     w.round(2.0)
     found = look(w)
-    assert found["breaker"]
+    assert found["set"] == ["breaker holds"]
     assert found["get_up"]["level"] == "now"
     assert any(why.startswith("the breaker holds") for why in found["get_up"]["why"])
 
@@ -283,6 +284,15 @@ def test_whatever_record_is_gone_or_torn_the_page_goes_on(harm: str) -> None:
         json.dumps(found, allow_nan=False)
         tried += 1
     assert tried > 20
+
+
+def test_where_the_time_went() -> None:
+    w = world()
+    assert look(w)["time"] == {}, "no leader has told it yet"
+    seconds = {"start": 30.0, "productive": 90.0, "heal": 0.0, "lost_step": 80.0}
+    w.store.put(keys.account("run"), encode(Account(step=5, seconds=seconds)))
+    told = look(w)["time"]
+    assert told == {"ettr": 0.45, "group_s": 200.0, "lost": [["lost_step", 0.4], ["start", 0.15], ["heal", 0.0]]}
 
 
 def test_no_run() -> None:

@@ -1,0 +1,89 @@
+"""`supervisor top`: the page in a terminal. It feeds itself from etcd, as the page does, so it needs no supervisor that lives."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from supervisor.ports.store import Store
+from supervisor.shell import client
+from supervisor.shell.page.feed import Feed
+from supervisor.shell.page.terminal import ENDLESS, PLAIN, SIGNS, Drawing, clock, lasted
+from supervisor.shell.page.watcher import Page
+
+REDRAW_S = 1.0
+"""At least so often: a terminal's size changes, and the age of what is shown."""
+
+
+def top(store: Store, run: str, console: Console) -> None:
+    """Until interrupted; where nobody looks at a terminal, once. No name: the newest run. Raises Fatal when there is none, and
+    PortError when etcd does not answer at first."""
+    page = Page(store)
+    client.choose_run(page.begin(), run)
+    with page.reading(run) as feed:
+        page.begin()
+        if not console.is_terminal or console.is_dumb_terminal:
+            told = feed.newest
+            word = f"one look, at {clock(told['now'])}: that no step comes is seen only by who watches"
+            for line in Drawing(told, ENDLESS, _signs(console)).lines(word, ENDLESS):
+                console.print(line, soft_wrap=True)
+            return
+        page.start()
+        try:
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                _unsaid(),
+                Live(console=console, screen=True, auto_refresh=False) as live,
+            ):
+                _follow(feed, console, live)
+        finally:
+            page.stop()
+
+
+def _follow(feed: Feed, console: Console, live: Live) -> NoReturn:
+    version, heard = 0, time.monotonic()
+    while True:
+        newest, events = feed.after(version, REDRAW_S)
+        if events:
+            version, heard = newest, time.monotonic()
+        told = feed.newest
+        lines = Drawing(told, console.width, _signs(console)).lines(
+            _word(told, time.monotonic() - heard), console.height
+        )
+        live.update(Group(*lines), refresh=True)
+
+
+def _word(told: Mapping[str, Any], age_s: float) -> str:
+    """How old the picture is; `age_s`: since when the page's own thread has told nothing."""
+    if told["store_since"]:
+        return f"no word from etcd since {clock(told['store_since'])}"
+    if age_s > 3 * told["every_s"] + 4:  # so long a browser waits as well
+        return f"no word since {clock(told['now'])} ({lasted(age_s)})"
+    return f"live {clock(told['now'])}"
+
+
+def _signs(console: Console) -> Mapping[str, str]:
+    if console.encoding.startswith("utf"):
+        return SIGNS
+    if isinstance(console.file, io.TextIOWrapper):
+        console.file.reconfigure(errors="replace")  # what a trainer wrote may be anything
+    return PLAIN
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Nothing is logged into the picture: it says itself how old it is."""
+    root = logging.getLogger()
+    before = root.handlers
+    root.handlers = [logging.NullHandler()]
+    try:
+        yield
+    finally:
+        root.handlers = before
