@@ -165,9 +165,11 @@ def test_faults_are_told_for_the_metrics_and_counted_on(world: World) -> None:
 
 def test_a_fault_of_etcd_is_told_when_it_answers_again(world: World) -> None:
     world.live.look()
-    world.store.fail_next(2)
+    watch = world.store.watch(keys.faults("run"), world.store.list(keys.PREFIX).revision)
+    world.store.fail_next(2)  # a look at what is there would take one of these
     world.live.made("etcd_killed")
-    eventually(lambda: made(world) == {"etcd_killed": 1}, 10)
+    told = eventually(lambda: (changes := watch.poll(0.1)) is not None and changes.puts, 10)
+    assert [decode(item.value, FaultsMade).made for item in told] == [{"etcd_killed": 1}]
 
 
 def run_values_of(memory: Memory) -> dict[str, bytes]:
