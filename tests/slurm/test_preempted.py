@@ -29,9 +29,14 @@ SIGNALS = {"SlurmctldParameters": "preempt_send_user_signal"}
 """Of 22.05; since 23.02 PreemptParameters=send_user_signal."""
 
 
-@pytest.fixture(scope="module", params=["by Slurm's lists alone", "by a signal too"])
-def w(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
-    options = SIGNALS if request.param == "by a signal too" else {}
+@pytest.fixture(scope="module", params=[False, True], ids=["by Slurm's lists alone", "by a signal too"])
+def signals(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def w(signals: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
+    options = SIGNALS if signals else {}
     with slurm_world(tmp_path_factory.mktemp("slurm"), preempt=True, partitions=[LONG], options=options) as made:
         yield made
 
@@ -50,7 +55,7 @@ def other_goes_on(w: SlurmWorld, record: RunRecord, since: float) -> None:
     assert w.status(record).groups[0].generation == 1
 
 
-def test_the_group_moves_to_the_spare_before_its_grace_is_over(w: SlurmWorld) -> None:
+def test_the_group_moves_to_the_spare_before_its_grace_is_over(w: SlurmWorld, signals: bool) -> None:
     record = trains(w, w.launch(w.spec("moves", slurm={"partition": "long"})))
     before, ours, begun = w.status(record), w.job_of(record, 1), time.time()
     taken = preempt(w, before.groups[1].node)
@@ -58,6 +63,8 @@ def test_the_group_moves_to_the_spare_before_its_grace_is_over(w: SlurmWorld) ->
     assert (incident.kind, incident.rung) == (Kind.LEAVING, Rung.REPLACE)
     assert (incident.group, incident.node) == (1, before.groups[1].node)
     assert f"Slurm preempts job {ours}, after a grace of {LONG_S} s" in incident.evidence[0]
+    shim_said = (w.system / "nodes" / incident.node / "shim.jsonl").read_text()
+    assert ('"event":"leaving"' in shim_said.replace(" ", "")) is signals, "the signal alone would not say why"
     other_goes_on(w, record, begun)
     after = w.status(record)
     assert after.groups[1].node in before.spares
