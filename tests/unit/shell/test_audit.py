@@ -35,6 +35,7 @@ KINDS = {
     "grant": "Grant",
     "decision": "Digest",
     "notice": "Notice",
+    "faults": "FaultsMade",
     "checkpoint": "CheckpointMark",
     "cordon": "Cordon",
     "suspicion": "Suspicion",
