@@ -175,10 +175,10 @@ def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path
     expected = {alert.name for alert in rules.alerts()} - UNTESTED
     assert a.has_fired(began) == expected
     a.clear(sorted(expected - {"Watchdog"}), LATER_S)
-    eventually(lambda: expected - {"Watchdog"} <= a.person.of("firing"), SOON_S, "a person was told of each")
-    # one that was inhibited when it cleared is not told to be over: the cause that inhibited it is
-    inhibited = {"NoLeader", "StoreSlow", "EttrLow"}
-    over = expected - {"Watchdog"} - inhibited
+    # whoever is told of the store is not told of what comes of it; nor of the end of what was inhibited when it ended
+    told = expected - {"Watchdog", "NoLeader"}
+    eventually(lambda: told <= a.person.of("firing"), SOON_S, "a person was told of each")
+    over = told - {"StoreSlow", "EttrLow"}
     eventually(lambda: over <= a.person.of("resolved"), SOON_S, "and of the end of each")
     found = answered(a.url, "toy", began)
     assert {where.partition(": ")[2] for where, answer in found.items() if not answer} == NOT_OF_TOYS
