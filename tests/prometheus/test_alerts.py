@@ -161,10 +161,10 @@ def each(run: str, *alerts: str) -> list[str]:
 def test_alerts_fire_for_their_faults_and_clear(watched: Watched, tmp_path: Path) -> None:
     """In one story: what is waited for is waited for together."""
     a, began = watched.asked, time.time()
-    told = len(a.person.heard)
+    before = len(a.person.heard)
     passes(HEALTHY_S)
     assert a.has_fired(began) == {"Watchdog"}
-    assert a.person.heard[told:] == []
+    assert a.person.heard[before:] == []
     assert {name for name, _, _ in a.heartbeat.heard} == {"Watchdog"}
 
     _faults_of_runs(watched, other_version(tmp_path))
