@@ -246,7 +246,7 @@ def main() -> int:
     result = {
         "what": f"scraping a supervisor of {GROUPS} agents with {RANKS} ranks each, and an agent",
         "command": f"python -m benchmarks.metrics --scrapes {asked.scrapes} --agent {asked.agent:g}",
-        "bounds": {"scrape_s": SCRAPE_S, "memory_mb": MEMORY_MB, "agent_share_of_a_core": AGENT_CORE},
+        "bounds": {"scrape_s": SCRAPE_S, "memory_mb": MEMORY_MB, "agents_metrics_share_of_a_core": AGENT_CORE},
         "bounds_met": met,
         "figures": figures,
         "machine": machine(),

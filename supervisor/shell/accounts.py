@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
-from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView
+from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView, Rung
 from supervisor.core.restored import ENDED
 from supervisor.shell.mirror import Mirror
 from supervisor.wire.records import NodeObserved
@@ -164,7 +164,8 @@ class Accounts:
 
 
 def cause_of(group: GroupMemory, incident: Incident | None = None) -> Cause:
-    """What a group's phase stands for; one with an incident waits for a decision."""
-    if group.phase != "running" or not group.incident or (incident is not None and incident.kind in _TRAINS):
+    """What a group's phase stands for. One with an incident waits for a decision, unless it is ridden through: it may train on, and
+    tells so itself."""
+    if group.phase != "running" or incident is None or incident.kind in _TRAINS or incident.rung == Rung.RIDE_THROUGH:
         return _CAUSE[group.phase]
-    return Cause.HUNG if incident is not None and incident.kind == Kind.HANG else Cause.DECIDE
+    return Cause.HUNG if incident.kind == Kind.HANG else Cause.DECIDE

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from supervisor.ports.errors import PortError
 from supervisor.ports.store import Item
+from supervisor.shell.loop import SILENCE_S
 from supervisor.shell.metrics import Metrics
 from supervisor.shell.store.status import StoreStatus
 from supervisor.wire import keys
@@ -34,8 +35,9 @@ class StoreWatch(threading.Thread):
         super().__init__(name="store-watch", daemon=True)
         self._store, self._metrics = store, metrics
         self._ended = threading.Event()
+        self._heard = False
         metrics.gauge("supervisor_watch_silent_seconds").set_function(silent_s)
-        metrics.gauge("supervisor_store_up").set(0)
+        metrics.gauge("supervisor_store_up").set_function(lambda: float(self._heard and silent_s() <= SILENCE_S))
 
     def run(self) -> None:
         while not self._ended.is_set():
@@ -51,10 +53,9 @@ class StoreWatch(threading.Thread):
             status = self._store.status()
         except PortError as error:
             log.debug("etcd does not say how it is: %s", error)
-            m.gauge("supervisor_store_up").set(0)
             return
+        self._heard = True
         m.histogram("supervisor_store_seconds").observe(took)
-        m.gauge("supervisor_store_up").set(1)
         m.gauge("supervisor_store_size_bytes").set(status.db_size)
         m.gauge("supervisor_store_alarms").set(len(status.alarms))
 

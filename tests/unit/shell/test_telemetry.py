@@ -10,6 +10,7 @@ import pytest
 from supervisor.core.model import Decision, Kind, Rung
 from supervisor.ports.errors import Retryable
 from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
+from supervisor.shell.loop import SILENCE_S
 from supervisor.shell.program import version
 from supervisor.shell.store.status import StoreStatus
 from supervisor.shell.store_watch import StoreWatch
@@ -175,15 +176,19 @@ def test_all_of_the_control_planes_metrics_are_set_with_their_labels() -> None:
     assert value(world.telemetry, "supervisor_store_alarms") == 1
 
 
-def test_a_store_that_does_not_answer_is_down() -> None:
+def test_a_store_that_says_nothing_is_down() -> None:
     class Away(Etcd):
         def get(self, key: str) -> None:
             raise Retryable("no etcd answers", 1.0)
 
+    t, silent = Telemetry(), [0.0]
+    StoreWatch(Away(), t.metrics, lambda: silent[0]).look()
+    assert value(t, "supervisor_store_up") == 0, "it has never answered"
     t = Telemetry()
-    for etcd, up in ((Etcd(), 1), (Away(), 0)):
-        StoreWatch(etcd, t.metrics, lambda: 0.0).look()
-        assert value(t, "supervisor_store_up") == up
+    StoreWatch(Etcd(), t.metrics, lambda: silent[0]).look()
+    for seconds, up in ((0.0, 1), (SILENCE_S + 0.1, 0), (0.5, 1)):
+        silent[0] = seconds
+        assert (value(t, "supervisor_store_up"), value(t, "supervisor_watch_silent_seconds")) == (up, seconds)
     assert value(t, "supervisor_store_seconds_count") == 1
 
 
