@@ -143,7 +143,7 @@ function drawGroups() {
     say(tr.children[2].lastChild, group.why);
     say(tr.children[3], group.node || "none");
     say(tr.children[4], String(group.generation));
-    say(tr.children[5], number(group.step));
+    say(tr.children[5], group.step ? number(group.step) : "none");
     const link = say(tr.children[6].firstChild, group.incident || "none");
     group.incident ? link.setAttribute("href", `#${group.incident}`) : link.removeAttribute("href");
   });

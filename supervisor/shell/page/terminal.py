@@ -153,7 +153,8 @@ class Drawing:
             line.append(" ".join(f"{n}{self._signs[verdict]}" for verdict, n in said.items()))
         verdict = letters[group["worst"]]
         line.append(f"  {verdict:8}", COLOURS.get(verdict, ""))
-        line.append(f"  {group['node'] or 'no node':6}  generation {group['generation']}  step {group['step']:,}")
+        line.append(f"  {group['node'] or 'no node':6}  generation {group['generation']}")
+        line.append(f"  step {group['step']:,}" if group["step"] else "")
         line.append(f"  {group['incident']}" if group["incident"] else "", "bold")
         return self._cut(line.append(f"  {_printable(group['why'])}" if group["why"] else "", "dim"))
 
