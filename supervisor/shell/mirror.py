@@ -64,8 +64,8 @@ class Mirror:
             for key in self.items:
                 self._count(key, there=False)
                 self._known_node(key, -1)
-            self.items, self._order = {}, []
-            self._forget(*self.unreadable)
+            # a store that has lost revisions uses their numbers again: nothing that was read by one of them is kept
+            self.items, self._order, self.unreadable, self._decoded = {}, [], {}, {}
         for item in changes.puts:
             known = self.items.get(item.key)
             if known is not None and known.mod_revision == item.mod_revision:
@@ -81,11 +81,10 @@ class Mirror:
                 self.unreadable.pop(key, None)
         self.revision = max(self.revision, changes.revision)
 
-    def _forget(self, *unreadable: str) -> None:
+    def _forget(self, key: str) -> None:
         """So that it is said again of what still cannot be read."""
-        for key in unreadable:
-            if self.unreadable.pop(key, None) is not None:
-                self._decoded.pop(key, None)
+        if self.unreadable.pop(key, None) is not None:
+            self._decoded.pop(key, None)
 
     def fresh(self) -> set[str]:
         """Keys that came from elsewhere since this was last asked."""

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
-_HEAD = re.compile(rb'\{"\$kind":"(\w+)","\$version":(\d+)[,}]')
+_HEAD = re.compile(rb'\{"\$kind":"(\w+)","\$version":(\d{1,9})[,}]')
 
 
 class RecordError(ValueError):

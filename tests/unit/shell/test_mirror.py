@@ -101,6 +101,13 @@ def test_what_cannot_be_read_is_said_again_after_a_reset() -> None:
     assert (step(mirror), list(mirror.unreadable)) == (None, ["/a"])
 
 
+def test_after_a_reset_a_revision_that_was_lost_and_came_again_is_read_anew() -> None:
+    mirror = mirror_of({"/a": value(1)}, revision=5)
+    assert step(mirror) == 1
+    mirror.apply(Changes(5, puts=(item("/a", 2, 5),), reset=True))
+    assert step(mirror) == 2
+
+
 def test_our_own_write_mends_what_could_not_be_read() -> None:
     mirror = mirror_of({"/a": b"{torn"}, revision=5)
     assert step(mirror) is None

@@ -32,7 +32,17 @@ def test_a_newer_record_is_named_with_its_key_and_what_to_do(value: bytes) -> No
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"{torn", b"\xff", b"[]", b'{"$kind":"Control"}', b'{"$version":7}', encode(Control())]
+    "value",
+    [
+        b"",
+        b"{torn",
+        b"\xff",
+        b"[]",
+        b'{"$kind":"Control"}',
+        b'{"$version":7}',
+        b'{"$kind":"Control","$version":' + b"7" * 5000 + b"}",
+        encode(Control()),
+    ],
 )
 def test_what_is_corrupt_or_ours_is_no_newer_state(value: bytes) -> None:
     assert _why({keys.control("run"): value}) == ""

@@ -103,6 +103,7 @@ ADMISSION = records.GatePresence(run="run", node="n1", generation=2)
         (encode(ADMISSION).replace(b'"$version":1,', b""), "version None"),
         (encode(ADMISSION).replace(b'"generation":2', b'"generation":"many"'), "generation: "),
         (encode(ADMISSION).replace(b',"generation":2', b""), "generation: "),
+        (encode(ADMISSION).replace(b'"$version":1', b'"$version":1' + b"0" * 5000), "not JSON"),
         (b"[" * 200_000, ""),
     ],
 )
