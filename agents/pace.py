@@ -25,6 +25,8 @@ MOVES_ON = 3.0
 """In bounds: whoever goes from one thing to the next for so long, and commits nothing, hangs too."""
 KEPT = 64
 """Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
+UNSEEN_S = 0.5
+"""Of a time in which nothing could be seen so much counts: a disk that is slow at each look must not hide a hang for ever."""
 APART: frozenset[Activity] = frozenset({"checkpoint", "heal"})
 STEPPING = frozenset({"quorum", "healing", "step", "checkpoint"})
 
@@ -60,11 +62,14 @@ class Pace:
         self._waits_since: float | None = None
         self._moved_at: float | None = None
         self._unseen = False
+        self._looked_at = 0.0
         self._in_part = False
         """The step in progress was not seen whole: nothing is learned from it."""
+        self._mark_in_part = True
+        """Nor was what it does now: how long it takes is not known. At first: an agent may take over a rank in the middle of it."""
 
     def unseen(self) -> None:
-        """Nothing can be seen of it now. That time counts for nothing."""
+        """Nothing can be seen of it now. That time counts for nothing, but for UNSEEN_S."""
         self._unseen = True
 
     def look(
@@ -85,17 +90,19 @@ class Pace:
             self._seen_starting = progress is None or progress.commits == 0
         if self._began is None or not reaches:
             self._began = now
+        blind, self._unseen = self._unseen, False
+        if blind:
+            self._in_part = self._mark_in_part = True
+            self._leave_out(now - self._looked_at - UNSEEN_S)
+        self._looked_at = now
         if progress is None:
             return
-        if self._unseen:
-            self._unseen, self._in_part, self._waits_since = False, True, None
-            self._mark, self._mark_since = activity, now
-            self._moved_at = now if self._moved_at is not None else None
         if activity != self._mark:
             self._end_of(now)
             self._forgive(now, activity)
             if untold and self._moved_at is not None:
                 self._moved_at = now
+            self._mark_in_part = blind or self._mark is None
             self._mark, self._mark_since = activity, now
         if activity is not None and activity[1] in APART:
             self._apart = True
@@ -181,7 +188,16 @@ class Pace:
                 self._moved_at = min(now, self._moved_at + now - self._waits_since)
             self._waits_since = None
 
+    def _leave_out(self, seconds: float) -> None:
+        """As if they had not been."""
+        if seconds > 0.0:
+            self._mark_since += seconds
+            self._moved_at = None if self._moved_at is None else self._moved_at + seconds
+            self._waits_since = None if self._waits_since is None else self._waits_since + seconds
+
     def _end_of(self, now: float) -> None:
+        if self._mark_in_part:
+            return
         if self._mark is not None and self._mark[1] in APART:
             self._longest_apart = max(self._longest_apart, now - self._mark_since)
         elif self._mark is not None and self._mark[1] == "collective":

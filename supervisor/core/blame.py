@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from supervisor.core import gpu
 from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
-from supervisor.core.spec import RunSpec
+from supervisor.core.spec import HangSpec, RunSpec
 
 ACROSS = frozenset({"quorum", "collective", "heal"})
 """What waits for other groups."""
@@ -82,9 +82,9 @@ def blame(
     waiting = [g for g in sorted(stuck) if steps[g] + STEPS_BEHIND <= ahead and not _by_itself(stuck[g])]
     late = {g: _when_seen(running[g], ahead, stuck[g], observed.now, behind) for g in waiting}
     left = tuple(g for g, seen in late.items() if seen.step + STEPS_BEHIND <= ahead)
-    late |= {g: _when_lost(running[g], ahead, observed.now, behind) for g in unseen}
+    late |= {g: _when_lost(running[g], ahead, observed.now, behind) for g in _without(running, unseen, observed)}
     if not stuck:
-        told = Blame(_left_out(running, unseen, late, ahead, observed, spec))
+        told = Blame(_left_out(running, late, steps, observed, spec))
     else:
         phases = {g.phase for g in groups.values()}
         told = _blame(running, observed, spec, stuck, unseen, steps, left, phases, unsure_since)
@@ -98,27 +98,42 @@ def _when_lost(group: GroupMemory, ahead: int, now: float, known: Mapping[int, B
     return Behind(generation=group.generation, step=ahead, since=now)
 
 
+def _without(running: Mapping[int, GroupMemory], unseen: tuple[int, ...], observed: Observed) -> tuple[int, ...]:
+    """The one group whose ranks cannot be seen, while the others make their steps without it. That they are ahead of it says
+    nothing: its own steps are not told."""
+    others = running.keys() - set(unseen)
+    return unseen if len(unseen) == 1 and 0 < _most_together(running, others, observed) <= len(others) else ()
+
+
 def _left_out(
     running: Mapping[int, GroupMemory],
-    unseen: tuple[int, ...],
     late: Mapping[int, Behind],
-    ahead: int,
+    steps: Mapping[int, int],
     observed: Observed,
     spec: RunSpec,
 ) -> tuple[int, ...]:
-    """The one group whose ranks cannot be seen, when for as long as a hang takes the others have made steps without it. That they are
-    ahead of it says nothing: its own steps are not told."""
-    others = running.keys() - set(unseen)
-    made_by = {rank.participants for g in sorted(others) for rank in _ranks(running[g], observed)}
-    alone = bool(others) and 0 not in made_by and max(made_by, default=0) <= len(others)
-    return tuple(
-        g
-        for g in unseen
-        if len(unseen) == 1
-        and alone
-        and observed.now - late[g].since >= spec.policy.hang.at_least_s
-        and late[g].step + STEPS_BEHIND <= ahead
-    )
+    """Without whom the others have made steps all the while for as long as a hang takes: one quorum that it missed is none. Of the
+    others who has made none meanwhile is in no quorum either: then those that do may step with it."""
+    found = []
+    for g, seen in late.items():
+        others = running.keys() - {g}
+        going = sum(seen.step + STEPS_BEHIND <= steps[other] for other in others)
+        lasts = observed.now - seen.since >= _bound_s(running[g], observed, spec.policy.hang)
+        if lasts and _most_together(running, others, observed) <= going:
+            found.append(g)
+    return tuple(found)
+
+
+def _bound_s(group: GroupMemory, observed: Observed, limits: HangSpec) -> float:
+    """How long a step of it may take, by what its ranks had told while they were seen: it may be at a checkpoint."""
+    usual = max((r.measured.step_s + r.measured.apart_s for r in _ranks(group, observed)), default=0.0)
+    return min(limits.at_most_s, max(limits.at_least_s, limits.factor * usual))
+
+
+def _most_together(running: Mapping[int, GroupMemory], groups: Collection[int], observed: Observed) -> int:
+    """How many groups made the newest step of any of these; 0: not all have told."""
+    made_by = [rank.participants for g in sorted(groups) for rank in _ranks(running[g], observed)]
+    return max(made_by, default=0) if all(made_by) else 0
 
 
 def _when_seen(

@@ -367,7 +367,8 @@ class SlowSince:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """How far others were when a group had begun to wait though they had gone on, or when its ranks could be seen no more."""
+    """How far others were when a group had begun to wait though they had gone on, or when, its ranks unseen, they had gone on without
+    it."""
 
     generation: int
     step: int

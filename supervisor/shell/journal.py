@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 ANSWERS_WITHIN_S = 1.0
 """A shared disk that is busy takes tenths of a second."""
 LINES = 10_000
-"""That wait for a disk which stalls. What comes then is lost."""
+"""That wait for a disk which stalls. What comes then is lost, and how many were is in the journal."""
+INPUTS = 100
+"""As LINES, of inputs: one of a thousand groups may take a megabyte."""
 
 
 class Journal:
@@ -44,6 +46,7 @@ class Journal:
         self._first = True
         self._inputs = Inputs(path.parent)
         self._told_all = False
+        self._lost = 0
 
     def take(self, observed: Observed, spec: RunSpec, memory: Memory) -> Given | None:
         """What is to be kept of the input of a decision; None: nothing."""
@@ -85,7 +88,8 @@ class Journal:
 
     def keep(self, given: Given) -> None:
         """The input itself: after the commit, so that nothing waits for it."""
-        self._write(partial(self._inputs.keep, given))
+        if self._aside.left < INPUTS:
+            self._write(partial(self._inputs.keep, given))
 
     def outcome(self, epoch: int, decision: int, revision: int | None, refused: str = "") -> None:
         """Whether it was committed, and at which revision."""
@@ -97,6 +101,10 @@ class Journal:
         """Something else worth a line: leadership, an outage, a record that cannot be read."""
         self._append({"entry": "event", "event": what, **about})
 
+    def close(self, within_s: float) -> None:
+        """Wait for what is not written yet, so long at most: a disk that is slow may take its last lines a moment later."""
+        self._aside.end(within_s)
+
     def _append(self, line: dict[str, Any]) -> None:
         line = {"t": round(time.time(), 4), **line}
         self._write(partial(self._add, json.dumps(line, separators=(",", ":")).encode() + b"\n"))
@@ -106,7 +114,11 @@ class Journal:
         if self._stalls and not self._aside.left:
             self._stalls = False
             log.info("the disk of the journal %s answers again", self.path)
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                self.event("lines_lost", lines=lost)
         if self._aside.left >= LINES:
+            self._lost += 1
             return
         asked = self._aside.ask(work)
         if self._stalls:

@@ -53,6 +53,8 @@ ROUTINE = ("checkpoint",)
 ACCOUNT_S = 30.0
 """So old may be what people are told of where the time went."""
 
+LAST_WORDS_S = 2.0
+"""How long the end of a term waits for a disk that is slow, for all journals together."""
 SILENCE_S = 2.0
 """A watch that is silent for longer is a store outage: progress is asked for every second."""
 
@@ -125,6 +127,9 @@ class Loop:
             log.warning("no longer the leader (epoch %d): %s", self.epoch, error)
         finally:
             self._watch.close()
+            until = time.monotonic() + LAST_WORDS_S
+            for journal in self._journals.values():
+                journal.close(max(0.0, until - time.monotonic()))
 
     def now(self) -> float:
         """The run clock: goes on from the newest memory, by this machine's monotonic clock (ADR 3)."""

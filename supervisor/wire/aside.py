@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class Aside:
-    """The thread is begun with the first work, and ends with the process, whatever it does then."""
+    """The thread is begun with the first work, and ends with the process, whatever it does then, or at `end`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._begun = False
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._left = 0
 
@@ -34,10 +34,18 @@ class Aside:
         with self._lock:
             self._left += 1
             self._work.put((work, future))
-            if not self._begun:
-                self._begun = True
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
         return future
+
+    def end(self, within_s: float) -> None:
+        """Wait until all that was asked is done, so long at most. The thread ends then; nothing may be asked any more."""
+        with self._lock:
+            self._work.put(None)
+            thread = self._thread
+        if thread is not None:
+            thread.join(within_s)
 
     async def done(self, work: Callable[[], T]) -> T:
         """As `ask`, and wait for it."""
@@ -50,8 +58,8 @@ class Aside:
         return asked.result() if asked.done() else None
 
     def _run(self) -> None:
-        while True:
-            work, future = self._work.get()
+        while (asked := self._work.get()) is not None:
+            work, future = asked
             wanted, found, wrong = future.set_running_or_notify_cancel(), None, None
             try:
                 found = work() if wanted else None

@@ -60,11 +60,16 @@ class NeverWaits(logging.Handler):
         self._aside = Aside("log")
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._aside.left < LINES:
-            self._aside.ask(partial(self._write, f"{self.format(record)}\n"))
+        try:
+            if self._aside.left < LINES:
+                self._aside.ask(partial(self._write, f"{self.format(record)}\n"))
+        except Exception:  # noqa: BLE001 - a slip in what is logged, by whatever library, ends nobody
+            self.handleError(record)
 
     def flush(self) -> None:
         """Wait until all is written, LAST_WORDS_S at most. At the end of the process too (logging.shutdown)."""
+        if not self._aside.left:
+            return  # at the end no thread can be begun any more
         with suppress(TimeoutError):
             self._aside.ask(lambda: None).result(LAST_WORDS_S)
 

@@ -292,3 +292,62 @@ def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_do
         learned.does("quorum", 0.3 * bound)
         learned.does("compute", 0.05 * bound)
     assert learned.look() is not None
+
+
+def unseen(rank: Rank, seconds: float) -> None:
+    rank.pace.unseen()
+    rank.now += seconds
+
+
+def test_what_is_not_seen_counts_for_nothing_and_takes_nothing_back(learned: Rank) -> None:
+    assert learned.does("compute", 6.0) is None
+    unseen(learned, 600.0)
+    assert learned.look() is None
+    learned.now += 3.0
+    assert learned.look() is None
+    learned.now += 1.0
+    assert learned.look() is not None, "ten seconds were seen"
+
+
+def test_a_disk_that_does_not_answer_now_and_then_hides_no_hang(learned: Rank) -> None:
+    learned.does("compute")
+    for _ in range(3):
+        learned.now += 3.0
+        assert learned.look() is None
+        unseen(learned, 1.5)
+        learned.look()
+    learned.now += 3.0
+    assert learned.look() is not None
+
+
+def test_nor_does_one_that_is_late_at_each_look(learned: Rank) -> None:
+    learned.does("compute")
+    looks = 0
+    while learned.look() is None:
+        looks += 1
+        assert looks < 30, "it is never found"
+        unseen(learned, 1.5)
+
+
+@pytest.mark.parametrize("ends_unseen", [False, True])
+def test_a_checkpoint_that_was_not_seen_whole_bounds_no_other(learned: Rank, ends_unseen: bool) -> None:
+    """It keeps the disk busy itself: a look that is late in the middle of it is nothing out of the way."""
+    learned.does("checkpoint", 100.0)
+    unseen(learned, 100.0)
+    if not ends_unseen:
+        learned.look()
+        learned.now += 1.0
+    learned.step(1.0)
+    learned.step(1.0)
+    assert learned.pace.measured.apart_s == 0.0
+    assert learned.does("checkpoint", 200.0) is None
+
+
+def test_one_that_an_agent_takes_over_in_the_middle_of_a_checkpoint_teaches_nothing_of_it(learned: Rank) -> None:
+    learned.does("checkpoint", 100.0)
+    learned.pace = Pace()
+    learned.look()
+    learned.now += 1.0
+    for _ in range(WARM_UP_COMMITS + LEARNED_AT_LEAST + 10):
+        learned.step(1.0)
+    assert learned.does("checkpoint", 101.0) is None

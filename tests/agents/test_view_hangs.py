@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents import view as views
-from agents.pace import LEARNED_AT_LEAST, WARM_UP_COMMITS
+from agents.pace import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
 from agents.settings import Settings
 from agents.view import View
 from supervisor.core.spec import HangSpec
@@ -113,12 +113,13 @@ def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp
     """Their files did not answer for a minute, in which the ranks may have waited for them, or not."""
     view.look_for_hangs(LIMITS, LEARNED + 1.0)
     view.unseen()
-    view.look_for_hangs(LIMITS, LEARNED + 60.0)
-    view.look_for_hangs(LIMITS, LEARNED + 69.9)
-    assert told(view) == set()
+    view.look_for_hangs(LIMITS, LEARNED + 61.0)
+    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in a"}
+    view.look_for_hangs(LIMITS, LEARNED + 61.0 + 8.9 - UNSEEN_S)
+    assert (told(view), stacks.asked) == (set(), set())
     commits(view, tmp_path, 0, LEARNED + 1)
     stacks.known[f"{WAY}.1"] = "in a"
-    view.look_for_hangs(LIMITS, LEARNED + 70.1)
+    view.look_for_hangs(LIMITS, LEARNED + 61.0 + 9.6 - UNSEEN_S)
     assert told(view) == {1}, "one that does not go on hangs, by the bound that it had learned"
     assert view.observed().trainers[0].measured.longest_step_s == 1.0
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core.measured import Measured
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from tests.unit.core.world import World
 
@@ -249,6 +250,47 @@ def test_one_whose_ranks_cannot_be_seen_is_to_blame_once_the_others_step_without
     w.round(1.0)
     assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, None)
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
+
+
+def test_one_that_cannot_be_seen_and_misses_a_quorum_is_given_the_time_of_a_hang(w: World) -> None:
+    """Its storage has been away for long, and it trains all the same; then it heals, or its network has a hiccup."""
+    facts(w, 1, ranks_unseen="their files do not answer")
+    steps(w, 50, participants=3)
+    w.round()
+    steps(w, 90, participants=3)
+    w.round(10 * w.spec.policy.hang.at_least_s)
+    for back in range(5):
+        steps(w, 91 + 4 * back, participants=2)
+        w.round(1.0)
+        assert not w.memory.incidents, "they have made one step without it"
+        steps(w, 93 + 4 * back, participants=2)
+        w.round(w.spec.policy.hang.at_least_s - 2.0)
+        assert not w.memory.incidents, "it may come again"
+        steps(w, 94 + 4 * back, participants=3)
+        w.round(1.0)
+        assert not w.memory.behind, "it is there again: what it missed before says nothing"
+
+
+def test_one_that_cannot_be_seen_may_take_as_long_as_it_has_taken_for_a_checkpoint(w: World) -> None:
+    w.report(1, 0, commits=50, step=50, measured=Measured(step_s=2.0, apart_s=8.0))
+    facts(w, 1, ranks_unseen="their files do not answer")
+    steps(w, 50, participants=2)
+    w.round()
+    steps(w, 90, participants=2)
+    w.round(99.0)
+    assert not w.memory.incidents
+    w.round(1.0)
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
+
+
+def test_one_that_cannot_be_seen_is_not_taken_for_the_one_that_is_missing(w: World) -> None:
+    """Group 2 trains with nobody: whom group 0 steps with is group 1."""
+    facts(w, 1, ranks_unseen="their files do not answer")
+    w.report(2, 0, commits=50, step=50, participants=2)
+    for step in range(50, 200, 10):
+        w.report(0, 0, commits=step, step=step, participants=2)
+        w.round(w.spec.policy.hang.at_least_s)
+        assert not w.memory.incidents
 
 
 def test_where_the_ranks_of_several_groups_cannot_be_seen_nobody_is_blamed(w: World) -> None:

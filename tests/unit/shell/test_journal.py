@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.model import Action, Decision, Observed
+from supervisor.shell.inputs import Given
 from supervisor.shell.journal import Journal, read
 from tests.unit.shell.records import INCIDENT, MEMORY
 
@@ -139,8 +140,47 @@ def test_a_disk_that_stalls_is_not_waited_for(
     journal._aside.ask(lambda: None).result(10)
     with caplog.at_level(logging.INFO):
         journal.event("and on")
-    assert [line["event"] for line in read(journal.path)] == ["first", "0", "1", "2", "3", "and on"]
+    *_, lost, _ = lines = list(read(journal.path))
+    assert [line["event"] for line in lines] == ["first", "0", "1", "2", "3", "lines_lost", "and on"]
+    assert lost["lines"] == 2
     assert [record.message.replace(str(journal.path), "it") for record in caplog.records] == [
         "the disk of the journal it does not answer; the run goes on without waiting for it",
         "the disk of the journal it answers again",
     ]
+
+
+def test_a_slow_disk_takes_the_last_lines_of_a_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.01)
+    journal, answers, before = Journal(tmp_path / "journal.jsonl"), threading.Event(), threading.active_count()
+    journal._aside.ask(lambda: answers.wait(30))
+    for number in range(3):
+        journal.event(str(number))
+    threading.Timer(0.1, answers.set).start()
+    journal.close(10.0)
+    assert [line["event"] for line in read(journal.path)] == ["0", "1", "2"]
+    assert threading.active_count() <= before + 1, "no thread of it is left but the timer of this test"
+
+
+def test_the_end_of_a_term_does_not_wait_for_a_disk_that_stalls(tmp_path: Path) -> None:
+    journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()
+    journal._aside.ask(lambda: answers.wait(30))
+    try:
+        journal.close(0.01)
+        assert journal._aside.left == 1
+    finally:
+        answers.set()
+
+
+def test_inputs_that_wait_for_a_disk_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a thousand groups is a megabyte."""
+    monkeypatch.setattr("supervisor.shell.journal.ANSWERS_WITHIN_S", 0.0)
+    monkeypatch.setattr("supervisor.shell.journal.INPUTS", 3)
+    journal, answers = Journal(tmp_path / "journal.jsonl"), threading.Event()
+    journal._aside.ask(lambda: answers.wait(30))
+    try:
+        for number in range(10):
+            journal.keep(Given(b"{}", str(number)))
+        assert journal._aside.left == 3
+    finally:
+        answers.set()
+        journal.close(10.0)

@@ -116,3 +116,22 @@ def test_who_logs_does_not_wait_for_a_disk_that_stalls(monkeypatch: pytest.Monke
     logger.warning("and on")
     handler.flush()
     assert disk.getvalue().endswith("2\nand on\n")
+
+
+def test_a_slip_in_what_is_logged_ends_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the standard library's handlers have it: a library of others may log with too few arguments."""
+    logged.set_up()
+    log.warning("%d", "no number")
+    log.warning("and on")
+    said = _written(capsys).err
+    assert "Logging error" in said
+    assert said.endswith("and on\n")
+
+
+def test_who_has_logged_nothing_begins_no_thread_to_end() -> None:
+    """At the end of a process none can be begun."""
+    logged.set_up()
+    before = threading.active_count()
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    assert threading.active_count() == before
