@@ -13,6 +13,7 @@ from fault_injection.chaos import certificate
 from fault_injection.history import History, Left
 from fault_injection.promises import ALL
 from fault_injection.recorded import load, save
+from supervisor.core.ledger import Cause
 from tests.unit.fault_injection.broken import a_broken_run, broken, fault
 from tests.unit.fault_injection.files import note, step, story
 
@@ -229,3 +230,8 @@ def test_without_steps_there_is_a_page_all_the_same(history: History) -> None:
 def test_a_history_of_no_broken_run_has_no_certificate(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="what was to be broken"):
         certificate.build(story(tmp_path).history())
+
+
+def test_each_cause_has_a_colour_of_its_own() -> None:
+    assert certificate.COLOURS.keys() == set(Cause)
+    assert len(set(certificate.COLOURS.values())) == len(Cause)
