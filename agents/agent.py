@@ -89,7 +89,7 @@ class Agent:
         self._not_ours: tuple[str, ...] = ()
         """What is wanted here of another allocation, and is not started."""
         self._awake = AwakeClock(LONGEST_TURN_S)
-        self._files = Aside("files")
+        self._files, self._last_words = Aside("files"), Aside("last words")
         self._looks = Looks(self._view, self._files, settings.node_folder)
         self._ends: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
@@ -237,7 +237,12 @@ class Agent:
             task.add_done_callback(self._ends.discard)
 
     async def _ended(self, record: ProcessRecord) -> None:
-        end = await self._files.within(ANSWERS_WITHIN_S, partial(self._view.decode, record))
+        # not behind what is written for a start, which takes long on a slow disk: what is not read now is never told
+        try:
+            end = await self._last_words.within(ANSWERS_WITHIN_S, partial(self._view.decode, record))
+        except Exception:
+            log.exception("what %s left behind cannot be read", record.name, extra=about(record.name))
+            end = exits.unread(record, "")
         if self._view.put(record, end or exits.unread(record, f"{self._settings.node_folder} does not answer")):
             log.info(
                 "%s ended: exit code %s, signal %s",

@@ -221,8 +221,10 @@ class Shim:
         await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
         # before there is a process: if we are killed in between, the next shim knows that this name was used up
         self._table.put(Child(name, 0, 0, request["folder"]))
-        await self._records.done(lambda: None)
         try:
+            await self._records.done(lambda: None)
+            if self._stop.is_set():
+                raise Refusal("this node is stopping")  # what ends all that runs here has looked already
             child = await self._fork_warm(request, environment)
             if child is None:
                 pid = process.start(request["argv"], {**os.environ, **environment}, log)

@@ -71,6 +71,8 @@ class View:
         self._stuck: dict[str, Stuck] = {}
         self._stuck_in: dict[str, tuple[int, activity.Activity] | None] = {}
         """What each was in when that was told, with the count of such changes."""
+        self._blind = False
+        """What was told of hangs may be over."""
         self._stacks = Stacks()
         self.gates: dict[str, tuple[str, str]] = {}
         """way -> gate and its node, as this agent has set them and the shim has answered."""
@@ -149,7 +151,8 @@ class View:
         return [name for name in seen.news if name in self.progress]
 
     def unseen(self) -> None:
-        """The files do not answer: what the ranks do meanwhile is not known."""
+        """The files do not answer: what the ranks do meanwhile is not known, nor whether those that hung still do."""
+        self._blind = True
         for pace in self._paces.values():
             pace.unseen()
 
@@ -168,6 +171,7 @@ class View:
     def look_for_hangs(self, limits: Mapping[str, HangSpec], awake: float, untold: bool = False) -> None:
         """Whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look; `untold`: ranks cannot write
         their progress here."""
+        self._blind = False
         ways: dict[str, list[str]] = {}
         for name, file in self.progress.items():
             record, parsed = self.processes[name], parse(name)
@@ -256,7 +260,7 @@ class View:
             tuple(sorted(self._addresses.items())),
             tuple(sorted(self.gates.items())),
             tuple(sorted(self.reaches.items())),
-            tuple(sorted((name, stuck.activity) for name, stuck in self._stuck.items())),
+            () if self._blind else tuple(sorted((name, stuck.activity) for name, stuck in self._stuck.items())),
             self.announced,
             self.leaving,
         )
@@ -278,7 +282,7 @@ class View:
             progress=progress,
             gate=None if gate is None else gate[0],
             reaches_gate=self.reaches.get(name.way),
-            stuck=self._stuck.get(record.name),
+            stuck=None if self._blind else self._stuck.get(record.name),
             compute_s=own.compute_s,
             data_s=own.data_s,
             compute_past_s=past.compute_s,

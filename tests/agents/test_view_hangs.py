@@ -124,6 +124,23 @@ def test_what_could_not_be_seen_counts_for_nothing(view: View, stacks: Slow, tmp
     assert view.observed().trainers[0].measured.longest_step_s == 1.0
 
 
+def test_of_one_that_is_not_seen_any_more_nobody_says_that_it_hangs(view: View, stacks: Slow, tmp_path: Path) -> None:
+    """It waited for another group; that is back, and all go on while the disk here does not answer."""
+    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    view.look_for_hangs(LIMITS, LEARNED + 11.0)
+    assert told(view) == {0, 1}
+    before = view.milestones()
+    view.unseen()
+    assert told(view) == set()
+    assert view.milestones() != before, "told at once"
+    view.look_for_hangs(LIMITS, LEARNED + 12.0)
+    assert told(view) == {0, 1}, "it does still"
+    view.unseen()
+    commits(view, tmp_path, 0, LEARNED + 1)
+    view.look_for_hangs(LIMITS, LEARNED + 13.0)
+    assert told(view) == {1}
+
+
 def test_one_that_cannot_write_its_progress_is_not_told_while_it_goes_on(
     view: View, stacks: Slow, tmp_path: Path
 ) -> None:
