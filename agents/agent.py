@@ -27,7 +27,7 @@ from agents.exporter import Exporter
 from agents.facts import Facts, host
 from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.facts.gpu import Gpus
-from agents.looks import ANSWERS_WITHIN_S, Looks
+from agents.looks import ANSWERS_WITHIN_S, FrozenGates, Looks
 from agents.names import TrainerName, about, parse
 from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
 from agents.reporter import Reporter
@@ -57,8 +57,6 @@ WARM_PATIENCE_S = 25.0
 """How long a start waits for a warm process that is importing (4 to 8 s, 25 s on a busy machine): a cold start would
 import the same beside it, and take as long."""
 
-GATE_FROZEN_S = 3.0
-"""A gate touches its file every second: one that does not for this long is stopped, or hangs, and never serves again."""
 TERM_PATIENCE_S = 0.5
 """A scheduler sends TERM to all of a job at once: whether the shim ends too it says in a moment. Until then we cannot tell
 that from our own upgrade; if it does, we stay to report how the trainers end."""
@@ -91,6 +89,7 @@ class Agent:
         self._awake = AwakeClock(LONGEST_TURN_S)
         self._files, self._last_words = Aside("files"), Aside("last words")
         self._looks = Looks(self._view, self._files, settings.node_folder)
+        self._frozen = FrozenGates(settings.node_folder)
         self._ends: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
@@ -388,8 +387,9 @@ class Agent:
         """What nobody has to order: a frozen gate, and trainers that nobody can reach any more."""
         frozen = [
             Stop(name, f"the gate is frozen: it has not touched its file for {still_s:.1f} s", at_once=True)
-            for name, still_s in self._view.still_gates(awake, not self._looks.stalled).items()
-            if still_s > GATE_FROZEN_S
+            for name, still_s in self._frozen.look(
+                self._view.still_gates(awake, not self._looks.stalled), awake
+            ).items()
         ]
         ways = self._view.running_ways()
         lost = self._cut_off.look(ways, self._reporter.standing.lease_held, self._view.reaches, awake)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from agents.facts.files import DEADLINE_S
@@ -12,6 +16,9 @@ from supervisor.wire.records import Fact
 
 ANSWERS_WITHIN_S = 1.0
 """A turn of the agent goes on without its node's files when they have not answered by then."""
+
+GATE_FROZEN_S = 3.0
+"""A gate touches its file every second: one that does not for this long is stopped, or hangs, and never serves again."""
 
 
 class Looks:
@@ -45,3 +52,28 @@ class Looks:
             return ()
         sentence = f"what the ranks here do is not seen: {self._folder} does not answer"
         return (Fact(kind="ranks_unseen", subject=str(self._folder), evidence=sentence),)
+
+
+class FrozenGates:
+    """Gates that do not touch their file though their disk takes a touch. One that takes none (it stalls, is frozen for a snapshot, or
+    read-only) may still be read, and then says nothing of a gate, which does not wait for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._aside = Aside("touch")
+        self._touch: Future[None] | None = None
+        self._touched_at: float | None = None
+
+    def look(self, still: Mapping[str, float], awake: float) -> dict[str, float]:
+        """Those that are frozen, and for how long they have been still. `still`: as `View.still_gates`."""
+        if not any(still_s > GATE_FROZEN_S / 2 for still_s in still.values()):
+            self._touched_at = None
+            self._touch = self._touch if self._touch is not None and not self._touch.done() else None
+            return {}
+        if self._touch is None:
+            self._touch = self._aside.ask(partial(os.utime, self._folder))
+        if self._touched_at is None and self._touch.done() and self._touch.exception() is None:
+            self._touched_at = awake
+        if self._touched_at is None or awake - self._touched_at < GATE_FROZEN_S / 2:
+            return {}  # what it had to wait for may be over just now
+        return {name: still_s for name, still_s in still.items() if still_s > GATE_FROZEN_S}

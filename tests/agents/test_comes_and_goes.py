@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from agents import process, sockets
-from agents.agent import GATE_FROZEN_S
+from agents.looks import GATE_FROZEN_S
 from agents.shim import AGENT_FROZEN_S
 from agents.table import Child
 from supervisor.core.spec import TorchFTSpec

@@ -1,0 +1,153 @@
+"""A node whose disk is slow, or takes reads alone: nobody is taken for frozen or silent because of that, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents import looks
+from agents.agent import Agent
+from agents.looks import GATE_FROZEN_S, FrozenGates
+from agents.settings import Settings, parse
+from agents.shim import Refusal, Shim
+from supervisor.wire.records import ExitObserved, ProcessRecord
+
+NAME = "toy.0.1.0"
+GATE = "lighthouse.toy.1"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    made = parse(["--node=n0", f"--home={tmp_path}", "--etcd=127.0.0.1:1", "--cold"])
+    (made.node_folder / "ranks" / NAME).mkdir(parents=True)
+    return made
+
+
+def ended(settings: Settings, ends: Callable[[Agent], None]) -> ExitObserved:
+    """What is told of a rank that raised, after `ends`."""
+
+    async def tell() -> ExitObserved:
+        agent = Agent(settings, None)  # type: ignore[arg-type]
+        folder = settings.node_folder / "ranks" / NAME
+        (folder / "error.json").write_text(json.dumps({"message": "RuntimeError: a bug"}))
+        record = ProcessRecord(name=NAME, pid=os.getpid(), start_ticks=1, folder=str(folder))
+        agent._view.put(record)
+        ends(agent)
+        await agent._ended(replace(record, exited=True, exit_code=1))
+        (end,) = [trainer.exit for trainer in agent._view.observed().trainers]
+        assert end is not None
+        return end
+
+    return asyncio.run(tell())
+
+
+def test_an_end_does_not_wait_for_what_is_written_for_a_start(settings: Settings) -> None:
+    """Eight ranks' files on a disk that takes a second and a half for each."""
+    written = threading.Event()
+    try:
+        end = ended(settings, lambda agent: agent._files.ask(lambda: written.wait(30)) and None)
+    finally:
+        written.set()
+    assert (end.error_file, end.disk) == ("RuntimeError: a bug", "")
+
+
+def test_an_end_is_told_whatever_it_left_behind(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    def breaks(agent: Agent) -> None:
+        def decode(record: ProcessRecord) -> ExitObserved:
+            raise RecursionError("an error file of ten thousand brackets")
+
+        agent._view.decode = decode  # type: ignore[method-assign]
+
+    end = ended(settings, breaks)
+    assert (end.exit_code, end.error_file, end.disk) == (1, "", "")
+    assert f"what {NAME} left behind cannot be read" in caplog.text
+
+
+def test_a_start_whose_record_is_written_when_the_node_has_been_told_to_stop_is_none(settings: Settings) -> None:
+    async def stops() -> None:
+        shim = Shim(settings)
+        request = {"name": NAME, "folder": str(settings.node_folder / "ranks" / NAME), "env": {}, "argv": ["/bin/true"]}
+        spawning = asyncio.create_task(shim._spawn_once(request | {"log": f"{request['folder']}/output.log"}))
+        while NAME not in shim._table.children:
+            await asyncio.sleep(0)
+        shim._stop.set()  # its record is on its way
+        with pytest.raises(Refusal, match="this node is stopping"):
+            await spawning
+        assert NAME not in shim._table.children, "its name is not used up"
+        await shim._records.done(lambda: None)
+        assert list((settings.node_folder / "processes").iterdir()) == []
+
+    asyncio.run(stops())
+
+
+class Disk:
+    """Of a gate's agent, which looks ten times a second."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.frozen, self.awake = FrozenGates(folder), 0.0
+        self.touches, self.wrong, self.asked = threading.Event(), False, 0
+        monkeypatch.setattr(looks.os, "utime", self._utime)
+
+    def _utime(self, path: Path) -> None:
+        self.asked += 1
+        self.touches.wait(30)
+        if self.wrong:
+            raise OSError(30, "Read-only file system")
+
+    def look(self, still_s: float) -> dict[str, float]:
+        self.awake += 0.1
+        found = self.frozen.look({GATE: still_s}, self.awake)
+        self.settle()
+        return found
+
+    def settle(self) -> None:
+        if self.touches.is_set():
+            self.frozen._aside.ask(lambda: None).result(10)
+
+    def stands_still(self, until_s: float) -> float | None:
+        """When it was found to be frozen."""
+        return next((tenth / 10 for tenth in range(int(10 * until_s)) if self.look(tenth / 10)), None)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(tmp_path, monkeypatch)
+
+
+def test_a_gate_that_does_not_touch_its_file_is_frozen(disk: Disk) -> None:
+    disk.touches.set()
+    assert disk.stands_still(10.0) == pytest.approx(GATE_FROZEN_S + 0.1, abs=0.11)
+    assert disk.asked == 1
+
+
+def test_a_gate_whose_disk_takes_no_touch_is_not_frozen(disk: Disk) -> None:
+    """As one that is frozen for a snapshot, or whose journal is full: it is read all the same."""
+    try:
+        assert disk.stands_still(60.0) is None
+        disk.touches.set()
+        disk.settle()
+        assert disk.look(60.1) == {}
+        assert disk.look(0.0) == {}, "it was touched once the disk took that"
+    finally:
+        disk.touches.set()
+
+
+def test_a_gate_that_stays_still_once_its_disk_takes_a_touch_is_frozen(disk: Disk) -> None:
+    assert disk.stands_still(10.0) is None
+    disk.touches.set()
+    disk.settle()
+    late = next(tenth for tenth in range(100) if disk.look(10.0 + tenth / 10))
+    assert late / 10 == pytest.approx(GATE_FROZEN_S / 2, abs=0.21)
+
+
+def test_a_read_only_disk_says_nothing_of_a_gate(disk: Disk) -> None:
+    disk.wrong = True
+    disk.touches.set()
+    assert disk.stands_still(60.0) is None
