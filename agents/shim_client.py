@@ -44,28 +44,40 @@ class Watched:
     """The shim ends what runs here, and then itself."""
 
 
-class ShimClient:
-    """Requests on one connection, the stream of exits and our pings on another."""
+class _Line:
+    """One connection: one request after the other."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._path = path
         self._busy = asyncio.Lock()
+
+    async def ask(self, request: bytes) -> bytes:
+        async with self._busy:
+            self._writer.write(request)
+            return await self._reader.readline()
+
+
+class ShimClient:
+    """Requests on one connection, starts on another, the stream of exits and our pings on a third."""
+
+    def __init__(self, requests: _Line, starts: _Line, path: Path) -> None:
+        self._requests = requests
+        self._starts = starts
+        """The shim starts nothing while its disk stalls: what is to be ended meanwhile does not wait for that."""
+        self._path = path
 
     @classmethod
     async def connect(cls, path: Path) -> ShimClient:
-        reader, writer = await _open(path)
-        return cls(reader, writer, path)
+        return cls(_Line(*await _open(path)), _Line(*await _open(path)), path)
 
     async def ask(self, do: str, **fields: Any) -> dict[str, Any]:
         """One request. Raises ShimRefused, ShimLost."""
-        async with self._busy:
-            try:
-                self._writer.write(json.dumps({"do": do, **fields}).encode() + b"\n")
-                line = await self._reader.readline()
-            except OSError as error:
-                raise ShimLost(str(error)) from error
+        try:
+            by = self._starts if do == "spawn" else self._requests
+            line = await by.ask(json.dumps({"do": do, **fields}).encode() + b"\n")
+        except OSError as error:
+            raise ShimLost(str(error)) from error
         if not line:
             raise ShimLost(f"the shim closed {self._path}")
         answer: dict[str, Any] = json.loads(line)

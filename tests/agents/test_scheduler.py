@@ -152,7 +152,7 @@ def test_messages_that_a_client_does_not_know_are_passed_over(tmp_path: Path) ->
     async def talk() -> None:
         listener = sockets.listen(tmp_path / "shim.sock")
         async with await asyncio.start_unix_server(serve, sock=listener):
-            client = ShimClient(asyncio.StreamReader(), None, tmp_path / "shim.sock")
+            client = ShimClient(None, None, tmp_path / "shim.sock")
             with pytest.raises(ShimLost):
                 await client.watch(Watched(*[heard.append] * 5, stopping=lambda: heard.append("stopping")))
 

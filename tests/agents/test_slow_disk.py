@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agents import looks
+from agents import looks, process
 from agents.agent import Agent
 from agents.looks import GATE_FROZEN_S, FrozenGates
 from agents.settings import Settings, parse
 from agents.shim import Refusal, Shim
+from agents.shim_client import ShimClient
+from agents.table import Child
 from supervisor.wire.records import ExitObserved, ProcessRecord
 
 NAME = "toy.0.1.0"
@@ -28,6 +31,14 @@ def settings(tmp_path: Path) -> Settings:
     made = parse(["--node=n0", f"--home={tmp_path}", "--etcd=127.0.0.1:1", "--cold"])
     (made.node_folder / "ranks" / NAME).mkdir(parents=True)
     return made
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield child
+    child.kill()
+    child.wait()
 
 
 def ended(settings: Settings, ends: Callable[[Agent], None]) -> ExitObserved:
@@ -151,3 +162,37 @@ def test_a_read_only_disk_says_nothing_of_a_gate(disk: Disk) -> None:
     disk.wrong = True
     disk.touches.set()
     assert disk.stands_still(60.0) is None
+
+
+def test_what_is_to_be_ended_does_not_wait_for_a_start(settings: Settings, sleeper: subprocess.Popen[bytes]) -> None:
+    """The disk stalls in the middle of a start, when the agent has asked the shim for it."""
+
+    async def asks() -> None:
+        shim, answers = Shim(settings), threading.Event()
+        path = settings.node_folder / "shim.sock"
+        server = await asyncio.start_unix_server(shim._serve, path=path)
+        client = await ShimClient.connect(path)
+        stat = process.stat_of(sleeper.pid)
+        assert stat is not None
+        shim._table.put(Child(NAME, sleeper.pid, stat.start_ticks, str(settings.node_folder)))
+        shim._records.ask(lambda: answers.wait(30))
+        request = {"name": "toy.1.1.0", "folder": str(settings.node_folder / "ranks" / "toy.1.1.0"), "env": {}}
+        request |= {"argv": ["/bin/true"], "log": f"{request['folder']}/output.log"}
+        spawning = asyncio.create_task(client.ask("spawn", **request))
+        try:
+            await asyncio.sleep(0)
+            await asyncio.wait_for(client.ask("signal", name=NAME, signal=9, why="it is to end"), 10.0)
+            assert not spawning.done()
+        finally:
+            answers.set()
+        started = (await spawning)["process"]
+        assert (started["name"], started["pid"] > 0) == ("toy.1.1.0", True)
+        os.waitpid(started["pid"], 0)
+        for line in (client._requests, client._starts):
+            line._writer.close()
+            await line._writer.wait_closed()
+        server.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(asks())
+    assert sleeper.wait(10) == -9
