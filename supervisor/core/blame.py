@@ -105,6 +105,12 @@ def _without(running: Mapping[int, GroupMemory], unseen: tuple[int, ...], observ
     return unseen if len(unseen) == 1 and 0 < _most_together(running, others, observed) <= len(others) else ()
 
 
+def steps_unseen(group: GroupMemory, groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
+    """Whether a group whose ranks cannot be seen makes steps all the same: the others make theirs with more than they are."""
+    others = {g: each for g, each in groups.items() if g != group.group and each.phase in ("starting", "running")}
+    return _unseen(group, observed) and _most_together(others, others.keys(), observed) > len(others)
+
+
 def _left_out(
     running: Mapping[int, GroupMemory],
     late: Mapping[int, Behind],

@@ -265,9 +265,10 @@ def failure(
     # After an outage of the store its first commit may not be reported yet, and without a gate it waits at no fault of its own.
     if group.phase == "starting" and observed.store_stable_s >= spec.policy.node_lease_s and listening(observed):
         waited_s = spec.policy.start_timeout_s
-        if observed.now - max(group.since, memory.lighthouse.opened) > waited_s:
-            late = Failure(Kind.START_TIMEOUT, (f"no commit {waited_s:g} s after its start",), took_s=waited_s)
-            return gpu.judged(late, group, observed, spec)
+        late = observed.now - max(group.since, memory.lighthouse.opened) > waited_s
+        if late and not blame.steps_unseen(group, memory.groups, observed):
+            said = f"no commit {waited_s:g} s after its start"
+            return gpu.judged(Failure(Kind.START_TIMEOUT, (said,), took_s=waited_s), group, observed, spec)
     return slow.get(group.group) if slow else None
 
 

@@ -520,3 +520,17 @@ def test_one_that_the_others_have_left_behind_is_to_blame_at_once(w: World) -> N
         w.commit(group, step=52)
     w.round()
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 0)
+
+
+def test_one_that_has_started_and_cannot_be_seen_is_not_late_while_the_others_step_with_it(w: World) -> None:
+    """Its disk stalled before its first commit was told."""
+    w.crash(1)
+    w.round()
+    w.start_again(1)
+    facts(w, 1, ranks_unseen="their files do not answer")
+    steps(w, 60, participants=3)
+    w.round(w.spec.policy.start_timeout_s + 1.0)
+    assert (w.group(1).phase, w.group(1).generation) == ("starting", 2)
+    steps(w, 70, participants=2)
+    w.round()
+    assert (w.incident.kind, w.group(1).generation) == (Kind.START_TIMEOUT, 3)
