@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import looks, process
+from agents import process
 from agents.agent import Agent
 from agents.looks import GATE_FROZEN_S, FrozenGates
 from agents.settings import Settings, parse
@@ -41,7 +41,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     child.wait()
 
 
-def ended(settings: Settings, ends: Callable[[Agent], None]) -> ExitObserved:
+def ended(settings: Settings, ends: Callable[[Agent], object]) -> ExitObserved:
     """What is told of a rank that raised, after `ends`."""
 
     async def tell() -> ExitObserved:
@@ -63,7 +63,7 @@ def test_an_end_does_not_wait_for_what_is_written_for_a_start(settings: Settings
     """Eight ranks' files on a disk that takes a second and a half for each."""
     written = threading.Event()
     try:
-        end = ended(settings, lambda agent: agent._files.ask(lambda: written.wait(30)) and None)
+        end = ended(settings, lambda agent: agent._files.ask(lambda: written.wait(30)))
     finally:
         written.set()
     assert (end.error_file, end.disk) == ("RuntimeError: a bug", "")
@@ -104,7 +104,7 @@ class Disk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frozen, self.awake = FrozenGates(folder), 0.0
         self.touches, self.wrong, self.asked = threading.Event(), False, 0
-        monkeypatch.setattr(looks.os, "utime", self._utime)
+        monkeypatch.setattr("agents.looks.os.utime", self._utime)
 
     def _utime(self, path: Path) -> None:
         self.asked += 1
