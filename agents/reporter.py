@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from agents.trips import Trip
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Lease, Store
 from supervisor.wire import keys
+from supervisor.wire.aside import Aside
 from supervisor.wire.records import Health, NodeCheck, NodeObserved, RecordError, Registration, decode, encode
 from supervisor.wire.security import Security
 
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R", NodeObserved, Health)
 
+MARKED_WITHIN_S = 1.0
+"""How long a registration waits for the disk that it is noted on."""
 LOOK_S = 0.5
 """How often the lease is looked at when there is nothing to say."""
 
@@ -79,6 +83,9 @@ class Reporter(threading.Thread):
         self._stop_now = threading.Event()
         self._give_back = False
         self._lease: Lease | None = None
+        self._own_lease: int | None = None
+        """The last that was ours; None: an earlier agent has noted it."""
+        self._disk = Aside("lease")
         self._sequences: dict[str, int] = {}
         self._ever_observed = False
         self._trip = Trip()
@@ -213,9 +220,10 @@ class Reporter(threading.Thread):
         lease = store.lease(self._lease_s)
         try:
             # noted before it is used: an agent that dies in between must know its own registration again
-            self._mark.write_text(json.dumps({"lease": lease.id}))
-        except OSError as error:
-            log.warning("cannot write %s: %s", self._mark, error)
+            self._own_lease = lease.id
+            self._disk.ask(partial(self._mark.write_text, json.dumps({"lease": lease.id}))).result(MARKED_WITHIN_S)
+        except OSError as error:  # with one that takes too long: who stalls has no next agent before it answers
+            log.warning("cannot write %s: %s", self._mark, str(error) or "its disk does not answer")
         key = keys.registration(self._registration.node)
         try:
             store.commit({key: encode(self._registration)}, expect=[Expect(key, mod_revision=revision)], lease=lease.id)
@@ -226,6 +234,8 @@ class Reporter(threading.Thread):
         self.standing.registered = True
 
     def _own_last_lease(self) -> int:
+        if self._own_lease is not None:
+            return self._own_lease
         try:
             return int(json.loads(self._mark.read_text())["lease"])
         except (OSError, ValueError, KeyError, TypeError):

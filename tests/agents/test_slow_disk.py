@@ -10,17 +10,19 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agents import process
 from agents.agent import Agent
 from agents.looks import GATE_FROZEN_S, FrozenGates
+from agents.reporter import Reporter
 from agents.settings import Settings, parse
 from agents.shim import Refusal, Shim
 from agents.shim_client import ShimClient
 from agents.table import Child
-from supervisor.wire.records import ExitObserved, ProcessRecord
+from supervisor.wire.records import ExitObserved, ProcessRecord, Registration
 
 NAME = "toy.0.1.0"
 GATE = "lighthouse.toy.1"
@@ -196,3 +198,43 @@ def test_what_is_to_be_ended_does_not_wait_for_a_start(settings: Settings, sleep
 
     asyncio.run(asks())
     assert sleeper.wait(10) == -9
+
+
+class Etcd:
+    """That takes whatever it is given."""
+
+    def __init__(self) -> None:
+        self.leases = 0
+
+    def get(self, key: str) -> None:
+        return None
+
+    def lease(self, seconds: int) -> SimpleNamespace:
+        self.leases += 1
+        return SimpleNamespace(id=self.leases, lost=False)
+
+    def commit(self, puts: object, **about: object) -> int:
+        return 1
+
+
+def test_a_node_registers_again_while_its_disk_stalls(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lease was lost, as every lease is in a long enough hiccup of etcd."""
+    monkeypatch.setattr("agents.reporter.MARKED_WITHIN_S", 0.01)
+    registration = Registration(
+        node="n0", address="127.0.0.1", role="trainer", allocation="", slots=1, agent_pid=1, version="1"
+    )
+    reporter, etcd, answers = (
+        Reporter(registration, settings.node_folder, ("h:1",), 5, lambda _: None),
+        Etcd(),
+        threading.Event(),
+    )
+    reporter._disk.ask(lambda: answers.wait(30))
+    try:
+        for lease in (1, 2):
+            reporter._register(etcd)  # type: ignore[arg-type]
+            assert reporter._own_last_lease() == lease
+        assert reporter.standing.registered
+    finally:
+        answers.set()
+    reporter._disk.end(10.0)
+    assert json.loads((settings.node_folder / "lease.json").read_text()) == {"lease": 2}
