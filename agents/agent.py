@@ -60,6 +60,8 @@ import the same beside it, and take as long."""
 TERM_PATIENCE_S = 0.5
 """A scheduler sends TERM to all of a job at once: whether the shim ends too it says in a moment. Until then we cannot tell
 that from our own upgrade; if it does, we stay to report how the trainers end."""
+CLEAN_WITHIN_S = 10.0
+"""How long the end of a rank that says nothing wrong waits for its files: without its word that it is finished it is a failure."""
 LONGEST_TURN_S = 0.5
 """Of the time between two turns no more than this counts against anybody: the agent itself may have been frozen."""
 
@@ -237,12 +239,14 @@ class Agent:
 
     async def _ended(self, record: ProcessRecord) -> None:
         # not behind what is written for a start, which takes long on a slow disk: what is not read now is never told
+        patience_s = CLEAN_WITHIN_S if record.exit_code == 0 else ANSWERS_WITHIN_S
+        end, last = exits.unread(record, f"{self._settings.node_folder} does not answer"), None
         try:
-            end = await self._last_words.within(ANSWERS_WITHIN_S, partial(self._view.decode, record))
+            end, last = await self._last_words.within(patience_s, partial(self._view.last_words, record)) or (end, last)
         except Exception:
             log.exception("what %s left behind cannot be read", record.name, extra=about(record.name))
             end = exits.unread(record, "")
-        if self._view.put(record, end or exits.unread(record, f"{self._settings.node_folder} does not answer")):
+        if self._view.put(record, end, last):
             log.info(
                 "%s ended: exit code %s, signal %s",
                 record.name,

@@ -42,6 +42,10 @@ class ProgressFile:
         self.newest = progress
         return True
 
+    def newer_than(self, other: ProgressFile) -> bool:
+        """Whether what was read here was told later."""
+        return self.newest is not None and (other.newest is None or other.newest.sequence < self.newest.sequence)
+
     def stuck_s(self, now: float) -> float:
         """For how long the step has not moved; 0 before there is any progress."""
         return now - self._moved_at if self._moved_at is not None else 0.0

@@ -87,20 +87,30 @@ class View:
         self.leaving = ""
         """Why the scheduler will end this node soon, as the shim says it; empty: it has not heard of that."""
 
-    def put(self, record: ProcessRecord, end: ExitObserved | None = None) -> bool:
-        """A started or ended process; True when that is news. `end`: as `decode` has read it, else it is read now."""
+    def put(self, record: ProcessRecord, end: ExitObserved | None = None, last: ProgressFile | None = None) -> bool:
+        """A started or ended process; True when that is news. `end`, `last`: as `last_words` has read them, else the end is read
+        now."""
         known = self.processes.get(record.name)
         if known == record or (known is not None and known.exited):
             return False
         self.processes[record.name] = record
         if isinstance(parse(record.name), TrainerName):
-            self.progress.setdefault(record.name, ProgressFile(record.folder))
+            file = self.progress.setdefault(record.name, ProgressFile(record.folder))
+            if last is not None and last.newer_than(file):
+                self.progress[record.name] = last
         if record.exited:
             self._exits[record.name] = end or self.decode(record)
         return True
 
+    def last_words(self, record: ProcessRecord) -> tuple[ExitObserved, ProgressFile]:
+        """How it ended, and what it told last: that it is finished, maybe, which no look has seen yet. Reads files, and no state:
+        from any thread."""
+        last = ProgressFile(record.folder)
+        last.poll(0.0)
+        return self.decode(record), last
+
     def decode(self, record: ProcessRecord) -> ExitObserved:
-        """How it ended, by what it left behind. Reads files, and no state: from any thread."""
+        """How it ended, by what it left behind."""
         return replace(exits.decode(record), disk=takes_nothing(self._settings.node_folder))
 
     def drop(self, name: str) -> None:

@@ -22,7 +22,7 @@ from agents.settings import Settings, parse
 from agents.shim import Refusal, Shim
 from agents.shim_client import ShimClient
 from agents.table import Child
-from supervisor.wire.records import ExitObserved, ProcessRecord, Registration
+from supervisor.wire.records import ExitObserved, ProcessRecord, Progress, Registration, TrainerObserved, encode
 
 NAME = "toy.0.1.0"
 GATE = "lighthouse.toy.1"
@@ -69,6 +69,33 @@ def test_an_end_does_not_wait_for_what_is_written_for_a_start(settings: Settings
     finally:
         written.set()
     assert (end.error_file, end.disk) == ("RuntimeError: a bug", "")
+
+
+def test_one_that_has_finished_is_told_as_finished_though_no_look_has_seen_it(settings: Settings) -> None:
+    """The newest look began before it said so, and is not over."""
+
+    async def tell() -> TrainerObserved:
+        agent, answers = Agent(settings, None), threading.Event()  # type: ignore[arg-type]
+        folder = settings.node_folder / "ranks" / NAME
+        record = ProcessRecord(name=NAME, pid=os.getpid(), start_ticks=1, folder=str(folder))
+        said = Progress(run="toy", group=0, generation=1, rank=0, pid=1, sequence=7, phase="step", step=9, commits=9)
+        (folder / "progress.json").write_bytes(encode(said))
+        agent._view.put(record)
+        assert await agent._looks.look(1.0) == [NAME]
+        agent._files.ask(lambda: answers.wait(30))
+        try:
+            (folder / "progress.new").write_bytes(encode(replace(said, sequence=8, phase="finished")))
+            (folder / "progress.new").replace(folder / "progress.json")
+            await agent._ended(replace(record, exited=True, exit_code=0))
+        finally:
+            answers.set()
+        (told,) = agent._view.observed().trainers
+        await agent._looks.look(2.0)
+        assert agent._view.observed().trainers == (told,), "an older look takes nothing of it back"
+        return told
+
+    told = asyncio.run(tell())
+    assert (told.state, told.progress is not None and told.progress.phase) == ("exited", "finished")
 
 
 def test_an_end_is_told_whatever_it_left_behind(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
