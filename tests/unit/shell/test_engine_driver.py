@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from random import Random
 from typing import Literal
 
 import pytest
@@ -438,3 +439,64 @@ def test_an_engine_that_calls_is_looked_at_at_once() -> None:
         eventually(lambda: engine.lists > asked, 10, "it calls")
     finally:
         driver.stop()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_driver_that_keeps_what_was_settled_does_what_one_does_that_compares_all_each_turn(seed: int) -> None:
+    """One of two that go through the same is made to forget before every turn."""
+    chance, clock = Random(seed), [0.0]
+    stores = [store_with(OURS if seed % 2 else None) for _ in range(2)]
+    engines = [Engine([OURS] if seed % 3 else []) for _ in range(2)]
+    terms = [Term(store) for store in stores]
+    drivers = [EngineDriver(*each, monotonic=lambda: clock[0]) for each in zip(stores, engines, strict=True)]
+
+    def turned(which: int, anew: bool, lost: int) -> tuple[object, ...]:
+        driver, store, engine = drivers[which], stores[which], engines[which]
+        if anew or driver._wanted is None:
+            driver.offer(Mirror(store.list(keys.PREFIX)), terms[which])  # type: ignore[arg-type]
+        if which:
+            driver._settled = None
+        assert driver._wanted is not None
+        store.fail_next(lost, applied=clock[0] % 2 > 1)
+        try:
+            driver.turn(driver._wanted)
+            said = ""
+        except (Retryable, Fatal) as error:
+            said = str(error)
+        store._failures.clear()
+        asked = (engine.acquired, engine.released, engine.replaced, engine.has)
+        return said, asked, driver.listed_at("local"), store.list(keys.PREFIX)
+
+    for _ in range(40):
+        clock[0] += chance.choice([0.1, 8.0, 20.0])
+        step, key = chance.randrange(12), f"run-a{chance.randrange(1, 4)}"
+        state = chance.choice(["pending", "granted", "granted", "gone", "refused"])
+        grant = Grant(
+            key=key,
+            state=state,  # type: ignore[arg-type]
+            nodes=("n1",),
+            engine_id=chance.choice(["", "ours:1", "theirs:1"]),
+            reason=chance.choice(["", "because"]),
+        )
+        wanted = AllocationMemory(key=key, state=chance.choice(["wanted", "released"]), since=1.0, reason="r")  # type: ignore[arg-type]
+        for store, engine in zip(stores, engines, strict=True):
+            match step:
+                case 0:
+                    engine.has[key] = grant
+                case 1:
+                    engine.has.pop(key, None)
+                case 2:
+                    store.put(keys.allocation("run", key), encode(wanted))
+                case 3:
+                    store.put(keys.grant("run", key), encode(grant))
+                case 4:
+                    store.commit({}, [keys.grant("run", key)])
+                case 5:
+                    engine.fails.append(RequestRefused("no such partition"))
+                case 6:
+                    engine.holds ^= {key}
+                case 7:
+                    engine.has = dict(reversed(engine.has.items()))
+        for _ in range(chance.randrange(1, 4)):
+            anew, lost = chance.random() < 0.7, int(chance.random() < 0.1)
+            assert turned(0, anew, lost) == turned(1, anew, lost)
