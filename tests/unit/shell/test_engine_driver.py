@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import Literal
@@ -18,7 +19,7 @@ from supervisor.shell import engine_driver
 from supervisor.shell.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import RunRecord, decode, encode
+from supervisor.wire.records import RecordError, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import eventually
 from tests.unit.shell.records import SPEC
@@ -108,7 +109,9 @@ def drive(store: MemoryStore, engine: Engine, turns: int = 3) -> Grant | None:
         driver.turn(driver._wanted)
     store.commit({}, deletes=[keys.LEADER])
     item = store.get(keys.grant("run", KEY))
-    return decode(item.value, Grant) if item is not None else None
+    with suppress(RecordError):
+        return decode(item.value, Grant) if item is not None else None
+    return None
 
 
 def test_what_is_wanted_is_asked_for_once_and_written() -> None:
@@ -148,6 +151,18 @@ def test_an_engine_that_says_what_it_said_is_asked_once_a_turn_until_something_c
     store.put(keys.allocation("run", "run-a2"), encode(other))
     turn()
     assert engine.acquired == [KEY, "run-a2"]
+
+
+@pytest.mark.parametrize("torn", [b"", b"{torn", encode(RunRecord(spec=SPEC, run_dir="/", launched_unix_s=0.0))])
+def test_a_grant_that_cannot_be_read_is_not_asked_for_again_and_stops_no_other(torn: bytes) -> None:
+    store, engine = store_with(None), Engine()
+    store.put(keys.grant("run", KEY), torn)
+    other = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="the run starts")
+    store.put(keys.allocation("run", "run-a2"), encode(other))
+    assert drive(store, engine) is None
+    assert engine.acquired == ["run-a2"]
+    engine.has[KEY] = OURS
+    assert drive(store, engine) == OURS
 
 
 def test_its_word_takes_as_long_as_the_engine_is_asked_slowly() -> None:
@@ -478,7 +493,7 @@ def test_a_driver_that_keeps_what_was_settled_does_what_one_does_that_compares_a
             engine_id=chance.choice(["", "ours:1", "theirs:1"]),
             reason=chance.choice(["", "because"]),
         )
-        wanted = AllocationMemory(key=key, state=chance.choice(["wanted", "released"]), since=1.0, reason="r")  # type: ignore[arg-type]
+        wanted = AllocationMemory(key=key, state=chance.choice(["wanted", "released"]), since=1.0, reason="r")
         for store, engine in zip(stores, engines, strict=True):
             match step:
                 case 0:

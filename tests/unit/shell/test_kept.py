@@ -63,9 +63,11 @@ def _of_a_node(node: str) -> Iterable[tuple[str, bytes]]:
     for facts in ((), (Fact(kind="disk_full", subject="/", evidence="it is full"),)):
         about: dict[str, Any] = {"disk_free_bytes": 1, "memory_available_bytes": 1, "load_1m": 0.5}
         yield keys.health(node), encode(Health(node=node, sequence=1, warm="ready", facts=facts, **about))
-    failed = CheckResult(name="disk", outcome="failed", evidence="it cannot be written")
-    for state in ("pending", "passed", "failed", "unknown"):
-        results = (replace(failed, outcome=state),) if state in ("failed", "unknown") else ()
+    failed, unsure = (
+        CheckResult(name="disk", outcome="failed", evidence="it cannot be written"),
+        CheckResult(name="disk", outcome="unknown", evidence="it did not end"),
+    )
+    for state, results in (("pending", ()), ("passed", ()), ("failed", (failed,)), ("unknown", (unsure,))):
         check = NodeCheck(node=node, host="h1", state=state, why="before its first rank", began=3, results=results)  # type: ignore[arg-type]
         yield keys.check(node), encode(check)
 
@@ -78,7 +80,7 @@ def _of_a_run(run: str) -> Iterable[tuple[str, bytes]]:
     yield keys.policy(run), encode(policy)
     yield keys.control(run), encode(Control(paused=True))
     for state in ("granted", "gone"):
-        grant = Grant(key=f"{run}-a1", state=state, nodes=("n1", "n9"))  # type: ignore[arg-type]
+        grant = Grant(key=f"{run}-a1", state=state, nodes=("n1", "n9"))
         yield keys.grant(run, grant.key), encode(grant)
     for state in ("released", "wanted"):
         allocation = AllocationMemory(key=f"{run}-a1", state=state, since=1.0, reason="r")  # type: ignore[arg-type]
@@ -194,14 +196,19 @@ def changed(memory: Memory, chance: Random) -> Memory:
     match chance.randrange(8):
         case 0 | 1 if memory.groups:
             group = chance.choice(list(memory.groups.values()))
-            ways = ({"phase": "running", "node": node}, {"phase": "fencing"}, {"generation": number}, {"node": node})
-            about["groups"] = memory.groups | {group.group: replace(group, **chance.choice(ways))}  # type: ignore[arg-type]
+            ways: tuple[dict[str, Any], ...] = (
+                {"phase": "running", "node": node},
+                {"phase": "fencing"},
+                {"generation": number},
+                {"node": node},
+            )
+            about["groups"] = {**memory.groups, group.group: replace(group, **chance.choice(ways))}
         case 2:
             more = AllocationMemory(key=f"run-a{number}", state="wanted", since=1.0, reason=node)
-            about["allocations"] = memory.allocations | {more.key: more}
+            about["allocations"] = {**memory.allocations, more.key: more}
         case 3:
-            other = ({"node": node}, {"address": node}, {"closing": number == 1})
-            about["lighthouse"] = replace(memory.lighthouse, **chance.choice(other))  # type: ignore[arg-type]
+            other: tuple[dict[str, Any], ...] = ({"node": node}, {"address": node}, {"closing": number == 1})
+            about["lighthouse"] = replace(memory.lighthouse, **chance.choice(other))
         case 4:
             about["silent"] = tuple(range(number))
         case 5:
