@@ -18,7 +18,7 @@ from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import Encoder, RunRecord, decode
+from supervisor.wire.records import Encoder, RecordError, RunRecord, decode
 
 log = logging.getLogger(__name__)
 
@@ -324,9 +324,12 @@ def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Reque
 
 
 def _told(request: Request, wanted: _Wanted) -> Grant | None:
-    """What etcd holds of it."""
+    """What etcd holds of it. One that cannot be read is somebody's: never asked for again, and mended by whose engine lists it."""
     value = wanted.grants.get(keys.grant(request.run, request.key))
-    return _read(value) if value else None
+    try:
+        return _read(value) if value is not None else None
+    except RecordError:  # the audit says so
+        return Grant(key=request.key, state="granted", engine_id="its grant cannot be read")
 
 
 @lru_cache(maxsize=1 << 15)
