@@ -67,7 +67,11 @@ def w(net: netns.Network, tmp_path: Path) -> Iterator[World]:
 
 def out_of_reach(w: World, node: str) -> subprocess.Popen[bytes]:
     """From now on the engine's hand does not reach this node, as a scheduler's would not: what it signals instead is a
-    process of ours."""
+    process of ours, and the node's lock, by which it would find the shim again, is a copy that nobody holds."""
+    lock = w.system / "nodes" / node / "shim.lock"
+    copy = lock.with_suffix(".copy")
+    copy.write_text(lock.read_text())
+    copy.rename(lock)
     instead = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     for path in (w.system / "local").glob("allocation-*.json"):
         body = json.loads(path.read_text())
