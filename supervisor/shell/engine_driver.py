@@ -99,6 +99,9 @@ class EngineDriver:
         self._looked = 0.0
         self._away = 0
         self._listed_at: float | None = None
+        self._newest: tuple[float, int] | None = None
+        """When the newest list began that is written, and the revision at which all that it says was."""
+        self._wrote_at = 0
         self._encoder = Encoder()
         self._requests: dict[str, tuple[RunRecord, tuple[Request, AllocationMemory]]] = {}
         """By allocation, as it was offered last."""
@@ -110,8 +113,8 @@ class EngineDriver:
         return 2 * self._engine.poll_s + WRITE_S if engine == self._engine.name else 0.0
 
     def listed_at(self, engine: str) -> float | None:
-        """When this engine's newest list began that is written in etcd, by time.monotonic(); None when there is none, or the
-        engine is another."""
+        """When this engine's newest list began, by time.monotonic(), of which all that it says is in the view that was offered
+        last; None when there is none, or the engine is another."""
         return self._listed_at if engine == self._engine.name else None
 
     def start(self) -> None:
@@ -138,6 +141,9 @@ class EngineDriver:
                     known = (record, (_request(run, record, allocation), allocation))
                 offered[allocation.key] = known
             grants |= {key: mirror.items[key].value for key in mirror.keys(keys.grant(run, ""))}
+        newest = self._newest
+        if newest is not None and mirror.revision >= newest[1]:
+            self._listed_at = newest[0]
         self._requests = offered
         allocations = tuple(each for _, each in offered.values())
         before = self._wanted
@@ -201,7 +207,7 @@ class EngineDriver:
             if not (moved or wrote) and again == listed and in_etcd.keys() <= {g.key for g in listed}:
                 self._settled = now
             listed = again
-        self._listed_at = began
+        self._newest = (began, self._wrote_at)
         self._forget(wanted, {g.key for g in listed})
 
     def _move(self, wanted: _Wanted, listed: Sequence[Grant], in_etcd: dict[str, Grant | None]) -> bool:
@@ -275,7 +281,7 @@ class EngineDriver:
         for start in range(0, len(changed), MAX_OPERATIONS):
             part = {key: puts[key] for key in changed[start : start + MAX_OPERATIONS]}
             reach("engine.before_grant")
-            self._store.commit(part, expect=[wanted.term.expect()])
+            self._wrote_at = self._store.commit(part, expect=[wanted.term.expect()])
             wanted.grants.update(part)
             reach("engine.after_grant")
         return bool(changed)

@@ -69,7 +69,7 @@ class Allocator(Protocol):
         ...
 
     def listed_at(self, engine: str) -> float | None:
-        """When its newest written list began, by time.monotonic()."""
+        """When its newest list began, by time.monotonic(), of which all that it says is in what was offered last."""
         ...
 
 

@@ -173,6 +173,32 @@ def test_its_word_takes_as_long_as_the_engine_is_asked_slowly() -> None:
     assert driver.word_s("slurm") == 0.0
 
 
+def test_a_list_counts_once_all_that_it_says_has_reached_the_loop() -> None:
+    """What it took away must not look as if it still had it: a node that is gone with its allocation did not fail."""
+    store, engine, clock = store_with(OURS), Engine([OURS]), [1.0]
+    term, driver = Term(store), EngineDriver(store, engine, lambda: clock[0])
+
+    def offer(mirror: Mirror) -> float | None:
+        driver.offer(mirror, term)  # type: ignore[arg-type]
+        return driver.listed_at("local")
+
+    def turned_at(now: float) -> None:
+        clock[0] = now
+        turn(driver)
+
+    assert offer(Mirror(store.list(keys.PREFIX))) is None
+    turned_at(2.0)
+    before = Mirror(store.list(keys.PREFIX))
+    assert offer(before) == 2.0
+    engine.has[KEY] = replace(OURS, state="gone")
+    turned_at(3.0)
+    assert written(store).state == "gone"
+    assert offer(before) == 2.0, "the loop has not heard of it yet"
+    assert offer(Mirror(store.list(keys.PREFIX))) == 3.0
+    turned_at(4.0)
+    assert offer(Mirror(store.list(keys.PREFIX))) == 4.0, "nothing new was to be written"
+
+
 def test_what_the_engine_would_know_and_does_not_is_gone() -> None:
     engine = Engine()
     found = drive(store_with(OURS), engine)
