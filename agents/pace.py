@@ -143,18 +143,17 @@ class Pace:
             start_s=round(self._start_s, 1),
         )
 
-    def stuck(self, now: float, limits: HangSpec, share: float = 1.0) -> Stuck | None:
+    def stuck(self, now: float, bound_s: float, share: float = 1.0) -> Stuck | None:
         """What it hangs in, once its step has taken longer than the bound, or than this share of it; None while all is well."""
         if self._moved_at is None or self._commits == 0:
             return None  # before the first commit the policy's time for a start counts
-        bound = self.bound_s(limits)
         still_s = now - self._moved_at
-        if still_s <= share * bound or (now - self._mark_since < STANDS_S and still_s <= MOVES_ON * bound):
+        if still_s <= share * bound_s or (now - self._mark_since < STANDS_S and still_s <= MOVES_ON * bound_s):
             return None
         return Stuck(
             activity=self._mark[1] if self._mark is not None else "",
             activity_s=round(now - self._mark_since, 1),
-            bound_s=round(bound, 1),
+            bound_s=round(bound_s, 1),
             usual_s=round(median(self._steps), 3) if self._steps else 0.0,
         )
 

@@ -35,7 +35,7 @@ from supervisor.wire.records import (
 log = logging.getLogger(__name__)
 
 NEARLY = 0.9
-"""Where one rank of a group hangs, those that come so near to their own bound are told with it: what each has waited for others
+"""Where one rank of a group hangs, those that come so near to its bound are told with it: what each has waited for others
 is not counted, so they do not come to it at the same instant."""
 
 
@@ -199,9 +199,11 @@ class View:
         """The ranks of one generation. All that hang are told at once, each with its stack: whoever acts on the first ends the
         processes that the others are read from, and the first is not always the one to blame."""
         running = [name for name in names if not self.processes[name].exited]
-        hangs = any(self._paces[name].stuck(awake, limits) is not None for name in running)
+        # they commit together: one that saves, or has learned that it takes longer, keeps the others waiting for as long
+        bound_s = max((self._paces[name].bound_s(limits) for name in running), default=0.0)
+        hangs = any(self._paces[name].stuck(awake, bound_s) is not None for name in running)
         share = NEARLY if hangs else 1.0
-        found = {n: stuck for n in running if (stuck := self._paces[n].stuck(awake, limits, share)) is not None}
+        found = {n: stuck for n in running if (stuck := self._paces[n].stuck(awake, bound_s, share)) is not None}
         for name in names:
             stands = self._paces[name].stands(awake)
             if name not in found or (stands is not None and self._stuck_in.get(name, stands) != stands):

@@ -1,4 +1,4 @@
-"""`python -m titan_actor.twin`: trains again what a run committed, in one process on a CPU, without TorchFT and without failures.
+"""`python -m titan_actor.twin`: trains again what a run committed, on a CPU, without TorchFT and without failures.
 
 Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "state"}; or {"unknown": why}, and ends.
 
@@ -11,11 +11,13 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import pickle
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,9 @@ class Model:
     """The model, whole, and a group's way through it."""
 
     def __init__(self, titan: TitanSpec) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         self.trainer = _built(_config(titan, whole=True), 0, 1)
         self.parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
 
@@ -116,13 +121,67 @@ class Model:
         return losses, [_local(p.grad) for p in self.parameters]
 
 
+class Others:
+    """Models in processes of their own: threads of one would wait for each other's Python. What they step with is ours, and what
+    comes of it too, in memory that all share."""
+
+    def __init__(self, titan: TitanSpec, count: int, parameters: Sequence[Any]) -> None:
+        import torch.multiprocessing as processes
+
+        self._parameters = _shared(parameters)
+        self._gradients = [_shared(parameters) for _ in range(count)]
+        pairs = [processes.Pipe() for _ in range(count)]
+        self._ways: list[Connection] = [ours for ours, _ in pairs]
+        theirs = [way for _, way in pairs]
+        self._processes = processes.spawn(
+            _serve, (titan, theirs, self._parameters, self._gradients), count, join=False, daemon=True
+        )
+        for way in theirs:
+            way.close()
+
+    def begin(self, parameters: Sequence[Any], groups: Sequence[list[list[Batch]]]) -> None:
+        """Have a model each make these groups' parts with these parameters."""
+        if groups:
+            _copy(parameters, self._parameters)
+        for way, ranks in zip(self._ways, groups, strict=False):
+            # by value: a tensor that is handed over keeps a file open
+            way.send_bytes(pickle.dumps(ranks))
+
+    def parts(self, count: int) -> Iterator[tuple[list[float], list[Any]]]:
+        """What the first so many made, as `Model.part` says it. The gradients are theirs again at the next `begin`."""
+        for way, gradients in zip(self._ways[:count], self._gradients, strict=False):
+            yield way.recv(), gradients
+
+    def close(self) -> None:
+        """They end."""
+        for way in self._ways:
+            way.close()
+        self._processes.join()
+
+
+def _serve(index: int, titan: TitanSpec, ways: list[Connection], parameters: list[Any], gradients: list[Any]) -> None:
+    _begin()
+    model, way, into = Model(titan), ways[index], gradients[index]
+    for other in ways:
+        if other is not way:
+            other.close()
+    while True:
+        try:
+            ranks = pickle.loads(way.recv_bytes())
+        except EOFError:
+            return
+        _copy(parameters, model.parameters)
+        losses, made = model.part(ranks)
+        _copy(made, into)
+        way.send(losses)
+
+
 class Twin:
-    """The model, its optimizer and its schedule. The first model steps; with a copy of it for each further processor the groups'
+    """The model, its optimizer and its schedule. The first model steps; with one more for each further processor the groups'
     parts are made beside each other, each by one thread, as in the run: its sums then come out the same."""
 
     def __init__(self, plan: Plan) -> None:
         import torch
-        import torch.distributed as dist
         from torchtitan.components.optimizer.utils import init_optim_state
 
         from titan_actor.heal import HealState
@@ -130,9 +189,9 @@ class Twin:
         self._plan = plan
         _config(plan.titan)  # before anything is started for what has no twin
         shards = _drawn(plan.titan, plan.ranks) if plan.ranks > 1 else []
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-        self._models = [Model(plan.titan) for _ in range(min(plan.groups, os.cpu_count() or 1))]
-        self._trainer, self._parameters = self._models[0].trainer, self._models[0].parameters
+        self._model = Model(plan.titan)
+        self._trainer, self._parameters = self._model.trainer, self._model.parameters
+        self._beside = min(plan.groups, os.cpu_count() or 1) - 1
         if shards:
             _copy([torch.cat(parts) for parts in zip(*shards, strict=True)], self._parameters)
         for optimizer in self._trainer.optimizers.optimizers:
@@ -142,28 +201,26 @@ class Twin:
 
     def losses(self) -> Iterator[dict[str, Any]]:
         """Of each step of the plan, in its order. Raises Unlike where it cannot go on."""
-        import torch
-
         steps = self._plan.steps
         back = {step.after for before, step in enumerate(steps, BEGINNING) if step.after != before}
         kept = {BEGINNING: self._keep()} if BEGINNING in back else {}
-        with ThreadPoolExecutor(len(self._models), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with closing(Others(self._plan.titan, self._beside, self._parameters)) as others:
             for at, step in enumerate(steps):
                 if step.after != at - 1:
                     self._state.load(copy.deepcopy(kept[step.after]))
-                loss, norm = self._train(step, pool)
+                loss, norm = self._train(step, others)
                 if at in back:
                     kept[at] = self._keep()
                 yield {"loss": loss, "norm": norm, "state": self._state.digest() if step.hashed else ""}
                 self._trainer.gc_handler.run(at + 1)
 
-    def _train(self, step: Step, pool: Executor) -> tuple[float, float]:
+    def _train(self, step: Step, others: Others) -> tuple[float, float]:
         """One step; the mean loss of the groups before it, and the norm of the gradient."""
         import torch
         from torchtitan.distributed import utils as dist_utils
 
         losses, total = [], None
-        for of_ranks, gradients in self._parts(step, pool):
+        for of_ranks, gradients in self._parts(step, others):
             losses.append(of_ranks)
             total = gradients if total is None else [a.add_(b) for a, b in zip(total, gradients, strict=True)]
         assert total is not None
@@ -174,16 +231,16 @@ class Twin:
         # in the run's order: over the groups for each rank, then over the ranks
         return float((torch.tensor(losses).sum(0) / len(losses)).sum()), float(norm)
 
-    def _parts(self, step: Step, pool: Executor) -> Iterator[tuple[list[float], list[Any]]]:
+    def _parts(self, step: Step, others: Others) -> Iterator[tuple[list[float], list[Any]]]:
         read = [
             [[self._stream(group, rank).batch(names) for names in batches] for rank, batches in enumerate(ranks)]
             for group, ranks in sorted(step.parts.items())
         ]
-        for first in range(0, len(read), len(self._models)):
-            at_once = read[first : first + len(self._models)]
-            for model in self._models[1 : len(at_once)]:
-                _copy(self._parameters, model.parameters)
-            yield from pool.map(Model.part, self._models, at_once)
+        while read:
+            first, beside, read = read[0], read[1 : 1 + self._beside], read[1 + self._beside :]
+            others.begin(self._parameters, beside)
+            yield self._model.part(first)
+            yield from others.parts(len(beside))
 
     def _stream(self, group: int, rank: int) -> Stream:
         if (group, rank) not in self._streams:
@@ -209,7 +266,14 @@ def _local(value: Any) -> Any:
     return local(value)
 
 
-def _copy(values: list[Any], into: list[Any]) -> None:
+def _shared(like: Sequence[Any]) -> list[Any]:
+    """As many and as large, in memory that other processes are given too."""
+    import torch
+
+    return [torch.zeros_like(_local(value), requires_grad=False).share_memory_() for value in like]
+
+
+def _copy(values: Sequence[Any], into: Sequence[Any]) -> None:
     import torch
 
     with torch.no_grad():

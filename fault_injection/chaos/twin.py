@@ -1,4 +1,4 @@
-"""Loss parity: the run's losses beside those of a twin that trains the same steps again, in one process and without failures."""
+"""Loss parity: the run's losses beside those of a twin that trains the same steps again, without TorchFT and without failures."""
 
 from __future__ import annotations
 

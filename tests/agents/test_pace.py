@@ -33,7 +33,7 @@ class Rank:
             failed_commits=self.failed,
         )  # fmt: skip
         self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold)
-        return self.pace.stuck(self.now, LIMITS)
+        return self.pace.stuck(self.now, self.pace.bound_s(LIMITS))
 
     def does(self, activity: Activity, seconds: float = 0.0) -> Stuck | None:
         self.doing = activity
@@ -175,7 +175,7 @@ def test_one_that_does_not_say_what_it_does_is_bounded_too(learned: Rank) -> Non
     learned.pace.look(learned.now, progress, None, True)
     learned.now += 11.0
     learned.pace.look(learned.now, progress, None, True)
-    found = learned.pace.stuck(learned.now, LIMITS)
+    found = learned.pace.stuck(learned.now, learned.pace.bound_s(LIMITS))
     assert found is not None
     assert found.activity == ""
 

@@ -89,6 +89,21 @@ def test_one_that_is_nearly_at_its_bound_is_told_with_the_one_that_is(view: View
     assert told(view) == {0, 1}
 
 
+def test_who_waits_for_a_rank_that_may_take_longer_does_not_hang_before_that_one(
+    view: View, stacks: Slow, tmp_path: Path
+) -> None:
+    """Rank 0 alone saves, for the first time: how long that takes is not known yet."""
+    saving = ActivityFile(tmp_path / "0")
+    saving.set("checkpoint")
+    view.poll(100.0 * LEARNED + 2)
+    view.look_for_hangs(LIMITS, LEARNED + 1.0)
+    view.look_for_hangs(LIMITS, LEARNED + 1.0 + LIMITS[WAY].at_most_s - 2.0)
+    assert stacks.asked == set()
+    stacks.known = {f"{WAY}.0": "in a", f"{WAY}.1": "in b"}
+    view.look_for_hangs(LIMITS, LEARNED + 1.0 + LIMITS[WAY].at_most_s)
+    assert told(view) == {0, 1}
+
+
 def test_nobody_is_told_before_the_stacks_of_all_are_known(view: View, stacks: Slow) -> None:
     stacks.known = {f"{WAY}.0": "in a"}
     view.look_for_hangs(LIMITS, LEARNED + 10.1)
