@@ -32,13 +32,22 @@ def running(folder: Path, *, path: str = "", **settings: str) -> Iterator[tuple[
     if path:
         environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
     process = subprocess.Popen(
-        ["sh", str(SCRIPT), *SUPERVISORS], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        # whoever was started in the background ignores Ctrl-C, and a shell cannot listen to what it was born to ignore
+        ["env", "--default-signal=INT", "sh", str(SCRIPT), *SUPERVISORS],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process, folder / "m"
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
 
 
 def line(process: subprocess.Popen[str], start: str) -> str:
