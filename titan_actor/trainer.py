@@ -45,10 +45,10 @@ def main(path: str, warm: bool = False) -> int:
     _let_the_node_look()
     ledger.event("start", pid=os.getpid(), warm=warm, resume=launch.resume)
     report = Report(launch)
-    report.update()
     control = Control(launch.writer)
     commands = Commands(launch, report, control)
     _end_on_term(control, report, ledger, commands)
+    report.update()  # who is seen to be there hears TERM
     try:
         return _train(launch, report, ledger, control, commands)
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)

@@ -71,7 +71,9 @@ class Started:
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
     home, began = tmp_path / "runs", time.time()
-    command = [sys.executable, "-m", "supervisor.cli", "up", "--home", str(home), "--nodes", "4", "--with-prometheus"]
+    # whoever was started in the background ignores Ctrl-C
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "supervisor.cli", "up", "--home", str(home)]
+    command += ["--nodes", "4", "--with-prometheus"]
     with (tmp_path / "up.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     said = tmp_path / "up.log"
@@ -86,7 +88,11 @@ def started(tmp_path: Path) -> Iterator[Started]:
             store.close()
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
     assert LocalEngine(up.system_folder(home)).stop_all(1.0) == []
 
 
