@@ -6,6 +6,7 @@ It may be killed at any moment: all that it knows is read again from the shim, t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -53,6 +54,8 @@ T = TypeVar("T")
 POLL_S = 0.1
 """How often the ranks' files are looked at: a stat each, and milestones must not wait long."""
 HEALTH_S = 5.0
+READ_AGAIN_S = 1.0
+"""How long a start that is wanted no more, as etcd says, waits for the watch to say so too, before etcd is asked again."""
 WARM_PATIENCE_S = 25.0
 """How long a start waits for a warm process that is importing (4 to 8 s, 25 s on a busy machine): a cold start would
 import the same beside it, and take as long."""
@@ -95,9 +98,10 @@ class Agent:
         self._ends: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
-        self._written = 0
+        self._read: tuple[int, Wanted] = (0, Wanted())
+        """What was wanted, as it was read after the report of this ticket."""
         self._news = asyncio.Event()
-        """Set, and replaced, when a report was written or the wishes changed."""
+        """Set, and replaced, when the wishes changed or were read anew."""
         self._early_exits: dict[str, ProcessRecord] = {}
         """Ends that were told before the answer to the spawn request."""
         self._reported_exits: set[str] = set()
@@ -125,7 +129,7 @@ class Agent:
         )
         self._reporter = Reporter(
             registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written,
-            self._exporter.reported,
+            self._exporter.reported, self._from_thread(self._on_read),
         )  # fmt: skip
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
@@ -243,7 +247,7 @@ class Agent:
         end, last = exits.unread(record, f"{self._settings.node_folder} does not answer"), None
         try:
             end, last = await self._last_words.within(patience_s, partial(self._view.last_words, record)) or (end, last)
-        except Exception:
+        except Exception:  # whatever it is: an end that is never told would leave its group waiting for ever
             log.exception("what %s left behind cannot be read", record.name, extra=about(record.name))
             end = exits.unread(record, "")
         if self._view.put(record, end, last):
@@ -308,7 +312,6 @@ class Agent:
 
     def _on_written(self, ticket: int) -> None:
         reach("agent.reported")
-        self._written = max(self._written, ticket)
         for old in [old for old in self._tickets if old <= ticket]:
             observed = self._tickets.pop(old)
             self._reported_exits |= {
@@ -319,6 +322,10 @@ class Agent:
                 for light in observed.lighthouses
                 if light.state == "exited"
             }
+        self._wake.set()
+
+    def _on_read(self, answer: tuple[int, Wanted]) -> None:
+        self._read = answer
         self._tell_news()
 
     # --- a turn ---
@@ -454,8 +461,7 @@ class Agent:
         names = frozenset(launch.rank_name(desired, rank) for rank in ranks)
         self._view.announced |= names
         try:
-            await self._until_written(self._report(self._loop.time()), desired)
-            if not self._still_wanted(desired):
+            if not await self._may_begin(desired):
                 return
             port = await self._forward(desired)
             await self._files.done(partial(launch.write_launches, self._settings, desired, f"127.0.0.1:{port}"))
@@ -478,13 +484,20 @@ class Agent:
             self._on_exit(early)
         self._wake.set()
 
-    def _still_wanted(self, desired: TrainerDesired) -> bool:
-        node = self._wanted.by_run.get(desired.run)
-        return node is not None and any(_way(trainer) == _way(desired) for trainer in node.trainers)
+    async def _may_begin(self, desired: TrainerDesired) -> bool:
+        """Once the announced ranks and our registration are in the etcd: whether it is wanted even then. The watch may be
+        late, and the supervisor may have given up this node."""
+        ticket = self._report(self._loop.time(), then_read=True)
+        await self._until(lambda: self._read[0] >= ticket or not self._wanted.has(desired))
+        if self._read[0] >= ticket and self._read[1].has(desired) and self._wanted.has(desired):
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_AGAIN_S):
+                await self._until(lambda: not self._wanted.has(desired))
+        return False
 
-    async def _until_written(self, ticket: int, desired: TrainerDesired) -> None:
-        """Until the report of this ticket is in the etcd, or the start is not wanted any more."""
-        while self._written < ticket and self._still_wanted(desired):
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
             news = self._news
             await news.wait()
 
@@ -502,10 +515,10 @@ class Agent:
                         self._commands[name] = RankCommands(Path(record.folder))
                     self._commands[name].update(trainer, self._view.progress[name], now)
 
-    def _report(self, now: float) -> int:
+    def _report(self, now: float, then_read: bool = False) -> int:
         self._last_report = (self._view.milestones(), now)
         observed = self._view.observed()
-        ticket = self._reporter.observed(observed)
+        ticket = self._reporter.observed(observed, then_read)
         self._tickets[ticket] = observed
         return ticket
 

@@ -132,17 +132,14 @@ def check(
 
 def _resolved(settings: Settings) -> Settings:
     """With an address of its own in the place of `auto`. Exits 1 with a sentence when it cannot be told."""
-    if settings.address != addresses.AUTO or not settings.etcd:
+    if not settings.etcd:
         return settings
     try:
-        return replace(settings, address=addresses.towards(settings.etcd[0]))
+        return replace(settings, address=addresses.told(settings.address, settings.etcd[0]))
     except ValueError:
         return replace(settings, address="127.0.0.1")  # what is no endpoint is said with everything else
     except OSError as error:
-        process.say(
-            f"--address auto: cannot tell from which address of this machine {settings.etcd[0]} is reached "
-            f"({error.strerror or error}); check the name and the network, or give the --address"
-        )
+        process.say(str(error))
         raise typer.Exit(1) from None
 
 

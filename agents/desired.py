@@ -11,7 +11,7 @@ from agents.patience import OneSentence, connect_patiently, pause_after
 from supervisor.ports.errors import PortError
 from supervisor.ports.store import Changes, Item, Store
 from supervisor.wire import keys
-from supervisor.wire.records import NodeDesired, RecordError, decode
+from supervisor.wire.records import NodeDesired, RecordError, TrainerDesired, decode
 from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,18 @@ class Wanted:
 
     by_run: Mapping[str, NodeDesired] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+
+    def has(self, desired: TrainerDesired) -> bool:
+        """Whether this generation is wanted here."""
+        node, way = self.by_run.get(desired.run), (desired.group, desired.generation)
+        return node is not None and any((trainer.group, trainer.generation) == way for trainer in node.trainers)
+
+
+def anew(store: Store, node: str) -> Wanted:
+    """What is wanted of this node by now: a watch may tell that late. Raises PortError."""
+    desired, snapshot = Desired(node), store.list(keys.desired(node, ""))
+    desired.take(Changes(snapshot.revision, snapshot.items, reset=True))
+    return desired.wanted(set())
 
 
 class Desired:

@@ -1,8 +1,11 @@
 """How long a rank's steps usually take, and when one has taken too long. Pure: the time is given.
 
-The bound is learned from the rank itself. Apart from the ordinary steps are the first ones (compile, lazy set-up), those in
-which the members of the quorum changed, and those with a checkpoint or a heal in them: these are bounded by the policy's
-longest time alone, until one has been seen to end.
+The bound is learned from the rank itself. Apart from the ordinary steps are the first ones (lazy set-up), and those with a
+checkpoint, a heal, an evaluation or a compile in them: these are bounded by the policy's longest time alone, until one of the
+same sort has been seen to end; a compile always, for how long one took says nothing of the next.
+
+Nothing is learned from a step in which the members of the quorum changed, but it is bounded like any other. Who reconfigures
+or sends a heal waits for others meanwhile, which is forgiven once it is over; and a change of members is when hangs are likely.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ KEPT = 64
 """Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
 UNSEEN_S = 0.5
 """Of a time in which nothing could be seen so much counts: a disk that is slow at each look must not hide a hang for ever."""
-APART: frozenset[Activity] = frozenset({"checkpoint", "heal"})
+APART: frozenset[Activity] = frozenset({"checkpoint", "heal", "evaluate", "compile", "save"})
+UNLIKE: frozenset[Activity] = frozenset({"compile", "save"})
+"""Of these no two are alike: the first of a restart finds all in a cache, one for a new shape takes minutes."""
 STEPPING = frozenset({"quorum", "healing", "step", "checkpoint"})
 
 
@@ -46,7 +51,10 @@ class Pace:
         self._own: deque[Own] = deque(maxlen=KEPT)
         self.past = Own()
         """Medians over the first KEPT steps; all 0 until then."""
-        self._longest_apart = 0.0
+        self._longest_apart: dict[Activity, float] = {}
+        """The most that was seen of each in one step."""
+        self._first: set[Activity] = set()
+        """Of the step in progress, what ended in it for the first time: it may come in several parts, and the first says nothing of the next."""
         self._longest_collective = 0.0
         self._collective = 0.0
         """The longest of the step in progress: it counts once that is committed."""
@@ -56,7 +64,8 @@ class Pace:
         self._start_s = 0.0
         self._commits = 0
         self._quorum_id = -1
-        self._apart = False
+        self._apart: dict[Activity, float] = {}
+        """Of the step in progress, what it has taken of each so far; one that was not seen whole is 0."""
         self._mark: tuple[int, Activity] | None = None
         self._mark_since = 0.0
         self._waits_since: float | None = None
@@ -98,14 +107,14 @@ class Pace:
         if progress is None:
             return
         if activity != self._mark:
-            self._end_of(now)
+            self._end_of(now, activity)
             self._forgive(now, activity)
             if untold and self._moved_at is not None:
                 self._moved_at = now
             self._mark_in_part = blind or self._mark is None
             self._mark, self._mark_since = activity, now
         if activity is not None and activity[1] in APART:
-            self._apart = True
+            self._apart.setdefault(activity[1], 0.0)
         if progress.commits != self._commits or progress.phase not in STEPPING:
             self._note(progress, now)
             self._moved_at = now
@@ -114,9 +123,10 @@ class Pace:
 
     def bound_s(self, limits: HangSpec) -> float:
         """How long the step in progress may take."""
-        if len(self._steps) < LEARNED_AT_LEAST or (self._apart and not self._longest_apart):
+        unlike = self._mark is not None and self._mark[1] in UNLIKE | self._first
+        if len(self._steps) < LEARNED_AT_LEAST or unlike or self._apart.keys() - self._longest_apart.keys():
             return limits.at_most_s
-        usual = median(self._steps) + (self._longest_apart if self._apart else 0.0)
+        usual = median(self._steps) + sum(self._longest_apart[name] for name in self._apart)
         spread = median(abs(step - median(self._steps)) for step in self._steps)
         return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
 
@@ -139,7 +149,8 @@ class Pace:
             step_s=round(median(self._steps), 3) if learned else 0.0,
             longest_step_s=round(max(self._steps), 3) if learned else 0.0,
             collective_s=round(self._longest_collective, 1),
-            apart_s=round(self._longest_apart, 1),
+            apart_s=self._longest_of("checkpoint", "heal"),
+            pause_s=self._longest_of("evaluate", "compile"),
             start_s=round(self._start_s, 1),
         )
 
@@ -156,6 +167,9 @@ class Pace:
             bound_s=round(bound_s, 1),
             usual_s=round(median(self._steps), 3) if self._steps else 0.0,
         )
+
+    def _longest_of(self, *names: Activity) -> float:
+        return round(max(self._longest_apart.get(name, 0.0) for name in names), 1)
 
     def _note(self, progress: Progress, now: float) -> None:
         if self._commits == 0 < progress.commits and self._seen_starting and self._began is not None:
@@ -174,7 +188,8 @@ class Pace:
             self._own.append(Own(progress.compute_s, progress.data_s))
             if len(self._own) == KEPT and self.past == Own():
                 self.past = self.own
-        self._commits, self._quorum_id, self._apart = progress.commits, progress.quorum_id, False
+        self._commits, self._quorum_id, self._apart = progress.commits, progress.quorum_id, {}
+        self._first = set()
         self._in_part = False
 
     def _forgive(self, now: float, activity: tuple[int, Activity] | None) -> None:
@@ -194,10 +209,13 @@ class Pace:
             self._moved_at = None if self._moved_at is None else self._moved_at + seconds
             self._waits_since = None if self._waits_since is None else self._waits_since + seconds
 
-    def _end_of(self, now: float) -> None:
+    def _end_of(self, now: float, then: tuple[int, Activity] | None) -> None:
         if self._mark_in_part:
             return
-        if self._mark is not None and self._mark[1] in APART:
-            self._longest_apart = max(self._longest_apart, now - self._mark_since)
+        if self._mark is not None and (name := self._mark[1]) in APART:
+            self._apart[name] = self._apart.get(name, 0.0) + now - self._mark_since
+            if then is None or then[1] not in UNLIKE:  # else it goes on after that
+                self._first |= {name} - self._longest_apart.keys()
+                self._longest_apart[name] = max(self._longest_apart.get(name, 0.0), self._apart[name])
         elif self._mark is not None and self._mark[1] == "collective":
             self._collective = max(self._collective, now - self._mark_since)

@@ -20,6 +20,8 @@ class ProcessorUse:
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
         self._share = 0.0
+        self._slept = False
+        """It was in uninterruptible sleep at the last look, and had computed nothing since the one before."""
 
     def look(self, now: float, pid: int) -> None:
         """To be called at every look; reads /proc only every LOOK_S seconds."""
@@ -30,6 +32,8 @@ class ProcessorUse:
             return
         if self._before is not None:
             self._share = (used - self._before[1]) / (now - self._before[0])
+            stat = process.stat_of(pid)
+            self._slept = stat is not None and stat.state == "D" and used == self._before[1]
         self._before = now, used
 
     def state(self, pid: int) -> State:
@@ -39,7 +43,8 @@ class ProcessorUse:
             return ""
         if stat.state in "Tt":
             return "stopped"
-        if stat.state == "D":
+        # whoever reads from a slow disk is in it too, but computes in between
+        if stat.state == "D" and self._slept:
             return "uninterruptible"
         # on a machine with too much to do a loop that never ends gets little of a processor, and waits for it
         return "busy" if stat.state == "R" or self._share >= BUSY else "sleeping"

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from agents.checks.neighbours import neighbours
 from agents.checks.network import Peer
+from agents.desired import Wanted, anew
 from agents.patience import OneSentence, connect_patiently, pause_after
 from agents.trips import Trip
 from supervisor.ports.errors import Fenced, PortError
@@ -62,10 +63,12 @@ class Reporter(threading.Thread):
         security: Security | None = None,
         checked: Callable[[NodeCheck, int, Sequence[Peer]], None] = lambda record, revision, peers: None,
         took: Callable[[float], None] = lambda seconds: None,
+        read: Callable[[tuple[int, Wanted]], None] = lambda answer: None,
     ) -> None:
         """`checked` is called in this thread with each record of checks that has reached the etcd, its revision, and the
         other nodes that are there; with revision 0 for one that was not to be written any more. `took` is called with the seconds that etcd took
-        for each observed record."""
+        for each observed record. `read` is called in this thread with the ticket of an observed record that asked for it, and what
+        was wanted of this node once that record was written and the registration stood."""
         super().__init__(name="reporter", daemon=True)
         self._registration = registration
         self._mark = folder / "lease.json"
@@ -79,7 +82,10 @@ class Reporter(threading.Thread):
         self._check: tuple[NodeCheck, bool] | None = None
         self._checked = checked
         self._took = took
+        self._read = read
         self._tickets = 0
+        self._to_read = 0
+        """The last ticket that asked what is wanted, and is not answered; 0: none."""
         self._stop_now = threading.Event()
         self._give_back = False
         self._lease: Lease | None = None
@@ -94,11 +100,14 @@ class Reporter(threading.Thread):
 
     # --- from the agent's thread ---
 
-    def observed(self, record: NodeObserved) -> int:
-        """Have this written; its sequence is filled in. Returns the ticket that `written` will name (or a later one)."""
+    def observed(self, record: NodeObserved, then_read: bool = False) -> int:
+        """Have this written; its sequence is filled in. Returns the ticket that `written` will name (or a later one), and
+        with `then_read` so will `read`."""
         with self._some:
             self._tickets += 1
             self._observed = (self._tickets, record)
+            if then_read:
+                self._to_read = self._tickets
             self._some.notify()
             return self._tickets
 
@@ -131,7 +140,7 @@ class Reporter(threading.Thread):
         said = OneSentence("etcd takes our reports again")
         while not self._stop_now.is_set():
             with self._some:
-                quiet = self._observed is None and self._health is None and self._check is None
+                quiet = not (self._observed or self._health or self._check or self._to_read)
                 if quiet and not self._stop_now.is_set():
                     self._some.wait(LOOK_S)
             try:
@@ -155,7 +164,7 @@ class Reporter(threading.Thread):
     def _write(self, store: Store) -> None:
         """What runs comes first: whoever sees the registration may count on what is observed."""
         with self._some:
-            observed, health, check = self._observed, self._health, self._check
+            observed, health, check, to_read = self._observed, self._health, self._check, self._to_read
         if not self.standing.registered and not self._stop_now.is_set():
             self._may_register(store)  # before anything is written in the name of this node
         if observed is not None:
@@ -181,8 +190,15 @@ class Reporter(threading.Thread):
             self._checked(said, revision, peers)
         if self._ever_observed and not self._stop_now.is_set() and (self._lease is None or self._lease.lost):
             self._register(store)
+        if to_read and self._lease is not None and not self._lease.lost:
+            # in this order: whoever takes back a start later sees what was written, and what was taken back before is seen here
+            wanted = anew(store, self._registration.node)
+            with self._some:
+                if self._to_read == to_read:
+                    self._to_read = 0
+            self._read((to_read, wanted))
         if health is not None:
-            told = replace(health, store_ms=self._trip.ms)
+            told = replace(health, store_ms=self._trip.ms, unix_s=round(time.time(), 1))
             store.put(keys.health(health.node), self._numbered(store, keys.health(health.node), told))
             self.standing.written += 1
             with self._some:

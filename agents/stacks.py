@@ -9,6 +9,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -20,6 +21,8 @@ from supervisor.wire.aside import Aside
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 10.0
+GIVEN_UP_S = 12.0
+"""py-spy itself may sleep in the kernel, with the process that it reads, where no signal ends it."""
 TRIES = 3
 """A process that moves while it is read may give nonsense, and py-spy fails."""
 FRAMES = 4
@@ -32,15 +35,18 @@ class Stacks:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="stacks")
-        self._asked: dict[str, Future[str]] = {}
+        self._asked: dict[str, tuple[Future[str], float]] = {}
         self._left = Aside("left stacks")
 
     def of(self, name: str, pid: int, folder: str) -> str:
         """What `where` says of this process; empty until it is known. Asked once until it is dropped."""
         if name not in self._asked:
-            self._asked[name] = self._pool.submit(where, pid, Path(folder), self._left.ask)
-        asked = self._asked[name]
-        return asked.result() if asked.done() else ""
+            asked = self._pool.submit(where, pid, Path(folder), self._left.ask)
+            self._asked[name] = (asked, time.monotonic() + GIVEN_UP_S)
+        asked, until = self._asked[name]
+        if asked.done():
+            return asked.result()
+        return "its stack is not known (py-spy does not end)" if time.monotonic() > until else ""
 
     def drop(self, name: str) -> None:
         self._asked.pop(name, None)

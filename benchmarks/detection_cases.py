@@ -18,8 +18,8 @@ from fault_injection.causes import Order
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Target
 from fault_injection.memory_cgroup import memory_cgroup
+from fault_injection.not_here import NotHere
 from supervisor.core.model import Kind, Rung
-from supervisor.ports.errors import Fatal
 from tests.helpers.waiting import eventually
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ def _everywhere(cause: str, one_rank: bool) -> Inject:
 
     def inject(bench: Bench, target: Target, after: ExitStack) -> float:
         wanted = Order(cause=cause, at_step=bench.step() + AHEAD)
-        moments = []
+        ordered = []
         for each in bench.targets(target.rank):
             ranks = [target.rank] if one_rank else list(each.pids)
             for rank in ranks:
                 causes.order(bench.run_dir, each.group, each.generation, rank, wanted)
-            moments.append((each.group, each.generation, ranks[0]))
-        return min(bench.done(*moment) for moment in moments)
+                ordered.append((each.group, each.generation, rank))
+        return bench.done(*ordered)
 
     return inject
 
@@ -119,7 +119,7 @@ def _allocation_gone(bench: Bench, target: Target, after: ExitStack) -> float:
 
 def _disk_full(bench: Bench, target: Target, after: ExitStack) -> float:
     if not bench.disks:
-        raise Fatal("nodes have no disk of their own here: a tmpfs needs root")
+        raise NotHere("nodes have no disk of their own here: a tmpfs needs root")
     after.callback((target.folder / acts.FILLER).unlink, missing_ok=True)
     at = time.monotonic()
     acts.fill_disk(target.group, target.node, target.folder)

@@ -1,6 +1,10 @@
 """A healthy run is left alone: checkpoints, pauses for evaluation, steps five times as long, processes that stand still for a
 moment, and neighbours that burn all processors, with a detector that is as quick as a run file allows.
 
+An ordinary step hangs after 9 s here, or ten usual ones (some 15 s). One group alone evaluates for 20 s, so each of those pauses is
+longer than that; the slow steps, the other evaluations and the stops are shorter one by one. Results without `evaluated_alone`
+were measured before there were such pauses.
+
 `python -m benchmarks.healthy [--minutes 30]` writes benchmarks/results/healthy.json. Two groups of real TorchTitan trainers
 (llama3-debug, benchmarks/healthy_trainer.py). Nothing may be done in all that time. What was only ridden through, or waited for,
 is listed. At the end a rank is stopped for good: that is to be found, or the measurement shows nothing.
@@ -25,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decide import machine
-from benchmarks.healthy_trainer import EVALUATE_EVERY, EVALUATE_S, SLOW_EVERY, SLOW_TIMES
+from benchmarks.healthy_trainer import ALONE_EVERY, ALONE_S, EVALUATE_EVERY, EVALUATE_S, SLOW_EVERY, SLOW_TIMES
+from fault_injection.sim.lane import commit
 from supervisor.core.model import Incident, Rung
 from supervisor.core.spec import AllocationSpec, GroupsSpec, HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
@@ -158,7 +163,8 @@ def steps_of(w: World, record: RunRecord, since: float, until: float) -> dict[st
         "longest_between_commits_s": round(longest, 3),
         "longest_over_the_bound": round(longest / HANGS.at_least_s, 2),
         "slow_steps": events["slow_step"],
-        "evaluations": events["evaluation"],
+        "evaluations": events["evaluated"],
+        "evaluated_alone": events["evaluated_alone"],
         "checkpoints": events["checkpoint_start"],
         "steps_not_committed": events["step"] - len(seconds),
     }
@@ -204,6 +210,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    measured_at = commit()
     found = measure(options.minutes, options.seed)
     met = found["kills"] == 0 and found.get("control", {}).get("right", False)
     result = {
@@ -211,10 +218,12 @@ def main() -> int:
         "command": f"python -m benchmarks.healthy --minutes {options.minutes:g} --seed {options.seed}",
         "goal": "no kill, and the hang is found",
         "goal_met": met,
+        "commit": measured_at,
         **found,
         "set": {
             "recipe": "llama3-debug", "groups": 2, "checkpoint_interval_steps": CHECKPOINT_STEPS,
             "evaluation": f"{EVALUATE_S:g} s every {EVALUATE_EVERY} steps, in every group",
+            "evaluated_alone": f"{ALONE_S:g} s every {ALONE_EVERY} steps, in one group after the other",
             "slow_steps": f"{SLOW_TIMES} times as long every {SLOW_EVERY} steps, in one group",
             "stopped": f"one rank for {STILL_S:g} s about every {EVERY_S:g} s",
             "neighbours": f"a busy loop a processor, {NEIGHBOURS_S:g} s on and {NEIGHBOURS_S:g} s off",

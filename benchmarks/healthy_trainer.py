@@ -1,5 +1,5 @@
 """The debug model, with what a healthy run does now and then and a detector may take for a hang: evaluation that pauses the
-training, and steps that take five times as long."""
+training, in every group or in one alone, and steps that take five times as long."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from titan_actor import recipes
 
 EVALUATE_EVERY, EVALUATE_S = 40, 6.0
 """Steps; how long it computes without stepping, in every group."""
+ALONE_EVERY, ALONE_S = 100, 20.0
+"""The same in one group after the other, while the others wait for it: longer than an ordinary step may take."""
 SLOW_EVERY, SLOW_TIMES = 20, 5
 """Steps; so much longer one of them takes, in one group after the other."""
 
@@ -42,9 +44,17 @@ def debug() -> Any:
         between(self, wishes)
         step = self.manager.current_step()
         if self._committed and step % EVALUATE_EVERY == 0:
+            with self.evaluating(step):
+                _compute(self, EVALUATE_S)
+        if (
+            self._committed
+            and step % ALONE_EVERY == 0
+            and step // ALONE_EVERY % self.launch.groups == self.launch.group
+        ):
             began = time.time()
-            _compute(self, EVALUATE_S)
-            self.ledger.note("evaluation", start=began, step=step)
+            with self.evaluating(step):
+                _compute(self, ALONE_S)
+            self.ledger.note("evaluated_alone", start=began, step=step)
 
     ReplicaTrainer.forward_backward_step = forward_backward_step
     ReplicaTrainer._between = then

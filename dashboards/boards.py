@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from grafana_foundation_sdk.models.common import StackingMode
 
-from dashboards.expressions import since
-from dashboards.panels import Panel
+from dashboards.expressions import grown, since
+from dashboards.panels import GREEN, Panel
+from supervisor.core.model import Verdict
 
 RUN, GROUP, NODE = 'run="$run"', 'group=~"$group"', 'node=~"$node"'
 RATE = "$__rate_interval"
@@ -89,8 +91,21 @@ def _stat(title: str, expression: str, unit: str = "none", legend: str = "", **m
     return Panel(title=title, kind="stat", unit=unit, span=4, height=4, queries=((expression, legend),), **more)  # type: ignore[arg-type]
 
 
-def _lines(title: str, unit: str, *queries: tuple[str, str], about: str = "", exemplars: bool = False) -> Panel:
-    return Panel(title=title, kind="lines", unit=unit, queries=queries, about=about, exemplars=exemplars)
+def _lines(title: str, unit: str, *queries: tuple[str, str], about: str = "", **more: Any) -> Panel:
+    return Panel(title=title, kind="lines", unit=unit, queries=queries, about=about, **more)
+
+
+_GREY = "#8e8e8e"
+_PHASES = {
+    "running": GREEN,
+    "starting": "blue",
+    "placing": "yellow",
+    "fencing": "orange",
+    "unplaced": "purple",
+    "finished": _GREY,
+}
+_VERDICTS = {Verdict.HEALTHY.value: GREEN, Verdict.DEAD.value: "red", Verdict.UNKNOWN.value: _GREY}
+_BADPUT = grown(f'supervisor_group_seconds_total{{{RUN}, cause!="productive"}}', "cause", RANGE)
 
 
 FLEET = Board(
@@ -119,7 +134,7 @@ FLEET = Board(
             _lines("Incidents in the last hour", "none", (since("supervisor_incidents_total", "kind", "1h") + " > 0", "{{kind}}")),
         ),
         "Nodes": (
-            _lines("Nodes by verdict", "none", ("sum by (verdict) (supervisor_nodes)", "{{verdict}}")),
+            _lines("Nodes by verdict", "none", ("sum by (verdict) (supervisor_nodes)", "{{verdict}}"), colours=_VERDICTS),
             _lines("Problems that nodes report", "none", (f"topk(20, max by (node) (agent_problems{{{NODE}}}))", "{{node}}")),
             _lines("Disk free", "bytes", (f"bottomk(20, min by (node) (agent_disk_free_bytes{{{NODE}}}))", "{{node}}")),
             _lines("Memory that can be had", "bytes", (f"bottomk(20, min by (node) (agent_memory_available_bytes{{{NODE}}}))", "{{node}}")),
@@ -156,27 +171,30 @@ RUN_BOARD = Board(
                 unit="percentunit",
                 span=16,
                 stack=StackingMode.PERCENT,
+                colours={"productive": GREEN},
                 queries=((f"sum by (cause) (rate(supervisor_group_seconds_total{{{RUN}}}[{RATE}])) > 0", "{{cause}}"),),
-                about="All but productive is badput. As the leader sees it; `trainer_seconds_total` is what the trainers say.",
+                about="All but productive is badput. As the leader sees it; `trainer_seconds_total` is what the trainers say. "
+                "What passed without a process is counted when it is over, so it stands up to a minute late here.",
             ),
             Panel(
                 title="Badput in this time by cause",
                 kind="bars",
                 unit="s",
                 span=8,
-                queries=(
-                    (f'sort_desc(sum by (cause) (increase(supervisor_group_seconds_total{{{RUN}, cause!="productive"}}[{RANGE}])) > 0)', "{{cause}}"),
-                ),
+                queries=((f"sort_desc({_BADPUT} > 0)", "{{cause}}"),),
+                about="Group-seconds. With all of a run in the time that is chosen, these and the productive ones are its groups' whole time.",
             ),
             _lines(
                 "Productive share by group", "percentunit",
                 (
                     f'sum by (group) (rate(trainer_seconds_total{{{RUN}, {GROUP}, cause="productive"}}[{RATE}]))\n'
-                    f"/ sum by (group) (rate(trainer_seconds_total{{{RUN}, {GROUP}}}[{RATE}]))",
+                    f"/ (sum by (group) (rate(trainer_seconds_total{{{RUN}, {GROUP}}}[{RATE}])) > 0)\n"
+                    f"or max by (group) (supervisor_generation{{{RUN}, {GROUP}}}) * 0",
                     "group {{group}}",
                 ),
+                about="0: it has no process that could.",
             ),
-            _lines("Groups by phase", "none", (f"max by (phase) (supervisor_groups{{{RUN}}})", "{{phase}}")),
+            _lines("Groups by phase", "none", (f"max by (phase) (supervisor_groups{{{RUN}}})", "{{phase}}"), colours=_PHASES),
         ),
         "Steps": (
             _lines(

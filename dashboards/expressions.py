@@ -63,3 +63,11 @@ def since(counter: str, by: str, window: str) -> str:
     told = f"max by ({', '.join(KNOWN[name].labels)})"
     now, before = f"{told} ({counter})", f"{told} ({counter} offset {window})"
     return f"sum by ({by}) ({now} - ({before} or {now} * 0))"
+
+
+def grown(counter: str, by: str, window: str) -> str:
+    """How much a counter that begins at 0 in each process grew within the window. What it had counted before it was first scraped,
+    `increase` does not see; where the process begins within the window it is added."""
+    seen = f"sum by ({by}) (increase({counter}[{window}]))"
+    before = f"sum by ({by}) (min_over_time({counter}[{window}]) unless {counter} offset {window})"
+    return f"{seen}\n+ ({before} or {seen} * 0)"

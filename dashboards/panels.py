@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grafana_foundation_sdk.builders import bargauge, prometheus, stat, timeseries
@@ -21,7 +22,8 @@ from dashboards.expressions import checked
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 
-_GREEN = {"mode": "fixed", "fixedColor": "semi-dark-green"}
+GREEN = "semi-dark-green"
+"""What is good."""
 
 Query = tuple[str, str]
 """Expression, legend."""
@@ -46,6 +48,8 @@ class Panel:
     green_from: float | None = None
     """From this value on it is good (of a stat)."""
     exemplars: bool = False
+    colours: Mapping[str, str] = field(default_factory=dict)
+    """Of lines, by name: what is good must not be red by chance."""
 
     def build(self) -> Any:
         """Raises KeyError or ValueError as `checked`."""
@@ -72,15 +76,17 @@ class Panel:
 
     def _lines(self) -> Any:
         made = timeseries.Panel().stacking(StackingConfig().mode(self.stack))
+        for name, colour in self.colours.items():
+            fixed = {"mode": "fixed", "fixedColor": colour}
+            made = made.override_by_name(name, [DynamicConfigValue(id_val="color", value=fixed)])
         if self.stack == StackingMode.NONE:
             return made
         # what is lost has the colour of its name, here and tomorrow
-        made = (
+        return (
             made.fill_opacity(60)
             .line_width(0)
             .color_scheme(FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
         )
-        return made.override_by_name("productive", [DynamicConfigValue(id_val="color", value=_GREEN)])
 
     def _bars(self) -> Any:
         return (

@@ -1,17 +1,19 @@
 """The alerts, as rules for Prometheus. Each has a severity and a page in docs/runbooks of the same name.
 
-page: somebody gets up. ticket: somebody looks in the morning. none: the dead-man's switch, which always fires.
+page: somebody gets up. ticket: somebody looks in the morning. none: the dead-man's switch, which always fires. Which is which the
+page says by the same table (supervisor/shell/page/calls.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dashboards.expressions import checked, since
 from supervisor.core.cordons import REPEATED_S
+from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 
@@ -28,17 +30,23 @@ WATCH_SILENT_S = 30.0
 """It is asked every second; twice what a change of leaders and a busy etcd take together."""
 
 
+SEVERITIES: Mapping[Level, str] = {"now": "page", "soon": "ticket", "no": "none"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alert:
     """One rule."""
 
     name: str
-    severity: Literal["page", "ticket", "none"]
     expression: str
     for_s: float
     """How long it must be so."""
     summary: str
     """With {{ $labels.x }} and {{ $value }}, for the one who is called."""
+
+    @property
+    def severity(self) -> str:
+        return SEVERITIES[CALLS[self.name]]
 
     @property
     def runbook(self) -> str:
@@ -57,23 +65,26 @@ def duration(seconds: float) -> str:
 
 def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
     """All of them. `window` writes a duration of an expression: tests have shorter ones."""
-    steps = "max by (run) (supervisor_committed_steps)"
-    recent = window(5 * MINUTE_S)
+    # 0 is what is told before a rank shows: it is no step back to a checkpoint
+    steps = "(max by (run) (supervisor_committed_steps) > 0)"
+    recent_s = 5 * MINUTE_S
+    recent = window(recent_s)
     hour = window(HOUR_S)
     group_seconds = "supervisor_group_seconds_total"
     return (
         Alert(
             name="RunNotProgressing",
-            severity="page",
             expression='max by (run) (supervisor_run_phase{phase=~"running|resuming|stopping|halted"}) == 1\n'
             "and on (run) max by (run) (supervisor_generation) > 0\n"
-            f"unless on (run) max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])",
-            for_s=10 * MINUTE_S,
-            summary="run {{ $labels.run }} has committed no step for a quarter of an hour",
+            # the same steps again after a crash are some progress; only old ones for an hour, and back once more, are none
+            f"unless on (run) (max_over_time({steps}[{recent}:]) > min_over_time({steps}[{recent}:])\n"
+            f"unless on (run) (resets({steps}[{hour}:]) > 0\n"
+            f"and on (run) max_over_time({steps}[{hour}:]) <= max_over_time({steps}[{hour}:] offset {hour})))",
+            for_s=STILL_S - recent_s,
+            summary="run {{ $labels.run }} gets no further: no step for a quarter of an hour, or only old ones again for an hour",
         ),
         Alert(
             name="EttrLow",
-            severity="ticket",
             expression=f'sum by (run) (increase({group_seconds}{{cause="productive"}}[{hour}]))\n'
             f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}",
             for_s=30 * MINUTE_S,
@@ -81,7 +92,6 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="BudgetNearlySpent",
-            severity="ticket",
             expression="min by (run, rung) (supervisor_budget_left) <= 1\n"
             "and min by (run, rung) (supervisor_budget_left) < min by (run, rung) (supervisor_budget_allowed)",
             for_s=0,
@@ -89,7 +99,6 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="NoSpares",
-            severity="ticket",
             expression="max by (run) (supervisor_spare_nodes) == 0\n"
             "and on (run) max by (run) (supervisor_spare_nodes_wanted) > 0\n"
             'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1',
@@ -98,28 +107,24 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="FlappingNode",
-            severity="ticket",
             expression=f"{since('supervisor_node_incidents_total', 'node', window(REPEATED_S))} >= 2",
             for_s=0,
             summary="node {{ $labels.node }} had {{ $value }} incidents within a day",
         ),
         Alert(
             name="NoLeader",
-            severity="page",
             expression="max(supervisor_leader) == 0",
-            for_s=MINUTE_S,
+            for_s=AWAY_S,
             summary="supervisors run, and none of them leads: failures are not repaired",
         ),
         Alert(
             name="StoreAway",
-            severity="page",
             expression="max(supervisor_store_up) == 0",
-            for_s=MINUTE_S,
+            for_s=AWAY_S,
             summary="etcd answers no supervisor: nothing is decided",
         ),
         Alert(
             name="StoreSlow",
-            severity="ticket",
             # a read needs no disk: writes of the leader and of the agents are asked too
             expression="\nor ".join(
                 f"histogram_quantile(0.9, sum by (le) (rate({name}_bucket[{recent}]))) > {STORE_SLOW_S}"
@@ -130,37 +135,32 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="StoreOutOfSpace",
-            severity="page",
             expression="max(supervisor_store_alarms) > 0",
             for_s=0,
             summary="etcd has raised an alarm: it takes no writes until a person mends it",
         ),
         Alert(
             name="StoreLarge",
-            severity="ticket",
             expression=f"max(supervisor_store_size_bytes) > {STORE_LARGE_BYTES}",
             for_s=5 * MINUTE_S,
             summary="etcd's database has {{ $value | humanize1024 }}B: at its quota it takes no writes",
         ),
         Alert(
             name="LighthouseAway",
-            severity="page",
             expression='max by (run) (supervisor_run_phase{phase="running"}) == 1\n'
             "and on (run) max by (run) (supervisor_generation) > 0\n"
             "unless on (run) max by (run) (agent_gate_groups) >= 0",
-            for_s=MINUTE_S,
+            for_s=AWAY_S,
             summary="no node tells of a gate of run {{ $labels.run }}: without a lighthouse no group steps",
         ),
         Alert(
             name="AgentVersionSkew",
-            severity="ticket",
             expression="count(count by (version) (agent_info) or count by (version) (supervisor_info)) > 1",
             for_s=6 * HOUR_S,
             summary="{{ $value }} versions of supervisors and agents have run side by side for hours",
         ),
         Alert(
             name="SupervisorBlind",
-            severity="page",
             expression="absent(supervisor_leader)\n"
             f"or max(supervisor_watch_silent_seconds and on (instance) supervisor_leader == 1) > {WATCH_SILENT_S:g}",
             for_s=MINUTE_S,
@@ -168,21 +168,18 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="BreakerOpen",
-            severity="page",
             expression="max by (run) (supervisor_breaker_held) == 1",
             for_s=0,
-            summary="many nodes of run {{ $labels.run }} were lost at once: held, until they are back or a person decides",
+            summary="many nodes or groups of run {{ $labels.run }} failed at once: held, until they are back or a person decides",
         ),
         Alert(
             name="ShadowWouldHaveKilled",
-            severity="ticket",
             expression=f"{since(_KILLS, 'run, rung', hour)} > 0",
             for_s=0,
             summary="run {{ $labels.run }}: {{ $value }} times {{ $labels.rung }} would have been done in the last hour, and was only observed",
         ),
         Alert(
             name="Watchdog",
-            severity="none",
             expression="vector(1)",
             for_s=0,
             summary="always fires: when it is heard no more, Prometheus or Alertmanager is gone",

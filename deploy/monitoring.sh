@@ -3,6 +3,9 @@
 # as in `supervisor run --metrics-address HOST --metrics-port PORT`: all of them, the ones that stand by too.
 #   FOLDER     configuration and data (./monitoring)
 #   ALERTS     URL of a webhook that is told of alerts; without it they are only shown
+#   TICKETS    the same, for those that wait for the morning (severity="ticket"); without it ALERTS is told of them too
+#   RUNBOOKS   URL of docs/runbooks as a telephone reaches it, as https://git.example/REPOSITORY/blob/main/docs/runbooks: each alert then has
+#              its page as annotation runbook_url; without it only the path in this repository, as annotation runbook
 #   HEARTBEAT  URL of whoever calls a person when it hears nothing from here for minutes (the dead-man's switch)
 #   SECURITY   security file with the certificate of `reader` (docs/SECURITY.md), where the supervisors use TLS
 #   LISTEN     address that all three listen on (127.0.0.1: they ask nobody who he is)
@@ -36,10 +39,19 @@ if [ -n "${SECURITY:-}" ]; then
     scheme=https ca=$(named ca) cert=$(named cert) key=$(named key)
 fi
 
+rules=$dashboards/rules.yml
+if [ -n "${RUNBOOKS:-}" ]; then
+    rules=$FOLDER/rules.yml
+    awk -v base="${RUNBOOKS%/}" '{ print }
+        at = index($0, path = "runbook: docs/runbooks/") {
+            print substr($0, 1, at - 1) "runbook_url: \"" base "/" substr($0, at + length(path)) "\""
+        }' <"$dashboards/rules.yml" >"$rules"
+fi
+
 # A line of a part that is used loses its mark; a line with SUPERVISOR comes once for each.
 fill() {
     awk -v supervisors="$*" -v scheme="$scheme" -v ca="$ca" -v cert="$cert" -v key="$key" -v alerts="${ALERTS:-}" \
-        -v heartbeat="${HEARTBEAT:-}" -v rules="$dashboards/rules.yml" -v alertmanager="$alertmanager" '
+        -v tickets="${TICKETS:-${ALERTS:-}}" -v heartbeat="${HEARTBEAT:-}" -v rules="$rules" -v alertmanager="$alertmanager" '
         function put(line, name, value,    at) {
             at = index(line, "@" name "@")
             return at ? substr(line, 1, at - 1) value substr(line, at + length(name) + 2) : line
@@ -47,11 +59,13 @@ fill() {
         / #plain$/ { if (scheme == "https") next; sub(/ #plain$/, "") }
         scheme == "https" { sub(/#tls /, "") }
         alerts != "" { sub(/#alerts /, "") }
+        tickets != "" { sub(/#tickets /, "") }
         heartbeat != "" { sub(/#heartbeat /, "") }
         /^ *#/ { next }
         {
             $0 = put(put(put($0, "CA", ca), "CERT", cert), "KEY", key)
-            $0 = put(put(put(put($0, "ALERTS", alerts), "HEARTBEAT", heartbeat), "RULES", rules), "ALERTMANAGER", alertmanager)
+            $0 = put(put(put($0, "ALERTS", alerts), "TICKETS", tickets), "HEARTBEAT", heartbeat)
+            $0 = put(put($0, "RULES", rules), "ALERTMANAGER", alertmanager)
             if (!index($0, "@SUPERVISOR@")) { print; next }
             many = split(supervisors, each, " ")
             for (i = 1; i <= many; i++) print put($0, "SUPERVISOR", each[i])
@@ -62,7 +76,14 @@ fill "$@" <"$here/monitoring/alertmanager.yml" >"$FOLDER/alertmanager.yml"
 
 command -v prometheus >/dev/null || { echo "monitoring.sh: no prometheus (Debian: as root: apt-get install prometheus)" >&2; exit 1; }
 running=""
-trap 'trap - EXIT; [ -z "$running" ] || kill $running 2>/dev/null || true; wait' EXIT
+# Again until it has ended: between fork and exec the shell's own handler takes the signal, and the one that is started never hears of it.
+# `$!`: the newest may not be noted yet.
+end() {
+    trap - EXIT
+    for pid in $running ${!:-}; do kill "$pid" 2>/dev/null || true; done
+    for pid in $running ${!:-}; do while kill "$pid" 2>/dev/null; do sleep 0.2; done; done
+}
+trap end EXIT
 trap 'exit 130' INT TERM HUP
 
 # NAME WHERE-IT-LISTENS COMMAND...

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from supervisor.ports.errors import Fatal
+from fault_injection.not_here import NotHere
 
 FOLDER = "CHAOS_CLOCKS"
 """Environment variable: the folder with a file for each node whose agent has a clock of its own."""
@@ -45,10 +45,10 @@ class Clocks:
 
 
 def library() -> str:
-    """libfaketime. Raises Fatal where it is missing."""
+    """libfaketime. Raises NotHere where it is missing."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
-        raise Fatal("libfaketime is missing (Debian: apt-get install faketime)")
+        raise NotHere("libfaketime is missing (Debian: apt-get install faketime)")
     return str(found[0])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 
+from fault_injection.not_here import NotHere
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.etcd_server import COMPACT_AFTER, find_server
 from supervisor.shell.store import connect
@@ -137,10 +138,10 @@ def cluster(
 
 @contextlib.contextmanager
 def slow_disk(pids: Sequence[int], delay_s: float, log: Path) -> Iterator[None]:
-    """Every fsync and fdatasync of these processes takes `delay_s` longer. Raises Fatal where strace may not do that."""
+    """Every fsync and fdatasync of these processes takes `delay_s` longer. Raises NotHere where strace may not do that."""
     strace = shutil.which("strace")
     if strace is None:
-        raise Fatal("strace is missing (Debian: apt-get install strace)")
+        raise NotHere("strace is missing (Debian: apt-get install strace)")
     calls = "fdatasync,fsync"
     argv = [strace, "-f", *(word for pid in pids for word in ("-p", str(pid))), "-e", f"trace={calls}", "-o", str(log)]
     argv += ["-e", f"inject={calls}:delay_enter={delay_s * 1e6:.0f}"]
@@ -151,7 +152,7 @@ def slow_disk(pids: Sequence[int], delay_s: float, log: Path) -> Iterator[None]:
         until = time.monotonic() + AGREE_WITHIN_S
         while said.read_bytes().count(b"attached") < len(pids):
             if tracer.poll() is not None or time.monotonic() > until:
-                raise Fatal(f"strace may not trace here: {said.read_text().strip()}")
+                raise NotHere(f"strace may not trace here: {said.read_text().strip()}")
             time.sleep(LOOK_S)
         yield
     finally:

@@ -302,6 +302,7 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
         elif line.get("entry") == "intent":
             history.reached = max(history.reached, line["decision"] - 1)
             intended_at[line["epoch"], line["decision"]] = at
+            open_.pop((line["epoch"], line["decision"]), None)  # one that did nothing may take the number too
             if line.get("actions") or line.get("incidents"):
                 open_[line["epoch"], line["decision"]] = len(intents)
                 intents.append(line)

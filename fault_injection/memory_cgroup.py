@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agents import ooms
-from supervisor.ports.errors import Fatal
+from fault_injection.not_here import NotHere
 
 UNIFIED_ROOT = Path("/sys/fs/cgroup")
 EMPTY_WITHIN_S = 10.0
@@ -50,7 +50,7 @@ def _parent() -> tuple[Path, bool]:
         return legacy.parent, True
     control = UNIFIED_ROOT / "cgroup.subtree_control"
     if not control.exists() or "memory" not in control.read_text().split():
-        raise Fatal(
+        raise NotHere(
             "the kernel gives no memory controller here: neither a version 1 mount, nor in cgroup.subtree_control"
         )
     return UNIFIED_ROOT, False
@@ -58,13 +58,13 @@ def _parent() -> tuple[Path, bool]:
 
 @contextmanager
 def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
-    """An empty one without a limit. Raises Fatal where no memory controller is, or the user may make no cgroup."""
+    """An empty one without a limit. Raises NotHere where no memory controller is, or the user may make no cgroup."""
     parent, legacy = _parent()
     folder = parent / f"supervisor-{os.getpid()}-{name}"
     try:
         folder.mkdir()
     except OSError as error:
-        raise Fatal(f"no cgroup can be made in {parent}: {error.strerror}") from error
+        raise NotHere(f"no cgroup can be made in {parent}: {error.strerror}") from error
     try:
         yield MemoryCgroup(folder, legacy)
     finally:

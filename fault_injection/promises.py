@@ -13,6 +13,7 @@ from fault_injection.checkers import CHECKERS
 from fault_injection.history import FaultDone, History, Setting, Unknown
 from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
+from supervisor.core import ladder
 from supervisor.core.ledger import ratios
 from supervisor.core.model import Kind, Rung
 
@@ -28,8 +29,8 @@ PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIME
 FREE = frozenset({Kind.REQUESTED, Kind.LEAVING})
 """Nobody's failures."""
 
-NOT_TO_BLAME = "another group is the cause"
-"""How the reason begins for which a group is started again at no budget."""
+NOT_TO_BLAME = (ladder.ANOTHERS_FAULT, ladder.ONE_CAUSE)
+"""How the reasons begin for which a group is started again at no budget."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class ActivityFile:
-    """Main thread only. A disk that takes no file costs the watcher's sight, never the training."""
+    """For the main thread, or one that it waits for. A disk that takes no file costs the watcher's sight, never the training."""
 
     def __init__(self, folder: str | Path) -> None:
         self._changes = 0

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,7 @@ from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
 from titan_actor import address, admission, gloo, mends
 from titan_actor.activity import ActivityFile
 from titan_actor.checkpoint import Checkpoints, purge
+from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState
@@ -64,6 +66,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
         self.seconds = Seconds()
         self.activity = ActivityFile(launch.rank_dir)
+        self.compiling = Compiling(self.activity, self.seconds)
         self._store: Any = None
         self._attempts = 0
         self._commits = 0
@@ -206,6 +209,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             phase=self._stepping,
             step=manager.current_step(),
             commits=self._commits,
+            stepped_unix_s=round(time.time(), 1) if self._committed else now.stepped_unix_s,
             failed_commits=now.failed_commits + (not self._committed),
             loss=self._mean_loss if self._mean_loss is not None else now.loss,
             spike=self._spikes.newest,
@@ -247,6 +251,18 @@ class ReplicaTrainer(FaultTolerantTrainer):
             self._checkpoint(step)
         elif not wishes.writer:
             self._wanted = False
+        # a group that is to end soon has no time for it
+        if self.config.validator.enable and wishes.stop_at == NEVER and self.validator.should_validate(step):
+            with self.evaluating(step):
+                self.validator.validate(self.model_parts, step)
+
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
+        """Evaluation between two steps, of whatever kind: it may take as long as it has taken before, ten times over, the first
+        time as long as `policy.hang.at_most_s`. TorchTitan's validator needs no call; what a recipe evaluates itself does."""
+        with self.activity.during("evaluate"):
+            yield
+        self.ledger.event("evaluated", step=step)
 
     def _checkpoint(self, step: int, last: bool = False) -> None:
         # all ranks must come to the same answer, and one of them may have ended its part already
@@ -254,7 +270,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         if busy and not last:
             log.warning("the checkpoint of step %d is left out: the one before is still being written", step)
             return
-        with self.activity.during("checkpoint"):
+        with self.activity.during("save"):
             self.checkpoints.wait()
         self._wanted = False
         before = self.report.progress.phase
@@ -266,10 +282,15 @@ class ReplicaTrainer(FaultTolerantTrainer):
         with self.activity.during("checkpoint"):
             self.checkpoints.save(step)
             self.ledger.event("checkpoint_start", step=step)
-            if last:
-                self.checkpoints.wait()
-                self.ledger.event("checkpoint_wait", step=step)
+        if last:
+            self._written(step)
         self.report.update(phase=before)
+
+    def _written(self, step: int) -> None:
+        """Until what the thread writes is on disk. That takes longer than any copy between two steps did."""
+        with self.activity.during("save"):
+            self.checkpoints.wait()
+        self.ledger.event("checkpoint_wait", step=step)
 
     def _digest(self) -> None:
         step, value = self.manager.current_step(), self.heal.digest()
@@ -282,8 +303,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         if wishes.writer and not hasty and self._commits and self.checkpoints.saved_step != step:
             self._checkpoint(step, last=True)
         elif self.checkpoints.busy and not hasty:
-            self.checkpoints.wait()
-            self.ledger.event("checkpoint_wait", step=step)
+            self._written(step)
         self.cursor.at(step)
         if self.report.progress.digest is None or self.report.progress.digest.step != step:
             self._digest()

@@ -1,4 +1,4 @@
-"""Where the seconds of a step attempt go: data, quorum, heal, commit; compute is the rest.
+"""Where the seconds of a step attempt go: data, quorum, heal, compile, commit; compute is the rest.
 
 With async quorum the quorum and the transfer of a heal run in a thread of TorchFT's beside the forward pass. Only the
 time for which the main thread waits counts, and of it what the transfer covers is heal.
@@ -26,12 +26,12 @@ class Seconds:
 
     def begin(self) -> None:
         """Forget the last attempt."""
-        self._parts = {"data": 0.0, "quorum": 0.0, "commit": 0.0, "heal": 0.0}
+        self._parts = {"data": 0.0, "quorum": 0.0, "commit": 0.0, "heal": 0.0, "compile": 0.0}
         self._waits, self._transfers = [], []
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Main thread: count this block, less the parts inside it."""
+        """Main thread, or one that it waits for: count this block, less the parts inside it."""
         before, start = sum(self._parts.values()), time.perf_counter()
         try:
             yield

@@ -26,8 +26,9 @@ FIRST = "before its first rank"
 AGAIN = "a rank had failed there"
 REPEATED = "once more, since they had not passed"
 
-IDLE_S = 2.0
-"""A group that is started again where it was is back in tenths of a second: it must not wait for a check."""
+IDLE_S = 1.5
+"""A group that is started again where it was is back in tenths of a second, or after a second: it must not wait for a check. After
+the next pause (policy.backoff_first_s, doubled) it does: what has failed there three times in a row is worth one."""
 
 REPEAT_FIRST_S = 60.0
 """What all nodes share (a driver, a storage, a switch) is mended in minutes or hours, and nobody tells the nodes."""

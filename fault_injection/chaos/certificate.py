@@ -37,6 +37,8 @@ COLOURS: Mapping[Cause, str] = {
     Cause.HEAL: "#7bbf9a",
     Cause.FAILED_STEP: "#d9775b",
     Cause.CHECKPOINT: "#a98bc2",
+    Cause.EVALUATE: "#7a5aa6",
+    Cause.COMPILE: "#5b8c8a",
     Cause.DIGEST: "#cbb7dd",
     Cause.RECOMPUTE: "#e7a48f",
     Cause.HUNG: "#5e1224",

@@ -95,7 +95,8 @@ class LiveRun:
         ended = f"the run is {now.phase}" if now.phase in ("stopped", "finished", "halted", "stopping") else ""
         if ended and now.halt_reason:
             ended += f": {now.halt_reason}"
-        return Look(step=now.step, not_well=not_well, acted=acted, ended=ended)
+        step = min((g.step for g in now.groups), default=0)
+        return Look(step=step, not_well=not_well, acted=acted, ended=ended)
 
     def target(self, planned: Planned, fault: Fault) -> Target:
         """Raises Fatal when the group is not where it can be broken."""
@@ -324,6 +325,8 @@ class LiveRun:
                 return f"group {g.group} has committed fewer than {LEARNED_STEPS} steps since its start"
             if any(t.stuck is not None for t in ranks):
                 return f"group {g.group} is stuck"
+            if g.participants < len(now.groups):  # without it the next fault may take the only group that is ahead
+                return f"group {g.group} made its last step in a quorum of {g.participants} of {len(now.groups)} groups"
         return self._no_spare(mirror, now)
 
     def _no_spare(self, mirror: Mirror, now: status.RunStatus) -> str:

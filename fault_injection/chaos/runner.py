@@ -26,9 +26,10 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One look at the run. `not_well`: empty when every group trains, none is being mended and a spare is there."""
+    """One look at the run. `not_well`: empty when all groups train in one quorum, none is being mended and a spare is there."""
 
     step: int
+    """That every group has committed."""
     not_well: str
     acted: frozenset[tuple[str, int]]
     """(id, group) of each incident about which something was done, over or not."""

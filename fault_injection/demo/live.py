@@ -28,7 +28,7 @@ def view(console: Console, page: str) -> Iterator[Show]:
 
         def show(look: Look, what: str) -> None:
             head = Text(f"{time.monotonic() - began:5.1f} s  {what}", "bold")
-            parts = [head, Text(), render.run(replace(look.status, page=page)), Text()]
+            parts = [head, Text(), render.run(replace(look.status, page=page), time.time()), Text()]
             if look.incidents:
                 parts.append(render.incidents(look.incidents))
             live.update(Group(*parts))

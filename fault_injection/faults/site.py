@@ -9,6 +9,7 @@ import socket
 from fault_injection import clocks, connections, netns
 from fault_injection.faults.fault import Site
 from fault_injection.memory_cgroup import memory_cgroup
+from fault_injection.not_here import NotHere
 from supervisor.ports.errors import Fatal
 
 SHARED_DISK = "the nodes share this machine's disk"
@@ -58,7 +59,7 @@ def no_faketime() -> str:
     """Why no process can have a clock of its own; empty when it can."""
     try:
         clocks.library()
-    except Fatal as error:
+    except NotHere as error:
         return str(error)
     return ""
 
@@ -73,5 +74,5 @@ def no_memory_cgroup() -> str:
     try:
         with memory_cgroup("try"):
             return ""
-    except Fatal as error:
+    except NotHere as error:
         return str(error)

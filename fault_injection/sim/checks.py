@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
+from supervisor.core.ladder import ONE_CAUSE
 from supervisor.core.model import Decision, Incident, Kind, Memory, Observed, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, decode
@@ -179,7 +180,10 @@ class Checks:
         drawn = [
             (f"restart of group {i.group}", budget.restart) if i.rung == Rung.RESTART else ("replace", budget.replace)
             for i in decision.incidents
-            if i.decided == observed.now and i.rung in (Rung.RESTART, Rung.REPLACE) and i.kind not in AT_NO_BUDGET
+            if i.decided == observed.now
+            and i.rung in (Rung.RESTART, Rung.REPLACE)
+            and i.kind not in AT_NO_BUDGET
+            and not i.reason.startswith(ONE_CAUSE)
         ]
         drawn += [
             ("reallocate", budget.reallocate)

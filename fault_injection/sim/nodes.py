@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from agents import reconcile as agent
-from agents.desired import Desired
+from agents.desired import Desired, anew
 from agents.names import LighthouseName, TrainerName
 from fault_injection.sim.gates import Lighthouse
 from fault_injection.sim.store import SimLease, SimStore, SimWatch
@@ -232,7 +232,7 @@ class Node:
         self._at_rest = (wanted, there) if over else None
         for action in actions:
             match action:
-                case agent.Start(desired=desired):
+                case agent.Start(desired=desired) if self._registered and anew(self.client, self.name).has(desired):
                     self._start(desired)
                 case agent.StartLighthouse(desired=light):
                     name = LighthouseName(light.run, light.generation)
@@ -312,6 +312,11 @@ class Node:
         if self._lease is None or self._lease.lost:
             self._register()
 
+    @property
+    def _registered(self) -> bool:
+        """And it reaches etcd, to ask what is wanted by now."""
+        return self.client.reaches and self._lease is not None and not self._lease.lost
+
     def _register(self) -> None:
         key = keys.registration(self.name)
         found = self.client.get(key)
@@ -333,6 +338,7 @@ class Node:
             return
         self._lease = lease
         self._keep_looking(lease)
+        self.wake()  # what is wanted may be begun now
 
     def _keep_looking(self, lease: SimLease) -> None:
         """A lease that was lost is seen within a third of its time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -45,7 +46,7 @@ def status_command(
     with opened_store(etcd, home, security) as store:
         found = status.overview(Mirror(store.list(keys.PREFIX)), run)
         found = replace(found, warnings=(*status.alarms(store), *found.warnings))
-        show(found, as_json, render.run(found))
+        show(found, as_json, render.run(found, time.time()))
 
 
 @app.command("top", epilog="Example: supervisor top --run demo")
@@ -78,10 +79,13 @@ def incidents(
 ) -> None:
     """Every failure so far, what was done and why."""
     with opened_mirror(etcd, home, security) as mirror:
-        found = client.incidents(mirror, client.choose_run(mirror, run).spec.name)
+        record = client.choose_run(mirror, run)
+        found = client.incidents(mirror, record.spec.name)
         if shadow:
             found = [incident for incident in found if incident.shadow]
-        show(found, as_json, render.shadows(found) if shadow else render.incidents(found))
+        seen = why_module.seen(Path(record.run_dir) / "journal.jsonl")
+        told = [{**status.as_json(i), "seen_unix_s": seen.get(i.id)} for i in found]
+        show(told, as_json, render.shadows(found, seen) if shadow else render.incidents(found, seen))
 
 
 @app.command(
@@ -150,7 +154,7 @@ def logs_command(
     """The newest lines that the trainers of this machine printed, newest generation of each group last."""
     with opened_mirror(etcd, home, security) as mirror:
         record = client.choose_run(mirror, run)
-    name, system = record.spec.name, up_module.system_folder(home)
+    name, system = record.spec.name, logs.kept_in(home)
     if follow:
         _follow(joined.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)
         return
@@ -161,7 +165,10 @@ def logs_command(
 
 
 def _no_logs(name: str, home: Path) -> NoReturn:
-    typer.echo(f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it", err=True)
+    typer.echo(
+        f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it, each in its agent's --home",
+        err=True,
+    )
     raise typer.Exit(1)
 
 

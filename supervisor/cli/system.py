@@ -33,7 +33,10 @@ def up(
     home: Home = HOME,
     name: Annotated[str, typer.Option(help="Node name of the service host, unique in the etcd.")] = "host",
     address: Annotated[
-        str, typer.Option(help="Where the others reach the service host; auto: as it reaches the first etcd.")
+        str,
+        typer.Option(
+            help="Where the others reach the service host and, with --nodes 0, the page; auto: as they reach the first etcd."
+        ),
     ] = "127.0.0.1",
     node_folder: Annotated[
         Path | None, typer.Option(help="Folder of this machine for the service host's records. Default: in --home.")

@@ -86,7 +86,8 @@ def blame(
     if not stuck:
         told = Blame(_left_out(running, late, steps, observed, spec))
     else:
-        phases = {g.phase for g in groups.values()}
+        for_s = spec.policy.hang.at_least_s
+        phases = {g.phase for g in groups.values() if not g.waits_for_long(observed.now, for_s)}
         told = _blame(running, observed, spec, stuck, unseen, steps, left, phases, unsure_since)
     return replace(told, behind=late)
 
@@ -131,8 +132,9 @@ def _left_out(
 
 
 def _bound_s(group: GroupMemory, observed: Observed, limits: HangSpec) -> float:
-    """How long a step of it may take, by what its ranks had told while they were seen: it may be at a checkpoint."""
-    usual = max((r.measured.step_s + r.measured.apart_s for r in _ranks(group, observed)), default=0.0)
+    """How long a step of it may take, by what its ranks had told while they were seen: it may be at a checkpoint, or evaluate."""
+    seen = [rank.measured for rank in _ranks(group, observed)]
+    usual = max((each.step_s + each.apart_s + each.pause_s for each in seen), default=0.0)
     return min(limits.at_most_s, max(limits.at_least_s, limits.factor * usual))
 
 

@@ -1,44 +1,110 @@
-"""Many nodes lost at once, or whose checks do not pass, are one cause that is not the nodes': a switch, a store, a power line,
-a driver. Nobody is evicted for it, and no run is halted because its budgets are smaller than a rack."""
+"""Many groups that fail at once, many nodes that are lost, or whose checks do not pass, are one cause that is not the nodes': a
+switch, a store, a power line, a driver. Nobody is evicted for it, nothing that lives is ended, and no run is halted because
+its budgets are smaller than a rack. What has ended is started again where it was: so it is seen that the cause has gone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from supervisor.core import detect, gpu
-from supervisor.core.model import Kind, Rung, Verdict
+from supervisor.core import detect, ending, gpu, ladder
+from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Rung, Verdict
 from supervisor.core.round import Round
+from supervisor.core.spec import PolicySpec
 
-HELD = frozenset({Kind.NODE_LOST, Kind.STALLED, Kind.GPU})
-"""What a lost network looks like, or a driver that fails everywhere. What the engine says of an allocation, and how a process ended, are no guesses."""
+LIVES = frozenset({Kind.STALLED, Kind.START_TIMEOUT, Kind.HANG})
+"""To start such a group again ends processes that live, and that may go on when a switch or a store is back."""
+
+ENDED = frozenset({Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.PEERS_GONE})
+
+HELD = LIVES | ENDED | {Kind.NODE_LOST, Kind.GPU}
+"""What a network, a store or a driver does that fails everywhere. What the engine or a person says is no guess; that a number is
+not finite, or a group slow, is no such thing's doing."""
+
+COUNTED = HELD | {Kind.SILENT}
+
+IN_PLACE = f"{ladder.ONE_CAUSE} (the breaker holds)"
 
 
-def look(r: Round) -> None:
-    """Hold, or let go, by how many nodes are lost now or were given up within the window. A person may end it."""
-    policy = r.spec.policy.breaker
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What may be one cause's doing."""
+
+    groups: Mapping[int, Kind]
+    """Those that fail, or were started again in place and do not train yet."""
+    lost: frozenset[int]
+    """Of them those whose node, or whose GPU, is lost."""
+    dear: frozenset[int]
+    """Of them those that it takes more for than a first restart in place."""
+    given_up: int
+    """Nodes that were given up within the window, but for those whose group fails on the next one too."""
+
+    @property
+    def count(self) -> int:
+        return len(self.groups) + self.given_up
+
+
+def look(r: Round, failing: Mapping[int, Failure]) -> None:
+    """Hold, or let go, by how many fail now or were given up within the window. A person may end it. `failing`: the failures
+    that groups show now."""
     if r.observed.control.evictions > r.before.evictions_done:
         r.rest["evictions_done"] = r.observed.control.evictions
-        r.rest["evict_until"] = r.now + policy.window_s
+        r.rest["evict_until"] = r.now + r.spec.policy.breaker.window_s
         r.act("resume", f"evict:{r.observed.control.evictions}", f"a person says: {r.observed.control.because}")
-    lost, nodes = _lost(r), max(1, len(r.groups))
-    unpaid = lost > _given_up(r) + r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
-    too_many = lost >= policy.at_least and (lost > policy.share * nodes or unpaid)
-    holds = (too_many or bool(_unchecked_too_many(r))) and not evicting(r)
+    hit = _hit(r, failing)
+    ends = r.phase not in ("new", "running")
+    holds = (_too_many(r, hit) or bool(_unchecked_too_many(r))) and not (ends or evicting(r))
     since = r.before.breaker_since
     if holds and since is None:
         r.rest["breaker_since"] = r.now
-        r.act("hold", f"hold:{r.before.decisions}", sentence(r))
+        r.act("hold", f"hold:{r.before.decisions}", sentence(r, failing))
     elif not holds and since is not None:
-        r.rest["breaker_since"] = None
+        r.rest.update(breaker_since=None, breaker_ended=None if evicting(r) else r.now)
+        lost, others = len(hit.lost) + hit.given_up, len(hit.groups) - len(hit.lost)
         checks = f", the checks of {len(_unchecked(r))} have not passed"
-        r.act("let_go", f"let_go:{r.before.decisions}", f"{lost} of {nodes} nodes are lost now{checks}")
+        about = f"{lost} of {len(r.groups)} nodes are lost now, {others} other groups do not train{checks}"
+        r.act("let_go", f"let_go:{r.before.decisions}", about)
     if holds:
-        r.wait(sentence(r), until=r.now + 1.0)
+        r.wait(sentence(r, failing), until=r.now + 1.0)
 
 
-def holds(r: Round, kind: Kind) -> bool:
-    """Whether a failure of this kind is held, not acted on."""
-    return tripped(r) and kind in HELD
+def over(r: Round) -> None:
+    """Nothing is held of a run that ends."""
+    if r.phase not in ("new", "running") and tripped(r):
+        r.rest["breaker_since"] = None
+
+
+def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
+    """Whether nothing is done about a failure: it is over by itself, or its process can be started again, when the cause has gone."""
+    if tripped(r):
+        return kind in LIVES or (kind in HELD and not _may_start_again(r, group))
+    until = _patience(r, kind) if kind in LIVES else None
+    if until is not None:
+        r.wait(f"group {group.group}: {kind.value}; the breaker has let go a moment ago, it may go on", until=until)
+    return until is not None
+
+
+def in_place(r: Round, kind: Kind) -> str:
+    """Why what has ended is started again where it was while it holds; empty when it is judged as ever."""
+    again = (tripped(r) and kind in HELD) or (kind in ENDED and _patience(r, kind) is not None)
+    return IN_PLACE if again else ""
+
+
+def are_many(r: Round, count: int) -> bool:
+    """Whether so many of the groups are no chance."""
+    policy = r.spec.policy.breaker
+    return count >= policy.at_least and count > policy.share * max(1, len(r.groups))
+
+
+def passes(r: Round, kind: Kind, known: Incident | None) -> Rung:
+    """Where the ladder begins for what a person has given up: past a restart in place that has not mended it. Of a process that lives
+    only one that a person's word has made counts: to start it again is what that is for."""
+    if known is None or known.decided is None or known.rung < Rung.RESTART or kind not in HELD or not evicting(r):
+        return Rung.RIDE_THROUGH
+    said = r.before.evict_until
+    by_word = said is not None and known.decided >= said - r.spec.policy.breaker.window_s
+    return Rung.RIDE_THROUGH if kind in LIVES and not by_word else Rung.REPLACE
 
 
 def tripped(r: Round) -> bool:
@@ -65,21 +131,152 @@ def evicting(r: Round) -> bool:
     return until is not None and r.now < until
 
 
-def sentence(r: Round) -> str:
-    """Why it holds, and what a person can do."""
+def sentence(r: Round, failing: Mapping[int, Failure] | None = None) -> str:
+    """Why it holds, and what a person can do. `failing`: as for look. None: as incidents have it."""
     policy = r.spec.policy.breaker
     person = f'a person says so: supervisor resume {r.spec.name} --because "..."'
+    hit = _hit(r, failing)
     if found := _unchecked_too_many(r):
         view = r.observed.nodes[found[0]]
-        given_up = f", and {_given_up(r)} were given up within {policy.window_s:g} s" if _given_up(r) else ""
+        given_up = f", and {hit.given_up} were given up within {policy.window_s:g} s" if hit.given_up else ""
         return (
             f"breaker: the checks of {len(found)} of {_asked_for(r)} nodes did not pass{given_up}: one cause, not so many nodes; "
             f"none is given up until they do or {person} ({view.failed or view.unsure})"
         )
+    if hit.groups.keys() <= hit.lost:
+        return (
+            f"breaker: {hit.count} of {len(r.groups)} nodes lost within {policy.window_s:g} s: one cause, not so many nodes; none "
+            f"is given up until they come back or {person}"
+        )
+    kinds = ", ".join(f"{n} {kind.value}" for kind, n in Counter(hit.groups.values()).most_common())
+    given_up = f", and {hit.given_up} nodes were given up" if hit.given_up else ""
     return (
-        f"breaker: {_lost(r)} of {len(r.groups)} nodes lost within {policy.window_s:g} s: one cause, not so many nodes; none is "
-        f"given up until they come back or {person}"
+        f"breaker: {len(hit.groups)} of {len(r.groups)} groups do not train ({kinds}){given_up}: one cause, not so many nodes; none is "
+        f"given up and nothing that lives is ended until they do or {person}{_first_word(r, hit, failing or {})}"
     )
+
+
+def _first_word(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> str:
+    for g in sorted(hit.dear) or sorted(hit.groups):
+        incident = r.incidents.get(r.groups[g].incident)
+        evidence = failing[g].evidence if g in failing else incident.evidence if incident is not None else ()
+        if evidence:
+            return f" ({evidence[0]})"
+    return ""
+
+
+def _patience(r: Round, kind: Kind) -> float | None:
+    """Until when, after it has let go, those that are late are given the time that they had before it held. None: it is past."""
+    ended: float | None = r.rest.get("breaker_ended", r.before.breaker_ended)
+    until = ended + _patience_s(kind, r.spec.policy) if ended is not None and not evicting(r) else r.now
+    return until if r.now < until else None
+
+
+def _patience_s(kind: Kind, policy: PolicySpec) -> float:
+    if kind == Kind.HANG:
+        return policy.hang.at_least_s
+    if kind == Kind.START_TIMEOUT:
+        return policy.start_timeout_s
+    return policy.silent_timeout_s if kind == Kind.STALLED else policy.breaker.window_s
+
+
+def _may_start_again(r: Round, group: GroupMemory) -> bool:
+    """Whether its process has ended, and another may be started there."""
+    node = r.observed.nodes.get(group.node)
+    if node is None or not node.registered or node.failed or gpu.unfit(node, r.spec):
+        return False
+    return ending.ended(detect.ranks_of(group, r.observed)) is not None
+
+
+def _too_many(r: Round, hit: Hit) -> bool:
+    unpaid = len(hit.dear) > r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
+    unpaid = unpaid and len(hit.dear) + hit.given_up >= r.spec.policy.breaker.at_least
+    return bool(hit.dear) and (unpaid or are_many(r, hit.count))
+
+
+def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:
+    lost, held, found, again = _lost(r), tripped(r), {}, {}
+    dear: set[int] = set()
+    for g, group in r.groups.items():
+        if group.left_out:
+            continue
+        incident = r.incidents.get(group.incident)
+        kind = lost.get(g) or _fails(g, incident, failing)
+        if kind is not None and not (_only_seen(r, incident) or _is_left_so(r, kind, (failing or {}).get(g))):
+            found[g] = kind
+            dear |= {g} if _is_dear(r, g, kind, incident) else set()
+        elif incident is not None and _is_restarted(incident):
+            again[g] = incident
+    if held:
+        dear |= {g for g, incident in again.items() if _was_dear(incident)}
+    window_s = r.spec.policy.breaker.window_s
+    began = [r.incidents[i].opened for g in sorted(dear) if (i := r.groups[g].incident) in r.incidents] or [r.now]
+    outside = any(_by_what_is_shared(r.groups[g]) for g in dear)
+    for g, incident in again.items():
+        # how long a start takes is no matter: that of one cause began at one time
+        together = min(began) - window_s <= incident.opened <= max(began) + window_s
+        if held or together or (outside and _by_what_is_shared(r.groups[g])):
+            found[g] = incident.kind
+    if not {found[g] for g in dear} & {Kind.STALLED, Kind.NODE_LOST}:
+        found = {g: kind for g, kind in found.items() if kind != Kind.SILENT}  # hiccups, as long as none of them lasts
+    again_elsewhere = sum(_has_moved(r, r.groups[g]) for g in found.keys() - lost.keys())
+    given_up = max(0, _given_up(r) - again_elsewhere)
+    return Hit(found, frozenset(lost.keys() & found.keys()), frozenset(dear), given_up)
+
+
+def _by_what_is_shared(group: GroupMemory) -> bool:
+    """Whether it has ended by what nodes share, and has not come past that: of one cause with the others of which that is so,
+    though it takes one long after the other."""
+    return group.seen is not None and group.seen.outside_since is not None
+
+
+def _has_moved(r: Round, group: GroupMemory) -> bool:
+    """Whether it has left its node for what it shows still."""
+    incident = r.incidents.get(group.incident)
+    return incident is not None and bool(group.node) and incident.node != group.node
+
+
+def _fails(group: int, incident: Incident | None, failing: Mapping[int, Failure] | None) -> Kind | None:
+    """The kind of what a group shows now, if it counts."""
+    if failing is None:
+        open_ = incident is not None and (incident.decided is None or incident.rung == Rung.RIDE_THROUGH)
+        return incident.kind if incident is not None and open_ and incident.kind in COUNTED else None
+    failure = failing.get(group)
+    if failure is None or failure.blameless or Kind.NUMERICS in failure.causes:
+        return None
+    return failure.kind if failure.kind in COUNTED else None
+
+
+def _is_restarted(incident: Incident) -> bool:
+    """Whether its group was started again in place for it, and does not train yet."""
+    acted = incident.decided is not None and incident.rung == Rung.RESTART and incident.kind in COUNTED
+    return acted and not incident.reason.startswith(ladder.ANOTHERS_FAULT)
+
+
+def _was_dear(incident: Incident) -> bool:
+    """Whether it was not the first restart, or one that no budget would have paid."""
+    return incident.generation_after > incident.generation_before + 1 or incident.reason == IN_PLACE
+
+
+def _only_seen(r: Round, incident: Incident | None) -> bool:
+    """Whether it is left as it is because the policy is only to observe, and has been for a while."""
+    window_s = r.spec.policy.breaker.window_s
+    return incident is not None and incident.shadow and r.now - incident.opened > window_s
+
+
+def _is_left_so(r: Round, kind: Kind, failure: Failure | None) -> bool:
+    """Whether its kind is only observed while others are acted on: else what is not to be done would keep these from being mended.
+    Where all is observed it counts: nobody would be given up for it."""
+    kinds = {kind, *(failure.causes if failure is not None else ())}
+    return r.spec.policy.mode != "observe" and any(k.value in r.spec.policy.observe for k in kinds)
+
+
+def _is_dear(r: Round, group: int, kind: Kind, incident: Incident | None) -> bool:
+    """Whether a node would be left for it, or a process that lives ended, or a restart in place has not mended it."""
+    if kind not in ENDED:
+        return kind != Kind.SILENT
+    tried = incident is not None and incident.decided is not None and incident.rung >= Rung.RESTART
+    return tried or (ladder.first_rung(kind, r.spec.policy) < Rung.STOP and r.choose(kind, group).rung > Rung.RESTART)
 
 
 def _unchecked_too_many(r: Round) -> list[str]:
@@ -98,21 +295,23 @@ def _asked_for(r: Round) -> int:
     return r.spec.allocation.nodes + r.spec.allocation.spares
 
 
-def _lost(r: Round) -> int:
-    """Nodes whose group is lost now, and those that were given up a short while ago."""
-    now_lost = 0
-    for group in r.groups.values():
+def _lost(r: Round) -> dict[int, Kind]:
+    """Groups whose node, or whose GPU, is lost now. Of a node it is known before the engine has had its time to say that it took it."""
+    found = {}
+    for g, group in r.groups.items():
         node = r.observed.nodes.get(group.node)
         if group.phase not in ("starting", "running") or not group.node:
             continue
         if node is not None and node.registered:
-            now_lost += bool(node.gpus) and gpu.at_once(group, r.observed, r.spec) is not None
+            if node.gpus and gpu.at_once(group, r.observed, r.spec) is not None:
+                found[g] = Kind.GPU
             continue
         grant = r.observed.grants.get(group.allocation)
         by_engine = grant is not None and grant.state == "gone"
         verdict, _ = detect.node_verdict(group.node, group, r.observed, r.spec)
-        now_lost += verdict == Verdict.DEAD and not by_engine
-    return now_lost + _given_up(r)
+        if verdict == Verdict.DEAD and not by_engine:
+            found[g] = Kind.NODE_LOST
+    return found
 
 
 def _given_up(r: Round) -> int:

@@ -7,10 +7,10 @@ input. The records in etcd are a projection of the memory that it returns.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from supervisor.core import (
+    away,
     breaker,
     cordons,
     cost,
@@ -18,7 +18,9 @@ from supervisor.core import (
     disks,
     follows,
     handover,
+    in_vain,
     ladder,
+    left_out,
     numerics,
     repeat,
     shadow,
@@ -74,15 +76,19 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     _note_silent(r)
     hanging = _who_hangs(r)
     _note_suspects(r, hanging.unsure)
-    breaker.look(r)
     slow = straggler.look(r)
     spike = numerics.spike(r.groups, r.observed, r.spec)
-    for sentence in (*disks.untold(r.groups, r.observed), *((spike,) if spike else ())):
+    no_way = detect.without_a_way(r.groups, r.observed, spec, memory.lighthouse.opened)
+    for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way))):
         r.wait(sentence)
     numbers, hang = detect.not_finite(r.observed, r.before), frozenset(hanging.groups)
+    found = {g: detect.failure(group, r.observed, spec, r.before, hang, slow, numbers) for g, group in r.groups.items()}
+    failing = {g: failure for g, failure in found.items() if failure is not None}
+    breaker.look(r, failing)
     for g in _in_order(r):
-        _judge(r, r.groups[g], hang, slow, numbers)
+        _judge(r, r.groups[g], failing.get(g))
     wind_down(r)
+    breaker.over(r)
     leave(r)
     renew(r)
     if r.phase == "running":
@@ -244,11 +250,8 @@ def _follow_fence(r: Round, group: GroupMemory) -> None:
     )  # fmt: skip
 
 
-def _judge(
-    r: Round, group: GroupMemory, hanging: Collection[int], slow: Mapping[int, Failure], numbers: detect.NotFinite
-) -> None:
+def _judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
     """Open or escalate the incident of a group that shows a failure."""
-    failure = detect.failure(group, r.observed, r.spec, r.before, hanging, slow, numbers)
     if failure is None:
         _say_unknown(r, group)
         if group.incident:
@@ -269,7 +272,11 @@ def _judge(
         if is_rider(known):
             look_at_silence(r, group, known)
         return
-    group = repeat.remember(r, group, failure, ranks)
+    _weigh(r, repeat.remember(r, group, failure, ranks), failure, known, step)
+
+
+def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | None, step: int) -> None:
+    """Whose fault it is, and what is done about it. `known`: the incident that the group has already."""
     failure = repeat.told(group, failure)
     kind, earlier = failure.kind, follows.before(r, group, failure.kind, failure.same)
     failure = follows.told(failure, earlier)
@@ -282,36 +289,57 @@ def _judge(
     if r.paused:
         r.wait(f"group {group.group}: {failure.evidence[0]}; the run is paused, nothing is done")
         return
-    if breaker.holds(r, incident.kind):
+    if breaker.holds(r, group, incident.kind):
         return  # it was opened, and is over by itself if its node comes back
+    in_place = breaker.in_place(r, incident.kind) or away.waited_for(r, group, failure)
     # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a node.
     tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
-    if tried and incident.kind != Kind.REQUESTED:
+    if tried and incident.kind != Kind.REQUESTED and not in_place:
         cost.note(r, known, mended=False)
-    passed = passed or ("" if earlier else cost.elsewhere(r, group, incident.kind))
-    at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
+    passed = passed or (
+        "" if earlier else in_vain.elsewhere(r, group, failure) or cost.elsewhere(r, group, incident.kind)
+    )
     if fault:
         choice = ladder.Choice(Rung.STOP, fault, ())
-    elif incident.kind == Kind.REQUESTED:
-        choice = ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
-    elif failure.blameless:
-        choice = ladder.Choice(Rung.RESTART, f"another group is the cause: {failure.evidence[-1]}", (), free=True)
-    elif incident.kind == Kind.ALLOCATION_LOST and nobody_left(r):
-        choice = all_lost(r, group)
-    elif incident.kind in TAKEN and (successor := r.successor(r.placed_by(group))):
-        choice = _succeeded(r, incident, successor)
-    elif breaker.evicting(r) and incident.kind in breaker.HELD:
-        choice = replace(r.choose(incident.kind, group.group, at_least, unpaid=True), free=True)
     else:
-        choice = r.choose(incident.kind, group.group, at_least, passed)
+        choice = _choice(r, group, failure, incident, at_least, passed, in_place)
+    out = "" if fault or choice.free else left_out.why(r, group, failure, choice)
     costs = cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
     if shadow.only_observed(r, failure) and choice.rung != Rung.RIDE_THROUGH:
         shadow.observe(r, replace(incident, costs=costs), choice)
     else:
         incident = shadow.ended(r, incident, failure, step)
         follows.remember(r, r.groups[group.group], kind, failure.same, incident.id, step, earlier)
+        if out:
+            left_out.leave_out(
+                r, r.groups[group.group], replace(incident, costs=costs, followed=earlier is not None), out
+            )
+            return
         apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)
+
+
+def _choice(
+    r: Round, group: GroupMemory, failure: Failure, incident: Incident, at_least: Rung, passed: str, in_place: str
+) -> ladder.Choice:
+    """The rung. `passed`: why another node is to be tried. `in_place`: why none would cure it."""
+    kind, known = incident.kind, r.before.incidents.get(incident.id)
+    at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
+    if kind == Kind.REQUESTED:
+        return ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
+    if failure.blameless:
+        return ladder.Choice(Rung.RESTART, f"{ladder.ANOTHERS_FAULT}: {failure.evidence[-1]}", (), free=True)
+    if kind == Kind.ALLOCATION_LOST and nobody_left(r):
+        return all_lost(r, group)
+    if kind in TAKEN and (successor := r.successor(r.placed_by(group))):
+        return _succeeded(r, incident, successor)
+    if breaker.evicting(r) and kind in breaker.HELD:
+        at_least = max(at_least, breaker.passes(r, kind, known))
+        return replace(r.choose(kind, group.group, at_least, passed, unpaid=True), free=True)
+    choice = r.choose(kind, group.group, at_least, passed)
+    if in_place and ladder.first_rung(kind, r.spec.policy) != Rung.STOP:
+        return ladder.in_place(choice, in_place)
+    return choice
 
 
 def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
@@ -362,9 +390,12 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
 
 
 def _close_untouched(r: Round, group: GroupMemory) -> None:
-    """An incident that was opened while the run was paused, and whose cause has gone by itself."""
+    """An incident about which nothing was done, as the run was paused or the breaker held, and whose cause has gone by itself."""
     incident = r.incidents.get(group.incident)
-    if incident is None or incident.decided is not None or group.phase not in ("starting", "running"):
+    if incident is None or group.phase not in ("starting", "running"):
+        return
+    # one that began as a hiccup was decided: to be ridden through
+    if incident.decided is not None and (incident.generation_after > incident.generation_before or is_rider(incident)):
         return
     if not detect.suspect(group, r.observed) and not r.full(group.group):
         _recover(r, incident)

@@ -263,12 +263,13 @@ def failure(
     if silence is not None:
         return gpu.judged(silence, group, observed, spec)
     # After an outage of the store its first commit may not be reported yet, and without a gate it waits at no fault of its own.
-    if group.phase == "starting" and observed.store_stable_s >= spec.policy.node_lease_s and listening(observed):
+    gate = listening(observed)
+    if group.phase == "starting" and observed.store_stable_s >= spec.policy.node_lease_s and gate is not None:
         waited_s = spec.policy.start_timeout_s
         late = observed.now - max(group.since, memory.lighthouse.opened) > waited_s
-        if late and not blame.steps_unseen(group, memory.groups, observed):
-            said = f"no commit {waited_s:g} s after its start"
-            return gpu.judged(Failure(Kind.START_TIMEOUT, (said,), took_s=waited_s), group, observed, spec)
+        if late and not blame.steps_unseen(group, memory.groups, observed) and not _has_no_way(group, observed, gate):
+            said = (f"no commit {waited_s:g} s after its start", *_not_reached(group, observed, gate))
+            return gpu.judged(Failure(Kind.START_TIMEOUT, said, took_s=waited_s), group, observed, spec)
     return slow.get(group.group) if slow else None
 
 
@@ -276,6 +277,11 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
     gate = listening(observed)
     if group.phase != "running" or gate is None or gate.admitted.get(group.group) != group.generation:
         return None
+    if _was_never_heard(group, observed, spec, memory, gate):
+        silent_s = spec.policy.silent_timeout_s
+        heard = f"the gate has not heard it for {silent_s:g} s, since it is where it is, and hears others"
+        evidence = (heard, *_not_reached(group, observed, gate))
+        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=silent_s)
     if gate.hearing.get(group.group) != "silent" or any(map(ending.clean, ranks_of(group, observed))):
         return None  # the rank that beats for the others may be the first that has finished
     heard = f"the gate has not heard it for {spec.torchft.heartbeat_timeout_ms} ms"
@@ -289,9 +295,66 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         and observed.nodes[group.node].registered
         and observed.store_stable_s >= spec.policy.node_lease_s
         and observed.now - silent_since(group, incident, observed, memory) > spec.policy.silent_timeout_s
+        and not _has_no_way(group, observed, gate)
     ):
         silent_s = spec.policy.silent_timeout_s
-        evidence = (heard, f"silent for {silent_s:g} s on a node that lives")
+        evidence = (heard, f"silent for {silent_s:g} s on a node that lives", *_not_reached(group, observed, gate))
         return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=silent_s)
     beat_s = spec.torchft.heartbeat_timeout_ms / 1000
     return Failure(Kind.SILENT, (heard,), confidence=Confidence.LIKELY, took_s=beat_s)
+
+
+def _was_never_heard(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, gate: GateView) -> bool:
+    """Whether the gate has moved to where this group's node does not reach it, while others do."""
+    return (
+        gate.hearing.get(group.group, "absent") == "absent"
+        and cut_off(group, observed)
+        and "beating" in gate.hearing.values()
+        and observed.nodes[group.node].registered
+        and observed.store_stable_s >= spec.policy.node_lease_s
+        and observed.now - max(group.since, memory.lighthouse.opened) > spec.policy.silent_timeout_s
+    )
+
+
+def _has_no_way(group: GroupMemory, observed: Observed, gate: GateView) -> bool:
+    """Whether it waits for a gate that nobody reaches: that is no fault of its own, and no other process would reach it."""
+    return cut_off(group, observed) and "beating" not in gate.hearing.values()
+
+
+def cut_off(group: GroupMemory, observed: Observed) -> bool:
+    """Whether its node's agent says that its forwarder does not reach the gate, which does not hear it either."""
+    gate = listening(observed)
+    if gate is not None and gate.hearing.get(group.group) == "beating":
+        return False
+    ways = [rank.reaches_gate for rank in ranks_of(group, observed) if rank.state != "exited"]
+    return bool(ways) and all(way is False for way in ways)
+
+
+def _not_reached(group: GroupMemory, observed: Observed, gate: GateView) -> tuple[str, ...]:
+    if not cut_off(group, observed):
+        return ()
+    return (f"its node does not reach the gate of the lighthouse on {_host_of(gate, observed)}",)
+
+
+def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> str:
+    """Of groups that wait for a gate that nobody reaches, and that nobody ends for it; empty: there are none. `opened`: since when
+    the lighthouse is where it is. What has just started, or is to find it anew, may not reach it yet."""
+    gate = listening(observed)
+    if gate is None or "beating" in gate.hearing.values() or observed.store_stable_s < spec.policy.node_lease_s:
+        return ""
+    before = observed.now - spec.policy.silent_timeout_s
+    there = [g for g in groups.values() if g.phase in ("starting", "running") and max(g.since, opened) < before]
+    found = sorted(g.group for g in there if cut_off(g, observed))
+    if not found:
+        return ""
+    names = f"groups {', '.join(map(str, found))} do" if len(found) > 1 else f"group {found[0]} does"
+    host = _host_of(gate, observed)
+    return (
+        f"{names} not reach the gate of the lighthouse on {host}, and it hears no other group: look at the network between the "
+        f"nodes and {host}, which is waited for"
+    )
+
+
+def _host_of(gate: GateView, observed: Observed) -> str:
+    node = observed.nodes.get(gate.node)
+    return node.machine if node is not None else gate.node

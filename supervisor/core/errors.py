@@ -57,12 +57,6 @@ _OF_THE_MACHINE = re.compile(
     r"|DistBackendError)\b|CUDA|cuDNN|cuBLAS|NCCL|NVML|\bECC\b|\bXid\b|driver|uncorrectable|cannot allocate|bus error",
     re.IGNORECASE,
 )
-_OF_WHAT_IS_SHARED = re.compile(
-    r"\b(Connection\w*Error|BrokenPipeError|DistNetworkError)\b|timed out|timeout|connection|unreachable|name resolution"
-    r"|input/output error|stale file handle|no space left|read-only file system|\b(429|50[0234])\b",
-    re.IGNORECASE,
-)
-
 _OF_A_LOST_PEER = re.compile(
     r"transport error|connection (was )?(closed|reset) by (peer|remote)|remote process exited|failed to recv, got 0 bytes"
     r"|broken pipe",
@@ -135,8 +129,3 @@ def of_the_machine(text: str) -> bool:
 def of_a_lost_peer(text: str) -> bool:
     """Whether an error tells that another process went away: the end of that one is its cause."""
     return _OF_A_LOST_PEER.search(text) is not None
-
-
-def of_what_is_shared(text: str) -> bool:
-    """Whether an error may be that of a network, a file system or a service that all nodes use: it may pass."""
-    return _OF_WHAT_IS_SHARED.search(text) is not None or of_a_lost_peer(text)

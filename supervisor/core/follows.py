@@ -12,8 +12,8 @@ from supervisor.core.round import Round
 WITHIN_S = REPEATED_S
 """After a day two hosts may each have had a trouble of their own; as long as two incidents of one host count as repeated."""
 
-BY_KIND = frozenset({Kind.NUMERICS, Kind.STRAGGLER})
-"""Alike whatever was said of them: at another step, by another factor."""
+BY_KIND = frozenset({Kind.NUMERICS, Kind.STRAGGLER, Kind.START_TIMEOUT, Kind.HANG})
+"""Alike whatever was said of them: at another step, by another factor; a start that hangs says nothing at all."""
 BY_END = frozenset({Kind.CRASH, Kind.OOM, Kind.ERROR})
 """Alike when they are the same exception, or the same signal. Of a SIGKILL that nobody owns to nothing is known."""
 

@@ -43,14 +43,17 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
         _not_without_an_heir(r, running, why)
         return
     spares = r.spares()
-    if r.spec.groups.count == 1 and spares and not r.busy(running[0]):
+    alone = all(g.left_out for g in r.groups.values() if g.group != running[0].group)
+    if alone and spares and not r.busy(running[0]):
         _begin(r, f"node {running[0].node} is leaving ({why}), and the group has nobody to heal from")
         return
     if max(notice_s(r, g) for g in there) == math.inf:
         return  # whoever was only drained has no deadline
     if not _due(r, running, 1 / 2):
         return
-    if spares and any(g.phase in ("unplaced", "fencing", "placing", "starting") for g in r.groups.values()):
+    if spares and any(
+        g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out for g in r.groups.values()
+    ):
         # One of those takes it, and the next can heal from it.
         _not_without_an_heir(r, running, why)
         return

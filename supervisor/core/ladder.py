@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from supervisor.core import budget as budgets
 from supervisor.core.model import Kind, Rung
@@ -25,6 +25,12 @@ WHY_FIRST: Mapping[Kind, str] = {
     **{Kind(field.name): field.metadata["reason"] for field in fields(FirstRungSpec)},
 }
 """Of the default rungs."""
+
+ANOTHERS_FAULT = "another group is the cause"
+"""Begins the reason why a group is started again at no budget."""
+
+ONE_CAUSE = "one cause, not its node's: started again where it was, at no budget"
+"""As ANOTHERS_FAULT: what is away comes back, and another node would not cure it."""
 
 _DEFAULT = FirstRungSpec()
 
@@ -93,6 +99,12 @@ def choose(
         rung = Rung(rung + 1)
     reason = why if first == Rung.STOP else f"nothing cheaper is left: {'; '.join(considered)}"
     return Choice(Rung.STOP, reason, tuple(considered))
+
+
+def in_place(choice: Choice, why: str) -> Choice:
+    """What is done instead of a choice where no node is at fault. `why` begins with ONE_CAUSE."""
+    dearer = (f"{_name(choice.rung)}: nobody leaves its node for that",) if choice.rung > Rung.RESTART else ()
+    return replace(choice, rung=Rung.RESTART, reason=why, considered=(*choice.considered, *dearer), free=True)
 
 
 def _name(rung: Rung) -> str:

@@ -141,7 +141,9 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     spares = r.spares()
     if not spares and r.refused() and not r.pending() and not r.checking() and _has_a_deadline(r, group):
         spares = r.last_resort()
-    busy = [g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting")]
+    busy = [
+        g for g in r.groups.values() if g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out
+    ]
     if not spares:
         r.wait(f"{about}, and no other is there yet{_coming(r, group)}")
     elif r.busy(group):

@@ -25,6 +25,9 @@ class Cause(StrEnum):
     FAILED_STEP = "failed_step"
     """A step that was not committed."""
     CHECKPOINT = "checkpoint"
+    EVALUATE = "evaluate"
+    COMPILE = "compile"
+    """torch.compile, in a step or, at first, in many."""
     DIGEST = "digest"
     RECOMPUTE = "recompute"
     """A step that was committed before, and was lost with all who had it."""
@@ -61,6 +64,7 @@ _OF_EVENT: Mapping[str, Cause] = {
     "checkpoint_wait": Cause.CHECKPOINT,
     "checkpoint_end": Cause.CHECKPOINT,
     "purged": Cause.CHECKPOINT,
+    "evaluated": Cause.EVALUATE,
     "digest": Cause.DIGEST,
     "finished": Cause.END,
     "terminated": Cause.LOST_STEP,
@@ -71,6 +75,7 @@ _OF_PART: Mapping[str, Cause] = {
     "data": Cause.DATA,
     "quorum": Cause.QUORUM,
     "heal": Cause.HEAL,
+    "compile": Cause.COMPILE,
     "compute": Cause.PRODUCTIVE,
     "commit": Cause.PRODUCTIVE,
 }

@@ -21,6 +21,8 @@ class Measured:
     """The longest that a rank was inside a collective of a step that it committed; seen ten times a second."""
     apart_s: float = 0.0
     """The longest that a checkpoint or a heal took."""
+    pause_s: float = 0.0
+    """The longest that the evaluations, or the compiles, of one step took."""
     start_s: float = 0.0
     """The longest from the start of a rank's process to its first commit, but for waits for a lighthouse that was away."""
     gate_ms: float = 0.0

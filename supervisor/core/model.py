@@ -337,6 +337,8 @@ class Seen:
     times: int = 1
     hosts: tuple[str, ...] = ()
     """Where, each once, in order."""
+    outside_since: float | None = None
+    """Since when it has ended by what all nodes share, again and again, on the run clock. None: this end was another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,6 +415,13 @@ class GroupMemory:
     oom_host: str = ""
     shown: tuple[Shown, ...] = ()
     """The newest of each kind that may follow it to another host."""
+    left_out: str = ""
+    """Why it is not started again until a person asks for it; empty: it is."""
+
+    def waits_for_long(self, now: float, for_s: float) -> bool:
+        """Whether it has had no node for so many seconds: its allocation may take hours, nobody waits for it any more in a
+        quorum or a collective, and nobody ends by its loss."""
+        return not self.node and self.phase in ("unplaced", "placing") and now - self.since >= for_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,9 +550,11 @@ class Memory:
     downs_done: int = 0
     evictions_done: int = 0
     evict_until: float | None = None
-    """A person has said that lost nodes are to be given up, however many they are: until then."""
+    """A person has said that what is held is to be given up, however much it is: until then."""
     breaker_since: float | None = None
-    """Since when lost nodes are held, because they are too many to be the nodes' fault. None: they are not."""
+    """Since when groups that fail are held, because they are too many to be their nodes' fault. None: they are not."""
+    breaker_ended: float | None = None
+    """When they were let go by themselves, the last time."""
     lighthouse: Lighthouse = field(default_factory=Lighthouse)
     checkpoint: Checkpoint | None = None
     suspects: Mapping[str, float] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import breaker, cost, detect, handover, shadow, spares
+from supervisor.core import breaker, cost, detect, handover, left_out, shadow, spares
 from supervisor.core import budget as budgets
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
@@ -32,6 +32,8 @@ def place(r: Round) -> None:
     if not _enough_to_begin(r, waiting, [*free, *last]):
         return
     for group in sorted(waiting, key=lambda g: g.group):
+        if left_out.stays_out(r, group):
+            continue
         if group.not_before > r.now:
             r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
         elif group.node and free and (why := _why_not_there(r, group.node)):

@@ -3,16 +3,18 @@
 A program's error comes back wherever it is started again. Three shapes of it are known: the same error at the same step in
 every group; at the same step again after resuming from the checkpoint before it; and before the first commit, whatever was
 tried. Starting it once more then burns budgets and hosts for nothing.
+
+An error of what all nodes share (a store that is away) looks the same, but passes (`away`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core import away, breaker, errors, outside, shadow
 from supervisor.core import budget as budgets
-from supervisor.core import errors, shadow
 from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
-from supervisor.core.round import Round
+from supervisor.core.round import TIMES, Round
 
 TRIED = 3
 """The same end so many times in a row: in place, again, and then elsewhere if there is a spare. Of an exception that comes
@@ -38,9 +40,15 @@ def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankVi
     trained = any(rank.commits > 0 for rank in ranks)
     host = r.host_of(group.node)
     now = Seen(same=failure.same, step=step, generation=group.generation, trained=trained, hosts=(host,))
-    if seen is not None and (seen.same, seen.step) == (now.same, now.step) and now.same:
+    # While others train, what a start begins with is newer each time; that it commits nothing is the same.
+    never = seen is not None and not seen.trained and not trained
+    if seen is not None and now.same and seen.same == now.same and (never or seen.step == now.step):
         hosts = seen.hosts if host in seen.hosts else (*seen.hosts, host)
         now = replace(now, times=seen.times + 1, trained=seen.trained or trained, hosts=hosts)
+    if away.may_pass(failure):
+        before = seen if seen is not None and seen.outside_since is not None else now
+        hosts = before.hosts if host in before.hosts else (*before.hosts, host)
+        now = replace(now, outside_since=r.now if before is now else before.outside_since, hosts=hosts)
     group = replace(group, seen=now if now.same else None)
     r.set_group(group)
     return group
@@ -60,15 +68,19 @@ def forget(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> GroupMe
 
 def told(group: GroupMemory, failure: Failure) -> Failure:
     """The failure, with how often and where it was seen, if more than once."""
-    seen = _again(group, failure.kind)
+    seen = again(group, failure.kind)
     if seen is None:
         return failure
-    when = f"at step {seen.step}" if seen.trained else "before its first commit"
-    again = f"the same {when} {seen.times} times in a row, on {' and '.join(seen.hosts)}"
-    return replace(failure, evidence=(*failure.evidence, again))
+    sentence = f"the same {when(seen)} {seen.times} {TIMES} {' and '.join(seen.hosts)}"
+    return replace(failure, evidence=(*failure.evidence, sentence))
 
 
-def _again(group: GroupMemory, kind: Kind) -> Seen | None:
+def when(seen: Seen) -> str:
+    """In a sentence."""
+    return f"at step {seen.step}" if seen.trained else "before its first commit"
+
+
+def again(group: GroupMemory, kind: Kind) -> Seen | None:
     """What was seen now, and at least once before."""
     seen = group.seen
     if seen is None or seen.generation != group.generation or seen.times < 2:
@@ -78,26 +90,27 @@ def _again(group: GroupMemory, kind: Kind) -> Seen | None:
 
 def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
     """Why no machine is to blame; empty when one may be."""
-    if errors.of_what_is_shared(failure.error):
-        return ""  # a switch or a store that is down is down wherever the group is started
+    if away.may_pass(failure):
+        others = away.since_it_ends_all(r) is None and shadow.trains_beside(r, group)
+        return "" if others else away.for_too_long(r, group, failure)
     if _everywhere(r, group, failure):
         return EVERYWHERE
-    seen = _again(group, failure.kind)
+    seen = again(group, failure.kind)
     if seen is None:
         return ""
     # A device, a file or a library of the node's own raises the same error again and again too.
-    if len(seen.hosts) < 2 and (failure.kind != Kind.ERROR or errors.of_the_machine(failure.error)):
+    hosts = _hosts(r, seen, failure)
+    if len(hosts) < 2 and (failure.kind != Kind.ERROR or errors.of_the_machine(failure.error)):
         return ""
-    if shadow.trains_beside(r, group):
-        return ""  # the same program trains there
-    where = f"on {' and '.join(seen.hosts)}"
+    if shadow.trains_beside(r, group) or (not seen.trained and _others_are_held(r, group)):
+        return ""  # the same program trains there, or does when what is held is over
+    where = "in every group" if len(hosts) > len(seen.hosts) else f"on {' and '.join(seen.hosts)}"
     if seen.trained and failure.kind == Kind.ERROR:
         return f"it resumed, and ended with the same error at the same step {seen.step} again ({where})"
     if seen.times < TRIED:
         return ""
-    when = f"at step {seen.step}" if seen.trained else "before its first commit"
     return (
-        f"it ended in the same way {when} {seen.times} times in a row ({where}): "
+        f"it ended in the same way {when(seen)} {seen.times} times in a row ({where}): "
         "the program's or its configuration's fault"
     )
 
@@ -105,10 +118,41 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
 def _everywhere(r: Round, group: GroupMemory, failure: Failure) -> bool:
     """The same error at the same step in every group, and none has come past it since."""
     seen = group.seen
-    if failure.kind != Kind.ERROR or seen is None or seen.generation != group.generation or len(r.groups) < 2:
+    if failure.kind != Kind.ERROR or seen is None or seen.generation != group.generation or len(_there(r)) < 2:
         return False
-    theirs = [g.seen for g in r.groups.values()]
+    return _all_alike(r, seen)
+
+
+def _all_alike(r: Round, seen: Seen) -> bool:
+    theirs = [g.seen for g in _there(r)]
     return all(s is not None and (s.same, s.step) == (seen.same, seen.step) for s in theirs)
+
+
+def _others_are_held(r: Round, group: GroupMemory) -> bool:
+    """Whether the breaker holds others for what is no program's doing. A person was called; and they may go on without this one."""
+    return breaker.tripped(r) and any(_is_nobodys(r, g) for g in _there(r) if g.group != group.group)
+
+
+def _is_nobodys(r: Round, group: GroupMemory) -> bool:
+    incident = r.incidents.get(group.incident)
+    if incident is None or group.seen is None:
+        return incident is not None and incident.kind in NOBODYS
+    return group.seen.outside_since is not None and not errors.of_a_lost_peer(group.seen.same)
+
+
+def _there(r: Round) -> list[GroupMemory]:
+    """Who is left out has its own reason, and is started no more: it says nothing of what the others end by. Nor does who waits for
+    an allocation."""
+    for_s = r.spec.policy.hang.at_least_s
+    return [g for g in r.groups.values() if not g.left_out and not g.waits_for_long(r.now, for_s)]
+
+
+def _hosts(r: Round, seen: Seen, failure: Failure) -> set[str]:
+    """Where it was seen: on all groups' hosts, where all ended in the same way at the same step. But what a store or a network may
+    have done, as far as its log says, is no sign against the program on however many."""
+    if any(map(outside.of_what_is_shared, failure.evidence)) or not _all_alike(r, seen):
+        return set(seen.hosts)
+    return {host for g in _there(r) if g.seen is not None for host in g.seen.hosts}
 
 
 def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> str:
@@ -120,8 +164,8 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> str:
     lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
     if failure.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
         return f"killed for memory twice within {budget.window_s:g} s on {group.oom_host}"
-    seen = _again(group, failure.kind)
-    if seen is None or len(seen.hosts) > 1 or errors.of_what_is_shared(failure.error):
+    seen = again(group, failure.kind)
+    if seen is None or len(seen.hosts) > 1 or outside.of_what_is_shared(failure.error):
         return ""
     if seen.trained and failure.kind == Kind.ERROR and not errors.of_the_machine(failure.error):
         return ""  # where it had gone well until then the node is not suspect

@@ -11,7 +11,8 @@ from supervisor.core.resume import fresh_start
 GENERATIONS = 1000
 """A backup is older than what happened since, and no number of it may be used again. With the default budgets a group is
 started at most 10 times an hour (3 restarts, and the run's 4 replacements and 3 allocations), so this is four days of a run
-that fails as often as it may, and months of one that does not. What the names of checkpoints say is added to."""
+that fails as often as it may, and months of one that does not. A store that is away adds some 40 in half an hour, and then
+halts the run. What the names of checkpoints say is added to."""
 
 DECISIONS = 1_000_000
 """Decisions are what changes memory: a few for each start, and one for each checkpoint."""

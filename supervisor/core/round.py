@@ -35,6 +35,9 @@ desired), and a transaction holds 100."""
 NEW_A_ROUND = 40
 """Allocations, and groups, that one round of a run's start makes: one operation each."""
 
+TIMES = "times in a row, on"
+"""In the sentence that tells how often an end was seen: of these an incident keeps the newest."""
+
 ENDS = (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.SAME_ERROR, Kind.NUMERICS, Kind.GPU)
 
 MAX_GIVEN_BACK = 30
@@ -339,12 +342,15 @@ class Round:
         if known is not None:
             if known.kind == failure.kind and known.evidence == failure.evidence:
                 return known
-            evidence = (*known.evidence, *(e for e in failure.evidence if e not in known.evidence))
+            kept = [e for e in known.evidence if TIMES not in e]
+            evidence = (*kept, *(e for e in failure.evidence if e not in kept))
             # An end has its own text, or none: that of an earlier one says nothing of it.
             newest = failure if failure.kind in ENDS else known
+            # it began when its first sign did, unless this one says that it did before
+            took_s = max(known.took_s, failure.took_s - (self.now - known.opened))
             incident = replace(
                 known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
-                rank=failure.rank, confidence=failure.confidence, took_s=failure.took_s,
+                rank=failure.rank, confidence=failure.confidence, took_s=took_s,
             )  # fmt: skip
             if incident == known:
                 return known
@@ -494,7 +500,8 @@ class Round:
             restarts_done=self.restarts_done,
             **self.rest,
         )
-        wake = min(self._wake) if self._wake else None
+        # what was due before and is not done waits for something else, that wakes us
+        wake = min((at for at in self._wake if at >= self.now), default=None)
         changed = memory != self.before
         if changed:
             memory = replace(memory, clock=self.now, decisions=memory.decisions + 1)

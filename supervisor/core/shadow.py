@@ -57,10 +57,10 @@ def trains_beside(r: Round, group: GroupMemory) -> bool:
 def there(
     groups: Mapping[int, GroupMemory], incidents: Mapping[str, Incident], observed: Observed
 ) -> dict[int, GroupMemory]:
-    """The groups but those that have ended so."""
+    """The groups but those that have ended so, or are left out: nobody waits for these."""
     if not any(incident.shadow for incident in incidents.values()):
-        return dict(groups)
-    return {g: group for g, group in groups.items() if not has_ended(group, incidents, observed)}
+        return {g: group for g, group in groups.items() if not group.left_out}
+    return {g: group for g, group in groups.items() if not (group.left_out or has_ended(group, incidents, observed))}
 
 
 def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:

@@ -123,7 +123,8 @@ class TorchFTSpec:
         10000, "longest healthy collective; survivors of a silent loss are freed after this"
     )
     quorum_timeout_ms: int = setting(
-        1_800_000, "the longest control-plane outage a trainer survives; TorchFT's 60 s killed both replicas in a test"
+        1_800_000,
+        "the longest control-plane outage a trainer survives, and how long a store or network that ends groups is waited for where the breaker does not hold; TorchFT's 60 s killed both replicas in a test",
     )
     quorum_retries: int = setting(
         1000,
@@ -194,16 +195,17 @@ class HangSpec:
     )
     at_most_s: float = setting(
         1800.0,
-        "for what has not been learned yet: the first steps compile, the first checkpoint of a large model is slow",
+        "for what has not been learned yet: the first steps, checkpoint and evaluation of a large model are slow; and for each compile",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerSpec:
-    """Many nodes lost at once, or whose checks do not pass: hold, and have a person look, instead of giving them all up."""
+    """Many groups that fail at once, or nodes that are lost or whose checks do not pass: hold, and have a person look. None is given up; what ends is started again in place."""
 
     share: float = setting(
-        0.2, "above 0, at most 1: a fifth of the nodes do not fail by themselves at once: a switch or a store did"
+        0.2,
+        "above 0, at most 1: a fifth of the nodes, or of the groups, do not fail by themselves at once: a switch or a store did",
     )
     at_least: int = setting(5, "below this many a share says nothing")
     window_s: float = setting(
@@ -264,7 +266,7 @@ class PolicySpec:
     term_grace_s: float = setting(5.0, "from TERM to KILL: a trainer ends its step and closes its sockets in this")
     webhook_file: str = setting(
         "",
-        "file on the supervisors' machines with the one URL that is told of rungs 3 and 4 and of an open breaker; a file, since whoever has the URL may write there; empty is nobody",
+        "file on the supervisors' machines with the one URL that is told of rungs 3 and 4, of a group that is left out and of an open breaker; a file, since whoever has the URL may write there; empty is nobody",
     )
 
 

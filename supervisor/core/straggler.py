@@ -1,9 +1,9 @@
-"""Groups that take longer for a step than the others. All step together, so their steps take as long as the slowest one's; what
+"""Groups that take longer for a step than the others, or all of them than they did. All step together, so their steps take as long as the slowest one's; what
 each takes itself, to compute and for its data, tells them apart. Reported first; acted on only where the policy says so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core import follows
@@ -38,7 +38,7 @@ class Slow:
 
 def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> list[Slow]:
     """The slowest first, NAMED of them at most."""
-    taken = {g: rank for g, m in groups.items() if m.phase == "running" and (rank := _slowest(m, observed))}
+    taken = _taken(groups, observed)
     if len(taken) < 2:
         return []
     compute, data = (sorted(values) for values in zip(*((r.compute_s, r.data_s) for r in taken.values()), strict=True))
@@ -55,14 +55,55 @@ def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunS
     ]  # fmt: skip
 
 
+def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> str:
+    """That most of the groups take longer than they did when their generations began; empty: they do not. Compared with each other
+    they may be as ever, and one alone has no other to be compared with. In the same words while it lasts.
+
+    An agent's medians (agents/pace.py) are of ordinary steps: those with a new quorum, an evaluation, a checkpoint or a compile in
+    them count for nothing, and the first STEPS of a generation are all that there is to compare with."""
+    running = sum(m.phase == "running" for m in groups.values())
+    known = {g: rank for g, rank in _taken(groups, observed).items() if _past_s(rank) > 0}
+    slow = {g: rank for g, rank in known.items() if _longer(_own_s(rank), _past_s(rank), spec)}
+    if 2 * len(slow) <= running:
+        return ""
+    ranks, alone = slow.values(), running == 1
+    past = _middle(map(_past_s, ranks))
+    more_data = _middle(r.data_s - r.data_past_s for r in ranks)
+    for_data = more_data > _middle(r.compute_s - r.compute_past_s for r in ranks)
+    does = "take" if for_data else "compute"
+    when = f"{'it' if alone else 'they'} began ({past:.2g} s a step then)"
+    if for_data:
+        when += f", for {'its' if alone else 'their'} data"
+    times = f"{_about(_middle(map(_own_s, ranks)), past)} as when {when}"
+    if alone:
+        return f"group {min(slow)} {does}s {times}: there is no other to compare it with"
+    who = "all" if len(slow) == running else f"{len(slow)} of {running}"
+    return f"{who} groups {does} {times}: by what they share, or by their program"
+
+
+def _taken(groups: Mapping[int, GroupMemory], observed: Observed) -> dict[int, RankView]:
+    """The slowest rank of each group that runs and has learned what it takes."""
+    return {g: rank for g, m in groups.items() if m.phase == "running" and (rank := _slowest(m, observed))}
+
+
+def _about(seconds: float, usual: float) -> str:
+    return f"about {round(2 * seconds / usual) / 2:g} times as long"
+
+
+def _middle(values: Iterable[float]) -> float:
+    """The lower one of an even number."""
+    in_order = sorted(values)
+    return in_order[(len(in_order) - 1) // 2]
+
+
 def _usual(in_order: list[float], mine: float) -> float:
     """Of two the other is all there is to compare with."""
     return sum(in_order) - mine if len(in_order) == 2 else in_order[(len(in_order) - 1) // 2]
 
 
 def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: RunSpec, for_data: bool) -> Slow:
-    seconds, past = _own_s(rank), rank.compute_past_s + rank.data_past_s
-    times = f"about {round(2 * seconds / usual) / 2:g} times as long as the others"
+    seconds, past = _own_s(rank), _past_s(rank)
+    times = f"{_about(seconds, usual)} as the others"
     does = f"takes {times}, for its data" if for_data else f"computes {times}"
     parts = f"{rank.compute_s:.3g} s to compute, {rank.data_s:.3g} s for its data"
     once = f"; when this generation began it took {past:.3g} s" if past else ""
@@ -80,10 +121,12 @@ def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: R
 
 
 def look(r: Round) -> dict[int, Failure]:
-    """Report those that are slow. The one that is to be acted on now, if any."""
+    """Report those that are slow, and that all are. The one that is to be acted on now, if any."""
     policy, found = r.spec.policy, stragglers(r.groups, r.observed, r.spec)
     for slow in found:
         r.wait(slow.sentence)
+    if said := together(r.groups, r.observed, r.spec):
+        r.wait(said)
     sure = [slow for slow in found if slow.sure] if policy.first_rung.straggler != "ride_through" else []
     since = {s.group: _since(r, s) for s in sure}
     if since != r.before.slow:
@@ -123,7 +166,8 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
         failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # one sentence for all its time
         return {group.group: replace(failure, confidence=incident.confidence, took_s=incident.took_s)}
     others = [g for g in r.groups.values() if g.group != group.group]
-    busy = next((g for g in r.groups.values() if r.busy(g) or g.phase not in ("running", "finished")), None)
+    there = [g for g in r.groups.values() if not g.left_out]
+    busy = next((g for g in there if r.busy(g) or g.phase not in ("running", "finished")), None)
     about = f"group {group.group} is slow and not touched"
     if r.phase != "running" or r.handover_at_step is not None or r.leaving(group.node):
         return {}
@@ -159,3 +203,7 @@ def _slowest(group: GroupMemory, observed: Observed) -> RankView | None:
 
 def _own_s(rank: RankView) -> float:
     return rank.compute_s + rank.data_s
+
+
+def _past_s(rank: RankView) -> float:
+    return rank.compute_past_s + rank.data_past_s

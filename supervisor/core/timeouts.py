@@ -252,6 +252,10 @@ def _hang(spec: RunSpec, seen: Measured, join: Row, group: Row) -> tuple[Row, Ro
                 f"a checkpoint or heal has taken {seen.apart_s:.10g} s: the next generation's first would be a hang",
             ),
             Bound(
+                up(seen.pause_s),
+                f"an evaluation or compile has taken {seen.pause_s:.10g} s: the next generation's first would be a hang",
+            ),
+            Bound(
                 up(NOISE * seen.step_s),
                 f"a step {NOISE} times as slow as usual ({seen.step_s:.10g} s) is a neighbour's noise",
             ),
@@ -260,9 +264,10 @@ def _hang(spec: RunSpec, seen: Measured, join: Row, group: Row) -> tuple[Row, Ro
             Bound(hang.at_most_s, "a choice: for what is not learned yet, as steps that compile"),
             Bound(top(at_least), f"{at_least.key} must not be above it"),
             Bound(up(3 * seen.apart_s), "three times the longest checkpoint or heal"),
+            Bound(up(3 * seen.pause_s), "three times the longest evaluation or compile"),
             Bound(up(hang.factor * seen.step_s), f"policy.hang.factor = {hang.factor:.10g} usual steps"),
         ),
-        measured=said("longest checkpoint or heal", seen.apart_s),
+        measured=f"{said('longest checkpoint or heal', seen.apart_s)}, {said('longest evaluation or compile', seen.pause_s)}",
     )
     return at_least, at_most
 

@@ -24,7 +24,7 @@ def wind_down(r: Round) -> None:
         if not all(g.phase == "finished" for g in r.groups.values()):
             r.wait(f"draining: the groups end after step {r.rest.get('stop_at_step', r.before.stop_at_step)}")
     left = [g for g in r.groups.values() if g.phase != "finished"]
-    if len(left) < len(r.groups) and all(shadow.has_ended(g, r.incidents, r.observed) for g in left):
+    if len(left) < len(r.groups) and all(g.left_out or shadow.has_ended(g, r.incidents, r.observed) for g in left):
         # The run has come to its end without them.
         for group in left:
             if not r.full(group.group):

@@ -61,6 +61,17 @@ def told(mirror: Mirror, run: str) -> Told:
     return found
 
 
+def stepped_unix_s(mirror: Mirror, run: str) -> float:
+    """When the newest step was committed that agents tell of, by the clock of the node that did, for people only; 0: not known."""
+    newest = 0.0
+    for key in mirror.of_sort("observed"):
+        node = mirror.record(key, NodeObserved)
+        for rank in node.trainers if node is not None else ():
+            if rank.rank == 0 and rank.run == run and rank.progress is not None:  # a group commits as one
+                newest = max(newest, rank.progress.stepped_unix_s)
+    return newest
+
+
 @dataclass
 class _Group:
     generation: int

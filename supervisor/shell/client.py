@@ -174,7 +174,8 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
         return f"{name}: its lighthouse on {host} and what was on its side count as down, because: {because}"
     if phase == "running" and because and memory.breaker_since is not None:
         change_control(store, name, lambda c: replace(c, paused=False, evictions=c.evictions + 1, because=because))
-        return f"{name}: the nodes that are lost, or whose checks do not pass, are given up, at no budget, because: {because}"
+        held = "the nodes that are lost, or whose checks do not pass, or whose groups a restart has not mended, are given up"
+        return f"{name}: {held}, at no budget, because: {because}"
     if phase != "halted":
         control = mirror.record(keys.control(name), Control)
         if because and (control is None or not control.paused):

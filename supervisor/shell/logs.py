@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.shell.up import system_folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogTail:
@@ -18,6 +20,11 @@ class LogTail:
     rank: int
     path: str
     lines: tuple[str, ...]
+
+
+def kept_in(home: Path) -> Path:
+    """The folder that holds `nodes/`: that of `supervisor up`, or an agent's own home, as an engine starts it."""
+    return home if (home / "nodes").is_dir() else system_folder(home)
 
 
 def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> list[LogTail]:

@@ -21,7 +21,7 @@ from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
 from supervisor.shell import cordons, projection, standing, views
-from supervisor.shell.accounts import told
+from supervisor.shell.accounts import stepped_unix_s, told
 from supervisor.shell.audit import audit
 from supervisor.shell.failpoints import reach
 from supervisor.shell.journal import Journal
@@ -310,7 +310,10 @@ class Loop:
         seconds = dict(before.seconds)
         for cause, value in term.seconds.items():
             seconds[cause.value] = round(seconds.get(cause.value, 0.0) + value, 3)
-        return {keys.account(run): encode(Account(step=max(before.step, term.step), seconds=seconds))}
+        known = self._mirror.record(keys.account(run), Account) or before
+        stepped = max(known.stepped_unix_s, stepped_unix_s(self._mirror, run))
+        account = Account(step=max(before.step, term.step), stepped_unix_s=stepped, seconds=seconds)
+        return {keys.account(run): encode(account)}
 
     def _difference(
         self, run: str, memory: dict[str, bytes], intents: dict[str, bytes], at_most: int

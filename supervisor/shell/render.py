@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,17 +11,23 @@ from rich.text import Text
 
 from supervisor.core.model import Incident
 from supervisor.shell.cordons import failure
+from supervisor.shell.page.terminal import lasted
 from supervisor.shell.status import NodeStatus, RunStatus
 
 _COLOUR = {"running": "green", "starting": "yellow", "placing": "yellow", "fencing": "yellow", "finished": "cyan"}
 
 
-def run(status: RunStatus) -> RenderableType:
-    """A run: a line of the whole, a row a group, what is wrong."""
+CLOCKS_S = 5.0
+"""Clocks of machines that are kept in step differ by less."""
+
+
+def run(status: RunStatus, now: float) -> RenderableType:
+    """A run: two lines of the whole, a row a group, what is wrong. `now`: the wall clock."""
     state = status.phase + (" (paused)" if status.paused else "")
     head = Text.assemble(
         ("run ", "dim"), (status.run, "bold"), ("  ", ""), (state, "bold"), ("  step ", "dim"), str(status.step),
-        ("  leader ", "dim"), status.leader or "none", ("  epoch ", "dim"), str(status.epoch),
+        _ago(status.stepped_unix_s, now), "\n",
+        ("leader ", "dim"), status.leader or "none", ("  epoch ", "dim"), str(status.epoch),
         ("  lighthouse ", "dim"), str(status.lighthouse),
     )  # fmt: skip
     table = Table(box=None, pad_edge=False)
@@ -63,6 +70,14 @@ def run(status: RunStatus) -> RenderableType:
     return Group(*lines)
 
 
+def _ago(unix_s: float, now: float) -> str:
+    if not unix_s:
+        return ""
+    if unix_s > now + CLOCKS_S:
+        return f", at {datetime.fromtimestamp(unix_s, UTC):%H:%M:%S} UTC by a node's clock that is ahead of this one"
+    return f", {lasted(max(0.0, now - unix_s))} ago"
+
+
 def nodes(found: Sequence[NodeStatus]) -> RenderableType:
     """A row a node."""
     table = Table(box=None, pad_edge=False)
@@ -92,27 +107,31 @@ def _kept_away(n: NodeStatus) -> list[str]:
     return found + ([f"cordoned: {n.cordon}"] if n.cordon and n.cordon != n.leaving else [])
 
 
-def incidents(found: Sequence[Incident]) -> RenderableType:
-    """A row an incident; what each option cost is for `explain`."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "kind", "group", "node", "rung", "generation", "state", "seconds", "reason"):
-        table.add_column(name, overflow="fold")
+def incidents(found: Sequence[Incident], seen: Mapping[str, float] | None = None) -> RenderableType:
+    """Two lines an incident, that 80 columns hold; what each option cost is for `explain`. `seen`: by id, when it was detected, in Unix
+    seconds; None: that is left out."""
+    rows: list[tuple[str, ...]] = [("id", "seen (UTC)", "kind", "group", "node", "state", "seconds")]
     for i in found:
-        table.add_row(
-            i.id,
-            i.kind.value,
-            str(i.group),
-            i.node or "-",
-            f"{i.rung.value} {i.rung.name.lower()}" + (" (shadow)" if i.shadow else ""),
-            f"{i.generation_before} -> {i.generation_after}",
-            i.state,
-            "-" if i.recovered is None else f"{i.recovered - i.opened:.2f}",
-            i.reason,
-        )
-    return table
+        seconds = "-" if i.recovered is None else f"{i.recovered - i.opened:.2f}"
+        at = _instant((seen or {}).get(i.id))
+        rows.append((i.id, at, i.kind.value, str(i.group), i.node or "-", i.state, seconds))
+    if seen is None:
+        rows = [(row[0], *row[2:]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    head, *others = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = [Text(head, "bold")]
+    for line, i in zip(others, found, strict=True):
+        rung = f"rung {i.rung.value} {i.rung.name.lower()}" + (" (shadow)" if i.shadow else "")
+        generations = f"generation {i.generation_before} -> {i.generation_after}"
+        lines += [Text(line), Text(f"    {rung}, {generations}: {i.reason or 'nothing was decided yet'}")]
+    return Group(*lines)
 
 
-def shadows(found: Sequence[Incident]) -> RenderableType:
+def _instant(unix_s: float | None) -> str:
+    return "-" if unix_s is None else f"{datetime.fromtimestamp(unix_s, UTC):%m-%d %H:%M:%S}"
+
+
+def shadows(found: Sequence[Incident], seen: Mapping[str, float] | None = None) -> RenderableType:
     """What would have been done, and how much of it was not needed."""
     if not found:
         return "no shadow incidents: nothing was only observed (policy.mode, policy.observe)"
@@ -122,7 +141,7 @@ def shadows(found: Sequence[Incident]) -> RenderableType:
     for kind in sorted({i.kind.value for i in found}):
         of_kind = [i for i in found if i.kind.value == kind]
         lines.append(f"  {kind}: {len(of_kind)}, {_by_itself(of_kind)} by themselves, {_open(of_kind)} still open")
-    return Group(incidents(found), "", *lines)
+    return Group(incidents(found, seen), "", *lines)
 
 
 def _by_itself(found: Sequence[Incident]) -> int:

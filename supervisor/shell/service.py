@@ -51,7 +51,7 @@ def serve(
     failpoints.armed()
     security = security or Security()
     store = connect(etcd, security=security)
-    page, telemetry = Page(store), Telemetry()
+    page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry()
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
         local = LocalEngine(home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,10 +13,10 @@ from supervisor.core.cordons import barred
 from supervisor.core.model import Memory, Observed, Rung
 from supervisor.core.round import Round
 from supervisor.ports.errors import PortError
-from supervisor.shell import client, cordons, views, waiting
+from supervisor.shell import accounts, client, clocks, cordons, views, waiting
 from supervisor.shell.audit import audit
 from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import EtcdStore
+from supervisor.shell.store.status import Asked
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Account,
@@ -28,6 +29,9 @@ from supervisor.wire.records import (
     RunRecord,
     TrainerObserved,
 )
+
+ALONE = " (for this run alone)"
+"""Of a cordon that no other run heeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +89,15 @@ class RunStatus:
     """What is allowed but dangerous."""
     waiting: tuple[str, ...] = ()
     """Groups that have no node, and allocations that are refused or late, in the engine's own words; and what is wrong and left
-    as it is: a slow group, a hang that is nobody's, nodes that the breaker holds, disks that cannot be used."""
+    as it is: a slow group, a hang that is nobody's, what the breaker holds, disks that cannot be used."""
     leaving: dict[str, str] = field(default_factory=dict)
     """Nodes that are to be left, because the engine is about to take them away or a person drains them; and why."""
     handover_at_step: int | None = None
     """After which all groups end, to start again on other nodes."""
     page: str = ""
     """The leader's page, for a browser."""
+    stepped_unix_s: float = 0.0
+    """When the newest step was committed, by the clock of the node that did; 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +147,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
     held = {g.node for g in memory.groups.values()}
     leaving = waiting.leaving(observed)
     useless = Round(observed, spec, memory).passed_over()
-    away = barred(observed, {host: f"{why} (for this run alone)" for host, why in memory.cordons.items()})
+    away = barred(observed, {host: f"{why}{ALONE}" for host, why in memory.cordons.items()})
     spares = sorted(
         n.name
         for n in observed.nodes.values()
@@ -178,6 +184,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         leaving=leaving,
         handover_at_step=memory.handover_at_step,
         page=leader_record.page if leader_record is not None else "",
+        stepped_unix_s=max(account(mirror, spec.name).stepped_unix_s, accounts.stepped_unix_s(mirror, spec.name)),
     )
 
 
@@ -186,7 +193,7 @@ def account(mirror: Mirror, run: str) -> Account:
     return mirror.record(keys.account(run), Account) or Account()
 
 
-def alarms(store: EtcdStore) -> tuple[str, ...]:
+def alarms(store: Asked) -> tuple[str, ...]:
     """etcd's alarms with their mends: a database that is full still answers reads, and nothing else would be said."""
     try:
         return store.status().alarms
@@ -251,12 +258,18 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 disk_free_bytes=health.disk_free_bytes if health is not None else None,
                 memory_available_bytes=health.memory_available_bytes if health is not None else None,
                 problems=health.problems if health is not None else (),
-                facts=tuple(f"{f.kind}: {f.evidence}" for f in health.facts) if health is not None else (),
+                facts=_facts(health, registration is not None) if health is not None else (),
                 check=mirror.record(keys.check(name), NodeCheck),
                 cordon=away.get(host, ""),
             )
         )
     return found + [_no_node_there(host, away[host]) for host in sorted(away.keys() - {n.host for n in found})]
+
+
+def _facts(health: Health, alive: bool) -> tuple[str, ...]:
+    told = [f"{f.kind}: {f.evidence}" for f in health.facts]
+    off = clocks.off(health, time.time()) if alive else ""
+    return (*told, f"clock_off: {off}") if off else tuple(told)
 
 
 def _no_node_there(host: str, cordon: str) -> NodeStatus:

@@ -6,26 +6,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from supervisor.ports.errors import PortError
-from supervisor.ports.store import Item
 from supervisor.shell.loop import SILENCE_S
 from supervisor.shell.metrics import Metrics
-from supervisor.shell.store.status import StoreStatus
+from supervisor.shell.store.status import Asked
 from supervisor.wire import keys
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-
-
-class Asked(Protocol):
-    """An etcd that says how it is."""
-
-    def get(self, key: str) -> Item | None: ...
-
-    def status(self) -> StoreStatus: ...
 
 
 class StoreWatch(threading.Thread):
@@ -36,6 +26,8 @@ class StoreWatch(threading.Thread):
         self._store, self._metrics = store, metrics
         self._ended = threading.Event()
         self._heard = False
+        self.alarms: tuple[str, ...] = ()
+        """etcd's, as it told them last."""
         metrics.gauge("supervisor_watch_silent_seconds").set_function(silent_s)
         metrics.gauge("supervisor_store_up").set_function(lambda: float(self._heard and silent_s() <= SILENCE_S))
 
@@ -58,6 +50,7 @@ class StoreWatch(threading.Thread):
         m.histogram("supervisor_store_seconds").observe(took)
         m.gauge("supervisor_store_size_bytes").set(status.db_size)
         m.gauge("supervisor_store_alarms").set(len(status.alarms))
+        self.alarms = status.alarms
 
     def stop(self) -> None:
         """Returns once it asks no more."""

@@ -107,8 +107,9 @@ class Telemetry:
         m.gauge("supervisor_breaker_held", run=run).set(memory.breaker_since is not None)
         if memory.checkpoint is not None:
             m.gauge("supervisor_checkpoint_step", run=run).set(memory.checkpoint.step)
-        steps = [rank.step for node in observed.nodes.values() for rank in node.ranks]
-        m.gauge("supervisor_committed_steps", run=run).set(max(steps, default=0))
+        newest = max((rank.step for node in observed.nodes.values() for rank in node.ranks), default=0)
+        if newest:  # while no rank tells of one the last one stands: coming and going is no progress
+            m.gauge("supervisor_committed_steps", run=run).set(newest)
         self._groups(run, known, memory)
         self._nodes(spec, memory, observed)
         self._budgets(spec, memory, observed.now)

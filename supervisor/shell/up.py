@@ -28,8 +28,9 @@ from supervisor.shell.etcd_server import EtcdServer, free_port, start_etcd, take
 from supervisor.shell.prometheus import Prometheus
 from supervisor.shell.store import connect
 from supervisor.wire import keys
+from supervisor.wire.address import told
 from supervisor.wire.records import LeaderRecord, RecordError, decode
-from supervisor.wire.security import Security, file_of_node
+from supervisor.wire.security import Security, SecurityError, file_of_node, refuse_listener
 
 SERVICE_HOST = "host"
 """Node name of this machine as the host of the lighthouse."""
@@ -104,6 +105,11 @@ class Up:
     prometheus: Prometheus | None = None
 
     @property
+    def listens(self) -> str:
+        """Where the page and /metrics are. Beside a pool all is this machine's, and so is who looks."""
+        return "127.0.0.1" if self.pool else self.address
+
+    @property
     def supervisor_log(self) -> Path:
         return self.home / ("supervisor.log" if self.pool else f"supervisor-{self.name}.log")
 
@@ -114,7 +120,8 @@ class Up:
     def start_supervisor(self) -> None:
         runs = str(self.home.parent)
         arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", runs]
-        if self.metrics_port and not taken("127.0.0.1", self.metrics_port):
+        arguments += ["--metrics-address", self.listens]
+        if self.metrics_port and not taken(self.listens, self.metrics_port):
             # a browser that had its page open finds it again
             arguments += ["--metrics-port", str(self.metrics_port)]
         arguments += self.security.arguments()
@@ -136,7 +143,8 @@ class Up:
         """A convenience: without it everything else goes on."""
         try:
             folder = (self.node_folder or self.home) / "prometheus"
-            self.prometheus = prometheus.start(folder, f"127.0.0.1:{self.metrics_port}", self.security)
+            host = f"[{self.listens}]" if ":" in self.listens else self.listens
+            self.prometheus = prometheus.start(folder, f"{host}:{self.metrics_port}", self.security)
         except Fatal as error:
             say(str(error))
 
@@ -234,12 +242,14 @@ def up(
         security=security,
         endpoint=etcd,
         notice=Notice(on_notice),
-        # Prometheus is told where it is, also after the supervisor was started again
-        metrics_port=free_port("127.0.0.1") if with_prometheus else 0,
     )
     noticing = contextlib.nullcontext() if nodes and on_notice is None else _noticing(started.notice)
     with ended_by_signals(), noticing, _alone(started, say):
         try:
+            started.address = _own(address, etcd, security)
+            if with_prometheus:
+                # it is told where the supervisor is, also after that was started again
+                started.metrics_port = free_port(started.listens)
             if not etcd:
                 started.etcd = start_etcd(home / "etcd", host=address)
                 started.endpoint = started.etcd.endpoint
@@ -261,6 +271,21 @@ def up(
             left = started.stop()
             if left:
                 say(f"these would not end: {', '.join(left)}")
+
+
+def _own(address: str, etcd: str, security: Security) -> str:
+    """The address itself, found where it is `auto`. Raises Fatal when nobody can listen there, SecurityError when nobody may."""
+    try:
+        found = told(address, etcd.split(",")[0].strip())
+    except (OSError, ValueError) as error:
+        raise Fatal(str(error)) from error
+    refusal = refuse_listener("what this host listens on", found, security)
+    if refusal is not None:
+        raise SecurityError(refusal)
+    why = taken(found, 0)
+    if why:
+        raise Fatal(f"cannot listen on {found}: {why}; give an --address of this machine")
+    return found
 
 
 @contextmanager

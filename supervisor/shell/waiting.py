@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from supervisor.core import breaker, disks, numerics, shadow
+from supervisor.core import breaker, detect, disks, left_out, numerics, shadow, straggler
 from supervisor.core.blame import blame
 from supervisor.core.decide import UNSURE
 from supervisor.core.model import AllocationMemory, Memory, Observed
 from supervisor.core.placement import passed_over
 from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
-from supervisor.core.straggler import stragglers
 
 
 def leaving(observed: Observed) -> dict[str, str]:
@@ -28,26 +27,36 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
     that have no node."""
     if memory.phase not in ("new", "running"):
         return ()
-    groups = [str(g.group) for g in memory.groups.values() if g.phase in ("unplaced", "placing") and not g.node]
+    groups = [
+        str(g.group)
+        for g in memory.groups.values()
+        if g.phase in ("unplaced", "placing") and not (g.node or g.left_out)
+    ]
     open_ = [(a, _state(a, observed)) for a in memory.allocations.values() if a.state == "wanted"]
     asked = [_sentence(a, state, memory, observed) for a, state in open_ if state in ("pending", "refused")]
     if not groups:
         return tuple(asked)
     who = f"{'group' if len(groups) == 1 else 'groups'} {', '.join(groups)} without a node"
-    return (f"{who}: " + ("waiting for the engine" if asked else "nothing more is asked of the engine"), *asked)
+    return (f"{who}: " + ("waiting for the engine" if asked else "no answer of the engine is waited for"), *asked)
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
-    """What is wrong and left as it is: slow groups, a loss that rose, a hang that is nobody's, nodes that the breaker holds, and
-    those that are given no group or say that their disks cannot be used."""
+    """What is wrong and left as it is: groups that are left out, slow groups, a loss that rose, a gate that nobody reaches, a hang that is
+    nobody's, what the breaker holds, and nodes that are given no group or say that their disks cannot be used."""
     if memory.phase != "running":
         return ()
-    found = [slow.sentence for slow in stragglers(memory.groups, observed, spec)]
+    found = [left_out.sentence(group) for group in memory.groups.values() if group.left_out]
+    found += [slow.sentence for slow in straggler.stragglers(memory.groups, observed, spec)]
     groups = shadow.there(memory.groups, memory.incidents, observed)
     hangs = blame(groups, observed, spec, memory.suspects.get(UNSURE), memory.behind).held
     tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
     spike = numerics.spike(memory.groups, observed, spec)
-    found += [sentence for sentence in (spike, hangs, tripped) if sentence]
+    no_way = detect.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)
+    found += [
+        sentence
+        for sentence in (straggler.together(memory.groups, observed, spec), spike, no_way, hangs, tripped)
+        if sentence
+    ]
     return (*found, *disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -100,6 +101,16 @@ def incidents(journal: Path) -> dict[str, Incident]:
     found: dict[str, Incident] = {}
     for line in _lines(journal, '"incidents":[{'):
         found |= {i.id: i for i in _answer(line).incidents}
+    return found
+
+
+def seen(journal: Path) -> dict[str, float]:
+    """By incident, when it was detected, by the wall clock of the machine that led. Empty: the journal is not here."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(PermissionError):
+        for line in _lines(journal, '"incidents":[{'):
+            for incident in line.get("incidents", ()):
+                found.setdefault(incident["id"], line["t"] - line["now"] + incident.get("opened", 0.0))
     return found
 
 

@@ -10,8 +10,11 @@ import struct
 from pathlib import Path
 from typing import Literal, get_args
 
-Activity = Literal["other", "data", "compute", "collective", "commit", "quorum", "heal", "checkpoint"]
+Activity = Literal[
+    "other", "data", "compute", "collective", "commit", "quorum", "heal", "checkpoint", "evaluate", "compile", "save"
+]
 NAMES: tuple[Activity, ...] = get_args(Activity)
+"""New ones at the end: trainer and agent may be of different versions, and the place is all that is written."""
 FILE = "activity"
 """In the rank's folder."""
 
@@ -20,7 +23,8 @@ LAYOUT = struct.Struct("<QB")
 
 
 def read(folder: str | Path) -> tuple[int, Activity] | None:
-    """How often it has changed, and what it is now; None before the trainer has made the file, or where it cannot be read."""
+    """How often it has changed, and what it is now; None before the trainer has made the file, where it cannot be read, or where a
+    newer trainer does what this agent has no name for: then nothing is known of it."""
     try:
         changes, place = LAYOUT.unpack((Path(folder) / FILE).read_bytes())
     except (OSError, struct.error):

@@ -224,6 +224,8 @@ class Progress:
     """Committed steps, from the TorchFT manager."""
     commits: int = 0
     """Steps that this process itself has committed: above 0 means that it has joined."""
+    stepped_unix_s: float = 0.0
+    """When it committed the newest of them: the node's wall clock, for people only. 0: not known."""
     failed_commits: int = 0
     loss: float | None = None
     """Mean over all participating replicas."""
@@ -339,6 +341,8 @@ class Health:
     facts: tuple[Fact, ...] = ()
     store_ms: float = 0.0
     """How long etcd usually takes for a report of this agent, rounded up to a power of two; 0: not measured."""
+    unix_s: float = 0.0
+    """The machine's clock when this was written, for people to be told that it is off; 0: not said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -625,6 +629,8 @@ class Account:
 
     step: int = 0
     """The newest step that was committed: it outlives the trainers."""
+    stepped_unix_s: float = 0.0
+    """As in Progress, the newest."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of all groups, by cause of the ledger (supervisor.core.ledger)."""
 

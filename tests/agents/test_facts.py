@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -296,6 +297,33 @@ def test_a_link_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
     (found,) = links.read()
     assert (found.kind, found.subject, found.evidence) == ("link_down", "ib0", "interface ib0 was up and is down")
     (tmp_path / "ib0" / "operstate").write_text("up\n")
+    assert links.read() == ()
+
+
+def test_an_interface_that_is_gone_is_told_if_a_device_was_behind_it(tmp_path: Path) -> None:
+    """As when it fell off the bus. Interfaces of containers and tunnels, which have none, come and go."""
+    pci = tmp_path / "devices" / "0000:10:00.0"
+    pci.mkdir(parents=True)
+    net = tmp_path / "net"
+
+    def there(name: str, state: str) -> None:
+        (net / name).mkdir(parents=True, exist_ok=True)
+        (net / name / "operstate").write_text(f"{state}\n")
+
+    for name, state in (("ib0", "up"), ("veth1", "up"), ("docker0", "up"), ("eth1", "down")):
+        there(name, state)
+    for name in ("ib0", "eth1"):
+        (net / name / "device").symlink_to(pci)
+    links = host.Links(net)
+    assert links.read() == ()
+    for name in ("ib0", "veth1", "docker0", "eth1"):
+        shutil.rmtree(net / name)
+    for _ in range(2):
+        (found,) = links.read()
+        assert (found.kind, found.subject, found.evidence) == ("link_down", "ib0", "interface ib0 was up and is gone")
+    there("veth1", "down")
+    assert links.read() == (found,), "another one under the name of one that went"
+    there("ib0", "up")
     assert links.read() == ()
 
 

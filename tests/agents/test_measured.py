@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from agents import reporter
 from agents.reporter import Reporter
 from agents.settings import Settings
 from agents.view import View
+from supervisor.shell import clocks
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, ProcessRecord, Progress, Registration, decode, encode
 from tests.helpers.memory_store import MemoryStore
@@ -36,7 +38,9 @@ def test_a_rank_is_reported_with_its_start_and_its_way_to_the_gate(tmp_path: Pat
     assert view.trips == {}
 
 
-def test_the_time_of_etcds_answers_is_in_the_record_of_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_etcds_answers_and_the_clock_are_in_the_record_of_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = MemoryStore()
     monkeypatch.setattr(reporter, "connect_patiently", lambda *_: store)
     about = {"address": "a", "role": "trainer", "allocation": "", "slots": 1, "agent_pid": 1, "version": "v"}
@@ -49,6 +53,8 @@ def test_the_time_of_etcds_answers_is_in_the_record_of_health(tmp_path: Path, mo
         item = store.get(keys.health("n1"))
         assert item is not None
         assert decode(item.value, Health).store_ms > 0
+        assert clocks.off(decode(item.value, Health), time.time()) == ""
+        assert clocks.off(decode(item.value, Health), time.time() + 3600.0) == "its clock is 60 min behind the one here"
     finally:
         thread.stop(give_back=True)
         thread.join(10)

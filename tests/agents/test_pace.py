@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agents.pace import KEPT, LEARNED_AT_LEAST, MOVES_ON, STANDS_S, WARM_UP_COMMITS, Own, Pace
 from supervisor.core.spec import HangSpec
-from supervisor.wire.activity import Activity
+from supervisor.wire.activity import FILE, LAYOUT, NAMES, Activity, read
 from supervisor.wire.records import Progress, Stuck
 
 LIMITS = HangSpec(factor=10.0, at_least_s=5.0, at_most_s=600.0)
@@ -17,7 +19,8 @@ NOTHING = Own()
 class Rank:
     """A rank that steps by a clock of the test's."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: HangSpec = LIMITS) -> None:
+        self.limits = limits
         self.pace, self.now, self.commits, self.changes, self.quorum = Pace(), 0.0, 0, 0, 1
         self.failed = 0
         self.doing: Activity = "other"
@@ -33,7 +36,7 @@ class Rank:
             failed_commits=self.failed,
         )  # fmt: skip
         self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold)
-        return self.pace.stuck(self.now, self.pace.bound_s(LIMITS))
+        return self.pace.stuck(self.now, self.pace.bound_s(self.limits))
 
     def does(self, activity: Activity, seconds: float = 0.0) -> Stuck | None:
         self.doing = activity
@@ -124,6 +127,149 @@ def test_a_checkpoint_between_two_looks_is_part_of_its_step_and_one_that_lasts_i
     assert learned.does("checkpoint", 3.0) is not None
 
 
+# --- evaluation and compile ---
+
+
+@pytest.mark.parametrize("pause", ["checkpoint", "evaluate", "compile", "save"])
+def test_a_first_pause_is_bounded_by_the_policy_alone_and_one_that_never_ends_is_found(
+    learned: Rank, pause: Activity
+) -> None:
+    assert learned.does(pause, LIMITS.at_most_s - 2.0) is None
+    assert learned.does("compute", 1.0) is None, "it ends, and its step is made"
+    learned.step(1.0)
+    learned.step(1.0)
+    found = learned.does(pause, LIMITS.at_most_s + 1.0)
+    assert found is not None
+    assert (found.activity, found.bound_s) == (pause, LIMITS.at_most_s)
+
+
+def test_evaluations_of_one_group_again_and_again_are_no_hang(learned: Rank) -> None:
+    """Each takes three times as long as an ordinary step may."""
+    for _ in range(20):
+        for _ in range(5):
+            assert learned.step(1.0) is None
+        assert learned.does("evaluate", 30.0) is None
+    learned.step(1.0)
+    assert learned.pace.bound_s(LIMITS) == 10.0, "an ordinary step is bounded as before"
+    assert (learned.pace.measured.pause_s, learned.pace.measured.apart_s) == (30.0, 0.0)
+
+
+def test_an_evaluation_is_bounded_by_those_before_it_and_by_no_checkpoint(learned: Rank) -> None:
+    learned.step(1.0, checkpoint_s=3.0)
+    assert learned.does("evaluate", 8.0) is None
+    assert learned.pace.bound_s(LIMITS) == LIMITS.at_most_s, "none has ended"
+    learned.step(1.0)
+    assert learned.does("evaluate", 89.0) is None
+    learned.now += 2.0
+    found = learned.look()
+    assert found is not None
+    assert found.bound_s == 90.0, "ten times the longest and a step"
+
+
+@pytest.mark.parametrize("pause", ["evaluate", "checkpoint"])
+def test_the_first_of_several_parts_says_nothing_of_the_next(learned: Rank, pause: Activity) -> None:
+    """Two data sets after one step; a wait for the checkpoint before, and then the next one."""
+    for _ in range(2):
+        assert learned.does(pause, 2.0) is None
+        assert learned.does("other", 0.1) is None
+        assert learned.does(pause, 300.0) is None
+        assert learned.step(1.0) is None
+    assert learned.does(pause, 2.0) is None
+    assert learned.does("compute", 11.0) is None, "what comes after is bounded by what they took together"
+
+
+def test_a_compile_teaches_no_bound_for_the_next(learned: Rank) -> None:
+    """The first ones find all in a cache; another shape is in none."""
+    for _ in range(5):
+        assert learned.does("compile", 0.2) is None
+        assert learned.step(1.0) is None
+    assert learned.does("compile", 300.0) is None
+    assert learned.step(1.0) is None
+
+
+def test_compiles_of_one_step_count_together_once_they_are_over(learned: Rank) -> None:
+    for _ in range(6):
+        assert learned.does("compile", 20.0) is None
+        assert learned.does("compute", 2.0) is None
+    assert learned.pace.bound_s(LIMITS) == min(LIMITS.at_most_s, 10.0 * (1.0 + 120.0))
+    learned.step(1.0)
+    assert learned.pace.bound_s(LIMITS) == 10.0
+
+
+def test_what_hangs_after_a_compile_is_found_by_what_that_took(learned: Rank) -> None:
+    learned.does("compile", 4.0)
+    assert learned.does("compute", 45.0) is None
+    found = learned.does("compute", 2.0)
+    assert found is not None
+    assert (found.activity, found.bound_s) == ("compute", 50.0)
+
+
+def test_a_compile_inside_of_an_evaluation_does_not_end_it(learned: Rank) -> None:
+    """It runs another graph than the training does: the first time it compiles, and then it takes its time."""
+    learned.does("evaluate", 0.5)
+    learned.does("compile", 5.0)
+    assert learned.does("evaluate", 300.0) is None
+    learned.step(1.0)
+    assert learned.pace.measured.pause_s == 300.5
+
+
+def test_what_a_newer_trainer_does_is_not_known_and_hangs_as_such(learned: Rank, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(LAYOUT.pack(7, len(NAMES)))
+    assert read(tmp_path) is None
+    progress = Progress(
+        run="r", group=0, generation=1, rank=0, pid=1, sequence=9, phase="step", commits=learned.commits, quorum_id=1
+    )
+    learned.pace.look(learned.now, progress, read(tmp_path), True)
+    learned.pace.look(learned.now + 11.0, progress, read(tmp_path), True)
+    found = learned.pace.stuck(learned.now + 11.0, learned.pace.bound_s(LIMITS))
+    assert found is not None
+    assert (found.activity, found.bound_s) == ("", 10.0)
+
+
+def test_the_places_of_activities_are_what_trainers_of_every_version_write(tmp_path: Path) -> None:
+    assert NAMES[:11] == (
+        "other", "data", "compute", "collective", "commit", "quorum", "heal", "checkpoint", "evaluate", "compile", "save",
+    )  # fmt: skip
+    for place, name in enumerate(NAMES):
+        (tmp_path / FILE).write_bytes(LAYOUT.pack(3, place))
+        assert read(tmp_path) == (3, name)
+
+
+# --- what is left to write ---
+
+
+@pytest.fixture
+def saves() -> Rank:
+    """Of each ten steps one copies the state for two seconds; a thread writes it. By the default policy."""
+    rank = Rank(HangSpec())
+    for step in range(1, 41):
+        assert rank.step(1.0, checkpoint_s=2.0 if step % 10 == 0 else 0.0) is None
+    return rank
+
+
+@pytest.mark.parametrize("copies_s", [2.0, 0.0])
+def test_to_wait_until_it_is_written_is_not_bounded_by_how_long_a_copy_took(saves: Rank, copies_s: float) -> None:
+    """The last checkpoint is waited for to its end; so is one that is still being written when the last step is made."""
+    if copies_s:
+        assert saves.does("checkpoint", copies_s) is None
+    assert saves.does("save", 45.0) is None
+    saves.now += saves.limits.at_most_s
+    found = saves.look()
+    assert found is not None, "one that never ends is found"
+    assert (found.activity, found.bound_s) == ("save", saves.limits.at_most_s)
+
+
+def test_what_was_waited_for_once_bounds_no_other(saves: Rank) -> None:
+    """A checkpoint that was written before the next one began is no measure of one that a slow store takes."""
+    for _ in range(3):
+        assert saves.does("save", 0.5) is None
+        assert saves.step(1.0) is None
+    assert saves.does("save", 600.0) is None
+
+
+# ---
+
+
 def test_one_that_cannot_tell_its_progress_and_goes_on_does_not_hang(learned: Rank) -> None:
     """A full disk: its steps are not told, its activity is."""
     learned.untold = True
@@ -151,6 +297,14 @@ def test_a_step_with_a_new_quorum_is_not_learned_from(learned: Rank) -> None:
         learned.quorum = quorum
         learned.step(8.0)
     assert learned.pace.bound_s(LIMITS) == 10.0
+
+
+def test_but_it_is_bounded_like_any_other(learned: Rank) -> None:
+    learned.quorum += 1
+    learned.step(1.0)
+    assert learned.pace.bound_s(LIMITS) == 10.0
+    learned.quorum += 1
+    assert learned.does("compute", 11.0) is not None
 
 
 def test_waiting_for_a_gate_that_is_away_is_no_hang(learned: Rank) -> None:
@@ -190,6 +344,18 @@ def test_what_it_takes_itself_is_told_and_what_it_took_at_first() -> None:
     for _ in range(2 * KEPT):
         rank.step(2.0, own=Own(0.8, 0.3))
     assert (rank.pace.own, rank.pace.past) == (Own(0.8, 0.3), Own(0.4, 0.1))
+
+
+@pytest.mark.parametrize("pause", ["checkpoint", "evaluate", "compile", "save"])
+def test_a_step_with_something_else_in_it_says_nothing_of_what_a_step_takes_itself(pause: Activity) -> None:
+    """The first after an evaluation reads its data anew; one that compiles computes nothing meanwhile."""
+    rank = Rank()
+    for _ in range(WARM_UP_COMMITS + KEPT + 1):
+        rank.step(1.0, own=Own(0.4, 0.1))
+    for _ in range(KEPT):
+        rank.does(pause, 0.2)
+        rank.step(5.0, own=Own(2.0, 3.0))
+    assert (rank.pace.own, rank.pace.past) == (Own(0.4, 0.1), Own(0.4, 0.1))
 
 
 # --- what timeouts have to leave room for ---

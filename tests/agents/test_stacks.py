@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from agents import stacks as stacks_module
 from agents.stacks import FILE, Stacks, innermost, where
 from tests.helpers.waiting import eventually
 
@@ -61,6 +63,21 @@ def test_a_process_that_is_gone_has_a_sentence_instead(tmp_path: Path) -> None:
     with running(tmp_path, SLEEPS) as pid:
         pass
     assert where(pid, tmp_path).startswith("its stack is not known (")
+
+
+def test_a_py_spy_that_no_signal_ends_is_waited_for_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads is in uninterruptible sleep, and so is it. The hang is to be told all the same."""
+    ends = threading.Event()
+    monkeypatch.setattr(stacks_module, "where", lambda *args: "late" if ends.wait(60) else "never")
+    monkeypatch.setattr(stacks_module, "GIVEN_UP_S", 0.2)
+    stacks = Stacks()
+    try:
+        assert stacks.of("a", 1, str(tmp_path)) == ""
+        found = eventually(lambda: stacks.of("a", 1, str(tmp_path)), 30)
+        assert found == "its stack is not known (py-spy does not end)"
+    finally:
+        ends.set()
+    eventually(lambda: stacks.of("a", 1, str(tmp_path)) == "late", 30, "and told once it ends")
 
 
 def test_only_the_main_thread_counts() -> None:

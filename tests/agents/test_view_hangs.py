@@ -13,6 +13,7 @@ from agents.pace import LEARNED_AT_LEAST, UNSEEN_S, WARM_UP_COMMITS
 from agents.settings import Settings
 from agents.view import View
 from supervisor.core.spec import HangSpec
+from supervisor.wire.activity import Activity
 from supervisor.wire.records import ProcessRecord, Progress, encode
 from titan_actor.activity import ActivityFile
 
@@ -89,12 +90,12 @@ def test_one_that_is_nearly_at_its_bound_is_told_with_the_one_that_is(view: View
     assert told(view) == {0, 1}
 
 
+@pytest.mark.parametrize("pause", ["checkpoint", "evaluate", "compile", "save"])
 def test_who_waits_for_a_rank_that_may_take_longer_does_not_hang_before_that_one(
-    view: View, stacks: Slow, tmp_path: Path
+    view: View, stacks: Slow, tmp_path: Path, pause: Activity
 ) -> None:
-    """Rank 0 alone saves, for the first time: how long that takes is not known yet."""
-    saving = ActivityFile(tmp_path / "0")
-    saving.set("checkpoint")
+    """Rank 0 alone saves, or the like, for the first time: how long that takes is not known yet."""
+    ActivityFile(tmp_path / "0").set(pause)
     view.poll(100.0 * LEARNED + 2)
     view.look_for_hangs(LIMITS, LEARNED + 1.0)
     view.look_for_hangs(LIMITS, LEARNED + 1.0 + LIMITS[WAY].at_most_s - 2.0)

@@ -118,7 +118,7 @@ class Toy:
             step = self.progress.step + 1 if "raise_at" in self.options else self.run_step(step_s)
             self.note_step(start, step)
             start = time.time()
-            self.say(phase="step", step=step, commits=self.progress.commits + 1)
+            self.say(phase="step", step=step, commits=self.progress.commits + 1, stepped_unix_s=start)
             if self.progress.step == self.options.get("fail_at") and self.launch.rank == 0:
                 print("the toy fails as it was asked to", flush=True)
                 (self.folder / "error.json").write_text(json.dumps({"message": {"message": "ToyError: asked to"}}))

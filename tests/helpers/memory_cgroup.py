@@ -9,7 +9,7 @@ import pytest
 
 from fault_injection import memory_cgroup as real
 from fault_injection.memory_cgroup import MemoryCgroup
-from supervisor.ports.errors import Fatal
+from fault_injection.not_here import NotHere
 
 
 @contextmanager
@@ -18,6 +18,6 @@ def memory_cgroup(name: str) -> Iterator[MemoryCgroup]:
     with ExitStack() as stack:
         try:
             cgroup = stack.enter_context(real.memory_cgroup(name))
-        except Fatal as error:
+        except NotHere as error:
             pytest.skip(str(error))
         yield cgroup

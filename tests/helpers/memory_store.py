@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from supervisor.ports.errors import Fatal, Fenced, PortError, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Changes, Expect, Item, Snapshot
 from supervisor.shell.store.errors import LeaseLost
+from supervisor.shell.store.status import StoreStatus
 
 
 @dataclass
@@ -36,6 +37,8 @@ class MemoryStore:
         self._away_since: float | None = None
         self._closed = False
         self.revision = 1
+        self.alarms: tuple[str, ...] = ()
+        """That `status` tells of."""
         self.commits: list[Mapping[str, bytes]] = []
         """The puts of each transaction that was applied, in order."""
 
@@ -109,6 +112,13 @@ class MemoryStore:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def status(self) -> StoreStatus:
+        with self._changed:
+            self._read()
+            return StoreStatus(
+                endpoint="memory", version="3.5.16", db_size=0, db_in_use=0, has_leader=True, alarms=self.alarms
+            )
 
     # inside
 

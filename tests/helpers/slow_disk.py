@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fault_injection import etcds
-from supervisor.ports.errors import Fatal
+from fault_injection.not_here import NotHere
 
 
 @contextlib.contextmanager
@@ -18,6 +18,6 @@ def slow_disk(pid: int, delay_s: float, log: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(etcds.slow_disk([pid], delay_s, log))
-        except Fatal as error:
+        except NotHere as error:
             pytest.skip(f"NO SLOW DISK WAS TESTED: {error}")
         yield

@@ -1,22 +1,22 @@
-"""A clock that is moved escalates nothing: no machine's clock is compared with another's."""
+"""A clock that is moved is told and escalates nothing: no decision reads a machine's clock."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
-from agents.facts import host
+from agents.programs import SEAM
 from fault_injection import clocks
+from fault_injection.not_here import NotHere
 from supervisor.core.model import Kind, Rung
-from supervisor.ports.errors import Fatal
-from supervisor.shell import journal
-from supervisor.wire import keys
-from supervisor.wire.records import Health
+from supervisor.shell import journal, status
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
-from tests.integration.world import LEASE_S, toy_spec, world
+from tests.integration.test_cli import cli
+from tests.integration.world import LEASE_S, TOYS, World, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 
@@ -26,8 +26,18 @@ HOUR_S = 3600
 def libfaketime() -> str:
     try:
         return clocks.library()
-    except Fatal as error:
+    except NotHere as error:
         pytest.skip(f"NO MOVED CLOCK WAS TESTED: {error}")
+
+
+def off(w: World) -> dict[str, str]:
+    """node -> what is said of its clock against the one of this test."""
+    return {n.node: fact for n in status.node_status(w.mirror()) for fact in n.facts if fact.startswith("clock_off: ")}
+
+
+def trainers(w: World) -> list[str]:
+    """Nodes that live and are no service hosts."""
+    return [n.node for n in status.node_status(w.mirror()) if n.role == "trainer"]
 
 
 def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Path) -> None:
@@ -39,10 +49,6 @@ def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Pat
         scratch = clock.with_suffix(".new")
         scratch.write_text(by)
         scratch.replace(clock)
-
-    def facts(node: str) -> set[str]:
-        health = w.mirror().record(keys.health(node), Health)
-        return {fact.kind for fact in health.facts} if health is not None else set()
 
     move("+0")
     with world(tmp_path) as w:
@@ -59,9 +65,9 @@ def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Pat
             passes(2 * LEASE_S)
             assert w.incidents(record) == []
             assert w.running(record, 1, 1)()
-        node = w.status(record).groups[1].node
+        said = "clock_off: its clock is 40 days ahead of the one here"
         eventually(
-            lambda: facts(node) == {fact.kind for fact in host.clock()}, 30, "what the kernel says of its clock is told"
+            lambda: len(trainers(w)) == 3 and off(w) == dict.fromkeys(trainers(w), said), 30, "theirs are told alone"
         )
         w.kill_trainer(record, 1)
         eventually(w.running(record, 1, 2), 60, "a real failure is mended as ever")
@@ -69,3 +75,26 @@ def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Pat
         assert (incident.kind, incident.group, incident.rung) == (Kind.CRASH, 1, Rung.RESTART)
         times = [line["t"] for line in journal.read(Path(record.run_dir) / "journal.jsonl")]
         assert times[-1] > time.time() + 39 * 24 * HOUR_S, "the clock was really moved"
+
+
+def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: Path) -> None:
+    """Its kernel says that the clock is kept, as before: it is another clock than everybody's."""
+    libfaketime()
+    moved = clocks.Clocks(tmp_path / "clocks")
+    for name in ("n1", "n2", "n3", "n4"):
+        moved.move(name, "+0")
+    with world(tmp_path) as w:
+        w.supervisor(**{clocks.FOLDER: str(moved.folder), SEAM: json.dumps({**TOYS, "agent": "fault_injection.agent"})})
+        record = w.launch(toy_spec())
+        eventually(w.running(record, 1, 1), 60, "both groups run")
+        node = w.status(record).groups[1].node
+        for by, said in (("+3h", "3 h ahead of"), ("-5h", "5 h behind")):
+            moved.move(node, by)
+            eventually(lambda said=said: off(w) == {node: f"clock_off: its clock is {said} the one here"}, 30, by)
+            passes(2 * LEASE_S)
+            assert w.incidents(record) == []
+            assert w.running(record, 1, 1)()
+        assert "clock_off: its clock is 5 h behind" in cli("nodes", "--json", world=w).stdout
+        moved.move(node, "+0")
+        eventually(lambda: off(w) == {}, 30, "and that it is over")
+        w.check(record)

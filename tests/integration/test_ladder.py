@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from supervisor.core.model import Kind, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, RunRecord
 from tests.helpers.waiting import eventually
+from tests.integration.test_lighthouse import joint, quorum_spec
 from tests.integration.world import LEASE_S, World, toy_spec
 
 
@@ -30,6 +34,26 @@ def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(toy_
     assert incident.evidence[0].startswith("rank 0 was killed by a SIGKILL that is n"), incident.evidence
     assert w.status(record).groups[1].node == node
     assert w.trainer(record, 0).pid == other
+
+
+def test_a_stopped_rank_is_silent_first_and_started_again_once_it_has_been_for_too_long(empty: World) -> None:
+    """Its node lives, and the others go on without it: a while of that is ridden through."""
+    w, spec = empty, quorum_spec(groups=2)
+    record = w.launch(replace(spec, policy=replace(spec.policy, silent_timeout_s=6.0)))
+    eventually(w.running(record, 1, 1), 60, "both groups run")
+    joint(w, record, time.time())
+    other, node, pid = w.trainer(record, 0).pid, w.status(record).groups[1].node, w.trainer(record, 1).pid
+    os.kill(pid, signal.SIGSTOP)
+    (silent,) = eventually(lambda: w.incidents(record), 30, "it is silent")
+    assert (silent.kind, silent.rung, silent.group, silent.node) == (Kind.SILENT, Rung.RIDE_THROUGH, 1, node)
+    assert w.trainer(record, 1).pid == pid
+    eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 60, "rung 1")
+    (stalled,) = w.incidents(record)
+    assert (stalled.id, stalled.kind, stalled.rung) == (silent.id, Kind.STALLED, Rung.RESTART)
+    assert (stalled.group, stalled.node) == (1, node)
+    assert (w.status(record).groups[1].node, w.trainer(record, 0).pid) == (node, other)
+    joint(w, record, time.time())
+    w.check(record)
 
 
 def test_a_lost_node_is_replaced_by_the_spare(toy_run: tuple[World, RunRecord]) -> None:
@@ -131,6 +155,31 @@ def test_a_program_that_cannot_start_anywhere_is_tried_in_place_and_elsewhere_an
     assert state.groups[0].generation == 3
     assert state.cordons == {}, "neither node is held guilty of it"
     empty.check(record, stepped=False)
+
+
+def test_a_group_that_cannot_start_any_more_is_left_out_and_the_other_goes_on(empty: World, tmp_path: Path) -> None:
+    """Tried in place and on the spare; then a person mends it, and asks for it."""
+    there = tmp_path / "there"
+    there.touch()
+    spec = toy_spec(name="out", groups=2, spares=1, backoff_first_s=0.0)
+    record = empty.launch(replace(spec, titan=replace(spec.titan, overrides={"toy.needs": str(there)})))
+    eventually(empty.running(record, 1, 1), 60, "both groups run")
+    other, before = empty.trainer(record, 1).pid, empty.status(record).budgets_left
+    there.unlink()
+    empty.kill_trainer(record, 0)
+    eventually(lambda: any("group 0 is left out" in said for said in empty.status(record).waiting), 90, "left out")
+    state = empty.status(record)
+    assert (state.phase, state.groups[0].node, state.cordons) == ("running", "", {})
+    left = {**before, "restart:0": before["restart:0"] - 2, "replace": before["replace"] - 1}
+    assert state.budgets_left == left, "no more than a try in place and one elsewhere"
+    assert empty.trainer(record, 1).pid == other
+    there.touch()
+    done = supervisor(empty, "restart", "0", "--run", "out")
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: all(g.phase == "running" for g in empty.status(record).groups), 60, "it trains again")
+    assert empty.trainer(record, 1).pid == other
+    assert empty.incidents(record)[0].state == "recovered"
+    empty.check(record)
 
 
 def _wanted(w: World) -> list[str]:

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -52,10 +54,20 @@ spares = 0
 partition = "PARTITION"
 node_folder = "FOLDER"
 drain_suspects = false
+setup = "SETUP"
 [policy]
 node_lease_s = {LEASE_S}
 term_grace_s = 1.0
 """
+
+
+APART = """
+import os
+if "SLURMD_NODENAME" in os.environ:
+    from supervisor.wire import address
+    address.towards = lambda _: "127.0.0.1" + os.environ["SLURMD_NODENAME"].removeprefix("n")
+"""
+"""A sitecustomize.py by which host n2 of the lab reaches etcd from 127.0.0.12: the lab's hosts are one machine with one address."""
 
 
 class Login:
@@ -72,11 +84,20 @@ class Login:
             "PYTHONPATH": str(REPOSITORY),
         }
         self.store: EtcdStore = connect([etcd.endpoint])
+        self.setup = ""
         self.write()
 
     def write(self, partition: str = "train", more: str = "") -> None:
-        text = RUN.replace("PARTITION", partition).replace("FOLDER", str(self.local))
+        text = RUN.replace("PARTITION", partition).replace("FOLDER", str(self.local)).replace("SETUP", self.setup)
         self.file.write_text(text + more)
+
+    def hosts_apart(self) -> None:
+        """From now on each host has an address of its own, in what is submitted."""
+        folder = self.lab.folder / "apart"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(APART)
+        self.setup = f"export PYTHONPATH={folder}:$PYTHONPATH"
+        self.write()
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         # pytest itself may run where Ctrl-C is ignored, which is inherited
@@ -135,6 +156,29 @@ class Login:
             return 0
         return next((int(w.partition(b"=")[2]) for w in words if w.startswith(b"SLURM_JOB_ID=")), 0)
 
+    def leader_is_scraped_at_its_host(self) -> None:
+        """Its metrics answer at the address of the host of its job, and there it names itself and the agents to Prometheus (it looks
+        who is there every 10 s at least)."""
+        job = self.leading_job()
+        host = next(j["nodes"] for j in self.control() if j["job_id"] == job)
+        leader = self.mirror().record(keys.LEADER, LeaderRecord)
+        assert leader is not None
+        at = urlsplit(leader.page)
+        assert at.hostname == f"127.0.0.1{host.removeprefix('n')}"
+        metrics, targets = (f"{leader.page}{name}" for name in ("metrics", "targets"))
+        eventually(
+            lambda: "supervisor_leader 1.0" in _read(metrics).splitlines(), SOON_S, "its metrics say that it leads"
+        )
+
+        def named() -> dict[str, str]:
+            return {t["labels"]["instance"]: t["targets"][0] for t in json.loads(_read(targets))}
+
+        assert named()[at.netloc] == at.netloc
+        agents = {f"service-{host}", *(g.node for g in self.status().groups)}
+        eventually(lambda: agents <= named().keys(), SOON_S, "it names the agents")
+        for name, target in named().items():
+            assert name not in agents or target.startswith(f"127.0.0.1{name.rpartition('n')[2]}:")
+
     def status(self) -> RunStatus:
         mirror = self.mirror()
         return status.run_status(mirror, client.choose_run(mirror, "toy"))
@@ -147,6 +191,11 @@ class Login:
             return all(g.phase == "running" for g in self.status().groups) and self.steps() > beyond
 
         eventually(look, SOON_S, f"both groups train beyond step {beyond}")
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10.0) as answer:
+        return str(answer.read().decode())
 
 
 def _running(lab: Slurm) -> list[str]:
@@ -173,6 +222,7 @@ def login(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Login]:
 
 
 def test_a_run_whose_leader_is_cancelled(login: Login) -> None:
+    login.hosts_apart()
     said = login.submit()
     assert "toy launched; folder" in said
     jobs = login.control()
@@ -184,10 +234,12 @@ def test_a_run_whose_leader_is_cancelled(login: Login) -> None:
     login.trains(beyond=3)
     first = login.leading_job()
     assert first in {j["job_id"] for j in jobs}
+    login.leader_is_scraped_at_its_host()
 
     login.lab.cancel(first)
     eventually(lambda: login.leading_job() not in (0, first), SOON_S, "the one that stood by leads")
     assert login.leading_job() in {j["job_id"] for j in jobs}
+    login.leader_is_scraped_at_its_host()
     login.trains(beyond=login.steps() + 3)
     assert [g.generation for g in login.status().groups] == [1, 1], "no group was touched"
 

@@ -60,7 +60,7 @@ def main() -> None:
             browser.open(url, **SIZE)
             for name, when in MOMENTS.items():
                 moment(browser, url, when)
-                browser.picture(given.out / f"{name}.png", whole=name != "page")
+                browser.picture(given.out / f"{name}.png")
                 if given.easy and name == "taken":
                     keep(given.out / "demo.json.gz", home / "demo", url)
                 if given.easy:

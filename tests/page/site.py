@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from supervisor.core.model import ControlView
+from supervisor.core.model import ControlView, StuckView
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page.server import Server, serve, url_of
 from supervisor.shell.page.watcher import Page
@@ -100,6 +100,16 @@ def paused(site: Site) -> None:
     w.round(0.1)
     w.crash(0)
     w.round(1.0)
+
+
+def stuck(site: Site) -> None:
+    """Every group hangs in a collective, and none is to blame."""
+    w = site.world
+    w.train(30)
+    for group in range(4):
+        w.report(group, 0, commits=1, step=30, stuck=StuckView(activity="quorum", activity_s=61.0, bound_s=30.0))
+    w.round(60.0)
+    site.look()
 
 
 def halted(site: Site) -> None:

@@ -32,7 +32,7 @@ ANSWERS = {
     "Is it training?": ("#headline", r"Training(: all 2 groups step| on 1 of 2 groups: group 1 )"),
     "Does a person have to get up?": ("#getup-word", "Nobody has to get up"),
     "Which group was lost?": ("#i2 .what", r"i2: [\w ]+ of group 1, "),
-    "When?": ("#i2 summary .small", r"Seen at \d\d:\d\d:\d\d"),
+    "When?": ("#i2 summary .small", r"Lost about \d\d:\d\d:\d\d, seen at \d\d:\d\d:\d\d"),
     "Why? What was seen?": ("#i2", r"Why\s+\S+[^\0]*What was seen\s+\S+"),
     "What was done, and what else could have been?": (
         "#i2", r"What was done: rung \d \(\w+\)[^\0]*What each would cost",

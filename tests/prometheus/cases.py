@@ -24,6 +24,7 @@ class Case:
 
 _ON = 'supervisor_run_phase{run="r",phase="running",instance="a"}'
 _STARTED = 'supervisor_generation{run="r",group="0",instance="a"}'
+_STILL = "run r gets no further: no step for a quarter of an hour, or only old ones again for an hour"
 _STEPS = 'supervisor_committed_steps{run="r",instance="a"}'
 
 CASES: Mapping[str, tuple[Case, ...]] = {
@@ -45,7 +46,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=36,
             over=48,
             labels={"run": "r"},
-            summary="run r has committed no step for a quarter of an hour",
+            summary=_STILL,
         ),
         Case(
             # halted, and resumed from a checkpoint that is older: going back is progress too
@@ -59,7 +60,20 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=26,
             over=31,
             labels={"run": "r"},
-            summary="run r has committed no step for a quarter of an hour",
+            summary=_STILL,
+        ),
+        Case(
+            # it fails and resumes again and again: while no rank shows the step is told as 0, which is no progress
+            series={
+                _ON: "1+0x40",
+                _STARTED: "1+0x40",
+                _STEPS: "0+10x10 100 0 0 100 100 0 0 100 100 0 0 100 100 0 0 100 100 0 0 100 100 101+1x20",
+            },
+            quiet=24,
+            fires=26,
+            over=33,
+            labels={"run": "r"},
+            summary="run r gets no further: no step for a quarter of an hour, or only old ones again for an hour",
         ),
         Case(
             # another supervisor leads after a minute in which nobody did: steps are told by another process, and go on
@@ -74,7 +88,28 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=40,
             fires=59,
             labels={"run": "r"},
-            summary="run r has committed no step for a quarter of an hour",
+            summary=_STILL,
+        ),
+        Case(
+            # it crashes at step 200 again and again, each time five steps after its checkpoint; then it gets past that
+            series={
+                _ON: "1+0x200",
+                _STARTED: "1+0x200",
+                _STEPS: f"0+10x20 {'150+10x5 ' * 20}210+10x50",
+                # everything was lost once, and more than an hour of steps is made again
+                'supervisor_run_phase{run="redo",phase="running"}': "1+0x200",
+                'supervisor_generation{run="redo",group="0"}': "1+0x200",
+                'supervisor_committed_steps{run="redo"}': "0+10x20 0+1x180",
+                # it goes back twice within the hour, and gets further all the same
+                'supervisor_run_phase{run="busy",phase="running"}': "1+0x200",
+                'supervisor_generation{run="busy",group="0"}': "1+0x200",
+                'supervisor_committed_steps{run="busy"}': "0+10x50 400+10x20 580+10x130",
+            },
+            quiet=88,
+            fires=92,
+            over=143,
+            labels={"run": "r"},
+            summary=_STILL,
         ),
     ),
     "EttrLow": (
@@ -278,7 +313,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             fires=11,
             over=17,
             labels={"run": "r"},
-            summary="many nodes of run r were lost at once: held, until they are back or a person decides",
+            summary="many nodes or groups of run r failed at once: held, until they are back or a person decides",
         ),
     ),
     "ShadowWouldHaveKilled": (

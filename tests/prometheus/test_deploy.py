@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dashboards import rules
 from supervisor.shell import prometheus
 from supervisor.shell.etcd_server import free_port
 from supervisor.wire.security import Security
@@ -80,8 +81,51 @@ def test_it_brings_up_prometheus_and_alertmanager_and_ends_them(tmp_path: Path) 
             assert found.returncode == 0, found.stdout + found.stderr
         told = yaml.safe_load((folder / "alertmanager.yml").read_text())
         hooks = {r["name"]: r["webhook_configs"][0]["url"] for r in told["receivers"]}
-        assert hooks == {"person": "http://127.0.0.1:1/a&b", "heartbeat": "http://127.0.0.1:1/beat"}
+        assert hooks == {
+            "person": "http://127.0.0.1:1/a&b",
+            "morning": "http://127.0.0.1:1/a&b",
+            "heartbeat": "http://127.0.0.1:1/beat",
+        }
     assert not any(ready(url) for url in urls)
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> str:
+    """A folder of programs that do nothing: for what is only written."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("prometheus", "alertmanager"):
+        (folder / name).write_text("#!/bin/sh\nexec sleep 60\n")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+def test_tickets_go_where_nobody_is_woken(tmp_path: Path, stand_ins: str) -> None:
+    urls = {"ALERTS": "http://127.0.0.1:1/pager", "TICKETS": "http://127.0.0.1:1/chat"}
+    with running(tmp_path, path=stand_ins, **urls) as (process, folder):
+        line(process, "alertmanager: ")
+        told = yaml.safe_load((folder / "alertmanager.yml").read_text())
+    hooks = {r["name"]: r["webhook_configs"][0]["url"] for r in told["receivers"] if "webhook_configs" in r}
+    by_severity = {r["matchers"][0]: hooks.get(r["receiver"]) for r in told["route"]["routes"]}
+    assert by_severity == {
+        'alertname="Watchdog"': None,
+        'severity="page"': urls["ALERTS"],
+        'severity="ticket"': urls["TICKETS"],
+    }
+
+
+@pytest.mark.parametrize("base", ["https://git.example/r/blob/main/docs/runbooks", "https://wiki.example/a&b/"])
+def test_each_alert_has_its_page_where_a_telephone_can_open_it(tmp_path: Path, stand_ins: str, base: str) -> None:
+    with running(tmp_path, path=stand_ins, RUNBOOKS=base) as (process, folder):
+        line(process, "prometheus: ")
+        (file,) = yaml.safe_load((folder / "prometheus.yml").read_text())["rule_files"]
+        written = yaml.safe_load(Path(file).read_text())
+    alerts = written["groups"][0]["rules"]
+    for alert in alerts:
+        page = Path(alert["annotations"]["runbook"])
+        assert alert["annotations"].pop("runbook_url") == f"{base.rstrip('/')}/{page.name}"
+        assert (ROOT / page).is_file()
+    assert written == rules.build()
 
 
 def test_it_asks_every_supervisor_as_up_does(tmp_path: Path) -> None:

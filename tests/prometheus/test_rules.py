@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dashboards import build, rules
+from dashboards.expressions import grown
 from dashboards.rules import Alert
 from tests.prometheus.cases import CASES, Case
 
@@ -63,6 +64,44 @@ def test_promtool_would_say_if_an_alert_did_not_fire(tmp_path: Path) -> None:
     test = tmp_path / "test.json"
     test.write_text(json.dumps({"rule_files": [str(build.FOLDER / "rules.yml")], "tests": [wrong]}))
     assert promtool("test", "rules", str(test)).returncode != 0
+
+
+SECONDS = 'supervisor_group_seconds_total{run="r",cause="act",instance="%s"}'
+
+
+@pytest.mark.parametrize(
+    ("series", "at", "grown_s"),
+    [
+        # at its first scrape it had counted 14 s already, and a second a minute from then on
+        ({SECONDS % "a": "_x5 14+1x10"}, "15m", 24.0),
+        # the process was there before the time that is looked at
+        ({SECONDS % "a": "14+1x80"}, "80m", 60.0),
+        # another leads from then on, and counts from 0
+        ({SECONDS % "a": "14+1x50 _x30", SECONDS % "b": "_x52 3+1x28"}, "80m", 61.0),
+    ],
+    ids=["first value", "before", "two leaders"],
+)
+def test_what_was_counted_before_the_first_scrape_is_not_lost(
+    series: dict[str, str], at: str, grown_s: float, tmp_path: Path
+) -> None:
+    """The panel "Badput in this time by cause"; Prometheus extrapolates by half a scrape at most on each side."""
+    asked = grown("supervisor_group_seconds_total", "cause", "1h")
+    near = f"abs(({asked}) - {grown_s}) <= bool 2"
+    body = {
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [
+                    {"expr": near, "eval_time": at, "exp_samples": [{"labels": '{cause="act"}', "value": 1}]}
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.json").write_text(json.dumps(body))
+    found = promtool("test", "rules", str(tmp_path / "test.json"))
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.parametrize("speed", [1, 60, 250])

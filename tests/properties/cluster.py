@@ -18,7 +18,7 @@ from supervisor.core import gpu, invariants
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
 from supervisor.core.decide import decide
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
-from supervisor.core.ladder import first_rung
+from supervisor.core.ladder import ONE_CAUSE, first_rung
 from supervisor.core.model import (
     Checkpoint,
     ControlView,
@@ -283,8 +283,11 @@ class Cluster:
         """The newest step that was ever committed."""
         self.bug_at: int | None = None
         """From this step on the program raises, wherever it runs."""
+        self.bug = "ValueError: no batch"
         self.segfaults: int | None = None
         """A group that ends by SIGSEGV a few steps after each start, wherever it runs."""
+        self.stillborn: int | None = None
+        """A group that raises before its first step, wherever it is started."""
         self.placed: dict[tuple[int, int], str] = {}
         """(group, generation) -> the allocation by which it was placed."""
         self.not_ours = 0
@@ -575,7 +578,10 @@ class Cluster:
         ]
 
     def _quorum(self) -> None:
-        members = [p for _, p in self.able()]
+        for _, process in self.able():
+            if process.group == self.stillborn and not process.commits:
+                process.end(code=1, error="ValueError: no shard")
+        members = [p for _, p in self.able() if not p.exited]
         if not members:
             return
         alone = members[0] if len(members) == 1 else None
@@ -593,7 +599,7 @@ class Cluster:
             if process.group == self.segfaults and process.commits >= 3:
                 process.end(signal=11)
             if self.bug_at is not None and step >= self.bug_at:
-                process.end(code=1, error=f"ValueError: no batch at 0x{id(process):x}")
+                process.end(code=1, error=f"{self.bug} at 0x{id(process):x}")
 
     # --- faults ---
 
@@ -856,7 +862,8 @@ class Cluster:
         for group, memory in self.memory.groups.items():
             if memory.node or self.control.restarts.get(group, 0) > self.memory.restarts_done.get(group, 0):
                 continue
-            if any(f"supervisor restart {group} asks once more" in wait for wait in waits):
+            asks = (f"supervisor restart {group} asks once more", f"supervisor restart {group} tries it once more")
+            if any(one in wait for one in asks for wait in waits):
                 self._restart(group)
         if self.memory.phase == "halted" and "refused" in self.memory.halt_reason:
             self.control = replace(self.control, resumes=self.memory.resumes_done + 1, because="a person looked")
@@ -1052,6 +1059,7 @@ class Cluster:
             if i.decided == self.now
             and i.rung in (Rung.RESTART, Rung.REPLACE)
             and i.kind not in (Kind.REQUESTED, Kind.LEAVING)
+            and not i.reason.startswith(ONE_CAUSE)
         ]
         acquired = [a for a in decision.actions if a.verb == "acquire"]
         drawn += ["reallocate" for a in acquired if a.rung == Rung.REALLOCATE]

@@ -187,20 +187,40 @@ def test_a_cause_that_fails_the_checks_of_all_machines_is_over_by_itself(
     assert again, c.state()
 
 
-@given(SEEDS, st.integers(1, 3), st.integers(1, 12))
-def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups: int, ahead: int) -> None:
+BUGS = ["ValueError: no batch", "ValueError: unknown option 'timeout_s'", "RuntimeError: size 500 must match 512"]
+
+
+@given(SEEDS, st.integers(1, 3), st.integers(1, 12), st.sampled_from(BUGS))
+def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups: int, ahead: int, bug: str) -> None:
     """It raises at a step in every group, and again wherever that step is reached from a checkpoint."""
     c = live(seed, [], cluster.spec(groups=groups))
-    c.bug_at = c.newest + ahead
+    c.bug_at, c.bug = c.newest + ahead, bug
     assert c.until(lambda: c.memory.phase == "halted", 400), c.state()
     assert not c.broken, c.broken[:3]
-    assert "ValueError: no batch" in c.memory.halt_reason
+    assert bug in c.memory.halt_reason
     halting = [i for _, _, d in c.decided for i in d.incidents if i.state == "halted" and i.kind == Kind.SAME_ERROR]
     assert halting, c.state()
     assert c.memory.cordons == {}
     assert set(c.memory.spent) <= {f"restart:{g}" for g in range(groups)}
     # it comes twice at a step, and may come a step later from the checkpoint that the first time had left
     assert all(len(instants) <= 3 for instants in c.memory.spent.values()), c.memory.spent
+
+
+@given(SEEDS, st.integers(2, 3), st.integers(1, 12), st.integers(0, 600))
+def test_a_store_that_is_away_for_a_while_halts_nothing_and_costs_no_node(
+    seed: int, groups: int, ahead: int, ticks: int
+) -> None:
+    """It ends every group, again and again, whatever the budgets are; and when it is back everybody trains."""
+    c = live(seed, [], cluster.spec(groups=groups, restart=2, replace=1, reallocate=1))
+    c.bug_at, c.bug = c.newest + ahead, "ConnectionError: Couldn't reach the store"
+    c.run(ahead + ticks)
+    assert c.memory.phase == "running", c.state()
+    c.bug_at = None
+    again = c.until(c.healthy, 400)
+    assert not c.broken, c.broken[:3]
+    assert again, c.state()
+    assert c.memory.cordons == {}
+    assert set(c.memory.spent) <= {f"restart:{g}" for g in range(groups)}, c.memory.spent
 
 
 @given(SEEDS, st.integers(0, 2))
@@ -213,6 +233,24 @@ def test_what_crashes_one_group_on_every_host_bars_none_of_them(seed: int, group
         assert (c.memory.cordons, [key for key in c.held if "/incident/" in key]) == ({}, []), c.state()
         c.tick()
     assert not c.broken, c.broken[:3]
+
+
+@given(SEEDS, st.integers(0, 2))
+def test_a_group_that_cannot_start_anywhere_is_left_out_and_the_others_go_on(seed: int, group: int) -> None:
+    """Whatever the budgets are, it takes no more than one other node; and starts again when a person asks for it."""
+    c = live(seed, [], cluster.spec())
+    c.stillborn = group
+    next(p for p in c.everywhere() if p[1].group == group)[1].end(signal=15)
+    assert c.until(lambda: bool(c.memory.groups[group].left_out), 400), c.state()
+    spent, before = c.memory.spent, c.steps
+    c.run(200)
+    assert c.steps > before + 100, "the others step"
+    assert (c.memory.phase, c.memory.spent, c.memory.cordons) == ("running", spent, {})
+    assert {scope: len(instants) for scope, instants in spent.items()} == {f"restart:{group}": 2, "replace": 1}
+    c.stillborn, c.helpful = None, True
+    again = c.until(c.healthy, 400)
+    assert not c.broken, c.broken[:3]
+    assert again, c.state()
 
 
 @given(SEEDS, st.integers(0, 2), st.integers(0, 12))

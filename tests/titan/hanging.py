@@ -11,6 +11,9 @@ from typing import Any
 from titan_actor import recipes
 
 FOR_EVER_S = 3600
+PACE_S = 1.2
+"""Of a paced step, from its forward pass to the next one's: what the machine adds to a step of 0.1 s is part of it."""
+SLOW_TIMES = 5
 
 
 def small() -> Any:
@@ -33,8 +36,10 @@ def small() -> Any:
             case "compute":
                 while True:
                     pass
+            case "paced":
+                _take(self, PACE_S)
             case "slow":
-                time.sleep(0.5)
+                _take(self, SLOW_TIMES * PACE_S)
             case "nan":
                 _spoil(self)
             case "nan-gradient":
@@ -65,6 +70,12 @@ def want(run_dir: str | Path, group: int, generation: int, how: str) -> None:
 def _wanted(trainer: Any) -> str:
     path = Path(trainer.launch.run_dir) / "faults" / f"{trainer.launch.group}.{trainer.launch.generation}"
     return path.read_text() if path.exists() else ""
+
+
+def _take(trainer: Any, seconds: float) -> None:
+    now = time.monotonic()
+    time.sleep(max(0.0, getattr(trainer, "paced_at", now) + seconds - now))
+    trainer.paced_at = time.monotonic()
 
 
 def _spoil(trainer: Any) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from titan_actor import recipes
+
+LOAD_S = 12.0
+"""Longer than a start takes that reads nothing."""
 
 
 def with_own_checkpoints() -> Any:
@@ -39,15 +43,16 @@ def that_looks_at_heal_state() -> Any:
     return recipes.llama3_debug_small()
 
 
-def that_freezes_group_1_in_step_5() -> Any:
-    """It stops itself between the quorum of step 5, which both groups are in, and its first collective."""
+def that_freezes_group_1_before_a_collective() -> Any:
+    """It stops itself in the fifth step of this process, between the quorum, which both groups are in, and its first
+    collective: where group 0 began alone it has healed by then, and its steps have other numbers."""
     from titan_actor.replica import ReplicaTrainer
 
     forward = ReplicaTrainer.forward_backward_step
 
     def freeze(self: Any, **batch: Any) -> Any:
         self.manager.wait_quorum()
-        if self.launch.group == 1 and self.manager.current_step() == 4 and not hasattr(self, "frozen"):
+        if self.launch.group == 1 and self._commits == 4 and not hasattr(self, "frozen"):
             self.frozen = True
             os.kill(os.getpid(), signal.SIGSTOP)
         return forward(self, **batch)
@@ -57,18 +62,34 @@ def that_freezes_group_1_in_step_5() -> Any:
 
 
 def that_freezes_rank_1_before_a_commit() -> Any:
-    """It stops itself in step 5, when its last collective is over and the other ranks go on to the commit."""
+    """It stops itself in the fifth step of this process, when its last collective is over and the other ranks go on to the
+    commit."""
     from titan_actor.replica import ReplicaTrainer
 
     share = ReplicaTrainer._share_and_check
 
     def freeze(self: Any) -> float | None:
         mean = share(self)
-        at = (self.launch.group, self.launch.rank, self.manager.current_step())
+        at = (self.launch.group, self.launch.rank, self._commits)
         if at == (1, 1, 4) and not hasattr(self, "frozen"):
             self.frozen = True
             os.kill(os.getpid(), signal.SIGSTOP)
         return mean
 
     ReplicaTrainer._share_and_check = freeze
+    return recipes.llama3_debug_small()
+
+
+def whose_checkpoints_load_slowly() -> Any:
+    """As from a busy storage: whoever has to heal from peers is there long before one that loads a checkpoint."""
+    from titan_actor.replica import ReplicaTrainer
+
+    restore = ReplicaTrainer._restore
+
+    def slowly(self: Any) -> None:
+        if self.launch.resume == "disk" and self.launch.generation > 1:
+            time.sleep(LOAD_S)
+        restore(self)
+
+    ReplicaTrainer._restore = slowly
     return recipes.llama3_debug_small()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from supervisor.core.model import Incident, Memory, Observed, Rung
+from supervisor.core import left_out
+from supervisor.core.cordons import REPEATED_S
+from supervisor.core.model import Incident, Kind, Memory, Observed, Rung
 from supervisor.core.spec import RunSpec
+from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, UNALERTED, Level
 from supervisor.shell.page.verdicts import LETTERS, TRAINS, GroupVerdict
-from supervisor.shell.status import RunStatus
-
-AWAY_S = 60.0
-"""An etcd that is away for longer does not come back by itself: an election, or a restart, takes seconds."""
+from supervisor.shell.status import ALONE, RunStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,25 +27,42 @@ class Headline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GetUp:
-    """no: nothing is asked of anybody. soon: in working hours. now: nothing will mend it until a person does something."""
+class Lasts:
+    """For how long something has been so, in seconds, as far as whoever looks has seen; infinite: since before it looked first."""
 
-    level: Literal["no", "soon", "now"]
-    why: tuple[str, ...]
+    still_s: float = 0.0
+    """No step was committed, though a group was there that could."""
+    away_s: float = 0.0
+    """etcd has not answered."""
+    leaderless_s: float = math.inf
+    unlit_s: float = math.inf
+    """No lighthouse was open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GetUp:
+    """What is asked of a person."""
+
+    level: Level
+    why: tuple[str, ...] = ()
     """A sentence each, with what to do."""
+    yet: tuple[str, ...] = ()
+    """What calls a person if it lasts."""
 
     @property
     def word(self) -> str:
         """In words."""
-        return _WORDS[self.level]
+        if self.level == "now":
+            return "A person has to act now:"
+        lasting = f"Nobody has to get up yet: {', '.join(self.yet)}." if self.yet else ""
+        if self.level == "soon":
+            return f"{lasting} Look at this in working hours:" if lasting else _SOON
+        return lasting or "Nobody has to get up."
 
 
-_WORDS: Mapping[str, str] = {
-    "no": "Nobody has to get up.",
-    "soon": "Nobody has to get up; look at this in working hours:",
-    "now": "A person has to act now:",
-}
+_KINDS = re.compile(rf"\b({'|'.join(kind.value for kind in Kind)})\b")
 
+_SOON = "Nobody has to get up; look at this in working hours:"
 
 _ENDED: Mapping[str, Headline] = {
     "finished": Headline(level="good", text="Finished: all its steps are committed."),
@@ -84,16 +104,39 @@ def _others(verdicts: Mapping[int, GroupVerdict]) -> str:
     return "; ".join(said)
 
 
-def get_up(
-    status: RunStatus, memory: Memory, observed: Observed, verdicts: Mapping[int, GroupVerdict], away_s: float = 0.0
-) -> GetUp:
-    """What is asked of a person; what can wait is told only where nothing is urgent. `away_s`: for how long etcd has not
-    answered."""
-    away = (*_away(status, away_s),)
-    if now := (*away, *_now(status, memory, observed, verdicts)):
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All that is looked at to say who has to get up."""
+
+    status: RunStatus
+    memory: Memory
+    observed: Observed
+    spec: RunSpec
+    verdicts: Mapping[int, GroupVerdict]
+    headline: Headline
+    incidents: Sequence[Incident] = ()
+    """All that etcd holds of the run."""
+    allowed: Mapping[str, int]
+    """As RunStatus.budgets_left: how much each budget is."""
+    alarms: Sequence[str] = ()
+    """etcd's, each with its mend."""
+    lasts: Lasts
+
+
+Sign = tuple[Level, str]
+
+
+def get_up(seen: Seen) -> GetUp:
+    """What is asked of a person; what can wait is told only where nothing is urgent."""
+    run, phase = seen.status.run, seen.status.phase
+    if phase in _ENDED:
+        why = f'it is halted ({seen.status.halt_reason}): mend that, then `supervisor resume {run} --because "..."`'
+        return GetUp(level=CALLS["RunNotProgressing"], why=(why,)) if phase == "halted" else GetUp(level="no")
+    signs = [*_of_the_system(seen), *_of_the_run(seen), *_of_incidents(seen), *_of_what_is_left(seen)]
+    if now := tuple(words for level, words in signs if level == "now"):
         return GetUp(level="now", why=now)
-    soon = (*_soon(status),) if status.phase not in _ENDED else ()
-    return GetUp(level="soon" if soon else "no", why=soon)
+    soon = tuple(words for level, words in signs if level == "soon")
+    return GetUp(level="soon" if soon else "no", why=soon, yet=(*_yet(seen),))
 
 
 def settings(status: RunStatus, memory: Memory, spec: RunSpec) -> list[str]:
@@ -108,53 +151,172 @@ def settings(status: RunStatus, memory: Memory, spec: RunSpec) -> list[str]:
     return [words for words, holds in said.items() if holds]
 
 
-def _away(status: RunStatus, away_s: float) -> Iterable[str]:
-    if away_s > AWAY_S and status.phase not in _ENDED:
-        minutes = f"{away_s // 60:.0f} min" if away_s >= 120 else f"{AWAY_S:.0f} s"
+def _of_the_system(seen: Seen) -> Iterable[Sign]:
+    if seen.lasts.away_s > AWAY_S:
         yield (
-            f"etcd has not answered for more than {minutes}: what runs goes on, but nothing that fails is mended; "
-            "`supervisor doctor` looks at it"
+            CALLS["StoreAway"],
+            (
+                f"etcd has not answered for more than {_minutes(seen.lasts.away_s)}: what runs goes on, but nothing that "
+                "fails is mended; `supervisor doctor` looks at it"
+            ),
+        )
+    for alarm in seen.alarms:
+        yield CALLS["StoreOutOfSpace"], alarm
+    if not seen.status.leader and seen.lasts.leaderless_s > AWAY_S:
+        yield (
+            CALLS["NoLeader"],
+            (
+                "no supervisor leads: what runs goes on, but nothing that fails is mended; start one "
+                "(`supervisor run --etcd HOST:PORT --home HOME`; under Slurm `supervisor submit RUN.toml` again)"
+            ),
+        )
+    for problem in seen.status.problems:
+        yield (
+            UNALERTED["a record cannot be read"],
+            (f"a record cannot be read and is left alone: {problem}; `supervisor doctor` says what to do"),
         )
 
 
-def _now(status: RunStatus, memory: Memory, observed: Observed, verdicts: Mapping[int, GroupVerdict]) -> Iterable[str]:
-    run = status.run
-    if status.phase == "halted":
-        yield f'it is halted ({status.halt_reason}): mend that, then `supervisor resume {run} --because "..."`'
-        return
-    if status.phase in _ENDED:
-        return
-    if not status.leader:
-        yield "no supervisor leads: what runs goes on, but nothing that fails is mended; start one (`supervisor run`)"
-    for problem in status.problems:
-        yield f"a record cannot be read and is left alone: {problem}"
+def _of_the_run(seen: Seen) -> Iterable[Sign]:
+    run, memory = seen.status.run, seen.memory
+    if _could_step(seen) and seen.lasts.still_s >= STILL_S:
+        newest = f", `supervisor explain {[*memory.incidents][-1]} --run {run}` why" if memory.incidents else ""
+        yield (
+            CALLS["RunNotProgressing"],
+            (
+                f"no step has come for more than {_minutes(seen.lasts.still_s)}: `supervisor status --run {run}` says what is "
+                f"waited for{newest}"
+            ),
+        )
+    if _unlit(seen) and seen.lasts.unlit_s > AWAY_S:
+        how = f"it is {seen.status.lighthouse.state}" if seen.status.lighthouse.node else "it has no place"
+        yield (
+            CALLS["LighthouseAway"],
+            (
+                f"the lighthouse has not been open for more than {AWAY_S:.0f} s ({how}): groups find no quorum; `supervisor nodes` "
+                "shows whether a node with the role service is alive"
+            ),
+        )
     if memory.breaker_since is not None:
-        yield "the breaker holds: many nodes were lost at once, none is given up; look for what they share"
-    unwell = [i for i in memory.incidents.values() if i.state in ("open", "acting")]
-    if status.paused and (unwell or any(v.worst == "d" for v in verdicts.values())):
-        yield f"it is paused, and something has failed: nothing is done about it until `supervisor resume {run}`"
+        yield (
+            CALLS["BreakerOpen"],
+            (
+                "the breaker holds: many nodes or groups failed at once, none is given up; look for what they share "
+                f'(`supervisor nodes`). If they are gone: `supervisor resume {run} --because "..."`'
+            ),
+        )
+    for group in memory.groups.values():
+        if group.left_out:
+            yield UNALERTED["a group is left out"], left_out.sentence(group)
+    refused = [g for g in seen.observed.grants.values() if g.state == "refused"]
+    waits = [g.group for g in memory.groups.values() if not (g.node or g.left_out)]
+    if refused and waits:
+        yield (
+            UNALERTED["the engine refused a node that a group needs"],
+            (
+                f"group {waits[0]} has no node, and the engine refused {refused[0].key}: "
+                f"{refused[0].reason or 'it does not say why'}; `supervisor restart {waits[0]} --run {run}` asks it again"
+            ),
+        )
+
+
+def _of_incidents(seen: Seen) -> Iterable[Sign]:
+    run, paused = seen.status.run, seen.status.paused
+    out = {g.group for g in seen.memory.groups.values() if g.left_out}  # nothing would be done about these in any case
+    unwell = [i for i in seen.memory.incidents.values() if i.state in ("open", "acting") and i.group not in out]
+    if paused and (unwell or any(v.worst == "d" for g, v in seen.verdicts.items() if g not in out)):
+        yield (
+            UNALERTED["paused, and something has failed"],
+            (f"it is paused, and something has failed: nothing is done about it until `supervisor resume {run}`"),
+        )
+    elif paused:
+        yield UNALERTED["paused"], f"it is paused: what fails is not mended until `supervisor resume {run}`"
     for incident in unwell:
-        if incident.shadow and not status.paused:
-            yield f"{incident.id} ({_about(incident)}) is only observed, as the policy says: nothing is done about it"
-        elif incident.rung == Rung.STOP:
-            yield f"{incident.id} ({_about(incident)}): the run is being halted"
-    refused = [g for g in observed.grants.values() if g.state == "refused"]
-    if refused and any(not g.node for g in memory.groups.values()):
-        yield f"a group has no node, and the engine refused {refused[0].key}: {refused[0].reason or 'it does not say why'}"
+        if incident.shadow and not paused and incident.rung != Rung.RIDE_THROUGH:
+            yield (
+                CALLS["ShadowWouldHaveKilled"],
+                (
+                    f"{incident.id} ({_about(incident)}) is only observed, as the policy says: nothing is done about it; "
+                    f"`supervisor restart {incident.group} --run {run}` brings the group back"
+                ),
+            )
+        elif incident.rung == Rung.STOP and not incident.shadow:
+            yield (
+                CALLS["RunNotProgressing"],
+                (
+                    f"{incident.id} ({_about(incident)}): the run is being halted; `supervisor explain {incident.id} --run {run}` "
+                    "says why"
+                ),
+            )
+    recent = [i for i in seen.incidents if i.node and not i.shadow and seen.memory.clock - i.opened <= REPEATED_S]
+    for node, times in Counter(i.node for i in recent if i.state == "recovered").items():
+        host = seen.observed.nodes[node].machine if node in seen.observed.nodes else node
+        if times >= 2 and host not in seen.status.cordons:
+            yield (
+                CALLS["FlappingNode"],
+                (
+                    f"node {node} had {times} incidents within a day: `supervisor incidents --run {run}`; "
+                    f'`supervisor drain {node} --because "..."` keeps groups away from it'
+                ),
+            )
+
+
+def _of_what_is_left(seen: Seen) -> Iterable[Sign]:
+    status = seen.status
+    if status.phase == "running" and seen.spec.allocation.spares > 0 and not status.spares:
+        yield CALLS["NoSpares"], "no spare is left: the next lost node waits for the engine (`supervisor nodes`)"
+    left = {scope: n for scope, n in status.budgets_left.items() if n <= 1 and n < seen.allowed[scope]}
+    if left:
+        named = ", ".join(f"{_budget(scope)}: {n} of {seen.allowed[scope]} left" for scope, n in [*left.items()][:5])
+        yield (
+            CALLS["BudgetNearlySpent"],
+            (
+                f"a budget is nearly spent ({named}); past it such a failure climbs a rung, or halts the run: "
+                f"`supervisor incidents --run {status.run}`"
+            ),
+        )
+    for host, why in status.cordons.items():
+        yield (
+            UNALERTED["a host is given no group"],
+            (f"cordoned {host}: {plain(why.removesuffix(ALONE))} (once mended: `supervisor uncordon {host}`)"),
+        )
+    for warning in status.warnings:
+        yield UNALERTED["allowed, but dangerous"], warning
+
+
+def _yet(seen: Seen) -> Iterable[str]:
+    """What is not well, and is still being mended by itself."""
+    if not seen.status.leader:
+        yield f"no supervisor leads (another takes over within seconds; a person is called after {AWAY_S:.0f} s)"
+    if _unlit(seen):
+        yield f"no lighthouse is open (one is opened within seconds; a person is called after {AWAY_S:.0f} s)"
+    if seen.headline.level == "bad":
+        yield f"no step comes (a person is called after {STILL_S / 60:.0f} min without one)"
+
+
+def _could_step(seen: Seen) -> bool:
+    """A run that waits for its first nodes does not have to step."""
+    return any(group.generation for group in seen.memory.groups.values())
+
+
+def _unlit(seen: Seen) -> bool:
+    return seen.status.phase == "running" and _could_step(seen) and seen.status.lighthouse.state != "open"
 
 
 def _about(incident: Incident) -> str:
-    return f"{incident.kind.value} of group {incident.group}"
+    return plain(f"{incident.kind.value} of group {incident.group}")
 
 
-def _soon(status: RunStatus) -> Iterable[str]:
-    if status.paused:
-        yield f"it is paused: what fails is not mended until `supervisor resume {status.run}`"
-    if not status.spares:
-        yield "no spare is left: the next lost node waits for the engine, or shrinks the run"
-    spent = [scope for scope, left in status.budgets_left.items() if left == 0]
-    if spent:
-        yield f"a budget is spent ({', '.join(spent[:5])}): the next such failure climbs a rung, or halts the run"
-    for host, why in status.cordons.items():
-        yield f"host {host} is given no group: {why}"
-    yield from status.warnings
+def plain(words: str) -> str:
+    """`node_lost`, as the heading of its incident has it."""
+    return _KINDS.sub(lambda found: found[0].replace("_", " "), words)
+
+
+def _budget(scope: str) -> str:
+    """`restart:1`, in words."""
+    name, _, group = scope.partition(":")
+    return plain(f"{name}{f' of group {group}' if group else ''}")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds // 60:.0f} min" if seconds >= 120 else f"{AWAY_S:.0f} s"

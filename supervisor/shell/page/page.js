@@ -30,8 +30,9 @@ function clock(seconds) {
 }
 function lasted(s) {
   if (s < 10) return `${s.toFixed(1)} s`;
-  if (s < 120) return `${Math.round(s)} s`;
-  return s < 7200 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
+  if (s < 119.5) return `${Math.round(s)} s`;
+  const whole = Math.round(s), [big, small, names] = whole < 3600 ? [Math.floor(whole / 60), whole % 60, ["min", "s"]] : [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), ["h", "min"]];
+  return small ? `${big} ${names[0]} ${small} ${names[1]}` : `${big} ${names[0]}`;
 }
 const number = (n) => n.toLocaleString("en");
 const digits = (v) => (Math.abs(v) >= 100 ? v.toFixed(0) : Math.abs(v) >= 1 ? v.toFixed(2) : v.toPrecision(2));
@@ -103,11 +104,18 @@ function drawNumbers() {
   const told = {
     "Step": number(n.step), "Loss": loss, "Step time": n.step_s ? `${digits(n.step_s)} s` : "not known",
     "Tokens/s": n.tokens_per_s ? number(n.tokens_per_s) : "not known",
-    "Quorum": n.quorum ? `${n.quorum} of ${n.groups} groups (id ${n.quorum_id})` : "none yet",
+    "Quorum": n.quorum ? `${n.quorum} of ${n.groups} groups, its id is ${n.quorum_id}` : "none yet",
     "Checkpoint": n.checkpoint === undefined ? "none yet" : `step ${number(n.checkpoint)}`,
-    "Spares": String(state.nodes_by_state.spare), "Leader": n.leader ? `${n.leader}, epoch ${n.epoch}` : "none", "Lighthouse": n.lighthouse,
+    "Spares": `${state.nodes_by_state.spare}${nodeless()}`, "Leader": n.leader ? `${n.leader}, epoch ${n.epoch}` : "none", "Lighthouse": n.lighthouse,
   };
   keep($("numbers"), Object.keys(told), (name) => make("div", {}, make("dt", {}, name), make("dd")), (div, name) => say(div.lastChild, told[name]));
+}
+
+// A spare that a lost group is about to take is one still.
+function nodeless() {
+  const groups = state.nodeless;
+  if (!groups.length) return "";
+  return `; ${groups.length === 1 ? `group ${groups[0]} waits` : `${groups.length} groups wait`} for a node`;
 }
 
 const word = (letter) => state.letters[letter];
@@ -199,7 +207,7 @@ function drawCharts() {
 
 const MEANS = {
   allocate: "waiting for nodes", start: "processes starting", admission: "waiting for the gate", data: "waiting for data", quorum: "waiting for the quorum",
-  heal: "healing from peers", failed_step: "steps not committed", checkpoint: "checkpoints", digest: "hashing the parameters", recompute: "steps made again",
+  heal: "healing from peers", failed_step: "steps not committed", checkpoint: "checkpoints", evaluate: "evaluating", compile: "compiling", digest: "hashing the parameters", recompute: "steps made again",
   hung: "hung", straggling: "waiting for who is slow", lost_step: "steps lost with their process", detect: "until a failure was noticed", decide: "noticed, not decided on",
   store_away: "etcd away", place: "fencing, or looking for a node", act: "until a process was born", end: "finished before the others", other: "other",
 };
@@ -210,7 +218,7 @@ function drawSpent() {
   if (!known) return;
   const percent = (share) => `${(100 * share).toFixed(1)}%`, seen = lost.filter(([, share]) => share >= 0.001), rest = seen.slice(NAMED).reduce((sum, [, share]) => sum + share, 0);
   const shares = [["trained the model", ettr], ...seen.slice(0, NAMED).map(([cause, share]) => [MEANS[cause] ?? cause, share]), ...(rest >= 0.001 ? [["the rest", rest]] : [])];
-  say($("spent-word"), `ETTR ${percent(ettr)}: so much of ${lasted(whole)} of group time (that of all groups, added up) trained the model. The rest is badput.`);
+  say($("spent-word"), `ETTR ${percent(ettr)}: so much of ${lasted(whole)} of group time (that of all groups, added up) trained the model. The rest is badput. It is at most 30 s old.`);
   shares.forEach((_, at) => { shares[at].push(`s${at}`); });
   keep($("spent-bar"), shares.map(([name]) => name), () => make("span"), (span, name) => {
     const [, share, kind] = shares.find(([n]) => n === name);
@@ -225,7 +233,7 @@ function drawSpent() {
 const PARTS = [["What was seen", "seen"], ["What else was considered, and why not", "considered"], ["What each would cost, in lost group-seconds", "costs"]];
 function drawIncidents() {
   const of = state.incidents, ids = Object.keys(of).sort((a, b) => of[b].open - of[a].open || of[b].order - of[a].order || b.localeCompare(a, "en", { numeric: true }));
-  say($("incidents-sum"), ids.length ? `${state.incidents_all} so far, ${ids.filter((id) => of[id].open).length} open. From a failure's detection until its group trained again: ${lasted(state.recovery_s)} of group time in all.` : "None so far.");
+  say($("incidents-sum"), ids.length ? `${state.incidents_all} so far, ${ids.filter((id) => of[id].open).length} open. They cost ${lasted(state.lost_s)} of group time so far: of each, from when its group was lost until it trained again, or until now.` : "None so far.");
   keep($("incidents-list"), ids, freshIncident, (li, id) => {
     const i = of[id], [summary, body] = li.firstChild.children;
     is(li, i.open ? `open${i.shadow ? " shadow" : ""}` : i.state);
@@ -251,22 +259,24 @@ function freshIncident(id) {
   return make("li", { id, tabindex: "-1" }, details);
 }
 function moment(i) {
-  const when = i.opened === undefined ? "when by the clock is not known yet" : `Seen at ${clock(i.opened)}`;
-  if (i.recovered_s !== undefined) return `${when}; over after ${lasted(i.recovered_s)}${i.shadow ? ", by itself" : ""}. Generation ${i.generations.join(" → ")}.`;
-  return `${when}; ${i.open ? "not over yet" : i.state}${i.opened !== undefined && i.open ? `, since ${lasted(Math.max(0, state.now - i.opened))}` : ""}.`;
+  const began = i.opened === undefined ? undefined : i.opened - i.took_s, lost = TRAINED.includes(i.kind) ? "Began" : "Lost";
+  const when = began === undefined ? "when by the clock is not known yet" : i.took_s >= 0.1 ? `${lost} about ${clock(began)}, seen at ${clock(i.opened)}` : `Seen at ${clock(i.opened)}`;
+  if (i.recovered_s !== undefined) return `${when}; over after ${lasted(i.took_s + i.recovered_s)}${i.shadow ? ", by itself" : ""}. Generation ${i.generations.join(" → ")}.`;
+  return `${when}; ${i.open ? "not over yet" : i.state}${i.opened !== undefined && i.open ? `, for ${lasted(Math.max(0, state.now - began))}` : ""}.`;
 }
+const TRAINED = ["straggler", "leaving"];  // no failure: its group trains on
 function times(i) {
   const told = i.took_s ? [`it had lasted ${lasted(i.took_s)} before it counted as a failure`] : [];
   for (const [name, said] of [["decided", "decided"], ["acted", "started"], ["recovered", "recovered"]]) {
     if (i[`${name}_s`] !== undefined) told.push(`${said} ${i[`${name}_s`].toFixed(2)} s after it was detected${i[name] === undefined ? "" : ` (${clock(i[name])})`}`);
   }
-  return [...told, `the group's newest step was ${number(i.step)}`, `how sure: ${i.confidence}`];
+  return [...told, `the group's newest step was ${number(i.step)}`, `how sure the cause and the culprit are: ${i.confidence}`];
 }
 
 function drawNodes() {
   const by = state.nodes_by_state, ids = Object.keys(state.nodes), total = by.alive + by.silent;
   const others = Object.entries(by).filter(([name, n]) => n && name !== "alive").map(([name, n]) => `${n} ${name}`);
-  say($("nodes-count"), `${by.alive} of ${total} nodes alive${others.length ? ` (${others.join(", ")})` : ""}. Spares: ${state.spares.slice(0, 8).join(", ") || "none"}${state.spares.length > 8 ? ` and ${state.spares.length - 8} more` : ""}.`);
+  say($("nodes-count"), `${by.alive} of ${total} nodes alive${others.length ? ` (${others.join(", ")})` : ""}. Spares: ${state.spares.slice(0, 8).join(", ") || "none"}${state.spares.length > 8 ? ` and ${state.spares.length - 8} more` : ""}${nodeless()}.`);
   ids.sort((a, b) => (state.nodes[b].wrong.length > 0) - (state.nodes[a].wrong.length > 0) || a.localeCompare(b, "en", { numeric: true }));
   keep($("nodes").tBodies[0], ids, () => {
     const made = row("", "agent", "does", "");
@@ -338,5 +348,7 @@ addEventListener("hashchange", () => {
   if (details?.tagName === "DETAILS") details.open = true;
 });
 new ResizeObserver(() => state.history && drawCharts()).observe($("charts"));
+const zone = -new Date().getTimezoneOffset(), from = `UTC${zone < 0 ? "-" : "+"}${two(Math.floor(Math.abs(zone) / 60))}:${two(Math.abs(zone) % 60)}`;
+say($("zone"), zone ? `${Intl.DateTimeFormat().resolvedOptions().timeZone}, now ${from}` : "UTC");
 setInterval(look, 1000);
 connect();

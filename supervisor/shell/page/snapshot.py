@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import explain
 from supervisor.core.ledger import Cause
-from supervisor.core.model import Incident, Memory, Rung
+from supervisor.core.model import Incident, Kind, Memory, Rung
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import attention
 from supervisor.shell.page.history import Point
 from supervisor.shell.page.verdicts import LETTERS, GroupVerdict, of_groups
-from supervisor.shell.status import NodeStatus, RunStatus
+from supervisor.shell.status import LighthouseStatus, NodeStatus, RunStatus
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 
@@ -42,6 +42,11 @@ class Live:
     clock_at: Mapping[str, float] = field(default_factory=dict)
     """By run, what is added to an instant of its run clock to make it wall clock; missing: not known yet."""
     still_s: float = 0.0
+    leaderless_s: float = math.inf
+    unlit_s: float = math.inf
+    """These three as in attention.Lasts."""
+    alarms: Sequence[str] = ()
+    """etcd's."""
     since: float = 0.0
     """Since when it watches: the history has nothing before."""
     store_since: float = 0.0
@@ -50,9 +55,11 @@ class Live:
     """How often it looks."""
 
     @property
-    def away_s(self) -> float:
-        """For how long etcd has not answered."""
-        return self.now - self.store_since if self.store_since else 0.0
+    def lasts(self) -> attention.Lasts:
+        away_s = self.now - self.store_since if self.store_since else 0.0
+        return attention.Lasts(
+            still_s=self.still_s, away_s=away_s, leaderless_s=self.leaderless_s, unlit_s=self.unlit_s
+        )
 
 
 def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, Any]:
@@ -92,21 +99,30 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     still = live.still_s if live.still_s > max(STILL_S, STILL * newest.step_s if newest else 0.0) else None
     wall = live.clock_at.get(run)
     told = client.incidents(mirror, run)
+    headline = attention.headline(found, verdicts, still)
+    asked = attention.get_up(
+        attention.Seen(
+            status=found, memory=memory, observed=observed, spec=spec, verdicts=verdicts, headline=headline, incidents=told,
+            allowed={scope: _allowed(spec, scope) for scope in found.budgets_left}, alarms=live.alarms, lasts=live.lasts,
+        )
+    )  # fmt: skip
+    now = live.now - wall if wall is not None else memory.clock
     return {
         "run": run,
         "letters": dict(LETTERS),
         "set": attention.settings(found, memory, spec),
-        "headline": status.as_json(attention.headline(found, verdicts, still)),
-        "get_up": _get_up(attention.get_up(found, memory, observed, verdicts, live.away_s)),
+        "headline": status.as_json(headline),
+        "get_up": _get_up(asked),
         "numbers": _numbers(found, newest, memory),
         "time": _time(status.account(mirror, run).seconds),
         "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
         "incidents": {i.id: _incident(i, wall) for i in chosen(told)},
         "incidents_all": len(told),
-        "recovery_s": round(sum(i.recovered - i.opened for i in told if i.recovered is not None and not i.shadow), 1),
+        "lost_s": round(sum(_lost_s(i, now) for i in told), 1),
         "nodes": {n.node or f"host {n.host}": _node(n, found) for n in _notable(nodes, found)},
         "nodes_by_state": _by_state(nodes, found),
         "spares": list(found.spares),
+        "nodeless": [g.group for g in memory.groups.values() if g.phase in ("fencing", "placing") and not g.node],
         "budgets": _budgets(spec, found),
         "notes": _notes(found),
     }
@@ -117,9 +133,9 @@ def _get_up(asked: attention.GetUp) -> dict[str, Any]:
 
 
 def newest_point(found: Mapping[str, Any], at: float) -> Point | None:
-    """What the history keeps of a snapshot; None: no step is known."""
+    """What the history keeps of a snapshot; None: no group that is there has made a step."""
     numbers = found.get("numbers")
-    if not numbers or not numbers["step"]:
+    if not numbers or not numbers["step"] or not any(group["step"] for group in found["groups"].values()):
         return None
     loss = numbers.get("loss")
     return Point(at, numbers["step"], None if isinstance(loss, str) else loss, numbers["step_s"], numbers["quorum"])
@@ -133,9 +149,10 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
         "quorum": newest.participants if newest is not None else 0,
         "quorum_id": newest.quorum_id if newest is not None else -1,
         "groups": len(found.groups),
-        "leader": found.leader,
+        "leader": _process(found.leader),
         "epoch": found.epoch,
-        "lighthouse": str(found.lighthouse),
+        "lighthouse": _lighthouse(found.lighthouse),
+        "lit": found.lighthouse.state == "open",
     }
     if newest is not None and newest.loss is not None:
         # a loss that is not finite is no JSON
@@ -143,6 +160,18 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
     if memory.checkpoint is not None:
         numbers["checkpoint"] = memory.checkpoint.step
     return numbers
+
+
+def _process(leader: str) -> str:
+    """`host:pid` in words, since it looks like a port."""
+    host, _, pid = leader.rpartition(":")
+    return f"pid {pid} on {host}" if leader else ""
+
+
+def _lighthouse(seat: LighthouseStatus) -> str:
+    if not seat.node:
+        return "none"
+    return f"{seat.state}, on node {seat.node}{f' ({seat.address})' if seat.address else ''}"
 
 
 def _time(seconds: Mapping[str, float]) -> dict[str, Any]:
@@ -213,6 +242,16 @@ def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
     return body
 
 
+def _lost_s(i: Incident, now: float) -> float:
+    """Seconds for which its group did not train, so far. `now` is on the run clock."""
+    if i.shadow:
+        return 0.0
+    trained = i.kind in (Kind.STRAGGLER, Kind.LEAVING)  # until something was done about it
+    began = i.acted if trained else i.opened - i.took_s
+    ended = i.recovered if i.recovered is not None else now if is_open(i) else None
+    return max(0.0, ended - began) if began is not None and ended is not None else 0.0
+
+
 def _did(i: Incident) -> str:
     """What was done, if it was: one that is paused, or halted meanwhile, was only decided, or not even that."""
     rung = f"rung {i.rung.value} ({i.rung.name.lower().replace('_', ' ')})"
@@ -230,7 +269,7 @@ def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:
 
 def _wrong(n: NodeStatus) -> list[str]:
     said = [] if n.alive else ["silent: its agent's lease is gone" if n.node else "no node is there"]
-    said += [f"cordoned: {n.cordon}"] if n.cordon else []
+    said += [f"cordoned: {attention.plain(n.cordon)}"] if n.cordon else []
     said += [f"leaving: {n.leaving}"] if n.leaving and n.leaving != n.cordon else []
     if n.check is not None and n.alive and n.check.stands in ("failed", "unknown") and not n.cordon:
         said.append(f"its checks {'failed' if n.check.stands == 'failed' else 'could not be done'} ({n.check.why})")
@@ -263,19 +302,21 @@ def _by_state(nodes: Iterable[NodeStatus], found: RunStatus) -> dict[str, int]:
 
 def _budgets(spec: RunSpec, found: RunStatus) -> list[dict[str, Any]]:
     """The run's own, and those of groups that were drawn on."""
-    budget = spec.policy.budget
     rows = []
     for scope, left in found.budgets_left.items():
         name, _, group = scope.partition(":")
-        if name == "restart":
-            of = budgets.allowed(budget, Rung.RESTART)
-        elif not group:
-            of = budgets.allowed(budget, Rung[name.upper()])
-        else:
-            of = spec.policy.kind_budget[name]
+        of = _allowed(spec, scope)
         if not group or left < of:
-            rows.append({"what": name, "group": group, "left": left, "of": of})
+            rows.append({"what": attention.plain(name), "group": group, "left": left, "of": of})
     return rows[:NODES]
+
+
+def _allowed(spec: RunSpec, scope: str) -> int:
+    """How much a budget is, by its name in RunStatus.budgets_left."""
+    name, _, group = scope.partition(":")
+    if group and name != "restart":
+        return spec.policy.kind_budget[name]
+    return budgets.allowed(spec.policy.budget, Rung[name.upper()])
 
 
 def _notes(found: RunStatus) -> list[str]:

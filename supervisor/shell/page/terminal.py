@@ -97,7 +97,7 @@ class Drawing:
             f"loss {loss:.3f}" if isinstance(loss, float | int) else f"loss {loss or 'not known'}",
             f"{n['step_s']:.3g} s a step" if n["step_s"] else "",
             f"{n['tokens_per_s']:,} tokens/s" if n["tokens_per_s"] else "",
-            f"quorum {n['quorum']} of {n['groups']} (id {n['quorum_id']})" if n["quorum"] else "no quorum yet",
+            f"quorum {n['quorum']} of {n['groups']}, id {n['quorum_id']}" if n["quorum"] else "no quorum yet",
             f"checkpoint step {n['checkpoint']:,}" if "checkpoint" in n else "no checkpoint yet",
             f"leader {n['leader']}, epoch {n['epoch']}" if n["leader"] else "no leader",
             f"lighthouse {n['lighthouse']}",
@@ -164,7 +164,7 @@ class Drawing:
             of, key=lambda i: (of[i]["open"], of[i]["order"], int(i[1:]) if i[1:].isdigit() else 0), reverse=True
         )
         is_open = sum(of[i]["open"] for i in ids)
-        summed = f"{self._told['incidents_all']} so far, {is_open} open; {lasted(self._told['recovery_s'])} of group time to recover"
+        summed = f"{self._told['incidents_all']} so far, {is_open} open; {lasted(self._told['lost_s'])} of group time lost so far"
         found = [Text(), self._cut(Text().append("incidents  ", "bold").append(summed if ids else "none so far"))]
         for left, i in enumerate(ids):
             lines = self._incident(i, of[i])
@@ -194,11 +194,15 @@ class Drawing:
         return [self._cut(one) for one in (line, done, why) if one is not None]
 
     def _when(self, about: Mapping[str, Any]) -> str:
+        took_s = about["took_s"]
         seen = f"seen {clock(about['opened'])}, " if "opened" in about else ""
+        if seen and took_s >= 0.1:
+            began = "began" if about["kind"] in ("straggler", "leaving") else "lost"
+            seen = f"{began} about {clock(about['opened'] - took_s)}, {seen}"
         if "recovered_s" in about:
-            return f"{seen}over after {lasted(about['recovered_s'])}"
+            return f"{seen}over after {lasted(took_s + about['recovered_s'])}"
         if about["open"] and "opened" in about:
-            return f"{seen}for {lasted(max(0.0, self._told['now'] - about['opened']))}"
+            return f"{seen}for {lasted(max(0.0, self._told['now'] - about['opened'] + took_s))}"
         return f"{seen}{'not over' if about['open'] else about['state']}"
 
     def _nodes(self) -> list[Text]:
@@ -207,7 +211,10 @@ class Drawing:
         head = f"{by['alive']} of {by['alive'] + by['silent']} alive"
         head += f" ({', '.join(others)})" if others else ""
         named = ", ".join(spares[:4]) + (f" and {len(spares) - 4} more" if len(spares) > 4 else "")
-        line = Text().append("nodes  ", "bold").append(f"{head}; spares: {named or 'none'}")
+        waits = self._told["nodeless"]
+        who = f"group {waits[0]} waits" if len(waits) == 1 else f"{len(waits)} groups wait"
+        nodeless = f"; {who} for a node" if waits else ""
+        line = Text().append("nodes  ", "bold").append(f"{head}; spares: {named or 'none'}{nodeless}")
         return [Text(), self._cut(line)]
 
     def _wrong(self, height: int) -> list[Text]:
@@ -284,10 +291,19 @@ def clock(unix_s: float) -> str:
     return time.strftime("%H:%M:%S" if at[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", at)
 
 
+def zone(unix_s: float) -> str:
+    """Which `clock` is in, in the terminal's letters alone: UTC, CET, +0530."""
+    name = time.strftime("%Z", time.localtime(unix_s))
+    return name if name.isascii() and name.isalnum() else time.strftime("%z", time.localtime(unix_s))
+
+
 def lasted(seconds: float) -> str:
     """As the page tells it."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    if seconds < 120:
+    if seconds < 119.5:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    whole = round(seconds)
+    big, small = (whole // 60, whole % 60) if whole < 3600 else (whole // 3600, whole % 3600 // 60)
+    names = ("min", "s") if whole < 3600 else ("h", "min")
+    return f"{big} {names[0]} {small} {names[1]}" if small else f"{big} {names[0]}"

@@ -65,7 +65,7 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
     if group.phase == "finished":
         return _all(spec, "e", "")
     if group.phase not in ("starting", "running"):
-        return _all(spec, "d" if group.incident else "w", _WAITS_FOR[group.phase])
+        return _all(spec, "d" if group.incident else "w", group.left_out or _WAITS_FOR[group.phase])
     verdict, why = node_verdict(group.node, group, observed, spec)
     if verdict != Verdict.HEALTHY:
         return _all(spec, "d" if verdict == Verdict.DEAD else "u", why)

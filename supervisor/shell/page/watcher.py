@@ -7,7 +7,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from supervisor.core.model import Memory
@@ -17,7 +18,7 @@ from supervisor.ports.store import Changes, Store, Watch
 from supervisor.shell import views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page.feed import Feed
-from supervisor.shell.page.history import History
+from supervisor.shell.page.history import History, Since
 from supervisor.shell.page.snapshot import Live, drawn, newest_point, snapshot
 from supervisor.shell.targets import Target, known
 from supervisor.wire import keys
@@ -62,14 +63,18 @@ class Page:
         store: Store,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        alarms: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        self._store = store
+        """`alarms`: etcd's, as sentences; asked at every look while etcd answers."""
+        self._store, self._alarms = store, alarms
         self._wall, self._monotonic = wall, monotonic
         self._since = wall()
         self._lock = threading.Lock()
         self._feeds: dict[str, Feed] = {"": Feed()}
         self._runs: frozenset[str] = frozenset()
         self._histories: dict[str, History] = {}
+        self._leaderless: defaultdict[str, Since] = defaultdict(Since)
+        self._unlit: defaultdict[str, Since] = defaultdict(Since)
         self._clock_at: dict[str, float] = {}
         self._watch: Watch | None = None
         self.targets: tuple[Target, ...] | None = None
@@ -176,17 +181,25 @@ class Page:
         self._cost_s = self._monotonic() - began
 
     def _tell(self, mirror: Mirror, record: RunRecord, to: list[Feed], away_since: float) -> None:
-        history = self._histories.setdefault(record.spec.name, History())
-        now = self._wall()
+        run, now = record.spec.name, self._wall()
+        history = self._histories.setdefault(run, History(now))
         live = Live(
             now=now,
             clock_at=self._clock_at,
             still_s=history.still_s(now),
+            leaderless_s=self._leaderless[run].lasts_s(now),
+            unlit_s=self._unlit[run].lasts_s(now),
+            alarms=() if away_since else self._alarms(),
             since=self._since,
             store_since=away_since,
             every_s=round(max(EVERY_S, SHARE * self._cost_s)),
         )
         found = snapshot(mirror, record, live)
+        if "groups" in found:
+            self._leaderless[run].look(not found["numbers"]["leader"], now)
+            self._unlit[run].look(not found["numbers"]["lit"], now)
+            if not any(group["generation"] for group in found["groups"].values()):
+                history.nothing_to_step(now)
         point = newest_point(found, now)
         if point is not None:
             history.add(point)

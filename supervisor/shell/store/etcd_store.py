@@ -49,7 +49,8 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security
         reasons.append(expired)
     where = ", ".join(f"{host}:{port}" for host, port in connection.endpoints)
     raise Retryable(
-        f"no etcd answers at {where} ({'; '.join(reasons)}): start one with `supervisor up`, or give --etcd"
+        f"no etcd answers at {where} ({'; '.join(reasons)}): give --etcd, or set SUPERVISOR_ETCD, to where the runs' etcd is; "
+        "only for a first run: `supervisor up` starts one"
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from supervisor.ports.errors import PortError
+from supervisor.ports.store import Item
 from supervisor.shell.store.connection import Connection
 from supervisor.shell.store.errors import NOSPACE_MEND
 from supervisor.shell.store.stubs import rpc
@@ -39,6 +41,16 @@ class StoreStatus:
     members: tuple[Member, ...] = ()
     members_unknown: str = ""
     warning: str | None = None
+
+
+class Asked(Protocol):
+    """An etcd that says how it is."""
+
+    def get(self, key: str) -> Item | None: ...
+
+    def status(self) -> StoreStatus:
+        """Raises Retryable when it does not answer."""
+        ...
 
 
 def read_status(connection: Connection) -> StoreStatus:

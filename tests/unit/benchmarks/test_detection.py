@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
-from benchmarks.detection import HANGS, percentile, row, summary
+import pytest
+
+from benchmarks import detection
+from benchmarks import detection_rows as made
 from benchmarks.detection_cases import CASES
+from benchmarks.detection_rows import HANGS, MET, missed, not_made, percentile, row
+from fault_injection.not_here import NotHere
+from supervisor.ports.errors import Fatal
 
 
 def trial(**about: Any) -> dict[str, Any]:
@@ -16,6 +25,23 @@ def trial(**about: Any) -> dict[str, Any]:
 
 def rows(**trials: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: row(CASES[name], found) for name, found in trials.items()}
+
+
+def summary(found: dict[str, dict[str, Any]], *also: str, seeds: int = 1) -> dict[str, Any]:
+    return made.summary(found, [*found, *also], seeds)
+
+
+def well(**other: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """All that has to be there for every goal to be met."""
+    found = {
+        "sigkill": [trial()],
+        "gil_held": [trial(times_the_bound=1.9, bound_s=4.0)],
+        "hiccup": [trial(detect_s=None)],
+    }
+    return rows(**{**found, **other})
+
+
+NEVER = {"detect_s": None, "kind_right": False, "culprit_right": False, "rung_right": False, "found": ["nothing"]}
 
 
 def test_a_row_counts_what_is_right_and_shows_what_was_found() -> None:
@@ -29,8 +55,11 @@ def test_a_row_counts_what_is_right_and_shows_what_was_found() -> None:
 
 
 def test_what_was_never_found_has_no_time() -> None:
-    found = row(CASES["sigkill"], [trial(detect_s=math.nan, kind_right=False, found=["nothing"])])
-    assert found["detect_s_median"] is None
+    found = row(CASES["sigkill"], [trial(**NEVER)])
+    assert (found["detect_s_median"], found["without_a_time"]) == (None, 1)
+    ended = row(CASES["sigkill"], [trial(**NEVER, ended_after_s=0.1)])
+    assert ended["from_its_end_s_p99"] is None
+    assert row(CASES["hiccup"], [trial(detect_s=None)])["without_a_time"] == 0
 
 
 def test_the_percentile_is_a_value_that_was_seen() -> None:
@@ -39,8 +68,8 @@ def test_the_percentile_is_a_value_that_was_seen() -> None:
 
 
 def test_goals_are_met_by_the_slowest_alone() -> None:
-    well = rows(sigkill=[trial(), trial(detect_s=0.19)], gil_held=[trial(times_the_bound=1.9, bound_s=4.0)])
-    assert all(summary(well)[goal] for goal in ("crash_goal_met", "hang_goal_met", "culprit_goal_met"))
+    quick = rows(sigkill=[trial(), trial(detect_s=0.19)], gil_held=[trial(times_the_bound=1.9, bound_s=4.0)])
+    assert missed(summary(quick), {}) == []
     slow = rows(sigkill=[trial(), trial(detect_s=0.21)], gil_held=[trial(times_the_bound=2.1, bound_s=4.0)])
     assert not any(summary(slow)[goal] for goal in ("crash_goal_met", "hang_goal_met"))
 
@@ -57,6 +86,90 @@ def test_a_culprit_is_asked_for_wherever_something_is_broken() -> None:
 
 def test_what_is_not_measured_meets_no_goal() -> None:
     assert not any(summary(rows(hiccup=[trial(detect_s=None)]))[goal] for goal in ("crash_goal_met", "hang_goal_met"))
+
+
+def test_all_that_is_well_misses_nothing() -> None:
+    assert missed(summary(well()), {"single_owner": "pass"}) == []
+    assert [goal for goal in MET if not summary(well())[goal]] == []
+
+
+@pytest.mark.parametrize(
+    ("other", "short"),
+    [
+        ({"sigkill": [trial(), trial(kind_right=False)]}, ["all_kinds_right"]),
+        ({"sigkill": [trial(), trial(rung_right=False)]}, ["all_rungs_right"]),
+        (
+            {"hiccup": [trial(kind_right=False, detect_s=None)]},
+            ["all_kinds_right", "nothing_done_where_nothing_is_to_be_done"],
+        ),
+        ({"sigkill": [trial()] * 99 + [trial(detect_s=None)]}, ["crash_goal_met"]),
+        ({"gil_held": [trial(times_the_bound=1.1, bound_s=4.0), trial(detect_s=9.0)]}, ["hang_goal_met"]),
+        ({"sigkill": [trial(helped_before=True)]}, ["all_came_back_by_themselves"]),
+        (
+            {"sigkill": [trial()] * 99 + [not_made(1, Fatal("there is no process 7"))]},
+            ["crash_goal_met", "all_kinds_right", "all_rungs_right"],
+        ),
+    ],
+)
+def test_one_trial_that_is_wrong_is_a_goal_that_is_missed(other: dict[str, Any], short: list[str]) -> None:
+    """A crash without a time was never found; a hang without a bound was found by something else than its bound."""
+    assert missed(summary(well(**other)), {}) == short
+
+
+def test_a_cause_with_fewer_trials_than_seeds_is_refused() -> None:
+    found = summary(well(), "killed_for_memory", seeds=1)
+    assert (missed(found, {}), found["fewer_trials_of"]) == (["all_trials_made"], ["killed_for_memory"])
+    assert summary(well(sigkill=[trial()] * 2), seeds=2)["fewer_trials_of"] == ["gil_held", "hiccup"]
+
+
+def test_a_checker_that_does_not_pass_is_named() -> None:
+    assert missed(summary(well()), {"single_owner": "unknown: no history", "generations_grow": "pass"}) == [
+        "single_owner"
+    ]
+
+
+class System:
+    """No run is broken: what is asked of it is how a trial ended."""
+
+    def __init__(self) -> None:
+        self.w = self
+        self.record = None
+
+    def settle(self) -> None: ...
+
+    def history(self, _: object) -> None: ...
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The benchmark's exit code and result, when each trial of a cause ends in this way."""
+
+    def ended(_: object, name: str, seed: int) -> dict[str, Any]:
+        if isinstance(ends[name], Exception):
+            raise ends[name]
+        return {"seed": seed, **ends[name]}
+
+    results = folder / "results.json"
+    monkeypatch.setattr(detection, "bench", lambda *_: contextlib.nullcontext(System()))
+    monkeypatch.setattr(detection, "trial", ended)
+    monkeypatch.setattr(detection.checkers, "check", lambda _: [])
+    monkeypatch.setattr(sys, "argv", ["x", "--seeds", "2", "--results", str(results), "--only", *ends])
+    return detection.main(), json.loads(results.read_text())
+
+
+def test_only_what_this_machine_cannot_make_is_left_out_and_the_exit_code_says_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = {"sigkill": trial(), "gil_held": trial(times_the_bound=1.1, bound_s=4.0)}
+    code, result = measured(monkeypatch, tmp_path, found)
+    assert (code, result["missed"]) == (0, [])
+    assert result["commit"]
+    code, result = measured(monkeypatch, tmp_path, found | {"disk_full": NotHere("needs root")})
+    assert (code, result["missed"]) == (1, ["all_trials_made"])
+    assert (result["not_measured"], result["fewer_trials_of"]) == ({"disk_full": "needs root"}, ["disk_full"])
+    code, result = measured(monkeypatch, tmp_path, found | {"node_killed": Fatal("the run still drains")})
+    assert (code, result["not_measured"]) == (1, {})
+    assert result["kinds"]["node_killed"]["found"] == {"not made: the run still drains": 2}
+    assert result["kinds"]["node_killed"]["kind_right"] == 0
 
 
 def test_every_cause_can_be_told_from_a_wrong_verdict() -> None:

@@ -23,7 +23,7 @@ def w() -> World:
     return World(groups=3).bring_up()
 
 
-@pytest.mark.parametrize("activity", ["data", "compute", "checkpoint", "other"])
+@pytest.mark.parametrize("activity", ["data", "compute", "checkpoint", "evaluate", "compile", "save", "other"])
 @pytest.mark.parametrize("waits_in", ["quorum", "collective", "commit", "heal"])
 def test_one_that_waits_for_nobody_hangs_and_is_restarted(w: World, activity: str, waits_in: str) -> None:
     hangs(w, 0, waits_in)
@@ -271,8 +271,9 @@ def test_one_that_cannot_be_seen_and_misses_a_quorum_is_given_the_time_of_a_hang
         assert not w.memory.behind, "it is there again: what it missed before says nothing"
 
 
-def test_one_that_cannot_be_seen_may_take_as_long_as_it_has_taken_for_a_checkpoint(w: World) -> None:
-    w.report(1, 0, commits=50, step=50, measured=Measured(step_s=2.0, apart_s=8.0))
+@pytest.mark.parametrize("pause", ["apart_s", "pause_s"])
+def test_one_that_cannot_be_seen_may_take_as_long_as_it_has_taken_for_a_checkpoint(w: World, pause: str) -> None:
+    w.report(1, 0, commits=50, step=50, measured=Measured(step_s=2.0, **{pause: 8.0}))
     facts(w, 1, ranks_unseen="their files do not answer")
     steps(w, 50, participants=2)
     w.round()
@@ -323,6 +324,18 @@ def test_who_waits_while_the_others_step_on_is_to_blame(w: World) -> None:
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
     w.round()
     assert w.memory.behind == {}
+
+
+def test_who_waits_for_a_group_that_evaluates_alone_blames_it_only_once_it_hangs_itself(w: World) -> None:
+    for group in (0, 2):
+        hangs(w, group, "quorum")
+    w.report(1, commits=1, step=50)
+    assert w.round(600.0).actions == ()
+    assert not w.memory.incidents
+    hangs(w, 1, "evaluate")
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.HANG, 1, Rung.RESTART)
+    assert "for 31 s in evaluate" in w.incident.evidence[0]
 
 
 def test_who_was_passed_by_and_waits_now_is_not_to_blame_for_what_keeps_the_others(w: World) -> None:

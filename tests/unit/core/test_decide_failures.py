@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.detect import ENGINE_AWAY_S, ENGINE_WORD_S
-from supervisor.core.model import Kind, Rung
+from supervisor.core.model import ControlView, Kind, Rung
 from tests.unit.core.world import HOST, World
 
 
@@ -309,8 +309,9 @@ def test_a_spent_budget_climbs_and_says_so() -> None:
 
 
 def test_the_whole_ladder_in_one_incident() -> None:
-    """A group that crashes at every start climbs rung by rung to the halt, each with its sentence."""
-    w = World(groups=2, spares=1, budget={"restart": 1, "replace": 1, "reallocate": 1}).bring_up()
+    """A group that crashes at every start, and without which nobody steps, climbs rung by rung to the halt, each with its
+    sentence."""
+    w = World(groups=2, min_groups=2, spares=1, budget={"restart": 1, "replace": 1, "reallocate": 1}).bring_up()
     rungs = []
     for number in range(4, 8):
         w.crash(0)
@@ -648,11 +649,14 @@ def test_silence_then_a_lost_node_climbs_within_the_same_incident() -> None:
     w = World().bring_up()
     w.hear(0, "silent")
     w.round()
-    opened = w.incident.opened
+    opened, began = w.incident.opened, w.incident.opened - w.incident.took_s
+    assert began < opened
+    w.now += w.spec.policy.node_lease_s
     w.lapse("n1")
     assert w.memory.cordons == {"n1": "incident i1: node_lost"}
     assert (w.incident.id, w.incident.kind, w.incident.rung) == ("i1", Kind.NODE_LOST, Rung.REPLACE)
     assert w.incident.opened == opened
+    assert w.incident.opened - w.incident.took_s == began, "it was lost when it fell silent, not a lease before that"
     assert len(w.incident.evidence) == 2
     w.recover()
     assert list(w.incidents) == ["i1"]
@@ -815,3 +819,11 @@ def test_a_group_that_starts_in_a_run_that_a_person_stops_drains_as_the_others()
     w.round()
     assert w.memory.phase == "stopping"
     assert w.memory.groups[0].phase == "starting"
+
+
+def test_a_late_start_of_a_paused_run_does_not_keep_the_leader_awake() -> None:
+    w = World(groups=2, spares=0).start_up()
+    w.control = ControlView(paused=True)
+    w.round(w.spec.policy.start_timeout_s + 10)
+    w.round(1.0)
+    assert w.last.look_again_at is None or w.last.look_again_at >= w.now

@@ -9,7 +9,6 @@ from supervisor.core.errors import (
     last_words,
     normal,
     of_the_machine,
-    of_what_is_shared,
     raised,
     signature,
     where,
@@ -145,22 +144,3 @@ def test_the_last_words_of_a_log(log: str, words: str) -> None:
 )
 def test_which_errors_may_be_the_machines(error: str, machine: bool) -> None:
     assert of_the_machine(error) is machine
-
-
-@pytest.mark.parametrize(
-    ("error", "shared"),
-    [
-        ("TimeoutError: the quorum timed out", True),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
-        ("OSError: [Errno 116] Stale file handle: '/shared/data'", True),
-        ("OSError: [Errno 28] No space left on device", True),
-        ("requests.exceptions.HTTPError: 503 Server Error", True),
-        ('RuntimeError: status: Unknown, message: "transport error", details: []', True),
-        ("torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error", True),
-        ("FileNotFoundError: [Errno 2] No such file", False),
-        ("ValueError: hidden size 5003 must be even", False),
-        ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
-    ],
-)
-def test_which_errors_may_be_of_what_all_nodes_share(error: str, shared: bool) -> None:
-    assert of_what_is_shared(error) is shared

@@ -11,6 +11,8 @@ from supervisor.core import cordons
 from supervisor.core.explain import explain
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import CordonView, Kind, Rung, Suspicion
+from supervisor.core.spec import FirstRungSpec
+from tests.unit.core.test_blame import hangs
 from tests.unit.core.world import World
 
 SIGSEGV = 11
@@ -60,6 +62,36 @@ def test_nor_is_it_held_against_any_host_that_comes_after() -> None:
         assert (w.memory.cordons, w.suspicions) == ({}, [])
     assert len(homes) > 1, "the ladder climbs as ever"
     assert "cordon" not in [a.verb for a in w.last.actions]
+
+
+def test_a_start_that_hangs_on_the_next_host_too_is_held_against_none() -> None:
+    """An image that is slow to load, or a store that is away, hangs wherever the group is started."""
+    w = World(groups=1, spares=4, budget={"restart": 1, "replace": 9}, start_timeout_s=60.0).bring_up()
+    w.crash(0)
+    homes = []
+    for _ in range(3):
+        w.round(61.0)
+        w.start_again(0)
+        homes.append(w.group().node)
+        w.round(61.0)
+        assert w.incident.kind == Kind.START_TIMEOUT
+    assert homes[0] == "n1"
+    assert len(set(homes)) > 1, "the ladder climbs as ever"
+    assert (w.memory.cordons, w.suspicions) == ({}, [])
+
+
+def test_a_hang_on_the_next_host_too_is_held_against_none() -> None:
+    """A sample on which the data loader blocks: at the same step, wherever the group runs."""
+    w = World(groups=2, spares=3, first_rung=FirstRungSpec(hang="replace")).bring_up()
+    for n in range(3):
+        hangs(w, 0, "data", stack="in read (loader.py:10)")
+        w.others_wait(0)
+        w.round(100.0)
+        assert (w.incident.kind, w.incident.rung) == (Kind.HANG, Rung.REPLACE)
+        assert len(w.suspicions) == (1 if n == 0 else 0), "the second one frees the first host"
+        w.recover(0)
+        w.go_on(step=51 + n)
+    assert "it follows the group, so no host is to blame" in " ".join(w.incident.evidence)
 
 
 def test_the_host_that_it_left_is_used_again() -> None:
@@ -134,8 +166,8 @@ def test_another_incident_that_is_held_against_the_host_keeps_it_where_it_is() -
 
 
 def test_an_incident_that_goes_on_is_told_as_it_is() -> None:
-    """One that crashes at every start is one incident, on all its hosts."""
-    w = World(groups=2, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
+    """One that crashes at every start, and without which the others cannot step, is one incident, on all its hosts."""
+    w = World(groups=2, min_groups=2, spares=4, budget={"restart": 1, "replace": 9}).bring_up()
     for _ in range(4):
         w.crash(0, SIGSEGV, step=20)
         w.round(61.0)
@@ -191,3 +223,20 @@ def test_what_was_freed_meanwhile_is_deleted_all_the_same_and_nothing_said() -> 
     decision = w.round(61.0)
     assert decision.acquitted == (("n1", "i2"),)
     assert "uncordon" not in [a.verb for a in decision.actions]
+
+
+def test_a_hang_in_the_kernel_that_follows_its_group_costs_no_third_node() -> None:
+    """A file system that both hosts mount does not answer."""
+    w = World(groups=3, spares=2).bring_up()
+    for step in (50, 60):
+        hangs(w, 0, "data", process="uninterruptible", step=step)
+        w.others_wait(0, step=step)
+        w.round()
+        if step == 50:
+            assert w.incident.rung == Rung.REPLACE
+            w.recover(0, step=55)
+            w.go_on(step=56)
+            w.round(200.0)
+    assert w.incident.kind == Kind.HANG
+    assert "follows the group" in str(w.incident.evidence)
+    assert w.incident.rung == Rung.RESTART

@@ -45,6 +45,7 @@ def line(event: str, start: float, t: float, **about: object) -> dict[str, objec
         ("checkpoint_wait", Cause.CHECKPOINT),
         ("checkpoint_end", Cause.CHECKPOINT),
         ("purged", Cause.CHECKPOINT),
+        ("evaluated", Cause.EVALUATE),
         ("digest", Cause.DIGEST),
         ("finished", Cause.END),
         ("closed", Cause.END),

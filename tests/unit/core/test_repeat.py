@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from supervisor.core.ending import PEERS_GONE_EXIT
 from supervisor.core.model import ControlView, Kind, Rung
+from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World, replace
 
 BUG = "ValueError: bad batch at 0x7f10"
@@ -286,19 +288,159 @@ def test_in_every_group_addresses_do_not_make_it_another() -> None:
     assert w.incident.reason.startswith("every group ended with the same error")
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_what_all_nodes_share_is_not_the_program(groups: int) -> None:
-    """A store that is away is away everywhere: nothing is halted before the budgets are spent."""
-    away = "TimeoutError: the quorum timed out after 1800 s"
-    w = World(groups=groups, spares=1).bring_up()
-    for _ in range(3):
-        for group in range(groups):
-            w.fail(group, 1, away, step=40, commits=1)
-        w.round(61.0)
+def end_all(w: World, error: str, step: int = 40, commits: int = 1) -> None:
+    """Every group ends with an error, and what is decided about it."""
+    for group in w.memory.groups:
+        w.fail(group, 1, error, step=step, commits=commits)
+    w.round(1.0)
+
+
+def start_all(w: World) -> None:
+    """Every group is started again, whatever its pause."""
+    for group in w.memory.groups:
+        w.start_again(group)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: The size of tensor a (501) must match the size of tensor b (512)",
+        "RuntimeError: The size of tensor a (500) must match the size of tensor b (512)",
+        "ValueError: unknown option 'timeout_s' in [data]",
+        "AssertionError: residual connection of 504 features, expected 502",
+    ],
+)
+def test_in_every_group_whatever_words_and_numbers_are_in_it(error: str) -> None:
+    w = World(groups=2).bring_up()
+    end_all(w, error)
+    assert outcome(w) == STOPPED
+    assert error in " ".join(w.incident.evidence)
+
+
+@pytest.mark.parametrize("error", ["ValueError: hidden size 500", "ValueError: unknown option 'timeout_s' in [data]"])
+def test_nor_do_they_keep_a_lone_group_from_being_stopped(error: str) -> None:
+    again = trains()
+    assert fails(again, error) == Rung.RESTART
+    again.recover(step=10)
+    fails(again, error)
+    assert outcome(again) == STOPPED
+    never = starts()
+    for rung in (Rung.RESTART, Rung.REPLACE, Rung.STOP):
+        assert fails(never, error, step=0, commits=0) == rung
+        if rung != Rung.STOP:
+            never.start_again()
+    assert outcome(never) == STOPPED
+
+
+AWAY = "HfHubHTTPError: 503 Server Error: Service Unavailable for url: https://hub/x"
+AWAY_TOO = "ConnectionError: Couldn't reach 'c4' on the Hub (LocalEntryNotFoundError)"
+
+
+def test_a_store_that_is_away_for_ten_minutes_stops_nothing_and_costs_no_node() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    began = w.now
+    ends = 0
+    while w.now < began + 600.0:
+        end_all(w, AWAY if ends % 3 else AWAY_TOO, step=40 if not ends else 0, commits=not ends)
         assert w.memory.phase == "running"
-        for group in range(groups):
-            assert w.incidents[w.group(group).incident].kind == Kind.ERROR
-            w.recover(group, step=10)
+        ends += 1
+        start_all(w)
+    assert ends > 10, "it is tried again at least once a minute"
+    assert {w.group(g).node for g in (0, 1)} == {"n1", "n2"}
+    assert w.memory.cordons == {}
+    assert sorted(w.memory.spent) == ["restart:0"], "but for the first, which came before the other group's was seen"
+    assert "which no other node cures" in w.incidents[w.group(1).incident].reason
+    for group in (0, 1):
+        w.recover(group, step=41)
+    assert w.memory.incidents == {}
+    assert (w.group(0).seen, w.group(1).seen) == (None, None)
+
+
+def test_one_that_is_away_for_longer_than_the_run_is_to_survive_stops_it_with_the_trace() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    longest_s = w.spec.torchft.quorum_timeout_ms / 1000
+    began = w.now
+    while w.memory.phase == "running":
+        assert w.now < began + longest_s + 130.0
+        assert max(g.attempts for g in w.memory.groups.values()) < 60
+        end_all(w, AWAY)
+        if w.memory.phase == "running":
+            start_all(w)
+    assert w.now >= began + longest_s
+    halted = next(i for i in w.incidents.values() if i.state == "halted")
+    assert (halted.kind, halted.rung, halted.error) == (Kind.SAME_ERROR, Rung.STOP, AWAY)
+    assert "longer than the 1800 s (torchft.quorum_timeout_ms)" in w.memory.halt_reason
+    assert sorted(w.memory.spent) == ["restart:0"]
+
+
+def test_two_ends_far_apart_are_too_few_to_stop_it() -> None:
+    """Each may have waited itself: for a quorum, or with a start that takes long."""
+    w = World(groups=2).bring_up()
+    end_all(w, "TimeoutError: the quorum timed out after 1800 s")
+    start_all(w)
+    w.now += w.spec.torchft.quorum_timeout_ms / 1000
+    end_all(w, "TimeoutError: the quorum timed out after 1800 s")
+    assert w.memory.phase == "running"
+    start_all(w)
+    end_all(w, "TimeoutError: the quorum timed out after 1800 s")
+    assert w.memory.phase == "stopping"
+
+
+def test_what_was_waited_for_begins_anew_after_another_end() -> None:
+    w = World(groups=2).bring_up()
+    for error in (AWAY, AWAY, "KeyError: 'x'"):
+        end_all(w, error) if error == AWAY else w.fail(0, 1, error, step=40)
+        w.round(1.0)
+        start_all(w) if error == AWAY else w.start_again(0)
+    w.now += w.spec.torchft.quorum_timeout_ms / 1000
+    end_all(w, AWAY)
+    assert w.memory.phase == "running"
+
+
+def test_in_one_group_alone_it_is_its_nodes_or_its_links() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    rungs = []
+    for _ in range(4):
+        rungs.append(fails(w, AWAY, step=40))
+        w.commit(1, step=50)
+        w.start_again()
+    assert rungs == [Rung.RESTART, Rung.RESTART, Rung.RESTART, Rung.REPLACE]
+
+
+def test_a_lone_group_tries_one_other_node_and_then_waits() -> None:
+    w = trains()
+    rungs = []
+    for _ in range(9):
+        rungs.append(fails(w, AWAY, step=40))
+        w.start_again()
+    assert rungs == [Rung.RESTART] * 3 + [Rung.REPLACE] + [Rung.RESTART] * 5
+    assert w.memory.phase == "running"
+
+
+def test_who_finds_no_peer_then_is_waited_for_too_but_not_for_ever() -> None:
+    """It was started to heal from another, which has ended by it as well meanwhile."""
+    w = World(groups=2, spares=1).bring_up()
+    end_all(w, AWAY)
+    start_all(w)
+    for _ in range(5):
+        w.fail(0, PEERS_GONE_EXIT)
+        w.round(1.0)
+        assert (w.incidents[w.group(0).incident].kind, w.incidents[w.group(0).incident].rung) == (
+            Kind.PEERS_GONE,
+            Rung.RESTART,
+        )
+        w.start_again(0)
+    assert len(w.memory.spent["restart:0"]) == 1
+    w.now += w.spec.torchft.quorum_timeout_ms / 1000
+    w.fail(0, PEERS_GONE_EXIT)
+    w.round(1.0)
+    assert len(w.memory.spent["restart:0"]) == 2
+
+
+def test_where_errors_are_not_to_be_restarted_nothing_is_waited_for() -> None:
+    w = World(groups=2, spares=1, first_rung=FirstRungSpec(error="stop")).bring_up()
+    end_all(w, AWAY)
+    assert w.memory.phase == "stopping"
 
 
 def test_in_every_group_another_place_is_another_error() -> None:

@@ -10,6 +10,7 @@ import pytest
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.spec import FirstRungSpec
+from supervisor.shell.waiting import held
 from tests.unit.core.world import World
 
 FOR_S = 300.0
@@ -76,6 +77,78 @@ def test_the_slowest_rank_counts_and_five_are_named_at_most() -> None:
     assert "group 1 is slow: rank 1 " in w.waits()
     many = world(*[0.4] * 10, *[0.9] * 7)
     assert many.waits().count("is slow") == 5
+
+
+# --- all of them, or one alone ---
+
+
+def began(*computes: float, past: float = 0.4, data: float = 0.0) -> World:
+    """All took so long for a step, to compute, when their generations began."""
+    w = World(groups=len(computes)).bring_up()
+    for group, seconds in enumerate(computes):
+        w.commit(group, step=500, compute_s=seconds, compute_past_s=past, data_s=data)
+    w.round(1.0)
+    return w
+
+
+ALL = "all groups compute about 2 times as long as when they began (0.4 s a step then): by what they share, or by their program"
+
+
+def test_that_all_take_longer_than_they_did_is_said_and_nothing_done() -> None:
+    w = began(0.8, 0.81, 0.79)
+    assert (w.waits(), held(w.memory, w.observed(), w.spec)) == (ALL, (ALL,)), "status says so too"
+    for group in range(3):
+        w.commit(group, step=600, compute_s=0.84, compute_past_s=0.4)
+    w.round(10_000.0)
+    assert w.waits() == ALL, "said in the same words: it is journaled when the words change"
+    assert (w.memory.incidents, w.memory.slow) == ({}, {})
+    for group in range(3):
+        w.commit(group, step=700, compute_s=0.41, compute_past_s=0.4)
+    w.round(1.0)
+    assert (w.waits(), held(w.memory, w.observed(), w.spec)) == ("", ()), "it is over"
+
+
+def test_one_alone_is_compared_with_what_it_took_at_first() -> None:
+    said = "group 0 computes about 3 times as long as when it began (0.4 s a step then): there is no other to compare it with"
+    assert began(1.2).waits() == said
+    assert began(0.45, data=0.8).waits() == (
+        "group 0 takes about 3 times as long as when it began (0.4 s a step then), for its data: there is no other to compare it with"
+    )
+
+
+def test_that_all_wait_for_their_data_is_told_from_that_they_compute() -> None:
+    said = "all groups take about 3 times as long as when they began (0.4 s a step then), for their data: by what they share, or by their program"
+    assert began(0.4, 0.42, data=0.8).waits() == said
+
+
+def test_of_most_of_them_their_number_is_said() -> None:
+    """None of the others is unusual among so many that are slow."""
+    w = began(0.8, 0.8, 0.8, 0.4, 0.4)
+    assert w.waits().startswith("3 of 5 groups compute about 2 times as long as when they began")
+    assert "they began" not in began(0.8, 0.8, 0.4, 0.4).waits(), "half of them are told one by one, or not at all"
+
+
+def test_one_that_is_slower_than_the_others_is_told_as_ever_where_they_are_slow_too() -> None:
+    w = began(0.8, 0.8, 2.0)
+    assert w.waits().split(" | ") == [
+        "group 2 is slow: rank 0 on node n3 computes about 2.5 times as long as the others", ALL
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("now", "past"), [(0.8, 0.0), (0.55, 0.4), (0.024, 0.008)], ids=["just started", "a little", "milliseconds"]
+)
+def test_what_says_nothing_of_all_of_them_is_not_said(now: float, past: float) -> None:
+    assert began(now, now, past=past).waits() == ""
+    assert began(now, past=past).waits() == ""
+
+
+def test_who_was_started_a_moment_ago_has_nothing_to_be_compared_with() -> None:
+    w = began(0.8, 0.8, 0.8)
+    w.crash(1)
+    w.round(1.0)
+    w.recover(1, step=501)
+    assert w.waits().startswith("2 of 3 groups compute"), "the others are as slow as they were"
 
 
 def acting(*computes: float, rung: Any = "restart", **policy: Any) -> World:

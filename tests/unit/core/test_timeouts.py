@@ -95,6 +95,7 @@ def test_an_order_that_is_violated_names_key_value_the_least_and_why(spec: RunSp
         (Measured(gate_ms=1024), "torchft.heartbeat_timeout_ms", 1324),
         (Measured(collective_s=10.0), "torchft.process_group_timeout_ms", 10_001),
         (Measured(apart_s=1800.01), "policy.hang.at_most_s", 1800.1),
+        (Measured(pause_s=1800.01), "policy.hang.at_most_s", 1800.1),
         (Measured(step_s=360.5), "policy.hang.at_most_s", 1802.5),
         (Measured(start_s=300.01), "policy.start_timeout_s", 300.1),
         (Measured(store_ms=1700), "policy.node_lease_s", 6),
@@ -156,6 +157,7 @@ def test_the_defaults_and_the_examples_fit(spec: RunSpec, seen: Measured) -> Non
         (SPEC, Measured(collective_s=8.0), "torchft.process_group_timeout_ms", 16_000),
         (SPEC, Measured(step_s=4.0), "policy.hang.at_least_s", 50),
         (SPEC, Measured(apart_s=900.0), "policy.hang.at_most_s", 2700),
+        (SPEC, Measured(pause_s=900.0), "policy.hang.at_most_s", 2700),
         (changed(torchft__quorum_timeout_ms=60_000, torchft__quorum_retries=10), NOTHING, "torchft.quorum_timeout_ms", 1_800_000),
         (changed(torchft__quorum_retries=0), NOTHING, "torchft.quorum_retries", 1),
         (changed(policy__cut_off_stop_s=60), NOTHING, "policy.cut_off_stop_s", 1800),
@@ -217,7 +219,7 @@ SPECS = st.builds(
 )  # fmt: skip
 SEENS = st.builds(
     Measured,
-    step_s=S, longest_step_s=S, collective_s=S, apart_s=S, start_s=S, gate_ms=st.floats(0, 5000), store_ms=st.floats(0, 5000),
+    step_s=S, longest_step_s=S, collective_s=S, apart_s=S, pause_s=S, start_s=S, gate_ms=st.floats(0, 5000), store_ms=st.floats(0, 5000),
     engine_word_s=st.floats(0, 60),
 )  # fmt: skip
 

@@ -12,6 +12,8 @@ import yaml
 from dashboards import build
 from dashboards.boards import BOARDS, VARIABLES, Board
 from dashboards.panels import Panel
+from supervisor.core.model import Verdict
+from supervisor.shell.catalogue import GROUP_PHASES
 
 ALL = build.files()
 PANELS = [pytest.param(panel, id=f"{board.title}: {panel.title}") for board in BOARDS for panel in board.panels]
@@ -72,6 +74,23 @@ def test_incidents_are_marked_where_a_run_is_shown() -> None:
 def test_badput_is_stacked_to_the_whole() -> None:
     (panel,) = [p for board in BOARDS for p in body(board)["panels"] if p["title"] == "Group-seconds by cause"]
     assert panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "percent"
+
+
+def colours(title: str) -> dict[str, str]:
+    (panel,) = [p for board in BOARDS for p in body(board)["panels"] if p["title"] == title]
+    found = panel["fieldConfig"]["overrides"]
+    return {o["matcher"]["options"]: o["properties"][0]["value"]["fixedColor"] for o in found}
+
+
+def test_what_is_good_is_green_and_every_phase_and_verdict_has_a_colour() -> None:
+    phases, verdicts = colours("Groups by phase"), colours("Nodes by verdict")
+    assert set(phases) == set(GROUP_PHASES)
+    assert set(verdicts) == {verdict.value for verdict in Verdict}
+    good = {phases["running"], verdicts["healthy"], colours("Group-seconds by cause")["productive"]}
+    assert len(good) == 1
+    (green,) = good
+    assert "green" in green
+    assert [*phases.values(), *verdicts.values()].count(green) == 2
 
 
 def panel(expression: str, legend: str = "") -> Panel:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from dashboards import rules
 from dashboards.rules import Alert
+from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
 
 ROOT = Path(__file__).parents[3]
 ALERTS = rules.alerts()
@@ -33,6 +35,31 @@ def test_each_has_a_page_with_four_answers(alert: Alert) -> None:
     assert len(text.splitlines()) <= NIGHT_LINES
 
 
+BEGINS: Mapping[Level, str] = {"now": "Now", "soon": "In the morning", "no": "When it stops"}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
+def test_rule_page_and_runbook_call_a_person_at_the_same_time(alert: Alert) -> None:
+    """What the page says of each is asked of it in tests/unit/shell/page/test_snapshot.py."""
+    answer = (ROOT / alert.runbook).read_text().partition("## When to get up\n\n")[2]
+    assert re.match(rf"{BEGINS[CALLS[alert.name]]}\b", answer), answer
+    committed = {r["alert"]: r for r in rules.build()["groups"][0]["rules"]}
+    assert committed[alert.name]["labels"]["severity"] == rules.SEVERITIES[CALLS[alert.name]]
+
+
+def test_the_table_has_every_alert_once_and_no_other() -> None:
+    assert [*CALLS] == [alert.name for alert in ALERTS]
+
+
+def test_an_alert_calls_when_the_page_does() -> None:
+    lasts = {alert.name: alert.for_s for alert in ALERTS}
+    for name in ("NoLeader", "StoreAway", "LighthouseAway"):
+        assert lasts[name] == AWAY_S
+    (progress,) = [alert for alert in ALERTS if alert.name == "RunNotProgressing"]
+    within = _s(re.findall(r"\[(\w+):\]", progress.expression)[0])
+    assert progress.for_s + within == STILL_S
+
+
 def test_there_is_no_page_without_an_alert() -> None:
     pages = {path.name for path in (ROOT / "docs" / "runbooks").glob("*.md")} - {"README.md"}
     assert pages == {Path(alert.runbook).name for alert in ALERTS}
@@ -42,17 +69,6 @@ def test_the_list_of_pages_is_whole_and_says_the_severity() -> None:
     text = (ROOT / "docs" / "runbooks" / "README.md").read_text()
     found = re.findall(r"^\| \[(\w+)\]\(([a-z-]+\.md)\) \| (\w+) \|", text, re.MULTILINE)
     assert found == [(alert.name, Path(alert.runbook).name, alert.severity) for alert in ALERTS]
-
-
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "runbooks").glob("*.md")), ids=lambda p: p.name)
-def test_the_commands_of_a_page_exist(page: Path) -> None:
-    """A wrong command at three in the morning is worse than none."""
-    from supervisor.cli import app
-
-    groups = {g.name for g in app.registered_groups} | {"chaos", "demo", "simulate"}
-    names = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback} | groups
-    for word in re.findall(r"`supervisor ([a-z-]+)", page.read_text()):
-        assert word in names, f"{page.name}: supervisor {word}"
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)

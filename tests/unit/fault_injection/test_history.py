@@ -144,14 +144,15 @@ def test_of_two_without_an_outcome_only_the_second_did(tmp_path: Path) -> None:
     assert set(answers(history).values()) == {"pass"}
 
 
-def test_one_whose_number_a_decision_without_actions_took_did_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epoch", [1, 2], ids=["of the same term", "of the next"])
+def test_one_whose_number_a_decision_without_actions_took_did_not(tmp_path: Path, epoch: int) -> None:
     files = story(tmp_path)
     files.intent(14.0, 3, {0: 1, 1: 7}, [place(1, 7, "n7")])
     files.journal = [x for x in files.journal if x.get("decision") != 3 or x["t"] == 14.0]
     for line in files.journal:
         if line.get("decision", 0) > 3:
-            line["epoch"] = 2
-    files.decide(14.2, 3, {0: 1, 1: 2}, epoch=2)
+            line["epoch"] = epoch
+    files.decide(14.2, 3, {0: 1, 1: 2}, epoch=epoch)
     files.journal.sort(key=lambda x: x["t"])
     history = files.history()
     assert [d.number for d in history.committed()] == [1, 2, 4, 5, 6, 7]

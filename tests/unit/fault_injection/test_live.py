@@ -59,9 +59,10 @@ WELL = Memory(
 )  # fmt: skip
 
 
-def trainer(group: int, commits: int = LEARNED_STEPS, step: int = 40) -> TrainerObserved:
+def trainer(group: int, commits: int = LEARNED_STEPS, step: int = 40, participants: int = 2) -> TrainerObserved:
     progress = Progress(
-        run="run", group=group, generation=1, rank=0, pid=os.getpid(), sequence=1, phase="step", step=step, commits=commits
+        run="run", group=group, generation=1, rank=0, pid=os.getpid(), sequence=1, phase="step", step=step, commits=commits,
+        participants=participants,
     )  # fmt: skip
     return TrainerObserved(
         run="run", group=group, generation=1, rank=0, pid=os.getpid(), state="running", progress=progress
@@ -146,6 +147,15 @@ def test_what_is_not_well(world: World) -> None:
     assert after(world, {keys.health("n3"): encode(cold)}) == "no spare is ready"
     groups = {**WELL.groups, 1: replace(WELL.groups[1], phase="starting")}
     assert after(world, run_values_of(replace(WELL, groups=groups))) == "group 1 is starting"
+
+
+def test_a_group_that_steps_without_another_is_not_well_and_the_step_is_that_of_all(world: World) -> None:
+    alone = after(world, node("n1", trainer(0, step=49, participants=1), allocation="run-a1"))
+    assert alone == "group 0 made its last step in a quorum of 1 of 2 groups"
+    assert world.live.look().step == 40
+    back = node("n2", trainer(1, step=50), allocation="run-a2") | node("n1", trainer(0, step=50), allocation="run-a1")
+    assert after(world, back) == ""
+    assert world.live.look().step == 50
 
 
 def made(world: World) -> dict[str, int]:

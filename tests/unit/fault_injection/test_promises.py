@@ -16,6 +16,7 @@ from fault_injection.history import FaultDone, History, Left, Steps
 from fault_injection.incidents import incidents
 from fault_injection.promises import ALL, PROMISES
 from fault_injection.recorded import load, save
+from supervisor.core import away, breaker
 from supervisor.core.ledger import Interval
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
 from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, story
@@ -509,7 +510,15 @@ def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> N
     assert answers(history, tmp_path) == PASS
 
 
-@pytest.mark.parametrize(("reason", "answer"), [("because", "fail"), ("another group is the cause: it hung", "pass")])
+@pytest.mark.parametrize(
+    ("reason", "answer"),
+    [
+        ("because", "fail"),
+        ("another group is the cause: it hung", "pass"),
+        (breaker.IN_PLACE, "pass"),
+        (away.WAITED_FOR, "pass"),
+    ],
+)
 def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: str, answer: str) -> None:
     files = story(tmp_path)
     for number in (2, 3):

@@ -17,9 +17,14 @@ from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
 from fault_injection.sim.faults import KINDS, Fault
 from fault_injection.sim.lane import Kept, LaneError, Part
+from fault_injection.sim.nodes import Node
 from fault_injection.sim.run import recorded, run
 from fault_injection.sim.shrink import ddmin, shrunk
+from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec
+from supervisor.wire import keys
+from supervisor.wire.records import NodeDesired, encode
+from tests.agents.nodes import trainer
 from tests.sim.planted import no_proof_of_emptiness
 
 NODES = 4
@@ -142,6 +147,33 @@ def test_a_file_of_something_else_is_not_gone_on_with(tmp_path: Path, text: str)
     path.write_text(text)
     with pytest.raises(LaneError, match="holds no results"):
         Kept(path, NODES, go_on=True)
+
+
+def test_a_node_begins_what_is_wanted_by_etcd_and_not_by_its_late_watch_and_only_while_it_is_registered() -> None:
+    world = World(spec(NODES), 1)
+    node, leader, clock = Node(world, "n9999", "", "trainer"), SimStore(world.etcd, "leader"), world.clock
+    world.etcd.delay_s = (0.0, 0.0)
+
+    def desire(*generations: int) -> None:
+        wanted = NodeDesired(node="n9999", trainers=tuple(trainer(0, g, run="run") for g in generations))
+        leader.put(keys.desired("n9999", "run"), encode(wanted))
+
+    desire(1)
+    node._turn()
+    assert not node.trainers, "it was not registered yet"
+    world.etcd.delay_s = (5.0, 5.0)
+    desire()
+    node._turn()
+    assert not node.trainers, "it was withdrawn"
+    clock.now += 5.0
+    world.etcd.delay_s = (0.0, 0.0)
+    desire(2)
+    assert node._lease is not None
+    node._lease.revoke()
+    node._turn()
+    assert not node.trainers, "its lease was lost"
+    node._turn()
+    assert list(node.trainers) == ["run.0.2.0"]
 
 
 def test_the_lines_of_a_run_say_as_files_what_they_say_in_memory(tmp_path: Path) -> None:

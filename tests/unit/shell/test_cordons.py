@@ -276,7 +276,7 @@ def test_status_and_nodes_say_why_and_by_whom() -> None:
     mirror = mirror_of(values)
     found = status.run_status(mirror, RunRecord(spec=SPEC, run_dir="/r", launched_unix_s=1.0))
     assert found.cordons == {"n2": "cordoned by ann@login: disk", "n9": "incident i1 (for this run alone)"}
-    assert "cordoned n2: cordoned by ann@login: disk" in text(render.run(found))
+    assert "cordoned n2: cordoned by ann@login: disk" in text(render.run(found, 0.0))
     one, two, nine = status.node_status(mirror)
     assert (one.node, one.cordon) == ("n1", "")
     assert (two.node, two.cordon) == ("n2", "cordoned by ann@login: disk")

@@ -27,6 +27,7 @@ from supervisor.wire.records import (
     EpochsBefore,
     NodeDesired,
     NodeObserved,
+    Progress,
     Restoring,
     RunRecord,
     TrainerObserved,
@@ -288,3 +289,22 @@ def test_where_the_time_went_is_told_over_all_terms(store: MemoryStore) -> None:
     at[0] += loop.ACCOUNT_S
     second.step()
     assert told() >= total + loop.ACCOUNT_S, "the terms before it count"
+
+
+def test_when_the_last_step_was_outlives_the_trainers(store: MemoryStore) -> None:
+    at = [0.0]
+    term = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
+
+    def account(*trainers: TrainerObserved) -> float:
+        node = NodeObserved(node="n1", sequence=int(at[0]) + 1, trainers=trainers)
+        store.put(keys.observed("n1"), encode(node))
+        at[0] += loop.ACCOUNT_S
+        term.step()
+        item = store.get(keys.account("run"))
+        return decode(item.value, Account).stepped_unix_s if item is not None else -1.0
+
+    about: dict[str, Any] = {"run": "run", "group": 0, "generation": 1, "rank": 0, "pid": 1}
+    progress = Progress(**about, sequence=1, phase="step", step=3, commits=3, stepped_unix_s=700.0)
+    account()
+    assert account(TrainerObserved(**about, state="running", progress=progress)) == 700.0
+    assert account() == 700.0

@@ -107,6 +107,19 @@ def test_it_is_ended_with_up_and_missed_when_it_ends_by_itself(path: Path, tmp_p
     assert not is_running(pid, ticks)
 
 
+@pytest.mark.parametrize(("address", "asks"), [("127.0.0.2", "127.0.0.2:9000"), ("::1", "[::1]:9000")])
+def test_without_a_pool_it_asks_the_supervisor_at_its_address(
+    path: Path, tmp_path: Path, address: str, asks: str
+) -> None:
+    up = Up(home=tmp_path, address=address, pool=False, metrics_port=9000)
+    program(path, READY)
+    try:
+        up.start_prometheus(pytest.fail)
+        assert json.loads((tmp_path / "prometheus" / "prometheus.yml").read_text()) == config(asks, PLAIN)
+    finally:
+        up.stop()
+
+
 def test_a_port_that_is_taken_is_left_alone(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, READY)
     with socket.socket() as other:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from supervisor.core.model import Incident, Kind, Rung
-from supervisor.shell.render import shadows
+from supervisor.shell.render import incidents, shadows
 
 ONE = Incident(
     id="i1", kind=Kind.HANG, group=0, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=1,
@@ -31,3 +31,20 @@ def test_of_what_was_only_observed_it_says_how_much_recovered_by_itself(by_itsel
     assert f"5 would have been acted on, {by_itself} recovered by themselves, {4 - by_itself} still open" in text
     assert f"hang: 4, {by_itself} by themselves, {4 - by_itself} still open" in text
     assert "crash: 1, 0 by themselves, 0 still open" in text
+
+
+def test_incidents_say_when_each_was_seen_in_which_zone_within_80_columns() -> None:
+    longest = max(Kind, key=lambda kind: len(kind.value))
+    found = [
+        replace(ONE, node="gpu-node-17", kind=longest, opened=5.0, recovered=27.34),
+        replace(ONE, id="i12", node=""),
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80, soft_wrap=True).print(incidents(found, {"i1": 1_700_000_000.0}))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split()[:3] == ["id", "seen", "(UTC)"]
+    assert "11-14 22:13:20" in lines[1]
+    assert lines[2] == "    rung 1 restart (shadow), generation 1 -> 1: its node lives"
+    assert [line.index("gpu-node-17") for line in lines[1:2]] == [lines[0].index("node")]
+    assert "  -  " in lines[3]

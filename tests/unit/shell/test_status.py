@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console, RenderableType
 
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
@@ -18,6 +20,7 @@ from supervisor.wire.records import (
     Health,
     LeaderRecord,
     NodeObserved,
+    Progress,
     RunRecord,
     Stuck,
     TrainerObserved,
@@ -32,6 +35,8 @@ WAITING = replace(
     allocations={"run-a3": AllocationMemory(key="run-a3", state="wanted", since=35.0, reason="incident i1: node lost")},
     incidents={},
 )
+
+NOW = 1_000_000.0
 
 
 def seen(memory: Memory, grant: Grant | None = None, **values: bytes) -> RunStatus:
@@ -52,7 +57,7 @@ def test_who_waits_is_told_in_the_engines_own_words() -> None:
         "group 1 without a node: waiting for the engine",
         "allocation run-a3 pending: Resources; asked for at least 65 s ago (incident i1: node lost)",
     )
-    assert "run-a3 pending: Resources" in text(render.run(found))
+    assert "run-a3 pending: Resources" in text(render.run(found, NOW))
 
 
 def test_one_that_no_engine_has_answered_yet_is_pending() -> None:
@@ -75,6 +80,14 @@ def test_nothing_is_waited_for_when_all_is_granted_or_the_run_has_ended() -> Non
     assert seen(replace(WAITING, phase="halted")).waiting == ()
 
 
+def test_a_group_that_is_left_out_is_told_with_what_a_person_can_do() -> None:
+    group = replace(WAITING.groups[1], left_out="it ended in the same way", incident="i1")
+    found = seen(replace(WAITING, groups={**WAITING.groups, 1: group}, allocations={}))
+    said = "group 1 is left out: it ended in the same way; supervisor restart 1 tries it once more (incident i1)"
+    assert found.waiting == (said,), "it waits for no node"
+    assert said in text(render.run(found, NOW))
+
+
 def test_what_is_wrong_and_left_as_it_is_is_told() -> None:
     """Slow groups, a hang that is nobody's, and what the breaker holds."""
     groups = {g: GroupMemory(group=g, generation=1, node=f"n{g}", phase="running") for g in range(3)}
@@ -95,7 +108,7 @@ def test_what_is_wrong_and_left_as_it_is_is_told() -> None:
     stuck = Stuck(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
     found = seen(memory, **trainers(stuck=stuck))
     assert found.waiting[1] == "every group hangs, in data: it is a cause that they share, so none is ended"
-    assert "is slow" in text(render.run(found))
+    assert "is slow" in text(render.run(found, NOW))
     assert seen(replace(memory, phase="halted"), **trainers(stuck=stuck)).waiting == ()
 
 
@@ -105,7 +118,7 @@ def test_a_leaving_node_is_no_spare_and_a_cordon_is_of_its_host() -> None:
     grant = Grant(key="run-a1", state="granted", nodes=("n2",))
     found = seen(replace(MEMORY, handover_at_step=90), grant, **nodes)
     assert (found.spares, found.leaving, found.handover_at_step) == ((), {"n2": "time limit"}, 90)
-    assert "all groups end after step 90" in text(render.run(found))
+    assert "all groups end after step 90" in text(render.run(found, NOW))
     assert seen(MEMORY, grant, **registration("n2", allocation="run-a1")).spares == ("n2",)
     assert seen(MEMORY, grant, **registration("n2", allocation="run-a1", host="n9")).spares == (), "n9 is cordoned"
 
@@ -118,6 +131,25 @@ def test_nodes_are_told_with_their_hosts() -> None:
     shown = text(render.nodes([one, two]))
     assert "n2 on big7" in shown
     assert "leaving: time limit" in shown
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        (0.0, ""), (-15.0, ""), (59.0, ""), (-59.0, ""),
+        (-5400.0, "90 min behind"), (61.0, "1 min ahead of"), (3 * 3600.0, "3 h ahead of"), (-40 * 86400.0, "40 days behind"),
+    ],
+)  # fmt: skip
+def test_a_clock_that_is_off_by_more_than_a_reports_age_is_told_of_a_node_that_lives(by: float, said: str) -> None:
+    wanted = (f"clock_off: its clock is {said} the one here",) if said else ()
+    about = {"sequence": 1, "warm": "off", "disk_free_bytes": 0, "memory_available_bytes": 0, "load_1m": 0.0}
+    told = {keys.health("n1"): encode(Health(node="n1", unix_s=time.time() + by, **about))}  # type: ignore[arg-type]
+    (one,) = status.node_status(mirror_of({**registration("n1"), **told}))
+    assert one.facts == wanted
+    assert status.node_status(mirror_of(told))[0].facts == (), "what a node said last tells nothing of its clock today"
+    older = encode(Health(node="n1", **about))  # type: ignore[arg-type]
+    (one,) = status.node_status(mirror_of({**registration("n1"), keys.health("n1"): older}))
+    assert one.facts == ()
 
 
 def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> None:
@@ -141,7 +173,7 @@ def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> Non
         "group 0: its node n1 says: /home: No space left on device: the group may go on, but its steps, checkpoints and logs "
         "may not be told",
     )
-    assert "its node n1 says: /home: No space left" in text(render.run(found))
+    assert "its node n1 says: /home: No space left" in text(render.run(found, NOW))
     assert seen(memory, grant, **nodes, **health("n1"), **health("n2")).waiting == ()
 
 
@@ -149,11 +181,43 @@ def test_where_the_page_is() -> None:
     page = "http://127.0.0.1:8000/"
     found = seen(MEMORY, **{keys.LEADER: encode(LeaderRecord(host="h", pid=3, home="", page=page))})
     assert found.page == page
-    assert f"page {page}" in text(render.run(found))
-    assert "page" not in text(render.run(seen(MEMORY)))
+    assert f"page {page}" in text(render.run(found, NOW))
+    assert "page" not in text(render.run(seen(MEMORY), NOW))
 
 
 def test_a_run_that_has_ended_says_the_last_step_that_was_committed() -> None:
     ended = replace(MEMORY, phase="stopped", incidents={})
     assert seen(ended).step == 0, "no leader has told it"
     assert seen(ended, **{keys.account("run"): encode(Account(step=117))}).step == 117
+
+
+def stepped(*ago_s: float) -> dict[str, bytes]:
+    """Nodes whose ranks committed their newest steps so long before NOW."""
+    found = {}
+    for n, s in enumerate(ago_s):
+        about: dict[str, Any] = {"run": "run", "group": n, "generation": 1, "rank": 0, "pid": 1}
+        progress = Progress(**about, sequence=1, phase="step", step=48, stepped_unix_s=NOW - s)
+        trainer = TrainerObserved(**about, state="running", progress=progress)
+        found[keys.observed(f"n{n}")] = encode(NodeObserved(node=f"n{n}", sequence=1, trainers=(trainer,)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "said"),
+    [
+        ((), "step 48\n"),
+        ((3.0,), "step 48, 3.0 s ago\n"),
+        ((900.0, 40.0), "step 48, 40 s ago\n"),
+        ((-1.0,), "step 48, 0.0 s ago\n"),
+        ((-20.0,), "step 48, at 13:47:00 UTC by a node's clock that is ahead of this one\n"),
+    ],
+)
+def test_it_says_how_long_ago_the_last_step_was(ago_s: tuple[float, ...], said: str) -> None:
+    told = {keys.account("run"): encode(Account(step=48))}
+    assert said in text(render.run(seen(MEMORY, **told, **stepped(*ago_s)), NOW))
+
+
+def test_it_says_so_after_the_trainers_have_gone_too() -> None:
+    told = {keys.account("run"): encode(Account(step=48, stepped_unix_s=NOW - 700))}
+    assert "step 48, 11 min 40 s ago\n" in text(render.run(seen(MEMORY, **told), NOW))
+    assert "step 48, 40 s ago\n" in text(render.run(seen(MEMORY, **told, **stepped(40.0)), NOW))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -108,6 +109,23 @@ def test_many_nodes_whose_checks_fail_are_held_and_no_spare() -> None:
     for _ in range(3):
         world.round(1.0)
     assert value(world.telemetry, "supervisor_breaker_held", run=world.spec.name) == 1
+
+
+def test_while_no_rank_tells_of_a_step_the_last_one_stands() -> None:
+    """To 0 and back would look like progress, and a run that comes and goes would never count as one that stands still."""
+    world = Told().bring_up()
+    world.commit(0, step=40)
+    world.round(1.0)
+    told = partial(value, world.telemetry, "supervisor_committed_steps", run=world.spec.name)
+    assert told() == 40
+    ranks = {name: node.ranks for name, node in world.nodes.items()}
+    world.nodes = {name: replace(node, ranks=()) for name, node in world.nodes.items()}
+    world.round(1.0)
+    assert told() == 40
+    world.nodes = {name: replace(node, ranks=ranks[name]) for name, node in world.nodes.items()}
+    world.commit(0, step=30)
+    world.round(1.0)
+    assert told() == 30, "gone back to a checkpoint"
 
 
 def test_a_crash_and_its_recovery() -> None:

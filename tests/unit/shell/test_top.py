@@ -57,7 +57,7 @@ def printed(run: str = "", world: ToldWorld | None = None, encoding: str = "utf-
 
 def test_into_a_pipe_it_is_printed_once_and_nothing_is_cut() -> None:
     text = printed()
-    assert re.match(r"run run  one look, at \d\d:\d\d:\d\d: that no step comes is seen only by who watches\n", text)
+    assert re.match(r"run run  one look, at \d\d:\d\d:\d\d \w+: that no step comes is seen only by who watches\n", text)
     assert "Training: all 3 groups step.\nNobody has to get up.\n" in text
     assert "\x1b" not in text
     assert "   2  ✓✓  healthy   n3      generation 1  step 5\n" in text
@@ -92,7 +92,7 @@ def test_where_nothing_can_be_drawn_it_is_printed_once() -> None:
 def test_it_is_live_fits_and_leaves_the_terminal_as_it_was() -> None:
     with terminal(child(), PYTHONPATH=ROOT) as shown:
         screen = shown.shows("step 5 ")
-        assert re.match(r"run run +live \d\d:\d\d:\d\d$", screen[0])
+        assert re.match(r"run run +live \d\d:\d\d:\d\d \w+$", screen[0])
         assert screen[1].rstrip() == "Training: all 3 groups step."
         assert screen[2].rstrip() == "Nobody has to get up."
         assert max(map(len, screen)) <= 80

@@ -14,7 +14,10 @@ import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import up
+from supervisor.shell.engines.local import PoolNode
+from supervisor.wire import address as wire_address
 from supervisor.wire.records import LeaderRecord
+from supervisor.wire.security import Security, SecurityError
 from tests.helpers.waiting import eventually
 
 
@@ -159,6 +162,9 @@ def test_a_control_job_leaves_what_is_another_ups_alone(tmp_path: Path) -> None:
 class _Started:
     pid = 41
 
+    def poll(self) -> int | None:
+        return 0
+
 
 @pytest.fixture
 def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -173,19 +179,20 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def ports(spawned: list[list[str]]) -> list[str]:
-    return ["".join(a[a.index("--metrics-port") + 1 :][:1]) if "--metrics-port" in a else "" for a in spawned]
+def given(arguments: list[str], option: str) -> str:
+    return arguments[arguments.index(option) + 1] if option in arguments else ""
 
 
+@pytest.mark.parametrize(("pool", "listens"), [(True, "127.0.0.1"), (False, "127.0.0.2")])
 def test_a_supervisor_that_is_started_again_serves_its_page_where_it_was(
-    tmp_path: Path, spawned: list[list[str]]
+    tmp_path: Path, spawned: list[list[str]], pool: bool, listens: str
 ) -> None:
-    started = up.Up(home=tmp_path / ".supervisor", address="", endpoint="127.0.0.1:1")
+    started = up.Up(home=tmp_path / ".supervisor", address="127.0.0.2", pool=pool, endpoint="127.0.0.1:1")
     started.start_supervisor()
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((listens, 0))
         port = probe.getsockname()[1]
-    page = f"http://127.0.0.1:{port}/"
+    page = f"http://{listens}:{port}/"
     here = LeaderRecord(host=socket.gethostname(), pid=41, home="", metrics_port=port, page=page)
     started.leads(replace(here, pid=42))
     assert started.page == "", "another one leads"
@@ -194,7 +201,48 @@ def test_a_supervisor_that_is_started_again_serves_its_page_where_it_was(
     started.start_supervisor()
     with socket.socket() as somebody:
         somebody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        somebody.bind(("127.0.0.1", port))
+        somebody.bind((listens, port))
         somebody.listen()
         started.start_supervisor()
-    assert ports(spawned) == ["", str(port), ""], "nothing fails because somebody else has the port by now"
+    ports = [given(arguments, "--metrics-port") for arguments in spawned]
+    assert ports == ["", str(port), ""], "nothing fails because somebody else has the port by now"
+    assert {given(arguments, "--metrics-address") for arguments in spawned} == {listens}
+
+
+def started_at(tmp_path: Path, nodes: list[PoolNode], address: str, security: Security | None = None) -> str:
+    """The address that `up` found for itself."""
+    etcd = "127.0.0.1:1"
+    with up.up(tmp_path, nodes, etcd=etcd, address=address, security=security, say=pytest.fail) as started:
+        return started.address
+
+
+def test_the_page_of_a_control_job_is_where_the_others_reach_its_service_host(
+    tmp_path: Path, spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_address, "towards", {"127.0.0.1:1": "127.0.0.2"}.__getitem__)
+    monkeypatch.setattr(up, "_wait_ready", lambda _: None)
+    assert started_at(tmp_path, [], "auto") == "127.0.0.2"
+    supervisor, host = spawned
+    assert (given(supervisor, "--metrics-address"), given(supervisor, "--metrics-port")) == ("127.0.0.2", "")
+    assert given(host, "--address") == "127.0.0.2"
+    spawned.clear()
+    started_at(tmp_path, [PoolNode(name="n1")], "auto")
+    supervisor, host = spawned
+    assert (given(supervisor, "--metrics-address"), given(host, "--address")) == ("127.0.0.1", "127.0.0.2")
+
+
+def test_an_address_that_cannot_be_is_one_sentence_before_anything_starts(
+    tmp_path: Path, spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SecurityError, match=r"what this host listens on at 10\.9\.9\.9 is off loopback"):
+        started_at(tmp_path, [], "10.9.9.9")
+    with pytest.raises(Fatal, match=r"cannot listen on 240\.9\.9\.9: .*; give an --address of this machine"):
+        started_at(tmp_path, [], "240.9.9.9", Security(insecure=True))
+
+    def no_way(endpoint: str) -> str:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(wire_address, "towards", no_way)
+    with pytest.raises(Fatal, match=r"--address auto: .* 127\.0\.0\.1:1 is reached \(Network is unreachable\)"):
+        started_at(tmp_path, [], "auto")
+    assert spawned == []

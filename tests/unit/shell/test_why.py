@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,15 @@ def test_a_journal_of_a_program_that_had_other_kinds(tmp_path: Path) -> None:
         why.why(world.incident, path)
 
 
+def test_when_an_incident_was_seen_is_what_its_page_says(tmp_path: Path) -> None:
+    world = crashed(tmp_path)
+    found = why.seen(world.journal.path)
+    assert list(found) == ["i1"]
+    at = datetime.fromtimestamp(found["i1"], UTC)
+    assert f"detected  {at:%Y-%m-%d %H:%M:%S}" in page(world)
+    assert why.seen(tmp_path / "none") == {}
+
+
 # --- the command ---
 
 
@@ -254,6 +264,9 @@ def test_it_reads_etcd_and_the_runs_journal(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(common, "connect", connect)
     code, out, _ = run("i1", "--run", "run", "--etcd", "127.0.0.1:1", "--home", str(tmp_path))
     assert (code, "the same answer" in out) == (0, True)
+    listed = CliRunner().invoke(cli.app, ["incidents", "--etcd", "127.0.0.1:1", "--json"])
+    assert [i["seen_unix_s"] for i in json.loads(listed.stdout)] == [why.seen(world.journal.path)["i1"]]
     world.journal.path.unlink()
+    assert CliRunner().invoke(cli.app, ["incidents", "--etcd", "127.0.0.1:1"]).stdout.splitlines()[1].split()[1] == "-"
     code, out, _ = run("i1", "--run", "run", "--etcd", "127.0.0.1:1", "--home", str(tmp_path))
     assert (code, "Ask on head" in out) == (1, True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,9 @@ from supervisor.core.model import ControlView, StuckView
 from supervisor.shell import views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import merge
+from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S
 from supervisor.shell.page.snapshot import INCIDENTS, Live, snapshot
+from supervisor.shell.store.errors import NOSPACE_MEND
 from supervisor.wire import keys
 from supervisor.wire.records import Account, encode
 from tests.helpers.told import ToldWorld
@@ -74,7 +77,7 @@ def test_a_healthy_run() -> None:
     assert found["get_up"] == {"level": "no", "word": "Nobody has to get up.", "why": []}
     assert [words(found, g) for g in range(3)] == [["healthy", "healthy"]] * 3
     numbers = found["numbers"]
-    assert (numbers["step"], numbers["quorum"], numbers["groups"], numbers["leader"]) == (5, 3, 3, "host:41")
+    assert (numbers["step"], numbers["quorum"], numbers["groups"], numbers["leader"]) == (5, 3, 3, "pid 41 on host")
     assert numbers["loss"] == pytest.approx(w.loss(5), abs=1e-4)
     assert found["spares"] == ["n4"]
     assert found["nodes_by_state"] == {"alive": 5, "silent": 0, "cordoned": 0, "leaving": 0, "spare": 1}
@@ -107,9 +110,30 @@ def test_a_crash_is_told_from_its_first_sign_to_its_end() -> None:
     assert over["headline"]["text"] == "Training: all 3 groups step."
     assert over["incidents"]["i1"]["state"] == "recovered"
     assert over["incidents"]["i1"]["did"].startswith("What was done: rung 1 (restart). The group's processes were")
-    assert over["recovery_s"] == pytest.approx(over["incidents"]["i1"]["recovered_s"], abs=0.1)
+    assert over["lost_s"] == pytest.approx(over["incidents"]["i1"]["recovered_s"], abs=0.1)
     assert over["incidents"]["i1"]["generations"] == [1, 2]
     assert {"what": "restart", "group": "1", "left": 2, "of": 3} in over["budgets"]
+
+
+def test_a_group_that_is_left_out_says_why_and_can_wait() -> None:
+    w = world()
+    for number in range(4):  # it had trained before the first
+        w.fail(2, 1, "ValueError: no shard 7", step=0)
+        w.round(61.0)
+        if number < 3:
+            w.start_again(2)
+    w.admit(2)
+    w.round(1.0)
+    found = look(w)
+    assert words(found, 2) == ["dead", "dead"]
+    assert "the same way before its first commit 3 times in a row" in found["groups"]["2"]["why"]
+    assert found["headline"]["text"].startswith("Training on 2 of 3 groups: group 2 ")
+    assert found["get_up"]["level"] == "soon"
+    assert any("supervisor restart 2 tries it once more" in why for why in found["get_up"]["why"])
+    w.grant(5, "refused", "no nodes")
+    assert look(w)["get_up"]["level"] == "soon", "it is no group that needs a node"
+    w.control = ControlView(paused=True)
+    assert look(w)["get_up"]["level"] == "soon", "nothing would be done about it in any case"
 
 
 def test_a_lost_node_is_cordoned_and_its_group_moves() -> None:
@@ -129,6 +153,8 @@ def test_a_lost_node_is_cordoned_and_its_group_moves() -> None:
     assert next(iter(after["nodes"])) == node, "what is wrong comes first"
     assert after["get_up"]["level"] == "soon"
     assert any("no spare is left" in why for why in after["get_up"]["why"])
+    (barred,) = [why for why in after["get_up"]["why"] if why.startswith(f"cordoned {node}: ")]
+    assert barred.endswith(f"(once mended: `supervisor uncordon {node}`)"), "it was lost just now"
 
 
 def test_a_node_that_is_silent_while_its_group_is_heard_is_unknown() -> None:
@@ -197,39 +223,162 @@ def test_a_pause_needs_a_person_only_once_something_has_failed() -> None:
     assert found["incidents"]["i1"]["did"] == "Nothing was decided yet."
 
 
-def test_where_the_policy_only_observes_a_person_has_to_act() -> None:
+def test_where_the_policy_only_observes_nobody_is_called() -> None:
     w = world(mode="observe")
     w.crash(0)
     w.round(0.1)
     found = look(w)
     assert found["set"] == ["observe: it decides, and does nothing"]
     assert found["incidents"]["i1"]["shadow"]
-    assert found["get_up"]["level"] == "now"
+    assert found["get_up"]["level"] == "soon"
     assert "is only observed" in found["get_up"]["why"][0]
+    assert "`supervisor restart 0 --run run`" in found["get_up"]["why"][0]
 
 
 def test_the_breaker() -> None:
+    found = broken(world())
+    assert found["set"] == ["breaker holds"]
+    assert any(why.startswith("the breaker holds") for why in found["get_up"]["why"])
+
+
+def test_no_leader() -> None:
+    w = world()
+    w.store.commit({}, [keys.LEADER])
+    found = look(w)
+    assert found["get_up"]["level"] == "now", "nobody knows for how long"
+    assert found["get_up"]["why"][0].startswith("no supervisor leads")
+    found = look(w, leaderless_s=4.0)
+    assert found["get_up"]["level"] == "no"
+    assert found["get_up"]["word"].startswith("Nobody has to get up yet: no supervisor leads (another takes over ")
+
+
+def test_no_step() -> None:
+    w = world()
+    still = look(w, still_s=75.0)
+    assert still["headline"] == {"level": "bad", "text": "No new step for more than 75 s, though 3 groups run."}
+    assert still["get_up"]["level"] == "no"
+    assert "no step comes (a person is called after 15 min without one)" in still["get_up"]["word"]
+    assert look(w, still_s=10.0)["headline"]["level"] == "good", "steps may take that long"
+    called = look(w, still_s=STILL_S)["get_up"]
+    assert called["level"] == "now"
+    assert called["why"][0].startswith("no step has come for more than 15 min: `supervisor status --run run` says")
+
+
+def blind(w: ToldWorld) -> dict[str, Any]:
+    """Nobody hears etcd: Prometheus no supervisor, or the one that leads no watch."""
+    return look(w, store_since=CLOCK_AT + w.now - AWAY_S - 1)
+
+
+def without_a_step(w: ToldWorld) -> dict[str, Any]:
+    return look(w, still_s=STILL_S)
+
+
+def no_group_left(w: ToldWorld) -> dict[str, Any]:
+    """Every group hangs, and none is to blame."""
+    for group in range(3):
+        w.report(group, 0, commits=1, step=5, stuck=StuckView(activity="quorum", activity_s=931.0, bound_s=30.0))
+    assert look(w)["headline"]["text"].startswith("Not training: no group steps")
+    return without_a_step(w)
+
+
+def waits_for_nodes(w: ToldWorld) -> dict[str, Any]:
+    """All nodes are lost, and an allocation is only pending."""
+    for group in w.memory.groups.values():
+        w.hear(group.group, "silent")
+        w.nodes[group.node] = replace(w.nodes[group.node], registered=False)
+    w.round()
+    w.round(20.0)
+    return without_a_step(w)
+
+
+def halts(w: ToldWorld) -> dict[str, Any]:
+    for group in range(3):
+        w.fail(group, error="ValueError: a bad batch")
+    for _ in range(5):
+        w.round(1.0)
+    return look(w)
+
+
+def leaderless(w: ToldWorld) -> dict[str, Any]:
+    w.store.commit({}, [keys.LEADER])
+    return look(w, leaderless_s=AWAY_S + 1)
+
+
+def mute(w: ToldWorld) -> dict[str, Any]:
+    """The lighthouse's host says nothing any more, and there is no other."""
+    w.mute()
+    w.nodes["host"] = replace(w.nodes["host"], registered=False)
+    w.round(1.0)
+    assert look(w)["numbers"]["lighthouse"].startswith(("mute", "closing"))
+    assert look(w, unlit_s=5.0)["get_up"]["level"] == "no"
+    assert "no lighthouse is open" in look(w, unlit_s=5.0)["get_up"]["word"]
+    return look(w, unlit_s=AWAY_S + 1)
+
+
+def full(w: ToldWorld) -> dict[str, Any]:
+    return look(w, alarms=(NOSPACE_MEND,))
+
+
+def broken(w: ToldWorld) -> dict[str, Any]:
     w = world(groups=6, spares=1)
     for number in range(1, 7):
         w.hear(number - 1, "silent")
         w.nodes[f"n{number}"] = replace(w.nodes[f"n{number}"], registered=False)
     w.round()
     w.round(2.0)
-    found = look(w)
-    assert found["set"] == ["breaker holds"]
-    assert found["get_up"]["level"] == "now"
-    assert any(why.startswith("the breaker holds") for why in found["get_up"]["why"])
+    return look(w)
 
 
-def test_no_leader_and_no_step() -> None:
+FAULTS = {
+    "RunNotProgressing": (without_a_step, no_group_left, waits_for_nodes, halts),
+    "NoLeader": (leaderless,),
+    "StoreAway": (blind,),
+    "StoreOutOfSpace": (full,),
+    "LighthouseAway": (mute,),
+    "SupervisorBlind": (blind,),
+    "BreakerOpen": (broken,),
+}
+"""What each alert that calls somebody at night is for."""
+
+
+def test_every_alert_that_calls_at_night_has_its_fault() -> None:
+    assert set(FAULTS) == {name for name, level in CALLS.items() if level == "now"}
+
+
+@pytest.mark.parametrize(("name", "fault"), [(n, f) for n, faults in FAULTS.items() for f in faults])
+def test_while_an_alert_calls_the_page_does_too(name: str, fault: Callable[[ToldWorld], dict[str, Any]]) -> None:
+    up = fault(world())["get_up"]
+    assert (up["level"], up["word"]) == ("now", "A person has to act now:"), name
+    assert up["why"]
+
+
+def test_what_an_alert_leaves_for_the_morning_the_page_does_too() -> None:
+    w = world(budget={"restart": 2})
+    w.crash(1)
+    w.round(0.5)
+    w.recover(1, step=5)
+    up = look(w)["get_up"]
+    assert up["level"] == "soon", "BudgetNearlySpent"
+    assert "a budget is nearly spent (restart of group 1: 1 of 2 left)" in up["why"][0]
     w = world()
-    w.store.commit({}, [keys.LEADER])
-    found = look(w)
-    assert found["get_up"]["level"] == "now"
-    assert found["get_up"]["why"][0].startswith("no supervisor leads")
-    still = look(w, still_s=75.0)
-    assert still["headline"] == {"level": "bad", "text": "No new step for more than 75 s, though 3 groups run."}
-    assert look(w, still_s=10.0)["headline"]["level"] == "good", "steps may take that long"
+    for error in ("ValueError: one", "OSError: another"):
+        w.fail(1, error=error)
+        w.round(100.0)
+        w.recover(1, step=w.step)
+    up = look(w)["get_up"]
+    assert up["level"] == "soon", "FlappingNode"
+    assert any(why.startswith("node n2 had 2 incidents within a day") for why in up["why"]), up["why"]
+
+
+def test_a_run_that_asked_for_no_spare_lacks_none() -> None:
+    assert look(world(spares=0))["get_up"]["level"] == "no"
+
+
+def test_what_is_to_be_done_is_a_command() -> None:
+    for faults in FAULTS.values():
+        for fault in faults:
+            for why in fault(world())["get_up"]["why"]:
+                assert re.search(r"`?(supervisor|etcdctl) ", why), why
 
 
 def test_without_a_clock_nothing_is_told_of_when_but_all_of_how_long() -> None:

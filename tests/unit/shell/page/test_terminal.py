@@ -63,7 +63,7 @@ def test_an_incident_says_when_what_was_done_and_why() -> None:
     at = next(n for n, row in enumerate(text) if row.startswith("  i2 open  crash of group 1, rank 0, on n2; seen "))
     assert text[at + 1] == "     Decided: rung 1 (restart); it is under way."
     assert text[at + 2].startswith("     a process ended")
-    assert text[at + 3].startswith("  i1 recovered  node lost of group 2, on n3; seen ")
+    assert text[at + 3].startswith("  i1 recovered  node lost of group 2, on n3; lost about ")
     assert text[at + 3].endswith("s")
     assert "over after " in text[at + 3]
 
@@ -152,7 +152,16 @@ def test_a_loss_that_is_no_number() -> None:
 
 
 def test_how_long() -> None:
-    assert [lasted(s) for s in (3.04, 45.2, 600, 7300)] == ["3.0 s", "45 s", "10 min", "2.0 h"]
+    told = {
+        3.04: "3.0 s",
+        45.2: "45 s",
+        119.7: "2 min",
+        137: "2 min 17 s",
+        600: "10 min",
+        3599: "59 min 59 s",
+        7300: "2 h 1 min",
+    }
+    assert {s: lasted(s) for s in told} == told
 
 
 def test_where_the_time_went() -> None:
@@ -163,7 +172,7 @@ def test_where_the_time_went() -> None:
         "group_s": 7300.0,
         "lost": [["start", 0.05], ["lost_step", 0.0184], ["heal", 0.0004]],
     }
-    assert "ETTR 93.1% of 2.0 h of group time; badput: start 5.0%, lost step 1.8%" in drawn(told)
+    assert "ETTR 93.1% of 2 h 1 min of group time; badput: start 5.0%, lost step 1.8%" in drawn(told)
 
 
 def test_a_group_without_a_node() -> None:

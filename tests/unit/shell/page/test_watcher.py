@@ -1,0 +1,106 @@
+"""What only who looks again and again can know: for how long something has been so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.page.calls import AWAY_S, STILL_S
+from supervisor.shell.page.history import Since
+from supervisor.shell.page.watcher import UNREAD_EVERY_S, Page
+from supervisor.wire import keys
+from tests.helpers.told import ToldWorld
+
+
+class Watcher:
+    """Looks at a world as the page's thread does, by a clock of the test's."""
+
+    def __init__(self, world: ToldWorld, alarms: tuple[str, ...] = ()) -> None:
+        self.world, self.at = world, 1_700_000_000.0
+        self.page = Page(world.store, wall=lambda: self.at, alarms=lambda: alarms)
+
+    def up(self, after_s: float = 0.0) -> dict[str, Any]:
+        """Who has to get up, so long after; looked at as often as the page is while nobody reads it."""
+        end = self.at + after_s
+        with self.page.reading("") as feed:
+            while True:
+                self.page.look(Mirror(self.world.store.list(keys.PREFIX)))
+                if self.at >= end:
+                    found: dict[str, Any] = feed.newest["get_up"]
+                    return found
+                self.at = min(end, self.at + UNREAD_EVERY_S)
+
+
+@pytest.fixture
+def world() -> ToldWorld:
+    made = ToldWorld(groups=2, spares=1)
+    made.lead()
+    made.bring_up()
+    made.train(5)
+    return made
+
+
+def test_since() -> None:
+    since = Since()
+    assert since.lasts_s(10.0) == float("inf"), "nobody has looked yet"
+    since.look(True, 10.0)
+    assert since.lasts_s(11.0) == float("inf"), "it may have been so for long"
+    since.look(False, 12.0)
+    assert since.lasts_s(13.0) == 0.0
+    since.look(True, 14.0)
+    since.look(True, 15.0)
+    assert since.lasts_s(16.0) == 2.0
+
+
+def test_a_change_of_leaders_calls_nobody_and_none_for_a_minute_does(world: ToldWorld) -> None:
+    watcher = Watcher(world)
+    assert watcher.up(after_s=20.0)["level"] == "no"
+    world.store.commit({}, [keys.LEADER])
+    assert watcher.up(after_s=AWAY_S / 2)["level"] == "no"
+    up = watcher.up(after_s=AWAY_S)
+    assert up["level"] == "now"
+    assert up["why"][0].startswith("no supervisor leads")
+    world.lead()
+    assert watcher.up()["level"] == "no"
+
+
+def test_a_lighthouse_that_is_away_for_a_minute_calls(world: ToldWorld) -> None:
+    watcher = Watcher(world)
+    assert watcher.up(after_s=20.0)["level"] == "no"
+    world.mute()
+    world.nodes["host"] = replace(world.nodes["host"], registered=False)
+    world.round(1.0)
+    assert "no lighthouse is open" in watcher.up(after_s=AWAY_S / 2)["word"]
+    up = watcher.up(after_s=AWAY_S)
+    assert up["level"] == "now"
+    assert up["why"][0].startswith("the lighthouse has not been open")
+
+
+def test_a_run_that_stands_still_calls_when_the_alert_does(world: ToldWorld) -> None:
+    watcher = Watcher(world)
+    assert watcher.up(after_s=STILL_S / 2)["level"] == "no"
+    world.train(6)
+    assert watcher.up(after_s=STILL_S - UNREAD_EVERY_S)["level"] == "no"
+    up = watcher.up(after_s=2 * UNREAD_EVERY_S)
+    assert up["level"] == "now"
+    assert up["why"][0].startswith("no step has come for more than 15 min")
+
+
+def test_a_run_that_never_steps_calls_once_it_could(world: ToldWorld) -> None:
+    queued = ToldWorld(groups=2)
+    queued.lead()
+    queued.host()
+    queued.round()
+    watcher = Watcher(queued)
+    assert watcher.up(after_s=2 * STILL_S)["level"] != "now", "it waits in the queue"
+    queued.start_up()
+    assert watcher.up(after_s=STILL_S / 2)["level"] != "now"
+    assert watcher.up(after_s=STILL_S)["level"] == "now"
+
+
+def test_an_alarm_of_etcd_calls(world: ToldWorld) -> None:
+    up = Watcher(world, alarms=("etcd is full: etcdctl defrag",)).up()
+    assert (up["level"], up["why"]) == ("now", ["etcd is full: etcdctl defrag"])
