@@ -21,7 +21,7 @@ FILL_BYTES = 1 << 20
 FSYNC_LATER_S = 0.4
 
 LATE_S, IN_TIME_S = 0.1, 0.05
-"""The lighthouse drops whom the gate has not beaten for within 150 ms."""
+"""Less than what the gate's beats may be late (agents.gate_lighthouse.BEAT_TIMEOUT_MS)."""
 
 AT_FAILPOINT = "committed"
 

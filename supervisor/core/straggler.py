@@ -1,5 +1,7 @@
-"""Groups that take longer for a step than the others, or all of them than they did. All step together, so their steps take as long as the slowest one's; what
-each takes itself, to compute and for its data, tells them apart. Reported first; acted on only where the policy says so."""
+"""Groups that take longer for a step than the others, or all of them than they did.
+
+All step together, so their steps take as long as the slowest one's; what each takes itself, to compute and for its data, tells
+them apart. Reported first; acted on only where the policy says so."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -11,6 +12,7 @@ from supervisor.core.model import Kind, Rung
 from supervisor.wire.records import RunRecord
 from tests.helpers.slurm import GRACE_S, available
 from tests.helpers.waiting import eventually
+from tests.integration.test_lighthouse import TORCHFT
 from tests.slurm.test_control import SOON_S, trains
 from tests.slurm.test_rungs import others_step_on
 from tests.slurm.world import SlurmWorld, slurm_world
@@ -51,8 +53,20 @@ def job(w: SlurmWorld, number: int) -> dict[str, object]:
 
 
 def other_goes_on(w: SlurmWorld, record: RunRecord, since: float) -> None:
-    eventually(lambda: others_step_on(w, record, 1, since), SOON_S, "the other group commits without it")
+    """It never stands still for longer than a collective that lost somebody may take. A group that moves to a warm spare may be
+    back before the others are told to go on without it."""
+    back = time.time()
+    eventually(lambda: any(t > back for t in committed(w, record, since)), SOON_S, "the other group commits")
+    longest = max(later - earlier for earlier, later in pairwise([since, *committed(w, record, since)]))
+    print(f"MEASURED the other group's longest gap {longest:.2f} s")
+    assert longest < 2 * TORCHFT.process_group_timeout_ms / 1000
     assert w.status(record).groups[0].generation == 1
+
+
+def committed(w: SlurmWorld, record: RunRecord, since: float) -> list[float]:
+    """When the group that is not preempted has committed a step since then."""
+    ours = [steps for steps in w.history(record).steps if steps.group == 0]
+    return [line["t"] for steps in ours for line in steps.committed() if line["t"] > since]
 
 
 def test_the_group_moves_to_the_spare_before_its_grace_is_over(w: SlurmWorld, signals: bool) -> None:
@@ -94,6 +108,7 @@ def test_where_no_host_is_free_its_allocation_ends_at_nobodys_fault(w: SlurmWorl
     assert (incident.group, incident.node) == (1, before.groups[1].node)
     assert "PREEMPTED" in incident.evidence[0]
     other_goes_on(w, record, begun)
+    eventually(lambda: others_step_on(w, record, 1, begun), SOON_S, "alone, as nobody takes the lost one's place")
     assert (w.status(record).budgets_left, w.status(record).cordons) == (before.budgets_left, {})
     w.lab.cancel(taken[0])
     eventually(lambda: w.recovered(record, 0), SOON_S, "the group is back when a host is free")

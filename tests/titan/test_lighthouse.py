@@ -27,7 +27,7 @@ def status(lighthouse: Lighthouse) -> str:
 
 
 def heartbeating(lighthouse: Lighthouse, replica_id: str) -> bool:
-    """Whether its last heartbeat is younger than the timeout of 150 ms."""
+    """Whether its last heartbeat is younger than the 150 ms that this test gives."""
     seen = re.search(rf"{replica_id}: seen ([0-9.]+)s ago", status(lighthouse))
     return seen is not None and float(seen[1]) < 0.15
 
