@@ -7,8 +7,9 @@ picks, and left alone until it trains again. The control plane is the real one; 
 quorum with real collectives (tests/agents/toy_model.py), for a fault in TorchTitan itself is no other to the supervisor.
 `detect_s` is from the instant just before the fault to the incident with its rung in etcd, as a watch brings it here, by one
 monotonic clock. An incident that rides something through (rung 0) is a first sign, no verdict. Right are:
-the kind; the culprit: group and node, the rank too where it is one's doing, and nobody else is acted on; the first rung.
-Where nothing is to be done (rung "none") all three are right if nothing was done; a straggler is named in the journal besides.
+the kind; the culprit: group and node, the rank too where it is one's doing, and nobody else is acted on; the first rung; and the
+words of the evidence that name the cause. Whoever is acted on between two trials is a stray, and there may be none.
+Where nothing is to be done (rung "none") all are right if nothing was done; a straggler is named in the journal besides.
 With few seeds the 99th percentile is the slowest. A trial without a time misses its goal; so does a cause with fewer trials than
 seeds, be it that this machine cannot make it. The exit code is 0 when every goal is met.
 Of a crash is told besides when its process had ended, by its shim: a kill for memory comes only once the rank has filled it.
@@ -27,13 +28,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.decide import machine
 from benchmarks.detection_cases import CASES, CRASH, HANG, RANK_ZERO, Case, mount, unmount
-from benchmarks.detection_rows import HANGS, missed, not_made, row, summary
+from benchmarks.detection_rows import HANGS, RIGHT, missed, not_made, row, summary
 from fault_injection import causes, checkers
 from fault_injection.causes import Order
 from fault_injection.faults.fault import Target
@@ -164,6 +165,10 @@ class Bench:
     watcher: Watcher
     disks: bool
     trials: int = 0
+    judged: int = 0
+    """So many of the incidents' writes came before the last trial was over."""
+    strays: list[str] = field(default_factory=list)
+    """What was acted on between trials."""
     step_s: float = STEP_S
 
     @property
@@ -293,6 +298,7 @@ def trial(bench: Bench, name: str, seed: int) -> dict[str, Any]:
     case, rng = CASES[name], random.Random(f"{name}:{seed}")
     helped = bench.settled_or_helped()
     bench.trials += 1
+    bench.strays += [_told(i) for _, i in bench.acted(bench.judged).values()]
     rank = 0 if name in RANK_ZERO else rng.randrange(RANKS)
     group = rng.randrange(GROUPS)
     time.sleep(rng.uniform(0.0, 1.0))
@@ -304,6 +310,7 @@ def trial(bench: Bench, name: str, seed: int) -> dict[str, Any]:
             found = _quiet(bench, name, target, began, count, journal)
         else:
             found = _judged(bench, case, target, began, count, after)
+    bench.judged = len(bench.watcher.came)
     before = {"helped_before": True} if helped else {}
     return {"seed": seed, "group": group, "rank": rank, **before, **found}
 
@@ -332,10 +339,13 @@ def _judged(bench: Bench, case: Case, target: Target, began: float, count: int, 
         "found": sorted({f"{i.kind.value} rung {int(i.rung)}" for _, i in main or acted}) or ["nothing"],
         "kind_right": bool(main) and all(i.kind in case.echoes for i in rest),
         "culprit_right": bool(main) and _culprit(bench, case, target, [i for _, i in main], rest),
-        "rung_right": bool(main) and {i.rung for _, i in main} == {case.rung},
+        "rung_right": bool(main)
+        and {i.rung for _, i in main} == {case.rung}
+        and all(i.rung in (Rung.RESTART, case.rung) for i in rest),
+        "named_right": bool(main) and all(any(case.says in said for said in i.evidence) for _, i in main),
         "detect_s": _round(detected),
         "first_sign_s": _round(min((at - began for at, _ in seen), default=None)),
-        "evidence": [f"group {i.group} rank {i.rank} on {i.node}: {' | '.join(i.evidence)[:400]}" for _, i in acted],
+        "evidence": [_told(i) for _, i in acted],
     }
     ended = bench.watcher.ends.get((target.group, target.generation))
     if case.family == CRASH and ended is not None:
@@ -343,6 +353,10 @@ def _judged(bench: Bench, case: Case, target: Target, began: float, count: int, 
     if case.family == HANG and bound is not None and detected is not None:
         result |= {"bound_s": bound, "times_the_bound": round(detected / bound, 3)}
     return result
+
+
+def _told(i: Incident) -> str:
+    return f"group {i.group} rank {i.rank} on {i.node}: {' | '.join(i.evidence)[:400]}"
 
 
 def _culprit(bench: Bench, case: Case, target: Target, main: list[Incident], rest: list[Incident]) -> bool:
@@ -384,11 +398,12 @@ def _quiet(bench: Bench, name: str, target: Target, began: float, count: int, jo
         return {
             "found": [found, *sorted({i.kind.value for i in acted})],
             "kind_right": bool(sentences) and well, "culprit_right": culprit and well, "rung_right": well,
+            "named_right": culprit,
             "detect_s": _round(at), "evidence": sentences[:1],
         }  # fmt: skip
     return {
         "found": sorted({f"{i.kind.value} rung {int(i.rung)}" for i in acted}) or [found],
-        "kind_right": well, "culprit_right": well, "rung_right": well,
+        "kind_right": well, "culprit_right": well, "rung_right": well, "named_right": well,
         "detect_s": None, "rode_through": signs, "evidence": [i.evidence[0][:200] for i in acted],
     }  # fmt: skip
 
@@ -425,6 +440,7 @@ class Measured:
     history: dict[str, str]
     machine: dict[str, object]
     commit: str
+    strays: list[str]
 
 
 def measure(seeds: int, names: list[str], partial: Path) -> Measured:
@@ -450,27 +466,31 @@ def measure(seeds: int, names: list[str], partial: Path) -> Measured:
                 except (Fatal, AssertionError) as error:
                     found[name].append(not_made(seed, error))
                 t = found[name][-1]
-                right = "".join("+" if t[key] else "-" for key in ("kind_right", "culprit_right", "rung_right"))
+                right = "".join("+" if t[key] else "-" for key in RIGHT)
                 print(f"seed {seed} {name:20} {right} {t['detect_s']} {', '.join(t['found'])}", flush=True)
                 if "-" in right:
                     print(f"    {json.dumps(t)}", flush=True)
                 partial.write_text(json.dumps(found, indent=1) + "\n")
         made.settle()
+        strays = [*made.strays, *(_told(i) for _, i in made.acted(made.judged).values())]
         verdicts = checkers.check(made.w.history(made.record))
         history = {v.checker: ": ".join((v.answer, *v.sentences[:3])) for v in verdicts}
     done = {name: trials for name, trials in found.items() if trials}
-    if all(t["kind_right"] and t["culprit_right"] and t["rung_right"] for trials in done.values() for t in trials):
+    if all(t[key] for trials in done.values() for t in trials for key in RIGHT) and not strays:
         shutil.rmtree(folder)
     else:
         print(f"its files, for what went wrong: {folder}", flush=True)
-    return Measured(done, not_here, history, before, measured_at)
+    return Measured(done, not_here, history, before, measured_at, json.loads(_plainly(strays, folder)))
 
 
 def _plain(found: dict[str, Any], folder: Path) -> dict[str, Any]:
     """With the paths that tracebacks and facts name as they are in the repository and in the run's folder: no machine's own."""
-    text = json.dumps(found).replace(f"{folder}/", "").replace(f"{RESULTS.parents[2]}/", "")
-    plain: dict[str, Any] = json.loads(text)
+    plain: dict[str, Any] = json.loads(_plainly(found, folder))
     return plain
+
+
+def _plainly(found: object, folder: Path) -> str:
+    return json.dumps(found).replace(f"{folder}/", "").replace(f"{RESULTS.parents[2]}/", "")
 
 
 def main() -> int:
@@ -484,7 +504,7 @@ def main() -> int:
     only = "" if options.only == list(CASES) else f" --only {' '.join(options.only)}"
     measured = measure(options.seeds, options.only, partial)
     rows = {name: row(CASES[name], found) for name, found in measured.trials.items()}
-    found = summary(rows, options.only, options.seeds)
+    found = summary(rows, options.only, options.seeds, measured.strays)
     short = missed(found, measured.history)
     result = {
         "what": "kind, culprit and rung of what was broken, and the seconds until etcd has the verdict",

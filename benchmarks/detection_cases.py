@@ -19,6 +19,7 @@ from fault_injection.faults import acts
 from fault_injection.faults.fault import Target
 from fault_injection.memory_cgroup import memory_cgroup
 from fault_injection.not_here import NotHere
+from supervisor.core.blame import LOCKED_BY_ANOTHER
 from supervisor.core.model import Kind, Rung
 from tests.helpers.waiting import eventually
 
@@ -49,6 +50,8 @@ class Case:
     """No group is to blame: the run is halted, and no host is held guilty."""
     rank_named: bool = True
     """The rank is to be named, beside group and node."""
+    says: str = ""
+    """Words of its evidence: what is wrong, named as such."""
     echoes: tuple[Kind, ...] = field(default=())
     """What the other groups may show of it as well, at rung 1."""
 
@@ -158,55 +161,65 @@ CRASH, HANG, OTHER, NOTHING = "crash", "hang", "other", "nothing"
 """Families: an end of a process; a process that lives and does not go on; what is neither; what heals by itself."""
 
 
-def _crash(how: str, inject: Inject, kind: Kind) -> Case:
-    return Case(how=how, inject=inject, kinds=(kind,), rung=Rung.RESTART, family=CRASH)
+def _crash(how: str, inject: Inject, kind: Kind, says: str) -> Case:
+    return Case(how=how, inject=inject, kinds=(kind,), rung=Rung.RESTART, family=CRASH, says=says)
 
 
-def _hang(how: str, inject: Inject, *also: Kind) -> Case:
-    return Case(how=how, inject=inject, kinds=(Kind.HANG, *also), rung=Rung.RESTART, family=HANG)
+def _hang(how: str, inject: Inject, says: str, *also: Kind) -> Case:
+    return Case(how=how, inject=inject, kinds=(Kind.HANG, *also), rung=Rung.RESTART, family=HANG, says=says)
 
 
 CASES: dict[str, Case] = {
-    "segfault": _crash("a rank reads address 0", _ordered(causes.SEGFAULT), Kind.CRASH),
-    "abort": _crash("a rank calls abort()", _ordered(causes.ABORT), Kind.CRASH),
-    "sigkill": _crash("SIGKILL to a rank", _sigkill, Kind.CRASH),
-    "exit_code": _crash("a rank exits with code 7", _ordered(causes.EXIT), Kind.ERROR),
-    "exception": _crash("a rank raises", _ordered(causes.RAISE), Kind.ERROR),
-    "killed_for_memory": _crash("a rank takes more than its memory cgroup has", _for_memory, Kind.OOM),
-    "stopped": _hang("SIGSTOP to a rank", _sigstop, Kind.STALLED),
-    "gil_held": _hang("C code keeps the interpreter's lock", _ordered(causes.HOLD_GIL)),
-    "endless_loop": _hang("a rank computes for ever", _ordered(causes.LOOP)),
-    "data_blocked": _hang("the data loader reads a pipe that nobody writes", _ordered(causes.BLOCK_DATA)),
-    "checkpoint_blocked": _hang(
-        "rank 0 writes its checkpoint into a pipe that nobody reads", _ordered(causes.BLOCK_CHECKPOINT)
+    "segfault": _crash("a rank reads address 0", _ordered(causes.SEGFAULT), Kind.CRASH, "SIGSEGV"),
+    "abort": _crash("a rank calls abort()", _ordered(causes.ABORT), Kind.CRASH, "SIGABRT"),
+    "sigkill": _crash("SIGKILL to a rank", _sigkill, Kind.CRASH, "a SIGKILL that is neither ours"),
+    "exit_code": _crash("a rank exits with code 7", _ordered(causes.EXIT), Kind.ERROR, "exited with code 7"),
+    "exception": _crash("a rank raises", _ordered(causes.RAISE), Kind.ERROR, "Bug: the shapes do not fit"),
+    "killed_for_memory": _crash("a rank takes more than its memory cgroup has", _for_memory, Kind.OOM, "killed by the kernel for memory"),
+    "stopped": _hang("SIGSTOP to a rank", _sigstop, "is stopped by a signal", Kind.STALLED),
+    "gil_held": _hang(
+        "C code keeps the interpreter's lock", _ordered(causes.HOLD_GIL), "holding the interpreter's lock"
     ),
-    "collective_skipped": _hang("a rank leaves out a collective of its group", _ordered(causes.SKIP_COLLECTIVE)),
+    "gil_held_aside": _hang(
+        "C code of another thread keeps the interpreter's lock", _ordered(causes.HOLD_GIL_ASIDE), LOCKED_BY_ANOTHER
+    ),
+    "endless_loop": _hang("a rank computes for ever", _ordered(causes.LOOP), "burns a processor"),
+    "data_blocked": _hang("the data loader reads a pipe that nobody writes", _ordered(causes.BLOCK_DATA), " in data; "),
+    "checkpoint_blocked": _hang(
+        "rank 0 writes its checkpoint into a pipe that nobody reads", _ordered(causes.BLOCK_CHECKPOINT), " in checkpoint; "
+    ),
+    "collective_skipped": _hang(
+        "a rank leaves out a collective of its group", _ordered(causes.SKIP_COLLECTIVE), "(distributed_c10d.py:"
+    ),
     "nan_in_one_group": Case(
         how="NaN planted in a weight of one group",
         inject=_ordered(causes.PLANT_NAN),
-        kinds=(Kind.NUMERICS,), rung=Rung.REPLACE, family=OTHER, echoes=(Kind.ERROR,),
+        kinds=(Kind.NUMERICS,), rung=Rung.REPLACE, family=OTHER, says="its hardware is suspect", echoes=(Kind.ERROR,),
     ),
     "nan_everywhere": Case(
         how="NaN planted in a weight of every group, at one step",
         inject=_everywhere(causes.PLANT_NAN, one_rank=True),
-        kinds=(Kind.SAME_ERROR,), rung=Rung.STOP, family=OTHER, whole_run=True, echoes=(Kind.ERROR,),
+        kinds=(Kind.SAME_ERROR,), rung=Rung.STOP, family=OTHER, whole_run=True, says="loss is nan", echoes=(Kind.ERROR,),
     ),
     "bug_everywhere": Case(
         how="every rank raises the same at one step",
         inject=_everywhere(causes.RAISE, one_rank=False),
-        kinds=(Kind.SAME_ERROR,), rung=Rung.STOP, family=OTHER, whole_run=True, echoes=(Kind.ERROR,),
+        kinds=(Kind.SAME_ERROR,), rung=Rung.STOP, family=OTHER, whole_run=True, says="Bug: the shapes do not fit",
+        echoes=(Kind.ERROR,),
     ),
     "node_killed": Case(
         how="all processes of a node are killed",
-        inject=_node_killed, kinds=(Kind.NODE_LOST,), rung=Rung.REPLACE, family=OTHER, rank_named=False,
+        inject=_node_killed, kinds=(Kind.NODE_LOST,), rung=Rung.REPLACE, family=OTHER, rank_named=False, says="lapsed",
     ),
     "allocation_gone": Case(
         how="the engine takes an allocation away",
         inject=_allocation_gone, kinds=(Kind.ALLOCATION_LOST,), rung=Rung.REALLOCATE, family=OTHER, rank_named=False,
+        says="the engine says that allocation",
     ),
     "disk_full": Case(
         how="the disk of a node fills, on which its ranks write logs and checkpoints: one fails, or hangs for its log",
         inject=_disk_full, kinds=(Kind.ERROR, Kind.HANG), rung=Rung.RESTART, family=OTHER, rank_named=False,
+        says="No space left on device",
     ),
     "straggler": Case(
         how="a rank computes twice as long as the others", inject=_slow, kinds=(), rung=None, family=OTHER,

@@ -16,15 +16,16 @@ HANGS = HangSpec(factor=40.0, at_least_s=4.0, at_most_s=30.0)
 learns from steps of a tenth of a second longer than that, so that a hang is found by what was learned."""
 
 GOALS = {"crash_detect_s": 0.2, "hang_times_the_bound": 2.0, "culprit_right_share": 0.98}
+RIGHT = ("kind_right", "culprit_right", "rung_right", "named_right")
 MET = (
-    "crash_goal_met", "hang_goal_met", "culprit_goal_met", "all_kinds_right", "all_rungs_right",
-    "nothing_done_where_nothing_is_to_be_done", "all_came_back_by_themselves", "all_trials_made",
+    "crash_goal_met", "hang_goal_met", "culprit_goal_met", "all_kinds_right", "all_rungs_right", "all_named_right",
+    "nothing_done_where_nothing_is_to_be_done", "nobody_acted_on_between_trials", "all_came_back_by_themselves", "all_trials_made",
 )  # fmt: skip
 
 
 def not_made(seed: int, error: Exception) -> dict[str, Any]:
     """A trial that went wrong itself: nothing of it is right."""
-    wrong = dict.fromkeys(("kind_right", "culprit_right", "rung_right"), False)
+    wrong = dict.fromkeys(RIGHT, False)
     return {"seed": seed, "found": [f"not made: {error}"], **wrong, "detect_s": None}
 
 
@@ -49,7 +50,7 @@ def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "right_kind": kinds,
         "right_rung": int(case.rung) if case.rung is not None else "none",
         "seeds": len(trials),
-        **{key: sum(bool(t[key]) for t in trials) for key in ("kind_right", "culprit_right", "rung_right")},
+        **{key: sum(bool(t[key]) for t in trials) for key in RIGHT},
         "helped_before": sum("helped_before" in t for t in trials),
         "without_a_time": 0 if case.family == NOTHING else len(trials) - len(seconds),
         "detect_s_median": round(statistics.median(seconds), 4) if seconds else None,
@@ -71,8 +72,9 @@ def row(case: Case, trials: list[dict[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def summary(rows: dict[str, dict[str, Any]], names: Iterable[str], seeds: int) -> dict[str, Any]:
-    """The goals over all causes that were to be made, so many times each, and whether they are met."""
+def summary(rows: dict[str, dict[str, Any]], names: Iterable[str], seeds: int, strays: list[str]) -> dict[str, Any]:
+    """The goals over all causes that were to be made, so many times each, and whether they are met. `strays`: whoever was acted on
+    while nothing was broken."""
     crashes = [r for r in rows.values() if r["family"] == CRASH]
     hangs = [r for r in rows.values() if r["family"] == HANG]
     slowest = max((r["detect_s_p99"] for r in crashes if r["detect_s_p99"] is not None), default=None)
@@ -94,9 +96,12 @@ def summary(rows: dict[str, dict[str, Any]], names: Iterable[str], seeds: int) -
         "culprit_goal_met": share >= GOALS["culprit_right_share"],
         "all_kinds_right": all(r["kind_right"] == r["seeds"] for r in rows.values()),
         "all_rungs_right": all(r["rung_right"] == r["seeds"] for r in rows.values()),
+        "all_named_right": all(r["named_right"] == r["seeds"] for r in rows.values()),
         "nothing_done_where_nothing_is_to_be_done": all(
             r["kind_right"] == r["seeds"] for r in rows.values() if r["family"] == NOTHING
         ),
+        "nobody_acted_on_between_trials": not strays,
+        "acted_on_between_trials": strays,
         "all_came_back_by_themselves": not any(r["helped_before"] for r in rows.values()),
         "all_trials_made": not fewer,
         "fewer_trials_of": fewer,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,11 +19,13 @@ from pathlib import Path
 
 FOR_EVER_S = 3600
 HOG_BYTES = 1 << 30
+ASIDE_S = 0.25
+"""Some steps of a toy: the main thread is anywhere by then."""
 
 SEGFAULT, ABORT, EXIT, RAISE, HOG, WRITE = "segfault", "abort", "exit", "raise", "hog", "write"
 HOLD_GIL, LOOP, BLOCK_DATA, BLOCK_CHECKPOINT = "hold_gil", "loop", "block_data", "block_checkpoint"
 SKIP_COLLECTIVE, PLANT_NAN, SLOW, FLIP_BIT = "skip_collective", "plant_nan", "slow", "flip_bit"
-RAISE_DATA, HOLD_HEAL = "raise_data", "hold_heal"
+RAISE_DATA, HOLD_HEAL, HOLD_GIL_ASIDE = "raise_data", "hold_heal", "hold_gil_aside"
 
 EXIT_CODE = 7
 
@@ -131,6 +134,14 @@ def _hold_gil(folder: Path) -> None:
     ctypes.PyDLL(None).sleep(FOR_EVER_S)  # C code that does not give the interpreter's lock away
 
 
+def _hold_gil_aside(folder: Path) -> None:
+    def hold() -> None:
+        time.sleep(ASIDE_S)
+        _hold_gil(folder)
+
+    threading.Thread(target=hold, daemon=True).start()
+
+
 def _loop(folder: Path) -> None:
     while True:
         pass
@@ -157,6 +168,7 @@ BY_ITSELF: Mapping[str, Callable[[Path], None]] = {
     HOG: _hog,
     WRITE: _write,
     HOLD_GIL: _hold_gil,
+    HOLD_GIL_ASIDE: _hold_gil_aside,
     LOOP: _loop,
     BLOCK_DATA: _block_reading,
     BLOCK_CHECKPOINT: _block_writing,

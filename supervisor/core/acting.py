@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import detect, ladder
+from supervisor.core import detect, ladder, often
 from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
 from supervisor.core.model import AllocationMemory, GroupMemory, GroupPhase, Incident, Kind, Rung
 from supervisor.core.round import NEW_A_ROUND, Round
@@ -28,7 +28,10 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         return
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
-        attempts, group = group.attempts, replace(group, seen=None, oom_at=None, oom_host="", shown=())
+        attempts, group = (
+            group.attempts,
+            replace(group, seen=None, oom_at=None, oom_host="", restarts_here=(), shown=()),
+        )
         r.restarts_done[group.group] = r.observed.control.restarts.get(group.group, 0)
     elif incident.kind == Kind.OOM:
         group = replace(group, oom_at=r.now, oom_host=r.host_of(group.node))
@@ -43,6 +46,8 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         group, generation=after, since=r.now, attempts=attempts, not_before=r.now + delay, incident=incident.id
     )
     if choice.rung == Rung.RESTART:
+        if not choice.free:
+            group = often.remember(r, group, incident.kind)
         r.set_group(replace(group, phase="placing", old_node=group.node))
         return
     _move_away(r, group, incident, choice, followed)

@@ -57,9 +57,11 @@ def for_too_long(r: Round, group: GroupMemory, failure: Failure) -> str:
 
 
 def _too_long(r: Round, group: GroupMemory, since: float) -> bool:
-    if since_it_ends_all(r) is not None and breaker.are_many(r, len(r.groups)):
+    if breaker.tripped(r):
         return False
-    return r.now - since >= r.spec.torchft.quorum_timeout_ms / 1000 and group.attempts + 1 >= ENDS
+    # one that trains for a while in between, and ends at the same step again, has no attempts
+    ends = max(group.attempts + 1, group.seen.times if group.seen is not None else 0)
+    return r.now - since >= r.spec.torchft.quorum_timeout_ms / 1000 and ends >= ENDS
 
 
 def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:

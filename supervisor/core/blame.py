@@ -36,6 +36,9 @@ UNSEEN = "ranks_unseen"
 COLLECTIVES = "(distributed_c10d.py:"
 """File of torch.distributed's collectives, as an innermost frame names it."""
 
+LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
+"""Words of a stack whose main thread can go on nowhere: it is no wait for others, whatever it was about to do."""
+
 _LINE = re.compile(r":\d+\)")
 
 _STATES = {
@@ -266,7 +269,7 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
     for nobody first, and those inside a collective of the group, which may be seen by their stacks alone, last: they wait for the
     others."""
     ranks = sorted(
-        stuck_ranks(group, observed), key=lambda r: (not _stopped(r), _in_a_collective(r), not _own(r), r.rank)
+        stuck_ranks(group, observed), key=lambda r: (not _stands(r), _in_a_collective(r), not _own(r), r.rank)
     )
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
     own = any(_own(rank) for rank in ranks)
@@ -317,12 +320,17 @@ def _wait_for_one_of_theirs(ranks: list[RankView], of: int) -> bool:
 
 def _wait_inside(ranks: list[RankView]) -> bool:
     """Whether each waits for another of its group: which one for which is not seen."""
-    return all(_in_a_collective(r) and not _stopped(r) for r in ranks)
+    return all(_in_a_collective(r) and not _stands(r) for r in ranks)
 
 
 def _own(rank: RankView) -> bool:
-    """A stopped process hangs wherever it was stopped. Of one that does not say what it does nothing is known."""
-    return _stopped(rank) or (rank.stuck is not None and rank.stuck.activity not in WAITING | {""})
+    """A stopped process hangs wherever it was stopped, and so does one without the interpreter's lock. Of one that does not say what
+    it does nothing is known."""
+    return _stands(rank) or (rank.stuck is not None and rank.stuck.activity not in WAITING | {""})
+
+
+def _stands(rank: RankView) -> bool:
+    return _stopped(rank) or (rank.stuck is not None and LOCKED_BY_ANOTHER in rank.stuck.stack)
 
 
 def _stopped(rank: RankView) -> bool:

@@ -70,6 +70,8 @@ def stays_out(r: Round, group: GroupMemory) -> bool:
         r.wait(sentence(group))
         return True
     r.restarts_done[group.group] = asked
-    r.set_group(replace(group, left_out="", seen=None, oom_at=None, oom_host="", shown=(), attempts=0))
+    r.set_group(
+        replace(group, left_out="", seen=None, oom_at=None, oom_host="", restarts_here=(), shown=(), attempts=0)
+    )
     r.look_again(r.now)
     return True

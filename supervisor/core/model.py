@@ -413,6 +413,10 @@ class GroupMemory:
     oom_at: float | None = None
     """When it was last killed for memory, on the run clock. None: never since a person resumed the run."""
     oom_host: str = ""
+    restarts_here: tuple[float, ...] = ()
+    """When it was started again in place for what may be its host's doing, on the run clock; the newest are kept."""
+    restarts_host: str = ""
+    """Where that was."""
     shown: tuple[Shown, ...] = ()
     """The newest of each kind that may follow it to another host."""
     left_out: str = ""

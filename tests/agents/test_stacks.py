@@ -21,6 +21,30 @@ from tests.helpers.waiting import eventually
 SLEEPS = "import time\ndef waits():\n    print('here', flush=True)\n    time.sleep(600)\nwaits()\n"
 HOLDS = "import ctypes\ndef holds():\n    print('here', flush=True)\n    ctypes.PyDLL(None).sleep(600)\nholds()\n"
 
+A_THREAD_HOLDS = """import ctypes, threading, time
+def holds():
+    ctypes.PyDLL(None).sleep(600)
+def waits(worker):
+    print("here", flush=True)
+    worker.start()
+    worker.join()
+waits(threading.Thread(target=holds))
+"""
+THREADS_WORK = """import threading
+def works():
+    while True:
+        sum(range(100))
+        sorted(range(50))
+        max(range(100))
+        list(range(50))
+        min(range(100))
+def waits(worker):
+    worker.start()
+    print("here", flush=True)
+    worker.join()
+waits(threading.Thread(target=works))
+"""
+
 
 @contextmanager
 def running(folder: Path, text: str) -> Iterator[int]:
@@ -57,6 +81,21 @@ def test_one_that_holds_the_interpreters_lock_is_named_as_such(tmp_path: Path) -
     with running(tmp_path, HOLDS) as pid:
         found = eventually(lambda: (w := where(pid, tmp_path)).endswith("lock") and w, 30)
     assert found == "in holds (program.py:4) < <module> (program.py:5), holding the interpreter's lock"
+
+
+def test_a_thread_that_holds_the_lock_for_ever_is_named(tmp_path: Path) -> None:
+    with running(tmp_path, A_THREAD_HOLDS) as pid:
+        found = eventually(lambda: "lock" in (w := where(pid, tmp_path)) and w, 30)
+    main, _, holder = found.partition("; another thread holds the interpreter's lock, ")
+    assert "waits (program.py:" in main
+    assert holder.startswith("in holds (program.py:3) <")
+
+
+def test_a_thread_that_works_keeps_the_lock_from_nobody(tmp_path: Path) -> None:
+    with running(tmp_path, THREADS_WORK) as pid:
+        seen = [where(pid, tmp_path) for _ in range(5)]
+    assert all("waits (program.py:12)" in said for said in seen), seen
+    assert not any("another thread" in said for said in seen), seen
 
 
 def test_a_process_that_is_gone_has_a_sentence_instead(tmp_path: Path) -> None:

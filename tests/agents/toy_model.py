@@ -39,7 +39,8 @@ GROUP_TIMEOUT = timedelta(seconds=60)
 
 
 ANYWHERE = (
-    causes.SEGFAULT, causes.ABORT, causes.EXIT, causes.RAISE, causes.HOG, causes.WRITE, causes.HOLD_GIL, causes.LOOP,
+    causes.SEGFAULT, causes.ABORT, causes.EXIT, causes.RAISE, causes.HOG, causes.WRITE, causes.HOLD_GIL,
+    causes.HOLD_GIL_ASIDE, causes.LOOP,
 )  # fmt: skip
 """What may befall it while it computes."""
 

@@ -13,6 +13,7 @@ from agents.facts.files import EVERY_S
 from benchmarks import detection
 from benchmarks.detection import Bench, trial
 from benchmarks.detection_cases import CASES
+from benchmarks.detection_rows import RIGHT
 from fault_injection import causes
 from fault_injection.causes import Order
 from fault_injection.faults import acts
@@ -42,7 +43,7 @@ def test_the_verdict_is_right(bench: Bench, name: str) -> None:
     except NotHere as error:
         pytest.skip(f"NOT MADE HERE: {error}")
     assert "helped_before" not in found, "what was broken before did not come back by itself"
-    wrong = [what for what in ("kind_right", "culprit_right", "rung_right") if not found[what]]
+    wrong = [what for what in RIGHT if not found[what]]
     assert wrong == [], json.dumps(found, indent=1)
 
 

@@ -19,7 +19,7 @@ from supervisor.ports.errors import Fatal
 
 
 def trial(**about: Any) -> dict[str, Any]:
-    right = {"kind_right": True, "culprit_right": True, "rung_right": True}
+    right = {"kind_right": True, "culprit_right": True, "rung_right": True, "named_right": True}
     return {"found": ["crash rung 1"], "detect_s": 0.1, **right, **about}
 
 
@@ -27,8 +27,10 @@ def rows(**trials: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: row(CASES[name], found) for name, found in trials.items()}
 
 
-def summary(found: dict[str, dict[str, Any]], *also: str, seeds: int = 1) -> dict[str, Any]:
-    return made.summary(found, [*found, *also], seeds)
+def summary(
+    found: dict[str, dict[str, Any]], *also: str, seeds: int = 1, strays: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    return made.summary(found, [*found, *also], seeds, list(strays))
 
 
 def well(**other: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -41,7 +43,14 @@ def well(**other: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return rows(**{**found, **other})
 
 
-NEVER = {"detect_s": None, "kind_right": False, "culprit_right": False, "rung_right": False, "found": ["nothing"]}
+NEVER = {
+    "detect_s": None,
+    "kind_right": False,
+    "culprit_right": False,
+    "rung_right": False,
+    "named_right": False,
+    "found": ["nothing"],
+}
 
 
 def test_a_row_counts_what_is_right_and_shows_what_was_found() -> None:
@@ -98,6 +107,7 @@ def test_all_that_is_well_misses_nothing() -> None:
     [
         ({"sigkill": [trial(), trial(kind_right=False)]}, ["all_kinds_right"]),
         ({"sigkill": [trial(), trial(rung_right=False)]}, ["all_rungs_right"]),
+        ({"sigkill": [trial(), trial(named_right=False)]}, ["all_named_right"]),
         (
             {"hiccup": [trial(kind_right=False, detect_s=None)]},
             ["all_kinds_right", "nothing_done_where_nothing_is_to_be_done"],
@@ -107,13 +117,18 @@ def test_all_that_is_well_misses_nothing() -> None:
         ({"sigkill": [trial(helped_before=True)]}, ["all_came_back_by_themselves"]),
         (
             {"sigkill": [trial()] * 99 + [not_made(1, Fatal("there is no process 7"))]},
-            ["crash_goal_met", "all_kinds_right", "all_rungs_right"],
+            ["crash_goal_met", "all_kinds_right", "all_rungs_right", "all_named_right"],
         ),
     ],
 )
 def test_one_trial_that_is_wrong_is_a_goal_that_is_missed(other: dict[str, Any], short: list[str]) -> None:
     """A crash without a time was never found; a hang without a bound was found by something else than its bound."""
     assert missed(summary(well(**other)), {}) == short
+
+
+def test_whoever_is_acted_on_between_trials_is_a_goal_that_is_missed() -> None:
+    found = summary(well(), strays=("group 0 rank 0 on n1: rank 0 was ended by SIGSEGV",))
+    assert missed(found, {}) == ["nobody_acted_on_between_trials"]
 
 
 def test_a_cause_with_fewer_trials_than_seeds_is_refused() -> None:
@@ -134,6 +149,11 @@ class System:
     def __init__(self) -> None:
         self.w = self
         self.record = None
+        self.strays: list[str] = []
+        self.judged = 0
+
+    def acted(self, count: int) -> dict[str, Any]:
+        return {}
 
     def settle(self) -> None: ...
 
@@ -175,7 +195,7 @@ def test_only_what_this_machine_cannot_make_is_left_out_and_the_exit_code_says_b
 def test_every_cause_can_be_told_from_a_wrong_verdict() -> None:
     assert len(CASES) >= 15
     for name, case in CASES.items():
-        assert bool(case.kinds) == (case.rung is not None), name
+        assert bool(case.kinds) == bool(case.says) == (case.rung is not None), name
 
 
 def test_a_bound_that_is_the_policys_own_was_not_learned() -> None:

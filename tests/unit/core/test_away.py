@@ -253,3 +253,26 @@ def test_nor_when_it_stays_away() -> None:
     assert [g.group for g in w.memory.groups.values() if g.left_out] == [*range(10)]
     assert {notice.group for notice in told if notice.rung == 0} <= {*range(10)}
     assert [g.generation for g in w.memory.groups.values()][10:] == [1] * 41
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5, 12])
+def test_a_read_that_ends_all_at_one_step_again_and_again_is_not_waited_for_for_ever(groups: int) -> None:
+    """A shard of the evaluation that can be read no more: each time they train up to it first, for longer than an attempt counts."""
+    w = World(groups=groups, spares=1, healthy_after_s=120.0).bring_up()
+    w.spec = replace(w.spec, torchft=replace(w.spec.torchft, quorum_timeout_ms=int(1000 * SURVIVES_S)))
+    before, told = w.memory, []
+    for _ in range(30):
+        for g in range(groups):
+            w.fail(g, 1, EIO, step=60, commits=40)
+        w.round()
+        told += due("run", before, w.last)
+        if w.memory.phase != "running" or told:
+            break
+        for g in range(groups):
+            w.recover(g, step=30)
+        for _ in range(2):
+            before = w.memory
+            w.round(130.0)
+            told += due("run", before, w.last)
+    assert told, "a person is called"
+    assert w.now < 10 * SURVIVES_S

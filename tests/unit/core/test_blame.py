@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core.blame import LOCKED_BY_ANOTHER
 from supervisor.core.measured import Measured
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from tests.unit.core.world import World
@@ -51,6 +52,17 @@ def test_one_that_is_stopped_while_it_waits_hangs(w: World) -> None:
     w.round()
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
     assert "stopped by a signal" in w.incident.evidence[0]
+
+
+@pytest.mark.parametrize("waits_in", ["quorum", "collective", "heal", "commit"])
+def test_of_two_the_one_whose_lock_another_thread_holds_hangs(waits_in: str) -> None:
+    """Its main thread waits like the other's, and can never go on."""
+    w = World(groups=2).bring_up()
+    hangs(w, 0, "collective", stack=REDUCES)
+    hangs(w, 1, waits_in, stack=f"{REDUCES}; {LOCKED_BY_ANOTHER}, in copies (loader.py:7)")
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 0)
+    assert w.incident.evidence[0].endswith("; another thread holds the interpreter's lock, in copies (loader.py:7)")
 
 
 def test_the_others_are_not_touched_while_it_comes_back(w: World) -> None:

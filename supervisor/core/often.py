@@ -1,0 +1,43 @@
+"""A host on which a group fails too seldom to spend a window's budget, and much oftener than the others on theirs: as bad hardware does
+that comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.cordons import OF_THE_PROGRAM, REPEATED_S
+from supervisor.core.model import GroupMemory, Kind
+from supervisor.core.round import Round
+
+WINDOWS = 2
+"""So many windows' budget of restarts within a day are no chance. Llama 3's 16,384 GPUs had 419 unplanned interruptions in 54 days: a host
+of eight one in 264 days."""
+KEPT = 32
+"""A budget of which twice is more is never reached by this rule."""
+OTHERS_ALIKE = 2
+"""Where another group had so many too, it is no single host's doing."""
+
+
+def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
+    """It is started again in place."""
+    if kind == Kind.REQUESTED or kind in OF_THE_PROGRAM:
+        return group
+    host = r.host_of(group.node)
+    before = group.restarts_here if group.restarts_host == host else ()
+    return replace(group, restarts_here=(*before, r.now)[-KEPT:], restarts_host=host)
+
+
+def here(r: Round, group: GroupMemory, kind: Kind) -> str:
+    """Why the group leaves its host: the many failures there within a day. Empty: there are none, or others have them too."""
+    host = r.host_of(group.node)
+    times = _lately(r, group)
+    if kind in OF_THE_PROGRAM or group.restarts_host != host or times < WINDOWS * r.spec.policy.budget.restart:
+        return ""
+    others = (g for g in r.groups.values() if g.group != group.group and g.restarts_host != host)
+    if any(_lately(r, g) >= OTHERS_ALIKE for g in others):
+        return ""
+    return f"it was started again {times} times within a day on {host}, and no other group so often"
+
+
+def _lately(r: Round, group: GroupMemory) -> int:
+    return sum(r.now - at <= REPEATED_S for at in group.restarts_here)

@@ -1,0 +1,68 @@
+"""A host on which a group fails again and again, each time later than a window's budget remembers."""
+
+from __future__ import annotations
+
+from supervisor.core.model import Rung
+from tests.unit.core.world import World
+
+SELDOM_S = 22 * 60.0
+DAY_S = 86_400.0
+
+
+def crashes(w: World, group: int = 1, after: float = SELDOM_S) -> Rung:
+    """One crash, and its group is back."""
+    w.now += after
+    w.round()
+    w.crash(group)
+    w.round()
+    rung = w.incident.rung
+    w.recover(group)
+    return rung
+
+
+def test_the_seventh_within_a_day_leaves_the_host_and_is_held_against_it() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    node = w.group(1).node
+    assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
+    w.now += SELDOM_S
+    w.crash(1)
+    decision = w.round()
+    assert w.incident.rung == Rung.REPLACE
+    assert any(f"6 times within a day on {node}, and no other" in said for said in w.incident.considered)
+    assert [s.host for s in decision.suspicions] == [node]
+    assert node in w.memory.cordons
+
+
+def test_on_its_new_host_it_begins_anew() -> None:
+    w = World(groups=2, spares=2).bring_up()
+    assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
+    assert crashes(w) == Rung.REPLACE
+    assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
+
+
+def test_those_of_yesterday_do_not_count() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    assert [crashes(w, after=DAY_S / 6 + 1) for _ in range(20)] == [Rung.RESTART] * 20
+
+
+def test_what_befalls_other_hosts_too_is_no_hosts_doing() -> None:
+    w = World(groups=3, spares=1).bring_up()
+    crashes(w, 2)
+    crashes(w, 2)
+    assert [crashes(w) for _ in range(12)] == [Rung.RESTART] * 12
+
+
+def test_without_a_spare_it_stays() -> None:
+    w = World(groups=2, spares=0).bring_up()
+    assert [crashes(w) for _ in range(12)] == [Rung.RESTART] * 12
+
+
+def test_what_a_program_says_of_itself_is_held_against_no_host() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    for number in range(12):
+        w.now += SELDOM_S
+        w.round()
+        w.fail(1, 1, f"ValueError: another each time {'abcdefghijkl'[number]}", step=20 + number)
+        w.round()
+        assert w.incident.rung == Rung.RESTART
+        w.recover(1, step=30 + number)
