@@ -243,7 +243,7 @@ def in_cgroups(pid: int) -> Iterator[None]:
             folder.rmdir()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 @pytest.mark.skipif(
     bool(no_memory_cgroup()) or not PRESSURE.exists(), reason=no_memory_cgroup() or "it tells no pressure"
 )

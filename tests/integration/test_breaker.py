@@ -21,7 +21,7 @@ from tests.integration.test_cli import cli
 from tests.integration.test_lighthouse import commits, joint, quorum_spec, trains
 from tests.integration.world import LEASE_S, World, world
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(720)]
 
 GROUPS = 3
 BREAKER = BreakerSpec(share=0.3, at_least=1)

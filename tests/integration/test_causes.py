@@ -23,7 +23,7 @@ from supervisor.wire import keys
 from supervisor.wire.records import Health
 from tests.helpers.waiting import eventually
 
-pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 
 SEED = 1
 HANG_AT_LEAST_S = 8.0

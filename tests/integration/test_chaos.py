@@ -114,7 +114,7 @@ def test_an_interrupt_heals_what_is_broken_and_ends_what_was_started(tmp_path: P
     assert left(tmp_path / "runs" / "chaos", started.pid) == []
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_a_live_run_is_broken_only_if_it_allows_it_and_goes_on(empty: World) -> None:
     schedule = empty.runs / "schedule.toml"
     schedule.write_text(

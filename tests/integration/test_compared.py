@@ -24,7 +24,7 @@ from supervisor.shell import policy
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 
-pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 
 HANG_AT_LEAST_S = 8.0
 """Twice what is measured with: other tests run beside this one."""

@@ -20,7 +20,7 @@ from tests.integration.test_lighthouse import TORCHFT
 from tests.integration.world import World, equal_digests, toy_spec, world
 from tests.titan import hanging
 
-pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(1800)]
 
 HANG = HangSpec(factor=10.0, at_least_s=10 * hanging.PACE_S, at_most_s=60.0)
 PATIENT = replace(TORCHFT, join_timeout_ms=4000, process_group_timeout_ms=8000)

@@ -212,7 +212,7 @@ def test_a_leader_killed_in_the_middle_of_it_changes_nothing(w: World) -> None:
 
 
 @pytest.mark.trainers
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_real_trainers_ride_through_the_loss_of_their_lighthouse(tmp_path: Path) -> None:
     """TorchTitan on TorchFT: nobody dies, no committed step is lost, and the replicas are equal afterwards."""
     titan = TitanSpec(

@@ -12,7 +12,7 @@ from supervisor.wire.records import TrainerLaunch, decode
 from tests.helpers.waiting import eventually
 from tests.integration.world import World, world
 
-pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900)]
 
 CHECKPOINT_STEPS = 5
 SPEC = RunSpec(

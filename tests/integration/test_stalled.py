@@ -22,7 +22,7 @@ from tests.integration.outage import passes
 from tests.integration.test_cli import cli
 
 pytestmark = [
-    pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(300), pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.etcd, pytest.mark.trainers, pytest.mark.timeout(900), pytest.mark.skipif(bool(missing()), reason=missing()),
 ]  # fmt: skip
 
 HANG_AT_LEAST_S = 8.0

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.etcd,
     pytest.mark.root,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -122,10 +122,11 @@ class Login:
         return self._output(self._cli(*arguments), 0)
 
     def _output(self, process: subprocess.Popen[str], code: int) -> str:
-        try:
-            output, _ = process.communicate(timeout=SUBMIT_S)
-        finally:
-            process.kill()
+        with process:
+            try:
+                output, _ = process.communicate(timeout=SUBMIT_S)
+            finally:
+                process.kill()
         assert process.returncode == code, output
         assert "Traceback" not in output
         return output

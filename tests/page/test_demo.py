@@ -24,7 +24,7 @@ from tests.helpers.browser import Browser
 from tests.helpers.memory_store import MemoryStore
 from tests.page.test_page import LIVE, TEN_QUESTIONS, keep
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 RECORD = Path(__file__).parent / "demo.json.gz"
 

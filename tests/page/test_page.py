@@ -15,7 +15,7 @@ from supervisor.wire import keys
 from tests.helpers.browser import Browser
 from tests.page.site import Site, halted, hurt, many, paused, site, stuck, trained
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 LIVE = "document.getElementById('word')?.textContent.startsWith('live')"
 

@@ -29,7 +29,7 @@ from tests.integration.test_cli import cli
 from tests.integration.world import World, toy_spec, world
 from tests.prometheus.asked import INHIBITED, Asked, answered, asked
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(1200)]
 
 SPEED = 120.0
 SPEEDS = {

@@ -97,7 +97,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 
 @pytest.mark.trainers
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(1080)
 def test_every_panel_and_every_rule_finds_numbers_in_a_run_that_was_broken(started: Started) -> None:
     eventually(started.running(1, 1), 120, "both groups train")
     started.commits(10)

@@ -20,7 +20,7 @@ from tests.helpers.tls import Certificates, TlsEtcd
 from tests.helpers.waiting import eventually
 from tests.integration.world import TOYS, World, toy_spec
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(540)]
 
 AGENT = ("-m", "agents.cli", "run", "--home", "home", "--cold")
 SUPERVISOR = ("-m", "supervisor.cli")

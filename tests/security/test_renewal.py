@@ -20,7 +20,7 @@ from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
 from tests.security.world import NODES, TlsWorld, authed_etcd, gate_address
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]
 
 SHORT_S = 6
 """Life of a certificate that is to expire in a test of one client."""

@@ -22,7 +22,7 @@ from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
 from tests.security.world import NODES, TlsWorld, gate_address, tls_world
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(900)]
 
 Run = tuple[TlsWorld, RunRecord]
 

@@ -16,7 +16,7 @@ from supervisor.wire import keys
 from tests.helpers.tls import TlsEtcd
 from tests.helpers.waiting import eventually
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(540)]
 
 
 def test_up_hands_the_files_on(authed: TlsEtcd, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.etcd,
     pytest.mark.slurm,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(720),
 ]
 
 SOON_S = 60.0

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.etcd,
     pytest.mark.slurm,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 SOON_S = 60.0

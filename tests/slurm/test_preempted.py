@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.etcd,
     pytest.mark.slurm,
     pytest.mark.skipif(bool(available()), reason=available() or "Slurm"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 LONG_S = 120

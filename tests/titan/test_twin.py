@@ -62,7 +62,7 @@ def planted(history: History, change: Callable[[list[dict[str, Any]]], None], gr
 
 
 @pytest.mark.trainers
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups) -> None:
     survivor, lost = (groups.start(group, writer=not group) for group in (0, 1))
     lost.reached(8, commits=6)
@@ -91,7 +91,7 @@ def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups
 
 
 @pytest.mark.trainers
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
     ranks = [rank for group in (0, 1) for rank in groups.start_group(group, 2, steps=6)]
     assert [rank.exit_code() for rank in ranks] == [0] * 4, ranks[0].log()[-2000:]
