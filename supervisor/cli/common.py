@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from supervisor.core.bounds import Row
 from supervisor.ports.errors import PortError
 from supervisor.shell import failpoints, status, views
 from supervisor.shell import up as up_module
+from supervisor.shell.doctor.timeouts import table
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
@@ -53,6 +55,12 @@ SecurityFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HOME = Path("runs")
+
+
+def print_timeouts(run: str, rows: Sequence[Row]) -> None:
+    """The whole table to stderr, as the doctor prints it, where one of them is refused; nothing where there is none."""
+    if rows:
+        Console(stderr=True, soft_wrap=True).print(table(run, rows))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 from pydantic_core import to_jsonable_python
 
-from supervisor.cli.common import HOME, Etcd, Home, Json, Run, SecurityFile, app, opened_mirror, opened_store, show
+from supervisor.cli.common import (
+    HOME,
+    Etcd,
+    Home,
+    Json,
+    Run,
+    SecurityFile,
+    app,
+    opened_mirror,
+    opened_store,
+    print_timeouts,
+    show,
+)
 from supervisor.shell import client, fit, policy, runfile
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
@@ -61,6 +73,7 @@ def set_policy(
         except runfile.RunFileError as error:
             for problem in error.problems:
                 typer.echo(f"supervisor: {problem}", err=True)
+            print_timeouts(record.spec.name, error.timeouts)
             raise typer.Exit(2) from None
         for sentence in fit.short(replace(record.spec, policy=done.policy), seen):
             if sentence not in fit.short(record.spec, seen):

@@ -19,6 +19,7 @@ from supervisor.cli.common import (
     endpoints_in,
     endpoints_option,
     opened_store,
+    print_timeouts,
     sentences,
 )
 from supervisor.core import timeouts
@@ -132,6 +133,7 @@ def _checked_spec(file: Path) -> RunSpec:
     except runfile.RunFileError as error:
         for problem in error.problems:
             typer.echo(f"supervisor: {file}: {problem}", err=True)
+        print_timeouts("(as written)", error.timeouts)
         raise typer.Exit(2) from None
     return spec
 
@@ -143,6 +145,7 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
     for problem in problems:
         typer.echo(f"supervisor: {file}: {problem} (as run {like} was seen, which trained the same)", err=True)
     if problems:
+        print_timeouts(spec.name, timeouts.rows(spec, seen))
         raise typer.Exit(2)
     _note_short(spec, seen)
 

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from supervisor.core import timeouts
+from supervisor.core.bounds import Row
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import RunSpec
 from supervisor.shell import runfile_policy, runfile_slurm
@@ -24,9 +25,11 @@ from supervisor.shell import runfile_policy, runfile_slurm
 class RunFileError(ValueError):
     """What is wrong with a run file: one sentence per problem."""
 
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, problems: list[str], timeouts: tuple[Row, ...] = ()) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+        self.timeouts = timeouts
+        """The whole table, where one of them is unsafe."""
 
 
 def load(path: Path) -> RunSpec:
@@ -59,7 +62,8 @@ def parse(
     known = contradictions(before, seen) if before is not None else []
     problems = unknown + [problem for problem in contradictions(spec, seen) if problem not in known]
     if problems:
-        raise RunFileError(problems)
+        unsafe = not _ranges(spec) and timeouts.unsafe(spec, seen)
+        raise RunFileError(problems, timeouts.rows(spec, seen) if unsafe else ())
     if spec.titan.data.path and base is not None:
         path = str((base / spec.titan.data.path).resolve())
         data = dataclasses.replace(spec.titan.data, path=path)

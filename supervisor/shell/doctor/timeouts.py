@@ -52,6 +52,11 @@ def _do(run: str, row: Row) -> str:
     return f"{row.key} = {_number(row.best.value)} in the run file of the next run"
 
 
+def table(run: str, rows: Sequence[Row]) -> Text:
+    """All of it, for who is refused one of them."""
+    return lines([judged(run, row) for row in rows])
+
+
 def lines(fits: Sequence[Fit]) -> Text:
     """The table of one run: a block for each timeout, so that it can be read in a narrow terminal too."""
     text = Text(f"{f'timeouts of run {fits[0].run}':34}{'now':>12}{'safe':>12}{'best':>10}\n", "bold")

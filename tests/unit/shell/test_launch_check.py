@@ -132,6 +132,11 @@ def test_an_unsafe_set_is_refused_with_key_value_the_least_and_why(launched: Any
     assert result.exit_code == 2
     for words in ("policy.hang.at_least_s = 10 is below 15 s", "taken for hanging", "at least 15"):
         assert words in result.output
+    assert "timeouts of run (as written)" in result.output
+    assert [line.split()[0] for line in result.output.splitlines() if line.endswith("unsafe")] == [
+        "policy.hang.at_least_s"
+    ]
+    assert "torchft.heartbeat_timeout_ms" in result.output, "what fits is printed beside it"
     assert not done
 
 
