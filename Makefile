@@ -14,7 +14,7 @@ HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_hand_over.py tests/slur
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check chaos chaos-long killpoints sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo test test-long check chaos chaos-long killpoints sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -23,6 +23,9 @@ demo: install  ## train a Llama 3 debug model here, break it three ways, see it 
 test: check debian  ## everything that a developer without a GPU can run
 	$(PYTEST) -n 3 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
 	$(PYTEST) -n 2 $(BESIDE) $(HEAVY)
+
+test-long: debian  ## further cases of what `make test` shows
+	$(PYTEST) -n 2 $(BESIDE) -m long tests
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff check

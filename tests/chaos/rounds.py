@@ -34,8 +34,8 @@ GENERATIONS = {"trainer": {2}, "restart": {2}, "node": {2, 3}, "allocation": {2,
 """Generations that the victim may end with. A lost node shows as dead processes too: then a restart may come first."""
 
 
-AGENT_LEASE_S = 8
-"""Of nodes whose agent is killed: the next agent must be there before it lapses, and a busy machine takes 4 s to start one."""
+AGENT_LEASE_S = 25
+"""Of nodes whose agent is killed: the next agent must be there before it lapses, and a slow machine that is busy takes 10 s to start one."""
 
 
 def spec(plan: Plan) -> RunSpec:

@@ -20,7 +20,7 @@ def agent_check(w: World, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agents.cli", "check", "--home", str(w.system), *options]
     node = {"SUPERVISOR_NODE_DIR": str(w.system / "nodes" / options[1])} if options[:1] == ("--node",) else {}
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env={**w.environment, **node}
+        command, capture_output=True, text=True, check=False, timeout=240, env={**w.environment, **node}
     )
 
 

@@ -27,7 +27,7 @@ def cli(*arguments: str, world: World | None = None, home: Path | None = None) -
         command += ["--etcd", world.etcd.endpoint, "--home", str(world.runs)]
     elif home is not None:
         command += ["--home", str(home)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def fails(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -137,7 +137,7 @@ def test_two_ups_in_one_home(tmp_path: Path) -> None:
             assert cli("doctor", home=tmp_path).returncode == 0
         finally:
             first.terminate()
-            first.communicate(timeout=60)
+            first.communicate(timeout=240)
     assert first.returncode == 0
 
 
@@ -186,7 +186,7 @@ def test_up_starts_its_parts_again_and_leaves_nothing(tmp_path: Path) -> None:
                 eventually(lambda: leader() not in (0, first), 30, "another supervisor leads")
         finally:
             up.terminate()
-            _, said = up.communicate(timeout=60)
+            _, said = up.communicate(timeout=240)
     assert up.returncode == 0
     assert "the supervisor ended with code -9" in said
     assert "started again" in said

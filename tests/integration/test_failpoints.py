@@ -22,6 +22,8 @@ WHEN: dict[Scenario, list[str]] = {
     "lighthouse": ["committed", "agent.after_forward", "gate.listening", "gate.opening", "gate.open"],
 }
 ROUNDS = [(scenario, name) for scenario, names in WHEN.items() for name in names]
+EACH = [pytest.param(*round_, marks=[pytest.mark.long] if number % 3 else []) for number, round_ in enumerate(ROUNDS)]
+"""A third of them in the fast lane; `make killpoints` plays them all too, and many times."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
 
 
 @pytest.mark.etcd
-@pytest.mark.parametrize(("scenario", "name"), ROUNDS, ids=lambda x: x)
+@pytest.mark.parametrize(("scenario", "name"), EACH, ids=lambda x: x)
 def test_killed_at(scenario: Scenario, name: str, lanes: Lanes) -> None:
     seed = ROUNDS.index((scenario, name))
     way = next(w for w in WAYS[name] if w.scenario == scenario)

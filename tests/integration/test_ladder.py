@@ -213,7 +213,7 @@ def test_a_halted_run_goes_on_when_a_person_says_why(empty: World, tmp_path: Pat
 def supervisor(w: World, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line on this world."""
     command = [sys.executable, "-m", "supervisor.cli", *arguments, "--etcd", w.etcd.endpoint, "--home", str(w.runs)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_paused_nothing_is_done_and_everything_is_seen(toy_run: tuple[World, RunRecord]) -> None:

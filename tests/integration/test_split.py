@@ -15,13 +15,21 @@ from fault_injection import netns
 from tests.integration import split_cases
 
 CASES = [name for name in vars(split_cases) if name.startswith("test_")]
-WITHIN_S = 240
+FAST = (
+    "test_a_split_with_the_lighthouse_on_the_far_side",
+    "test_a_node_cut_off_from_the_control_plane_alone_cannot_bring_its_old_generation_back",
+)
+EACH = [
+    pytest.param(name, marks=[] if name in FAST else [pytest.mark.long], id=name.removeprefix("test_"))
+    for name in CASES
+]
+WITHIN_S = 480
 
 
 @pytest.mark.root
 @pytest.mark.etcd
 @pytest.mark.timeout(WITHIN_S + 30)
-@pytest.mark.parametrize("case", CASES, ids=[name.removeprefix("test_") for name in CASES])
+@pytest.mark.parametrize("case", EACH)
 def test_split(case: str, tmp_path: Path) -> None:
     """Each case is run by a pytest of its own inside the hub's namespace: a process cannot be in two networks."""
     why_not = netns.available() or ("" if shutil.which("iptables") else "no `iptables` command")

@@ -266,7 +266,7 @@ def _supervisor_status(run: Outage) -> str:
     """What `supervisor status` prints, whatever its lines' lengths."""
     command = [sys.executable, "-m", "supervisor.cli", "status", "--run", run.record.spec.name]
     command += ["--etcd", run.w.etcd.endpoint]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return " ".join(answer.stdout.split())
 
 

@@ -29,7 +29,7 @@ SUPERVISOR = ("-m", "supervisor.cli")
 def said(folder: Path, *arguments: str, code: int = 2) -> str:
     """What a command says that has to end with `code` and sentences."""
     result = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60, cwd=folder,
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=240, cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert result.returncode == code, result.stdout + result.stderr

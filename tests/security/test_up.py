@@ -31,7 +31,7 @@ def test_up_hands_the_files_on(authed: TlsEtcd, tmp_path: Path) -> None:
         eventually(lambda: b"Now: supervisor launch" in output.read_bytes() or up.poll() is not None, 60, "up is up")
         assert up.poll() is None, output.read_text()
         asked = [*command, "nodes", "--json", "--home", str(tmp_path)]
-        nodes = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60, env=environment)
+        nodes = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=240, env=environment)
         assert nodes.returncode == 0, nodes.stderr
         assert "host" in [node["node"] for node in json.loads(nodes.stdout) if node["alive"]]
         with connect([authed.endpoint], security=authed.certificates.of("supervisor")) as store:

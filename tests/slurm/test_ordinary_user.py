@@ -290,7 +290,12 @@ def test_a_limit_that_slurm_holds_a_job_for(w: Office) -> None:
             'allocation.slurm.partition = "short" with allocation.slurm.time_limit = "10": ',
             "Requested time limit is invalid",
         ),
-        ('partition = "none"', 'allocation.slurm.partition = "none": ', "ode count specification invalid"),
+        pytest.param(
+            'partition = "none"',
+            'allocation.slurm.partition = "none": ',
+            "ode count specification invalid",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_limit_that_slurm_enforces(w: Office, slurm: str, told: str, words: str) -> None:
