@@ -23,7 +23,7 @@ from supervisor.shell.processes import start_ticks
 from tests.helpers.waiting import eventually
 from tests.integration.world import World, toy_spec
 
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 CHAOS = "import sys; from fault_injection.chaos.command import chaos; chaos(sys.argv[1:])"
 """As the entry point calls it, wherever the packages are imported from."""

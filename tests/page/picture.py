@@ -29,7 +29,7 @@ from tests.helpers import browser as browsers
 from tests.helpers.browser import Browser
 from tests.helpers.waiting import eventually
 
-WITHIN_S = 300.0
+WITHIN_S = 900.0
 SIZE = {"width": 1160, "height": 1450}
 
 MOMENTS = {

@@ -24,7 +24,7 @@ from tests.helpers.waiting import eventually
 from tests.integration.test_lighthouse import TORCHFT
 from tests.integration.world import TOYS, World, equal_digests, toy_spec
 
-BEGIN_S = 240.0
+BEGIN_S = 480.0
 """Real trainers import and build for a minute beside other tests on 2 cores."""
 DIGESTS_EVERY = 5
 
