@@ -125,6 +125,7 @@ def test_runs_that_had_ended_stay_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.etcd
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(4 * START_S)
 def test_real_trainers_resume_from_the_newest_checkpoint_on_disk(tmp_path: Path) -> None:

@@ -36,7 +36,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made
 
 
-@pytest.mark.parametrize("name", CASES)
+OTHERS = (
+    "abort", "sigkill", "exit_code", "gil_held", "endless_loop", "checkpoint_blocked", "nan_everywhere", "straggler",
+    "slow_steps", "agent_killed", "noisy_neighbours",
+)  # fmt: skip
+"""Of each of these a like one is in the fast lane; `make bench-detection` makes all of them ten times."""
+EACH = [pytest.param(name, marks=pytest.mark.long if name in OTHERS else ()) for name in CASES]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_the_verdict_is_right(bench: Bench, name: str) -> None:
     try:
         found = trial(bench, name, SEED)

@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(LIMIT_S + 3 * BEGIN_S)
 def test_everybody_leaves_and_no_host_is_free(tmp_path: Path) -> None:
