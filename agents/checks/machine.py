@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from supervisor.wire.checks import CheckResult, floored
@@ -17,6 +18,7 @@ PATTERN = bytes(range(256)) * 4096
 
 MEMORY_BYTES = 32 << 20
 """Above what one processor core has of its own caches."""
+MEMORY_TRIES = 5
 MEMORY_FLOOR = 0.5
 """GB/s. One channel of DDR3-800, the slowest that a 64-bit server has had for 15 years, moves 6.4 GB/s (JESD79-3)."""
 
@@ -27,20 +29,24 @@ to one that others keep busy."""
 DISK_TRIES = 3
 
 LOOPBACK_BYTES = 16 << 20
+LOOPBACK_TRIES = 3
 LOOPBACK_FLOOR = 10.0
 """MB/s. The kernel copies memory: hundreds on the slowest machine, and trainers reach the lighthouse through it."""
 BLOCK = 1 << 16
 
 
 def memory() -> CheckResult:
-    """Copies within main memory, and whether they are equal."""
+    """Copies within main memory, a megabyte at a time, and whether they are equal. Of each megabyte the best try counts: all
+    of it takes longer than a busy machine leaves a thread alone."""
     source, target = PATTERN * (MEMORY_BYTES // len(PATTERN)), bytearray(MEMORY_BYTES)
-    view = memoryview(target)  # a bytearray would copy the source once more
+    reading, writing = memoryview(source), memoryview(target)  # a bytearray would copy the source once more
 
-    def copy() -> None:
-        view[:] = source
+    def copy(at: int) -> None:
+        writing[at : at + len(PATTERN)] = reading[at : at + len(PATTERN)]
 
-    best = min(_timed(copy) for _ in range(5))
+    places = range(0, MEMORY_BYTES, len(PATTERN))
+    tries = [[_timed(partial(copy, at)) for at in places] for _ in range(MEMORY_TRIES)]
+    best = sum(map(min, zip(*tries, strict=True)))
     if target != source:
         return CheckResult(name="memory", outcome="failed", evidence="what was copied is not what is there")
     return floored("memory", MEMORY_BYTES / best / 1e9, MEMORY_FLOOR, "GB/s", "copied")
@@ -86,6 +92,21 @@ def _reads(handle: int) -> bool:
 
 def loopback() -> CheckResult:
     """Sends through TCP on 127.0.0.1. Raises OSError."""
+    rate = 0.0
+    for _ in range(LOOPBACK_TRIES):
+        took_s, left = _received()
+        if left:
+            return CheckResult(
+                name="loopback", outcome="failed", evidence=f"{left} of {LOOPBACK_BYTES} bytes never came"
+            )
+        rate = max(rate, LOOPBACK_BYTES / took_s / 1e6)
+        if rate >= LOOPBACK_FLOOR:
+            break
+    return floored("loopback", rate, LOOPBACK_FLOOR, "MB/s", "sent through 127.0.0.1")
+
+
+def _received() -> tuple[float, int]:
+    """How long it took, in seconds, and how many bytes never came."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_send_all, args=(server,), daemon=True)
         thread.start()
@@ -95,9 +116,7 @@ def loopback() -> CheckResult:
                 left -= len(block)
             took_s = time.monotonic() - began
         thread.join()
-    if left:
-        return CheckResult(name="loopback", outcome="failed", evidence=f"{left} of {LOOPBACK_BYTES} bytes never came")
-    return floored("loopback", LOOPBACK_BYTES / took_s / 1e6, LOOPBACK_FLOOR, "MB/s", "sent through 127.0.0.1")
+    return took_s, left
 
 
 def _send_all(server: socket.socket) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -62,6 +63,25 @@ def test_all_pass_on_this_machine_and_leave_nothing(tmp_path: Path) -> None:
     }
     assert all(r.took_s > 0 and r.evidence for r in found)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_busy_machine_is_no_broken_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pass over all of it is left alone, each megabyte is once; a slow one is slow each time."""
+    asked = 0
+
+    def timed(work: Callable[[], object]) -> float:
+        nonlocal asked
+        work()
+        again, place = divmod(asked, machine.MEMORY_BYTES >> 20)
+        asked += 1
+        return 0.0001 if place % machine.MEMORY_TRIES == again else 0.02
+
+    monkeypatch.setattr(machine, "_timed", timed)
+    assert machine.memory().outcome == "passed"
+    assert asked == machine.MEMORY_TRIES * (machine.MEMORY_BYTES >> 20)
+    monkeypatch.setattr(machine, "_timed", lambda work: work() or 0.02)
+    assert (found := machine.memory()).outcome == "failed", found
+    assert found.evidence == "0.05243 GB/s copied: below 0.5 GB/s"
 
 
 def test_one_that_hangs_costs_its_limit_and_is_told() -> None:
