@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(VENV)/opt/bin:$(CURDIR)/$(BIN):$(PATH)
+# Our processes are many and short: each would compile what it imports again (images of containers set this, to be small).
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 
-from agents import programs
+from supervisor.wire import programs
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
 
 BEAT_TIMEOUT_MS = 300

@@ -8,7 +8,8 @@ import os
 import socket
 from collections.abc import Callable
 
-from agents import process, programs
+from agents import process
+from supervisor.wire import programs
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0

@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from agents import programs
 from agents.names import LighthouseName, TrainerName
 from agents.settings import Settings
+from supervisor.wire import programs
 from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
 
 PORTS = range(20_000, 32_000)

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from agents import process, programs
+from agents import process
 from agents.checks import network
 from agents.checks.run import TOTAL_S
 from agents.settings import Settings
+from supervisor.wire import programs
 from supervisor.wire.checks import CheckResult, from_line
 from supervisor.wire.records import NodeCheck
 

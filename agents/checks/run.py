@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from agents import process, programs
+from agents import process
 from agents.checks import machine, network
+from supervisor.wire import programs
 from supervisor.wire.checks import CheckResult, from_line, to_line
 
 LIMIT_S = 30.0

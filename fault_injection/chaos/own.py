@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from agents.programs import SEAM
 from fault_injection import clocks, gpus, netns
 from fault_injection.chaos.live import LiveRun
 from fault_injection.chaos.watch import Watcher
@@ -33,6 +32,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell import client
 from supervisor.shell import up as up_module
 from supervisor.shell.store import connect
+from supervisor.wire.programs import SEAM
 from supervisor.wire.security import Security
 
 PROGRAMS = {"trainer": "fault_injection.trainer", "warm": "fault_injection.warm", "agent": "fault_injection.agent"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,8 +20,7 @@ from supervisor.ports.store import Expect, Store
 from supervisor.shell import views
 from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.mirror import Mirror
-from supervisor.wire import keys
-from supervisor.wire.programs import CHECK
+from supervisor.wire import keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
 
@@ -32,7 +30,7 @@ def check_titan(spec: RunSpec) -> list[str]:
     A process of its own, because only `titan_actor` imports torch.
     """
     record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
-    result = subprocess.run([sys.executable, "-m", CHECK], input=record, capture_output=True, check=False)
+    result = subprocess.run(programs.command("check"), input=record, capture_output=True, check=False)
     try:
         problems = json.loads(result.stdout)["problems"]
     except (ValueError, KeyError):

@@ -26,13 +26,8 @@ from supervisor.wire.records import (
     decode,
     encode,
 )
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
-
-TOYS = {
-    "trainer": "tests.agents.toy_trainer",
-    "warm": "tests.agents.toy_warm",
-    "check_device": "tests.agents.toy_check_device",
-}
 
 RUN = "toy"
 

@@ -28,8 +28,9 @@ from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, LighthouseObserved, Registration, decode
-from tests.agents.nodes import TOYS, Node, Nodes, desire, kill, observed, rank, running, trainer
+from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
 from tests.agents.toy_gate import Holder
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 from tests.store.relay import Relay, relay
 

@@ -17,7 +17,8 @@ from agents.shim import LEAVING
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
-from tests.agents.nodes import TOYS, desire, observed, rank, trainer
+from tests.agents.nodes import desire, observed, rank, trainer
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.etcd, pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")]

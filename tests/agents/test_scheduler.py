@@ -22,8 +22,9 @@ from supervisor.shell.store import connect
 from supervisor.wire import keys
 from supervisor.wire.address import towards
 from supervisor.wire.records import Registration, decode
-from tests.agents.nodes import TOYS, Node, Nodes, desire, kill, observed, rank, running, trainer
+from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
 from tests.helpers import etcd
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"

@@ -16,8 +16,9 @@ from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, decode
-from tests.agents.nodes import TOYS, Node, desire, kill, observed, rank, running, trainer
+from tests.agents.nodes import Node, desire, kill, observed, rank, running, trainer
 from tests.helpers.slurm import Slurm, available, slurm
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(available() != "", reason=available())]

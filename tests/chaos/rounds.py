@@ -21,8 +21,9 @@ from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.chaos.plans import Plan
 from tests.helpers.etcd import clear
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
-from tests.integration.world import TOYS, World, toy_spec
+from tests.integration.world import World, toy_spec
 
 PATIENCE_S = 60.0
 """For what takes seconds on an idle machine."""

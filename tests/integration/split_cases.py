@@ -20,9 +20,10 @@ from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire.records import RunRecord
 from supervisor.wire.security import load
 from tests.helpers.measure import measured
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 from tests.integration.test_lighthouse import TORCHFT, commits, joint, pids, quorum_spec, seat
-from tests.integration.world import TOYS, World
+from tests.integration.world import World
 
 NODES = ("host", "other", "n1", "n2", "n3", "n4")
 """Two service hosts and four nodes, a namespace each; etcd and the supervisor are in the hub."""

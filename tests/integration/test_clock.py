@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from agents.programs import SEAM
 from fault_injection import clocks
 from fault_injection.not_here import NotHere
 from supervisor.core.model import Kind, Rung
 from supervisor.shell import journal, status
+from supervisor.wire.programs import SEAM
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
-from tests.integration.world import LEASE_S, TOYS, World, toy_spec, world
+from tests.integration.world import LEASE_S, World, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 

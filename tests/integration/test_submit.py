@@ -27,8 +27,9 @@ from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord
 from tests.helpers.etcd import free_ports
 from tests.helpers.slurm import Slurm, available, slurm
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
-from tests.integration.world import LEASE_S, TOYS
+from tests.integration.world import LEASE_S
 
 pytestmark = [
     pytest.mark.etcd,

@@ -29,14 +29,8 @@ from supervisor.wire import keys
 from supervisor.wire.records import Control, NodeObserved, RunRecord, TrainerObserved
 from supervisor.wire.security import Security
 from tests.helpers.etcd import Cluster
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
-
-TOYS = {
-    "trainer": "tests.agents.toy_trainer",
-    "warm": "tests.agents.toy_warm",
-    "check_device": "tests.agents.toy_check_device",
-}
-"""Trainers that step without torch: these tests are about the control plane."""
 
 LEASE_S = 2
 """Leases of the toys' nodes and of the supervisors: etcd's least."""

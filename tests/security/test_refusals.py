@@ -17,8 +17,9 @@ from supervisor.wire.records import LeaderRecord, Registration
 from supervisor.wire.security import load
 from tests.helpers.etcd import running
 from tests.helpers.tls import Certificates, TlsEtcd
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
-from tests.integration.world import TOYS, World, toy_spec
+from tests.integration.world import World, toy_spec
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(540)]
 

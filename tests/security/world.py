@@ -12,7 +12,8 @@ from supervisor.shell.auth import init_auth
 from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, RunRecord
 from tests.helpers.tls import Certificates, TlsEtcd, tls_etcd
-from tests.integration.world import TOYS, World
+from tests.helpers.toys import TOYS
+from tests.integration.world import World
 
 NODES = ("n1", "n2", "n3")
 

@@ -25,8 +25,8 @@ from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers import ordinary_user as user
 from tests.helpers.slurm import available, slurm
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
-from tests.integration.world import TOYS
 from tests.slurm.world import SlurmWorld
 
 pytestmark = [

@@ -20,9 +20,10 @@ from supervisor.shell.processes import is_running
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
 from tests.helpers.slurm import Slurm, slurm
+from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 from tests.integration.test_lighthouse import TORCHFT
-from tests.integration.world import TOYS, World, equal_digests, toy_spec
+from tests.integration.world import World, equal_digests, toy_spec
 
 BEGIN_S = 480.0
 """Real trainers import and build for a minute beside other tests on 2 cores."""
