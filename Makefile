@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
 LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/prometheus tests/page tests/gpu
-HEAVY := tests/slurm/test_time_limit.py tests/slurm/test_rungs.py \
+HEAVY := tests/slurm/test_rungs.py \
 	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py tests/prometheus/test_up.py \
 	tests/integration/test_peers_gone.py tests/integration/test_lighthouse.py \
 	tests/integration/test_stalled.py tests/integration/test_compared.py tests/titan

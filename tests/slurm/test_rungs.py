@@ -107,6 +107,7 @@ def test_a_node_is_drained(w: SlurmWorld, record: RunRecord, known: int) -> None
     w.lab.resume(node)
 
 
+@pytest.mark.long
 def test_slurmctld_is_away_in_the_middle_of_a_reallocation(w: SlurmWorld, record: RunRecord) -> None:
     w.control(record, stop=True)
     eventually(lambda: w.status(record).phase == "stopped" and not w.live_jobs(), 120, "the first run ends")

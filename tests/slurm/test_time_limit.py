@@ -38,6 +38,7 @@ def no_step_twice(w: SlurmWorld, record: RunRecord) -> None:
     assert steps == set(range(1, max(steps) + 1)), "no step is missing"
 
 
+@pytest.mark.long
 @pytest.mark.trainers
 @pytest.mark.timeout(LIMIT_S + 3 * BEGIN_S)
 def test_groups_move_before_their_jobs_end(tmp_path: Path) -> None:
