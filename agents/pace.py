@@ -165,6 +165,7 @@ class Pace:
             activity=self._mark[1] if self._mark is not None else "",
             activity_s=round(now - self._mark_since, 1),
             bound_s=round(bound_s, 1),
+            lasted_s=round(still_s, 2),
             usual_s=round(median(self._steps), 3) if self._steps else 0.0,
         )
 

@@ -254,7 +254,7 @@ RECOVERY = Board(
                         "{{phase}}",
                     ),
                 ),
-                about="detect: how long it had to last before it was a failure. act: until the new processes were seen. rejoin: until it committed again.",
+                about="detect: how long it had lasted when it counted as a failure. act: until the new processes were seen. rejoin: until it committed again.",
             ),
             _lines(
                 "Recovery, longest of a half and of nine tenths", "s",

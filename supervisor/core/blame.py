@@ -280,7 +280,7 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
         tuple(_sentence(rank, what) for rank, what in stuck) or (untold,),
         rank=ranks[0].rank if named else None,
         confidence=Confidence.LIKELY if own else Confidence.SUSPECTED,
-        took_s=max((what.bound_s for _, what in stuck), default=0.0),
+        took_s=max((what.lasted_s or what.bound_s for _, what in stuck), default=0.0),
     )
 
 

@@ -266,10 +266,14 @@ def failure(
     gate = listening(observed)
     if group.phase == "starting" and observed.store_stable_s >= spec.policy.node_lease_s and gate is not None:
         waited_s = spec.policy.start_timeout_s
-        late = observed.now - max(group.since, memory.lighthouse.opened) > waited_s
-        if late and not blame.steps_unseen(group, memory.groups, observed) and not _has_no_way(group, observed, gate):
+        lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
+        if (
+            lasted_s > waited_s
+            and not blame.steps_unseen(group, memory.groups, observed)
+            and not _has_no_way(group, observed, gate)
+        ):
             said = (f"no commit {waited_s:g} s after its start", *_not_reached(group, observed, gate))
-            return gpu.judged(Failure(Kind.START_TIMEOUT, said, took_s=waited_s), group, observed, spec)
+            return gpu.judged(Failure(Kind.START_TIMEOUT, said, took_s=lasted_s), group, observed, spec)
     return slow.get(group.group) if slow else None
 
 
@@ -281,7 +285,8 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         silent_s = spec.policy.silent_timeout_s
         heard = f"the gate has not heard it for {silent_s:g} s, since it is where it is, and hears others"
         evidence = (heard, *_not_reached(group, observed, gate))
-        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=silent_s)
+        lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
+        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
     if gate.hearing.get(group.group) != "silent" or any(map(ending.clean, ranks_of(group, observed))):
         return None  # the rank that beats for the others may be the first that has finished
     heard = f"the gate has not heard it for {spec.torchft.heartbeat_timeout_ms} ms"
@@ -299,7 +304,8 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
     ):
         silent_s = spec.policy.silent_timeout_s
         evidence = (heard, f"silent for {silent_s:g} s on a node that lives", *_not_reached(group, observed, gate))
-        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=silent_s)
+        lasted_s = observed.now - silent_since(group, incident, observed, memory)
+        return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
     beat_s = spec.torchft.heartbeat_timeout_ms / 1000
     return Failure(Kind.SILENT, (heard,), confidence=Confidence.LIKELY, took_s=beat_s)
 

@@ -97,6 +97,7 @@ class StuckView:
     usual_s: float = 0.0
     process: str = ""
     stack: str = ""
+    lasted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +318,8 @@ class Failure:
     causes: tuple[Kind, ...] = ()
     """What else it is a failure of: where one of these is only observed, so is this."""
     took_s: float = 0.0
-    """How long it had to last before it was a failure, by the clock of whoever watched it. 0: an end, seen at once."""
+    """How long it had lasted when it counted as a failure, by the clock of whoever watched it: measured, but for a silence and a
+    lost node, whose last sign of life nobody else saw; there, what their timeout says. 0: an end, seen at once."""
 
 
 # --- memory ---

@@ -76,7 +76,7 @@ BUDGETED = ("restart", "replace", "reallocate")
 KINDS = tuple(kind.value for kind in Kind)
 CAUSES = tuple(cause.value for cause in Cause)
 RECOVERY = ("detect", "decide", "act", "rejoin", "total")
-"""detect: how long it had to last before it was a failure. decide: from its incident to the decision. act: until its new processes
+"""detect: how long it had lasted when it counted as a failure. decide: from its incident to the decision. act: until its new processes
 were seen. rejoin: until it committed again. total: all of these."""
 STEP_PHASES = ("data", "compute", "wait")
 """Of the newest step, what the rank waited for its data, what it computed, and the rest: quorum, heal, commit, other ranks."""

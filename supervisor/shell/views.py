@@ -250,6 +250,7 @@ def _stuck(trainer: TrainerObserved) -> StuckView | None:
         usual_s=stuck.usual_s,
         process=stuck.process,
         stack=stuck.stack,
+        lasted_s=stuck.lasted_s,
     )
 
 

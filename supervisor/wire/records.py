@@ -409,6 +409,8 @@ class Stuck:
     """As the kernel shows it. busy: it used half of a processor or more. Empty: not known."""
     stack: str = ""
     """The innermost frames of its main thread; empty until they were read."""
+    lasted_s: float = 0.0
+    """For how long no step had been committed when this was first told; 0: not told."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,7 @@ def test_a_step_of_ten_times_the_usual_hangs(learned: Rank) -> None:
     found = learned.does("data", STANDS_S)
     assert found is not None
     assert (found.activity, found.bound_s, found.usual_s) == ("data", 10.0, 1.0)
+    assert found.lasted_s == pytest.approx(10.0 + STANDS_S, abs=1.0), "measured, not the bound"
     assert learned.step(1.0) is not None, "until its step is over"
     assert learned.look() is None
 

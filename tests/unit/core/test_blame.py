@@ -15,7 +15,9 @@ from tests.unit.core.world import World
 def hangs(
     w: World, group: int, activity: str, rank: int = 0, step: int = 50, process: str = "", stack: str = ""
 ) -> None:
-    stuck = StuckView(activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, process=process, stack=stack)
+    stuck = StuckView(
+        activity=activity, activity_s=31.0, bound_s=30.0, usual_s=1.5, lasted_s=31.4, process=process, stack=stack
+    )
     w.report(group, rank, commits=1, step=step, stuck=stuck)
 
 
@@ -35,7 +37,7 @@ def test_one_that_waits_for_nobody_hangs_and_is_restarted(w: World, activity: st
     assert (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
     assert incident.evidence == (f"rank 0 has not committed a step for 30 s (usually 1.5 s), for 31 s in {activity}",)
-    assert (incident.rank, incident.confidence, incident.took_s) == (0, Confidence.LIKELY, 30.0)
+    assert (incident.rank, incident.confidence, incident.took_s) == (0, Confidence.LIKELY, 31.4)
 
 
 def test_what_the_kernel_says_is_part_of_the_evidence(w: World) -> None:

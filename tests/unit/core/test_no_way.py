@@ -128,6 +128,7 @@ def test_one_that_the_gate_has_never_heard_where_it_is_now_moves_to_a_spare() ->
     assert w.group(1).generation == 1, "it may find the gate yet"
     w.round(2.0)
     assert (w.incident.kind, w.incident.rung, w.incident.group) == (Kind.STALLED, Rung.REPLACE, 1)
+    assert w.incident.took_s == pytest.approx(w.spec.policy.silent_timeout_s + 2.0), "measured, not the limit"
     assert "its node does not reach the gate of the lighthouse on host" in w.incident.evidence
 
 
@@ -136,6 +137,7 @@ def test_one_that_the_gate_hears_is_not_cut_off_whatever_its_forwarder_said_last
     w = World(groups=1, spares=1).start_up()
     w.hear(0, "beating")
     w.report(0, commits=0, reaches_gate=False)
-    w.round(w.spec.policy.start_timeout_s + 1.0)
+    w.round(w.spec.policy.start_timeout_s + 7.0)
     assert (w.incident.kind, w.incident.rung) == (Kind.START_TIMEOUT, Rung.RESTART)
+    assert w.incident.took_s >= w.spec.policy.start_timeout_s + 7.0, "measured, not the limit"
     assert not any("not reach" in said for said in w.incident.evidence)
