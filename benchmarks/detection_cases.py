@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 SHIM_LOOKS_S = 2.0
 """The shim notes in which cgroup its processes are once a second."""
-HOG_HAS = 96 << 20
+HOG_HAS = 32 << 20
+"""Bytes that are left to a rank: the clock runs while it fills them."""
 AHEAD = 10
 """Steps until something happens in every group at once."""
 HICCUP_S = 1.5

@@ -10,10 +10,11 @@ from supervisor.core.detect import ENGINE_WORD_S
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Kind, Rung, SpikeView
 from supervisor.core.round import MAX_CHANGES
-from supervisor.core.spec import FirstRungSpec
+from supervisor.core.spec import FirstRungSpec, TitanSpec
 from tests.unit.core.world import World
 
 ERROR = "NotFinite: loss is nan at step 51"
+INTERVAL = TitanSpec().checkpoint_interval_steps
 
 
 @pytest.fixture
@@ -134,9 +135,11 @@ def spoils(w: World, group: int, step: int) -> None:
             w.recover(g, after=5.0, step=step + 1)
 
 
-@pytest.mark.parametrize("again_at", [51, 60, 2000])
-def test_the_same_group_again_on_another_host_is_the_models_or_the_datas_fault(w: World, again_at: int) -> None:
-    """Whatever the step, and however well it went in between."""
+@pytest.mark.parametrize("again_at", [40, 50, 50 + INTERVAL])
+def test_the_same_group_at_the_same_data_on_another_host_is_the_models_or_the_datas_fault(
+    w: World, again_at: int
+) -> None:
+    """A group that was away for some steps comes to it so much later."""
     spoils(w, 1, 50)
     assert (w.group(1).node, set(w.memory.cordons)) == ("n4", {"n2"})
     assert [(s.host, s.kind) for s in w.suspicions] == [("n2", Kind.NUMERICS)]
@@ -150,6 +153,21 @@ def test_the_same_group_again_on_another_host_is_the_models_or_the_datas_fault(w
     )
     assert any("its hardware is suspect" in e for e in halting.evidence), "with all that was seen"
     assert (w.memory.cordons, w.suspicions) == ({}, []), "neither host is to blame"
+
+
+def test_one_that_has_come_past_it_goes_on_and_no_host_is_to_blame_until_the_third_time(w: World) -> None:
+    again_at, third_at = 50 + INTERVAL + 1, 50 + 40 * INTERVAL
+    spoils(w, 1, 50)
+    spoils(w, 1, again_at)
+    assert w.memory.phase == "running"
+    second = next(i for i in w.incidents.values() if i.followed)
+    assert (second.kind, second.group, second.rung, second.state) == (Kind.NUMERICS, 1, Rung.REPLACE, "recovered")
+    assert any("it follows the group" in e for e in second.evidence)
+    assert (w.memory.cordons, w.suspicions) == ({}, [])
+    spoils(w, 1, third_at)
+    assert w.memory.phase in ("stopping", "halted")
+    halting = next(i for i in w.incidents.values() if i.kind == Kind.SAME_ERROR)
+    assert f"at step {again_at}, not for the first time, and on " in halting.reason
 
 
 def test_not_so_in_another_group_nor_after_a_day(w: World) -> None:
