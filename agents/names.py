@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from supervisor.wire import logged
 
@@ -45,8 +46,9 @@ def about(text: str) -> dict[str, dict[str, object]]:
     return logged.about(**asdict(name)) if name is not None else {}
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Name | None:
-    """None for what is no name of ours."""
+    """None for what is no name of ours. Asked dozens of times in each turn of an agent, of a few names."""
     match text.split("."):
         case ["lighthouse", run, generation] if generation.isdigit():
             return LighthouseName(run, int(generation))

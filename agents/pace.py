@@ -126,8 +126,9 @@ class Pace:
         unlike = self._mark is not None and self._mark[1] in UNLIKE | self._first
         if len(self._steps) < LEARNED_AT_LEAST or unlike or self._apart.keys() - self._longest_apart.keys():
             return limits.at_most_s
-        usual = median(self._steps) + sum(self._longest_apart[name] for name in self._apart)
-        spread = median(abs(step - median(self._steps)) for step in self._steps)
+        ordinary = median(self._steps)
+        usual = ordinary + sum(self._longest_apart[name] for name in self._apart)
+        spread = median(abs(step - ordinary) for step in self._steps)
         return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
 
     def stands(self, now: float) -> tuple[int, Activity] | None:

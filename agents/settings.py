@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from supervisor.wire.security import (
@@ -41,7 +42,7 @@ class Settings:
     security: str = ""
     """Path of the security file."""
 
-    @property
+    @cached_property
     def node_folder(self) -> Path:
         return self.home / "nodes" / self.node
 

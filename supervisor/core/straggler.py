@@ -89,7 +89,9 @@ def _taken(groups: Mapping[int, GroupMemory], observed: Observed) -> dict[int, R
 
 
 def _about(seconds: float, usual: float) -> str:
-    return f"about {round(2 * seconds / usual) / 2:g} times as long"
+    """In halves, so that the words stay the same while it lasts; below one and a half they would say nothing."""
+    times = seconds / usual
+    return f"about {round(2 * times) / 2 if times >= 1.5 else round(times, 1):g} times as long"
 
 
 def _middle(values: Iterable[float]) -> float:

@@ -39,6 +39,11 @@ def test_the_slow_one_is_named_with_its_rank_and_node() -> None:
     assert {g.generation for g in w.memory.groups.values()} == {1}
 
 
+def test_where_the_policy_takes_little_for_slow_the_words_are_finer() -> None:
+    w = world(0.4, 0.5, 0.4, 0.4, straggler_factor=1.2)
+    assert "computes about 1.2 times as long as the others" in w.waits()
+
+
 def test_of_two_the_slower_one() -> None:
     assert "group 0 is slow" in world(0.8, 0.4).waits()
 
