@@ -24,6 +24,9 @@ WARM_UP_COMMITS = 3
 LEARNED_AT_LEAST = 5
 STANDS_S = 1.0
 """Who hangs stays where it is; who has just gone on, or has begun to wait for another, is not told before it has stayed there."""
+STANDS_SHARE = 0.5
+"""Of the bound: who waits for nobody is told only once it has been at the same thing for so long. What went before, a commit that
+failed or a quorum that was made anew, may have taken most of the bound; a hang is found within the bound from its beginning all the same."""
 MOVES_ON = 3.0
 """In bounds: whoever goes from one thing to the next for so long, and commits nothing, hangs too."""
 KEPT = 64
@@ -160,7 +163,9 @@ class Pace:
         if self._moved_at is None or self._commits == 0:
             return None  # before the first commit the policy's time for a start counts
         still_s = now - self._moved_at
-        if still_s <= share * bound_s or (now - self._mark_since < STANDS_S and still_s <= MOVES_ON * bound_s):
+        waits = self._mark is None or self._mark[1] in WAITING
+        stands_s = STANDS_S if waits else max(STANDS_S, STANDS_SHARE * bound_s)
+        if still_s <= share * bound_s or (now - self._mark_since < stands_s and still_s <= MOVES_ON * bound_s):
             return None
         return Stuck(
             activity=self._mark[1] if self._mark is not None else "",

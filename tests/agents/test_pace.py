@@ -45,6 +45,11 @@ class Rank:
         self.now += seconds
         return self.look()
 
+    def stays(self, seconds: float) -> Stuck | None:
+        """At what it does."""
+        self.now += seconds
+        return self.look()
+
     def step(self, seconds: float, *, checkpoint_s: float = 0.0, own: Own = NOTHING) -> Stuck | None:
         """Whether it was thought to hang before its end."""
         found = self.does("checkpoint", checkpoint_s) if checkpoint_s else None
@@ -65,11 +70,12 @@ def learned() -> Rank:
 
 def test_a_step_of_ten_times_the_usual_hangs(learned: Rank) -> None:
     assert learned.does("compute", 10.0) is None
-    found = learned.does("data", STANDS_S)
+    found = learned.stays(1.0)
     assert found is not None
-    assert (found.activity, found.bound_s, found.usual_s) == ("data", 10.0, 1.0)
-    assert found.lasted_s == pytest.approx(10.0 + STANDS_S, abs=1.0), "measured, not the bound"
-    assert learned.step(1.0) is not None, "until its step is over"
+    assert (found.activity, found.bound_s, found.usual_s) == ("compute", 10.0, 1.0)
+    assert found.lasted_s == pytest.approx(11.0), "measured, not the bound"
+    assert learned.stays(5.0) is not None, "until its step is over"
+    learned.step(1.0)
     assert learned.look() is None
 
 
@@ -82,7 +88,7 @@ def test_a_pace_that_changes_is_learned(learned: Rank) -> None:
     for _ in range(64):
         learned.step(4.0)
     assert learned.does("compute", 39.0) is None
-    assert learned.does("compute", 2.0) is not None
+    assert learned.stays(2.0) is not None
 
 
 def test_a_short_usual_step_is_bounded_from_below() -> None:
@@ -100,7 +106,7 @@ def test_the_first_steps_are_bounded_by_the_policy_alone() -> None:
     assert rank.look() is None, "before the first commit the policy's time for a start counts"
     assert rank.step(500.0) is None
     assert rank.does("compute", 599.0) is None, "it compiles"
-    found = rank.does("compute", 2.0)
+    found = rank.stays(2.0)
     assert found is not None
     assert found.usual_s == 0.0
 
@@ -125,7 +131,7 @@ def test_a_checkpoint_between_two_looks_is_part_of_its_step_and_one_that_lasts_i
     assert learned.pace.bound_s(LIMITS) == pytest.approx(10.5)
     assert learned.pace.measured.apart_s == 0.0
     assert learned.does("checkpoint", LIMITS.at_most_s - 1.0) is None, "no shorter one bounds it"
-    assert learned.does("checkpoint", 3.0) is not None
+    assert learned.stays(3.0) is not None
 
 
 # --- evaluation and compile ---
@@ -200,7 +206,7 @@ def test_compiles_of_one_step_count_together_once_they_are_over(learned: Rank) -
 def test_what_hangs_after_a_compile_is_found_by_what_that_took(learned: Rank) -> None:
     learned.does("compile", 4.0)
     assert learned.does("compute", 45.0) is None
-    found = learned.does("compute", 2.0)
+    found = learned.stays(2.0)
     assert found is not None
     assert (found.activity, found.bound_s) == ("compute", 50.0)
 
@@ -440,6 +446,30 @@ def test_one_that_goes_on_by_itself_is_not_told_where_it_has_not_stayed(learned:
     found = learned.look()
     assert found is not None
     assert found.activity == "collective"
+
+
+@pytest.mark.parametrize("again", ["compute", "data"])
+def test_one_whose_first_try_of_a_step_failed_is_not_told_while_it_is_at_the_second(
+    learned: Rank, again: Activity
+) -> None:
+    """A peer stood still for a moment: the commit failed, and the step that comes anew is a slow one."""
+    bound = 10.0
+    learned.does("compute", 0.6 * bound)
+    learned.does("commit", 0.4)
+    learned.failed += 1
+    assert learned.does("compute", 0.45 * bound) is None
+    assert learned.does(again, STANDS_S + 0.2) is None, "it has begun with this only now"
+    found = learned.stays(10.0 * bound)
+    assert found is not None
+    assert found.activity == again, "who stays there hangs"
+
+
+@pytest.mark.parametrize("before", [0.0, 0.3, 0.9])
+def test_a_hang_is_told_within_its_bound_whatever_went_before(learned: Rank, before: float) -> None:
+    bound = 10.0
+    learned.does("compute", before * bound)
+    learned.does("data")
+    assert learned.stays(bound + 0.1) is not None
 
 
 def test_what_it_takes_itself_after_a_wait_counts(learned: Rank) -> None:
