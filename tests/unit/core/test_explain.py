@@ -79,9 +79,10 @@ def test_every_rung_has_its_words(rung: Rung) -> None:
     assert DONE[rung] in "\n".join(explain(replace(INCIDENT, rung=rung)))
 
 
-def test_it_says_whose_how_sure_and_how_long_it_had_to_last() -> None:
-    hang = replace(INCIDENT, kind=Kind.HANG, rank=2, confidence=Confidence.LIKELY, took_s=30.0)
+@pytest.mark.parametrize(("took_s", "said"), [(30.0, "30 s"), (12.34567, "12.35 s"), (1801.25, "1801.25 s")])
+def test_it_says_whose_how_sure_and_how_long_it_had_lasted(took_s: float, said: str) -> None:
+    hang = replace(INCIDENT, kind=Kind.HANG, rank=2, confidence=Confidence.LIKELY, took_s=took_s)
     text = explain(hang)
     assert text[0] == "Incident i7: group 3, rank 2, on node n4: hang (likely)"
-    assert "  detected  at 100.00 s of the run clock (it had lasted 30 s before it counted as a failure)" in text
+    assert f"  detected  at 100.00 s of the run clock (it had lasted {said} before it counted as a failure)" in text
     assert "counted as a failure" not in "\n".join(explain(INCIDENT))
