@@ -51,7 +51,9 @@ def explain(incident: Incident, detected: str = "") -> list[str]:
 
 def _when(incident: Incident, detected: str) -> list[str]:
     """Each instant, how long after the one before, and after the first."""
-    lasted = f" (it had lasted {round(incident.took_s, 2):g} s before it counted as a failure)" if incident.took_s else ""
+    lasted = (
+        f" (it had lasted {round(incident.took_s, 2):g} s before it counted as a failure)" if incident.took_s else ""
+    )
     lines = ["When:", f"  detected  {detected or f'at {incident.opened:.2f} s of the run clock'}{lasted}"]
     before = incident.opened
     for name, at, what in (
