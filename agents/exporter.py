@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 from agents import exits
 from agents.names import LighthouseName, TrainerName, parse
@@ -27,6 +28,10 @@ _OF_GROUP = {
 
 _OF_RANK = {"trainer_tokens_per_second": "tokens_per_s", "trainer_mfu_ratio": "mfu"}
 
+STEPS, AT_LEAST_S = 3.0, 10.0
+"""A rank that takes longer for a step than so many of its own, and than so many seconds, has no throughput now: it hangs, waits,
+evaluates or saves."""
+
 _COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": "failed_commits"}
 
 
@@ -42,6 +47,8 @@ class Exporter:
                 self._metrics.counter(name, node=node, **dict(zip(values, chosen, strict=True)))
         self._newest: dict[str, Progress] = {}
         """By process."""
+        self._stepped: dict[str, float] = {}
+        """By process, when its newest step was first heard of, by time.monotonic()."""
         self._standing = Standing()
         self._gates: set[str] = set()
 
@@ -65,6 +72,7 @@ class Exporter:
     def dropped(self, text: str) -> None:
         """Nothing is told any more of a process, nor of its group when it was the last one: it may train elsewhere by now."""
         self._newest.pop(text, None)
+        self._stepped.pop(text, None)
         name = parse(text)
         if not isinstance(name, TrainerName):
             return
@@ -90,7 +98,9 @@ class Exporter:
             return
         group = {"run": progress.run, "group": progress.group}
         rank = {**group, "rank": progress.rank}
-        self._gauges(_OF_RANK, progress, rank)
+        if before is None or before.step != progress.step:
+            self._stepped[text] = time.monotonic()
+            self._gauges(_OF_RANK, progress, rank)
         waited_s = max(0.0, progress.step_s - progress.data_s - progress.compute_s)
         for phase, seconds in (("data", progress.data_s), ("compute", progress.compute_s), ("wait", waited_s)):
             self._metrics.gauge("trainer_step_seconds", **rank, phase=phase).set(seconds)
@@ -125,6 +135,7 @@ class Exporter:
         for text in view.running():
             if isinstance(name := parse(text), TrainerName):
                 up[name.run, name.group, name.rank] = 1
+        self._standing_still(set(view.running()))
         for (run, group, rank), value in up.items():
             self._metrics.gauge("trainer_up", run=run, group=group, rank=rank).set(value)
         gauges = {
@@ -146,6 +157,22 @@ class Exporter:
         )
         self._metrics.counter("agent_reports_total", node=self._node).inc(standing.written - self._standing.written)
         self._standing = Standing(written=standing.written, failures=standing.failures)
+
+    def _standing_still(self, running: set[str]) -> None:
+        now = time.monotonic()
+        for text, progress in self._newest.items():
+            late = now - self._stepped.get(text, now) > max(AT_LEAST_S, STEPS * progress.step_s)
+            newer = any(
+                (p.run, p.group, p.rank) == (progress.run, progress.group, progress.rank)
+                and p.generation > progress.generation
+                for p in self._newest.values()
+            )
+            if newer or not (late or text not in running):
+                continue
+            for metric, field in _OF_RANK.items():
+                if getattr(progress, field) is not None:
+                    labels = {"run": progress.run, "group": progress.group, "rank": progress.rank}
+                    self._metrics.gauge(metric, **labels).set(0)
 
     def _hearing(self, view: View) -> None:
         """Of the gates that run here: one that has ended hears nothing, and its run has another by now."""

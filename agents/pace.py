@@ -64,6 +64,8 @@ class Pace:
         self._failed_commits = 0
         self._began: float | None = None
         self._seen_starting = False
+        self._told_step_s = 0.0
+        """By the rank itself, of its last step before it was taken over: what is known of its pace until that is learned."""
         self._start_s = 0.0
         self._commits = 0
         self._quorum_id = -1
@@ -100,6 +102,8 @@ class Pace:
         if self._began is None:
             # an agent that takes over a rank which steps already knows nothing of its start
             self._seen_starting = progress is None or progress.commits == 0
+            if progress is not None and progress.commits > WARM_UP_COMMITS:
+                self._told_step_s = progress.step_s
         if self._began is None or not reaches:
             self._began = now
         blind, self._unseen = self._unseen, False
@@ -127,11 +131,13 @@ class Pace:
     def bound_s(self, limits: HangSpec) -> float:
         """How long the step in progress may take."""
         unlike = self._mark is not None and self._mark[1] in UNLIKE | self._first
-        if len(self._steps) < LEARNED_AT_LEAST or unlike or self._apart.keys() - self._longest_apart.keys():
+        learned = len(self._steps) >= LEARNED_AT_LEAST
+        if not (learned or self._told_step_s) or unlike or self._apart.keys() - self._longest_apart.keys():
             return limits.at_most_s
-        ordinary = median(self._steps)
+        ordinary = median(self._steps) if learned else self._told_step_s
         usual = ordinary + sum(self._longest_apart[name] for name in self._apart)
-        spread = median(abs(step - ordinary) for step in self._steps)
+        # one step tells nothing of the spread: as much again
+        spread = median(abs(step - ordinary) for step in self._steps) if learned else ordinary
         return min(limits.at_most_s, max(limits.at_least_s, limits.factor * (usual + spread)))
 
     def stands(self, now: float) -> tuple[int, Activity] | None:

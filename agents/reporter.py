@@ -67,7 +67,7 @@ class Reporter(threading.Thread):
     ) -> None:
         """`checked` is called in this thread with each record of checks that has reached the etcd, its revision, and the
         other nodes that are there; with revision 0 for one that was not to be written any more. `took` is called with the seconds that etcd took
-        for each observed record. `read` is called in this thread with the ticket of an observed record that asked for it, and what
+        for each observed record, also for one that it did not write. `read` is called in this thread with the ticket of an observed record that asked for it, and what
         was wanted of this node once that record was written and the registration stood."""
         super().__init__(name="reporter", daemon=True)
         self._registration = registration
@@ -170,10 +170,12 @@ class Reporter(threading.Thread):
         if observed is not None:
             ticket, record = observed
             value, began = self._numbered(store, keys.observed(record.node), record), time.monotonic()
-            store.put(keys.observed(record.node), value)
-            took = time.monotonic() - began
+            try:
+                store.put(keys.observed(record.node), value)
+            finally:  # one that was not written took long too
+                took = time.monotonic() - began
+                self._took(took)
             self._trip.note(took)
-            self._took(took)
             self._ever_observed = True
             with self._some:
                 if self._observed is observed:

@@ -122,6 +122,8 @@ class Table:
                 path.unlink(missing_ok=True)
                 continue
             if not child.exited:
+                if (child.pid, child.start_ticks) not in left:
+                    self.remember("leftover_gone", child)
                 child.exited, child.signal, child.told = True, int(signal.SIGKILL), "its node's shim had ended"
             self.put(child)
         if not process.kill_and_wait(list(left.values()), LEFTOVER_DEADLINE_S):

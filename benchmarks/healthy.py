@@ -130,13 +130,15 @@ def acted(w: World, record: RunRecord) -> list[Incident]:
 
 
 def control(w: World, record: RunRecord) -> dict[str, Any]:
-    """One real hang."""
+    """One real hang, in an ordinary step: who is stopped while it evaluates may take as long as that, and is started again when it
+    has been silent for `policy.silent_timeout_s`."""
+    eventually(lambda: all(_is_ordinary(g.step) for g in w.status(record).groups), FOUND_WITHIN_S, "an ordinary step")
     trainer = w.trainer(record, 1)
     began = time.monotonic()
     os.kill(trainer.pid, signal.SIGSTOP)
     (incident,) = eventually(lambda: acted(w, record), FOUND_WITHIN_S, "the hang is found")
     seconds = time.monotonic() - began
-    bound_s = max(float(found) for sentence in incident.evidence for found in BOUND.findall(sentence))
+    bound_s = max((float(found) for sentence in incident.evidence for found in BOUND.findall(sentence)), default=0.0)
     of_it = (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
     return {
         "how": "SIGSTOP to group 1, for good",
@@ -146,6 +148,11 @@ def control(w: World, record: RunRecord) -> dict[str, Any]:
         "bound_s": bound_s,
         "evidence": list(incident.evidence),
     }
+
+
+def _is_ordinary(step: int) -> bool:
+    """Neither this one nor those around it: what is told of a group's step is up to a second old."""
+    return all(3 <= step % every <= every - 4 for every in (CHECKPOINT_STEPS, EVALUATE_EVERY, ALONE_EVERY, SLOW_EVERY))
 
 
 def steps_of(w: World, record: RunRecord, since: float, until: float) -> dict[str, Any]:

@@ -108,18 +108,24 @@ _VERDICTS = {Verdict.HEALTHY.value: GREEN, Verdict.DEAD.value: "red", Verdict.UN
 _BADPUT = grown(f'supervisor_group_seconds_total{{{RUN}, cause!="productive"}}', "cause", RANGE)
 
 
+def _started(of: str = "") -> str:
+    """Runs that are running, but for those that wait in the queue for their first nodes."""
+    phase = ", ".join([*filter(None, [of]), 'phase="running"'])
+    return f"max by (run) (supervisor_run_phase{{{phase}}}) == 1\nand on (run) max by (run) (supervisor_generation) > 0"
+
+
 FLEET = Board(
     title="Fleet",
     file="fleet.json",
     since="now-6h",
     rows={
         "Now": (
-            _stat("Runs training", 'sum(supervisor_run_phase{phase="running"})'),
+            _stat("Runs training", f"count({_started()}) or vector(0)"),
             _stat("Runs halted", 'sum(supervisor_run_phase{phase="halted"})', red_from=1),
             _stat("Open incidents", "sum(supervisor_incidents_open)", red_from=1),
             _stat("Nodes", "count(agent_info)"),
             _stat("Spare nodes", "sum(supervisor_spare_nodes)"),
-            _stat("Cordoned hosts", "max(supervisor_cordoned_hosts)", red_from=1),
+            _stat("Cordoned hosts, of one run", "max(supervisor_cordoned_hosts)", red_from=1),
         ),
         "Runs": (
             Panel(
@@ -157,10 +163,18 @@ RUN_BOARD = Board(
     annotations=INCIDENTS,
     rows={
         "Now": (
-            _stat("Effective training time", f"max(supervisor_ettr_ratio{{{RUN}}})", "percentunit", green_from=0.9),
+            _stat(
+                "Effective training time", f"max(supervisor_ettr_ratio{{{RUN}}})", "percentunit", green_from=0.9,
+                about="Of this leader's term; the page has it since the launch.",
+            ),
             _stat("Committed step", f"max(supervisor_committed_steps{{{RUN}}})"),
             _stat("Newest checkpoint", f"max(supervisor_checkpoint_step{{{RUN}}})"),
-            _stat("Groups in the quorum", f"max(trainer_quorum_participants{{{RUN}}})"),
+            _stat(
+                "Groups in the quorum",
+                # who hangs still tells of the one before
+                f"max(trainer_quorum_participants{{{RUN}}}\n"
+                f"and on (run, group) trainer_quorum_id{{{RUN}}} == on (run) group_left max by (run) (trainer_quorum_id{{{RUN}}}))",
+            ),
             _stat("Open incidents", f"max(supervisor_incidents_open{{{RUN}}})", red_from=1),
             _stat("Spare nodes", f"max(supervisor_spare_nodes{{{RUN}}})"),
         ),
@@ -222,7 +236,7 @@ RUN_BOARD = Board(
 
 _CLOSED = f"supervisor_incidents_total{{{RUN}}}"
 _ON_NODES = f"supervisor_node_incidents_total{{{RUN}, {NODE}}}"
-_RUNNING_S = f'scalar(sum_over_time(max(supervisor_run_phase{{{RUN}, phase="running"}})[{RANGE}:15s])) * 15'
+_RUNNING_S = f"scalar(sum_over_time((count({_started(RUN)}) > bool 0)[{RANGE}:15s])) * 15"
 _RECOVERY = f'supervisor_recovery_seconds_bucket{{{RUN}, phase="total"}}'
 
 RECOVERY = Board(
@@ -303,7 +317,7 @@ CONTROL_PLANE = Board(
     since="now-1h",
     rows={
         "Now": (
-            _stat("Leaders", "sum(supervisor_leader)", green_from=1),
+            _stat("Leaders", "sum(supervisor_leader)", green_from=1, red_from=2),
             _stat("Supervisors", "count(supervisor_info)"),
             _stat("Epoch", "max(supervisor_epoch)"),
             _stat("etcd answers", "min(supervisor_store_up)", green_from=1),
@@ -330,6 +344,7 @@ CONTROL_PLANE = Board(
                 "Agents without etcd, without a lease", "none",
                 (f"count(agent_store_up{{{NODE}}} == 0) or vector(0)", "without etcd"),
                 (f"count(agent_lease_held{{{NODE}}} == 0) or vector(0)", "without a lease"),
+                about="As agents say that Prometheus reaches; who is not registered any more is asked for an hour.",
             ),
             _lines("Reports per second", PER_S, (f"sum(rate(agent_reports_total{{{NODE}}}[{RATE}]))", "written"), (f"sum(rate(agent_report_failures_total{{{NODE}}}[{RATE}]))", "failed")),
             _lines("Groups at the gate, by what it hears", "none", ("sum by (run, hearing) (agent_gate_groups)", "{{run}}: {{hearing}}")),

@@ -56,18 +56,45 @@ def _check_value(metric: Metric, label: str, how: str, value: str) -> None:
             raise ValueError(f"{label} of {metric.name} is one of {', '.join(may_be)}, not {one!r}")
 
 
+_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+BRIDGED = "5m"
+"""A scrape that failed, or a time without a leader, is no reason to take what was counted before for something new."""
+
+
+def _seconds(window: str) -> str:
+    """Of a duration, or of a variable of Grafana's."""
+    if window.startswith("$"):
+        return f"{window}_s"
+    found = re.fullmatch(r"(\d+)([a-z]+)", window)
+    assert found is not None, window
+    return f"{int(found[1]) * _UNITS[found[2]]:g}"
+
+
+def _all_of_it(window: str) -> str:
+    """The runs of which a counter that was not there when the window began was 0 then: they were launched since, or told of other
+    things. Of another run Prometheus knows nothing that is older than its first scrape."""
+    launched = "supervisor_run_launched_timestamp_seconds"
+    return (
+        f"(max by (run) ({launched}) > time() - {_seconds(window)} "
+        f"or max by (run) (last_over_time({launched}[{BRIDGED}] offset {window})))"
+    )
+
+
 def since(counter: str, by: str, window: str) -> str:
     """How much a counter of what was since the launch grew within the window. Its series begin at 1, of which `increase` sees
     nothing, and another process, a new leader, goes on with them."""
-    name = counter.partition("{")[0]
-    told = f"max by ({', '.join(KNOWN[name].labels)})"
-    now, before = f"{told} ({counter})", f"{told} ({counter} offset {window})"
-    return f"sum by ({by}) ({now} - ({before} or {now} * 0))"
+    of_each = f"by ({', '.join(KNOWN[counter.partition('{')[0]].labels)})"
+    now = f"max {of_each} ({counter})"
+    before = f"max {of_each} (last_over_time({counter}[{BRIDGED}] offset {window}))"
+    first = f"min {of_each} (min_over_time({counter}[{window}]))"
+    return f"sum by ({by}) ({now} - ({before}\nor {now} * 0 and on (run) {_all_of_it(window)}\nor {first}))"
 
 
 def grown(counter: str, by: str, window: str) -> str:
     """How much a counter that begins at 0 in each process grew within the window. What it had counted before it was first scraped,
     `increase` does not see; where the process begins within the window it is added."""
     seen = f"sum by ({by}) (increase({counter}[{window}]))"
-    before = f"sum by ({by}) (min_over_time({counter}[{window}]) unless {counter} offset {window})"
+    new = f"min_over_time({counter}[{window}]) unless last_over_time({counter}[{BRIDGED}] offset {window})"
+    before = f"sum by ({by}) ({new} and on (run) {_all_of_it(window)})"
     return f"{seen}\n+ ({before} or {seen} * 0)"

@@ -68,11 +68,10 @@ class Panel:
 
     def _stat(self) -> Any:
         made = stat.Panel().reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
-        if self.red_from is not None:
-            return made.thresholds(_thresholds("green", "red", self.red_from))
-        if self.green_from is not None:
-            return made.thresholds(_thresholds("red", "green", self.green_from))
-        return made.thresholds(_thresholds("blue"))
+        steps = [(self.green_from, "green"), (self.red_from, "red")]
+        colours = [(at, colour) for at, colour in steps if at is not None]
+        first = "blue" if not colours else "red" if self.green_from is not None else "green"
+        return made.thresholds(_thresholds(first, *colours))
 
     def _lines(self) -> Any:
         made = timeseries.Panel().stacking(StackingConfig().mode(self.stack))
@@ -94,6 +93,7 @@ class Panel:
         )
 
 
-def _thresholds(below: str, above: str = "", at: float = 0.0) -> ThresholdsConfig:
-    steps = [Threshold(color=below, value=None), *([Threshold(color=above, value=at)] if above else [])]
+def _thresholds(first: str, *then: tuple[float, str]) -> ThresholdsConfig:
+    """The colour at first, and from which value on it is another."""
+    steps = [Threshold(color=first, value=None), *(Threshold(color=colour, value=at) for at, colour in then)]
     return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)

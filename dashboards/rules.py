@@ -86,7 +86,9 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         Alert(
             name="EttrLow",
             expression=f'sum by (run) (increase({group_seconds}{{cause="productive"}}[{hour}]))\n'
-            f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}",
+            f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}\n"
+            # one that waits in the queue for its first nodes is not to train yet
+            "and on (run) max by (run) (supervisor_generation) > 0",
             for_s=30 * MINUTE_S,
             summary="run {{ $labels.run }} trained in only {{ $value | humanizePercentage }} of its last hour",
         ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,6 +20,12 @@ from supervisor.core.ledger import (
     lost,
     of_lines,
 )
+
+SLACK_S = 0.05
+"""Between the clock's readings of two processes of one machine."""
+
+SHARE = 0.01
+"""By which sums of times may be off: they are rounded where they are written."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,34 @@ def of_incident(found: Mapping[int, list[Interval]], window: Window) -> dict[str
         for cause, value in lost(intervals, window.began, window.over).items():
             seconds[cause.value] = seconds.get(cause.value, 0.0) + value
     return {cause: round(value, 3) for cause, value in sorted(seconds.items())}
+
+
+def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span: Span) -> list[str]:
+    """What contradicts the ledgers of a run: seconds under two causes or none, and what the trainers wrote that was cut to fit."""
+    length = span.end - span.begin
+    wrong = list(_cut_to_fit(history))
+    for group, intervals in found.items():
+        seconds = sum(interval.seconds for interval in intervals)
+        if abs(seconds - length) > SHARE * length:
+            wrong.append(f"group {group}: {seconds:.1f} s of {length:.1f} s are under a cause")
+        apart = [(a, b) for a, b in itertools.pairwise(intervals) if abs(b.start - a.end) > SLACK_S]
+        wrong += [f"group {group}: from {a.end:.2f} to {b.start:.2f} twice, or under no cause" for a, b in apart[:3]]
+    return wrong
+
+
+def _cut_to_fit(history: History) -> Iterator[str]:
+    """Lines of one process for the same seconds, and parts that are longer than their step."""
+    for steps in history.steps:
+        lines = sorted(
+            (x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"])
+        )
+        for one, two in itertools.pairwise(lines):
+            if two["start"] < one["t"] - SLACK_S:
+                yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"
+        for line in lines:
+            parts, length = sum(line.get("seconds", {}).values()), line["t"] - line["start"]
+            if parts > length * (1 + SHARE) + SLACK_S:
+                yield f"{steps.name}: step {line.get('step')} took {length:.2f} s, and its parts {parts:.2f} s"
 
 
 def _waits(history: History, group: int, found: list[Interval]) -> list[Interval]:

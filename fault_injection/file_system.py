@@ -16,6 +16,9 @@ from supervisor.ports.errors import Fatal
 
 DONE_WITHIN_S = 10.0
 
+# the number of the system call `read` on x86-64 and on arm64 (Linux, include/uapi/asm-generic/unistd.h)
+READ = ("0", "63")
+
 
 class FileSystem:
     """Mounted at `folder`."""
@@ -25,8 +28,20 @@ class FileSystem:
         self._server = server
 
     def stall(self) -> None:
-        """From now on it answers nobody. Who waits for it can be killed."""
-        self._server.send_signal(signal.SIGSTOP)
+        """From now on it answers nobody. Who waits for it can be killed: Linux lets nobody go, not even one that is killed, whose request
+        the server has taken (fs/fuse/dev.c, request_wait_answer), so it is stopped where it has none. Raises Fatal when it does not come to
+        that within `DONE_WITHIN_S`."""
+        until = time.monotonic() + DONE_WITHIN_S
+        while time.monotonic() < until:
+            read = _bytes_read(self._server.pid)
+            if _waits_for_a_request(self._server.pid):
+                self._server.send_signal(signal.SIGSTOP)
+                _until_stopped(self._server, until)
+                if _bytes_read(self._server.pid) == read:
+                    return
+                self.answer()
+            time.sleep(0.001)
+        raise Fatal(f"bindfs at {self.folder} has been at a request whenever it was looked at, for {DONE_WITHIN_S:g} s")
 
     def answer(self) -> None:
         """Whoever waits goes on."""
@@ -68,6 +83,25 @@ def file_system(folder: Path, behind: Path) -> Iterator[FileSystem]:
             server.wait()
         assert server.stderr is not None
         server.stderr.close()
+
+
+def _until_stopped(server: subprocess.Popen[bytes], until: float) -> None:
+    """Raises Fatal when it is not by `until`, a time of the monotonic clock."""
+    while os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOHANG) is None:
+        if time.monotonic() > until:
+            raise Fatal(f"bindfs, pid {server.pid}, does not stop")
+        time.sleep(0.001)
+
+
+def _waits_for_a_request(pid: int) -> bool:
+    """Whether a bindfs, of one thread as it is by default, sleeps in a read of the next request."""
+    call = Path(f"/proc/{pid}/syscall").read_text().split()
+    return call[0] in READ and Path(f"/proc/{pid}/fd/{int(call[1], 16)}").readlink() == Path("/dev/fuse")
+
+
+def _bytes_read(pid: int) -> int:
+    """By all the read calls of a process that have come back."""
+    return int(Path(f"/proc/{pid}/io").read_text().split()[1])
 
 
 def _until_mounted(folder: Path, server: subprocess.Popen[bytes]) -> None:

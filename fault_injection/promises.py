@@ -8,26 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fault_injection.badput import Span, ledger
+from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
 from fault_injection.checkers import CHECKERS
 from fault_injection.history import FaultDone, History, Setting, Unknown
 from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
 from supervisor.core import ladder
-from supervisor.core.ledger import ratios
-from supervisor.core.model import Kind, Rung
-
-SLACK_S = 0.05
-"""Between the clock's readings of two processes of one machine."""
-
-SHARE = 0.01
-"""By which sums of times may be off: they are rounded where they are written."""
+from supervisor.core.model import PLANNED, Kind, Rung
 
 PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
 """Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
-
-FREE = frozenset({Kind.REQUESTED, Kind.LEAVING})
-"""Nobody's failures."""
 
 NOT_TO_BLAME = (ladder.ANOTHERS_FAULT, ladder.ONE_CAUSE)
 """How the reasons begin for which a group is started again at no budget."""
@@ -151,7 +141,7 @@ def _pays(incident: Mapping[str, Any], given_up: bool) -> bool:
     """All pay but what a person asked for, a node that is left before it is taken away, and who is not to blame. `given_up`: a person
     has said that what is lost is given up, at no budget. Whether another allocation is paid for is told by what is asked for:
     nobody pays when all were taken, or when one in its place was wanted already."""
-    if given_up or incident["kind"] in FREE or str(incident.get("reason", "")).startswith(NOT_TO_BLAME):
+    if given_up or incident["kind"] in PLANNED or str(incident.get("reason", "")).startswith(NOT_TO_BLAME):
         return False
     return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
 
@@ -268,44 +258,19 @@ def _no_end(history: History) -> Iterator[str]:
 
 
 def badput_adds_up(history: History) -> list[str]:
-    """Each second of each group is under one cause; ETTR and badput are the whole time."""
+    """Each second of each group is under one cause, which the trainers' own records do not contradict."""
     setting = _setting(history)
     span = Span(setting.began, setting.ended)
     length = span.end - span.begin
     if length <= 0:
         return [f"the run ended {-length:g} s before it began"]
-    found = list(_counted_twice(history))
-    found += [
+    found = [
         f"{_name(f)} is not within the run's time"
         for f in history.faults
         if not span.begin <= f.began <= (f.over or f.began) <= span.end
     ]
     ledgers = {group: ledger(history, group, span) for group in range(setting.groups)}
-    for group, intervals in ledgers.items():
-        seconds = sum(interval.seconds for interval in intervals)
-        if abs(seconds - length) > SHARE * length:
-            found.append(f"group {group}: {seconds:.1f} s of {length:.1f} s are under a cause")
-        apart = [(a, b) for a, b in itertools.pairwise(intervals) if abs(b.start - a.end) > SLACK_S]
-        found += [f"group {group}: from {a.end:.2f} to {b.start:.2f} twice, or under no cause" for a, b in apart[:3]]
-    ettr, badput = ratios(ledgers.values())
-    if abs(ettr + sum(badput.values()) - 1.0) > SHARE:
-        found.append(f"ETTR {ettr:.3f} and badput {sum(badput.values()):.3f} do not add up to 1")
-    return found
-
-
-def _counted_twice(history: History) -> Iterator[str]:
-    """What the ledger cuts to fit: lines of one process for the same seconds, and parts that are longer than their step."""
-    for steps in history.steps:
-        lines = sorted(
-            (x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"])
-        )
-        for one, two in itertools.pairwise(lines):
-            if two["start"] < one["t"] - SLACK_S:
-                yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"
-        for line in lines:
-            parts, length = sum(line.get("seconds", {}).values()), line["t"] - line["start"]
-            if parts > length * (1 + SHARE) + SLACK_S:
-                yield f"{steps.name}: step {line.get('step')} took {length:.2f} s, and its parts {parts:.2f} s"
+    return [*found, *does_not_add_up(history, ledgers, span)]
 
 
 PROMISES: Mapping[str, Callable[[History], list[str]]] = {

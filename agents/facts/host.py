@@ -74,24 +74,25 @@ def clock(answer: tuple[int, int] | None = None) -> Sequence[Fact]:
 
 
 class Links:
-    """Network interfaces that were up and are not any more. Of one with a device behind it (PCI, USB, virtio) that includes that it
-    is gone; virtual ones (veth, docker, tun), which have none, come and go."""
+    """Network interfaces that were up and are not any more, or are gone: those with a device behind them (PCI, USB, virtio), and
+    bonds of such. Virtual ones (a bridge of containers, veth, tun) have none: they go down whenever nobody uses them."""
 
     def __init__(self, folder: Path = Path("/sys/class/net")) -> None:
         self._folder = folder
         self._were_up: set[str] = set()
-        self._devices: set[str] = set()
 
     def read(self) -> Sequence[Fact]:
         states = {path.name: _text(path / "operstate") for path in self._folder.iterdir()}
         up = {name for name, state in states.items() if state == "up"}
-        self._devices |= {name for name in up if (self._folder / name / "device").exists()}
-        self._were_up = (self._were_up | up) & (self._devices | states.keys())
+        self._were_up |= {name for name in up - self._were_up if self._is_of_the_machine(name)}
         return tuple(
             Fact(kind="link_down", subject=name, evidence=f"interface {name} was up and is {states.get(name, 'gone')}")
             for name in sorted(self._were_up)
             if states.get(name, "gone") in ("down", "lowerlayerdown", "dormant", "notpresent", "gone")
         )
+
+    def _is_of_the_machine(self, name: str) -> bool:
+        return any((self._folder / name / kind).exists() for kind in ("device", "bonding"))
 
 
 def _text(path: Path) -> str:

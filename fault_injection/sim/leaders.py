@@ -62,7 +62,7 @@ class _Quiet(Telemetry):
     def accounts(self, run: str) -> Accounts:
         return Accounts()
 
-    def outcome_unknown(self) -> None: ...
+    def outcome_unknown(self, run: str, seconds: float) -> None: ...
 
     def round(
         self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float, records: Records | None = None

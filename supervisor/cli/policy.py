@@ -45,7 +45,11 @@ def show_policy(
             "because": was_set.because if was_set is not None else "",
             "policy": to_jsonable_python(record.spec.policy),
         }
-        show(body, as_json, "\n".join([f"{record.spec.name}: {about}", *policy.lines(record.spec.policy)]))
+        earlier = was_set.earlier if was_set is not None else []
+        body["earlier"] = to_jsonable_python(earlier)
+        before = [f"  version {e.version}: {', '.join(e.changes)}, because: {e.because}" for e in earlier]
+        head = [f"{record.spec.name}: {about}", *(["before it:", *before] if before else [])]
+        show(body, as_json, "\n".join([*head, *policy.lines(record.spec.policy)]))
 
 
 @commands.command("set", epilog='Example: supervisor policy set mode=observe --because "first week" --run demo')

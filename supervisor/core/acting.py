@@ -57,21 +57,31 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
     old = group.node
     allocation = r.placed_by(group) if old else ""
     known = r.allocations.get(allocation)
-    # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
-    leaves = known is not None and known.leaving_since is not None
-    suspect = bool(old) and not (leaves or followed or incident.kind == Kind.ALLOCATION_LOST)
-    host = r.host_of(old)
-    if suspect:
-        r.cordon(host, old, incident)
+    suspect = give_up_node(r, group, replace(incident, followed=followed), choice.reason)
     # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
-    if allocation:
-        r.release(allocation, f"its node {old} is cordoned ({r.cordons[host]})" if suspect else choice.reason)
     if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
         _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
     if choice.reason.startswith((EVERYTHING_GONE, GONE_AGAIN)):
         _replace_spares(r)
+
+
+def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: str) -> bool:
+    """Give back the node of a group that leaves it. Returns whether its host was cordoned: the failure speaks against it."""
+    if not group.node:
+        return False
+    allocation = r.placed_by(group)
+    known = r.allocations.get(allocation)
+    # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
+    leaves = known is not None and known.leaving_since is not None
+    suspect = not (leaves or incident.followed or incident.kind == Kind.ALLOCATION_LOST)
+    host = r.host_of(group.node)
+    if suspect:
+        r.cordon(host, group.node, incident)
+    if allocation:
+        r.release(allocation, f"its node {group.node} is cordoned ({r.cordons[host]})" if suspect else reason)
+    return suspect
 
 
 def _refill(r: Round, reason: str, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from supervisor.core import gpu
+from supervisor.core import disks, gpu
 from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
 from supervisor.core.spec import HangSpec, RunSpec
 
@@ -20,6 +20,8 @@ WAITING = ACROSS | {"commit"}
 STEPS_BEHIND = 2
 """One that waits while others are so far ahead does not wait for them: steps are reported at different times, and one is
 in flight."""
+
+NONE_ENDED = "it is a cause that they share, so none is ended"
 
 TOLD_S = 10.0
 """A node tells its steps every 5 s: by twice that all that were made before are told."""
@@ -92,6 +94,10 @@ def blame(
         for_s = spec.policy.hang.at_least_s
         phases = {g.phase for g in groups.values() if not g.waits_for_long(observed.now, for_s)}
         told = _blame(running, observed, spec, stuck, unseen, steps, left, phases, unsure_since)
+    if told.groups and (away := disks.away_for_all(observed.nodes.get(g.node) for g in running.values())):
+        # The others may only have come past it before: one that is started again reads it too.
+        hangs = f"{_listed(told.groups)} hang{'' if len(told.groups) > 1 else 's'}"
+        told = Blame(held=f"{hangs}; the nodes of all groups say: {away}: {NONE_ENDED}")
     return replace(told, behind=late)
 
 
@@ -186,8 +192,11 @@ def _blame(
             f"whether {_listed(silent)} does too" if silent else f"for which rank of {_listed(untold)} the others wait"
         )
         return Blame(held=f"{about}; not known yet {others}", unsure=True)
+    all_wait = (
+        stuck.keys() | set(unseen) == running.keys()
+    )  # who does not may be what they wait for: it may evaluate, or save
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
-    if broken and len(broken) < len(running):
+    if all_wait and broken and len(broken) < len(running):
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody
     if left or not phases <= {"running", "finished"}:
         return Blame(left)  # who waits for one that is being started is to blame for nothing
@@ -203,7 +212,7 @@ def _blame(
         return Blame(tuple(sorted(stuck)))  # nobody is there, or comes, whom they could wait for
     if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
         return Blame(held=_shared(stuck))  # some of their ranks wait in the next quorum for those that hang
-    if stuck.keys() | set(unseen) == running.keys() and len(ill := _ill(running, observed)) == 1:
+    if all_wait and len(ill := _ill(running, observed)) == 1:
         return Blame(ill)
     names = ", ".join(map(str, sorted(stuck)))
     said = sorted({s.activity for ranks in stuck.values() for r in ranks if (s := r.stuck) and s.activity})
@@ -213,7 +222,7 @@ def _blame(
 
 def _shared(stuck: Mapping[int, list[RankView]]) -> str:
     what = sorted({s.activity for ranks in stuck.values() for r in ranks if _own(r) and (s := r.stuck)})
-    return f"every group hangs, in {' and '.join(what)}: it is a cause that they share, so none is ended"
+    return f"every group hangs, in {' and '.join(what)}: {NONE_ENDED}"
 
 
 def _runs(group: GroupMemory, observed: Observed) -> bool:

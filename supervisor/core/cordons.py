@@ -3,7 +3,7 @@ incidents repeat, for every run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from supervisor.core.model import Kind, Observed, Suspicion
 
@@ -14,17 +14,45 @@ OF_THE_PROGRAM = (Kind.ERROR, Kind.PEERS_GONE, Kind.SAME_ERROR)
 """What a program says of itself bars a host for its own run only: else a bug that is launched twice would cordon a cluster."""
 
 
-def freeable(answered: Iterable[Suspicion], all_of_host: Iterable[Suspicion]) -> list[Suspicion]:
+TOGETHER_S = 60.0
+"""Hosts that fall silent within this (the breaker's default window) are silent of one cause, as a switch is."""
+
+OF_A_NETWORK = (Kind.NODE_LOST, Kind.STALLED)
+"""What a switch or a power line does to hosts that are well."""
+
+
+def together(every: Iterable[Suspicion]) -> frozenset[Suspicion]:
+    """Of the incidents of all hosts, those that befell another host at the same time: no one host's own doing."""
+    told = sorted((s for s in every if s.kind in OF_A_NETWORK), key=lambda s: s.at)
+    found: set[Suspicion] = set()
+    for ordered in (told, told[::-1]):
+        last: Suspicion | None = None
+        another: Suspicion | None = None  # the last of another host than that one
+        for one in ordered:
+            if last is not None and last.host != one.host:
+                another = last
+            if another is not None and another.host != one.host and abs(one.at - another.at) <= TOGETHER_S:
+                found.add(one)
+            last = one
+    return frozenset(found)
+
+
+def freeable(
+    answered: Iterable[Suspicion], all_of_host: Iterable[Suspicion], shared: Set[Suspicion] = frozenset()
+) -> list[Suspicion]:
     """Of the suspicions that are older than a passed check, those that it frees the host from. Once: one within a day of
-    another that a check has freed already shows that the checks do not see what is wrong there."""
-    before = [s.at for s in all_of_host if s.freed]
-    return [s for s in answered if not s.freed and not any(0.0 <= s.at - at <= REPEATED_S for at in before)]
+    another that a check has freed already shows that the checks do not see what is wrong there. Not so those that hosts `shared`."""
+    before = [s.at for s in all_of_host if s.freed and s not in shared]
+    return [
+        s for s in answered if not s.freed and (s in shared or not any(0.0 <= s.at - at <= REPEATED_S for at in before))
+    ]
 
 
-def repeated(held: Iterable[Suspicion]) -> str:
+def repeated(held: Iterable[Suspicion], shared: Set[Suspicion] = frozenset()) -> str:
     """Why a host's incidents bar it for every run; empty when they do not. It does not change as time passes. Two that were
-    freed by one check bar nothing; one that came after a check still counts with the one before."""
-    told = sorted((s for s in held if s.kind not in OF_THE_PROGRAM), key=lambda s: (s.at, s.run, s.incident))
+    freed by one check bar nothing; one that came after a check still counts with the one before; those that hosts `shared` do not."""
+    own = (s for s in held if s.kind not in OF_THE_PROGRAM and s not in shared)
+    told = sorted(own, key=lambda s: (s.at, s.run, s.incident))
     for number, two in enumerate(told[1:]):
         one = told[number]
         if two.at - one.at <= REPEATED_S and not (one.freed and two.freed):

@@ -111,12 +111,13 @@ def _sentence(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, 
             return "replace: there is no spare"
         name = f"replace, by spare {spare}"
     seconds, how = usual_s(tried, rung.name.lower()), "so far"
-    if seconds is None and rung == Rung.REALLOCATE:
-        granted_s = usual_s(tried, ALLOCATION)
-        start_s = min((s for what in ("restart", "replace") if (s := usual_s(tried, what)) is not None), default=None)
-        if granted_s is not None:
-            how = f"{granted_s:.1f} s until an allocation came" + (f", {start_s:.1f} s to start" if start_s else "")
-            seconds = granted_s + (start_s or 0.0)
+    start_s = min((s for what in ("restart", "replace") if (s := usual_s(tried, what)) is not None), default=None)
+    if seconds is None and rung == Rung.REPLACE and start_s is not None:
+        seconds, how = start_s, "as a restart in place took"
+    granted_s = usual_s(tried, ALLOCATION)
+    if seconds is None and rung == Rung.REALLOCATE and granted_s is not None:
+        how = f"{granted_s:.1f} s until an allocation came" + (f", {start_s:.1f} s to start" if start_s else "")
+        seconds = granted_s + (start_s or 0.0)
     if seconds is None:
         return f"{name}: not measured yet in this run"
     times = "1 group" if idle == 1 else f"{idle} groups"

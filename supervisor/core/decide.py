@@ -20,6 +20,7 @@ from supervisor.core import (
     handover,
     in_vain,
     ladder,
+    late,
     left_out,
     numerics,
     repeat,
@@ -33,6 +34,7 @@ from supervisor.core.blame import Blame, blame
 from supervisor.core.leaving import leave
 from supervisor.core.measured import remembered
 from supervisor.core.model import (
+    HELD_HANG,
     Decision,
     Failure,
     GroupMemory,
@@ -75,14 +77,17 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
         _follow(r, r.groups[g])
     _note_silent(r)
     hanging = _who_hangs(r)
-    _note_suspects(r, hanging.unsure)
+    _note_suspects(r, hanging)
     slow = straggler.look(r)
     spike = numerics.spike(r.groups, r.observed, r.spec)
     no_way = detect.without_a_way(r.groups, r.observed, spec, memory.lighthouse.opened)
     for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way))):
         r.wait(sentence)
-    numbers, hang = detect.not_finite(r.observed, r.before), frozenset(hanging.groups)
-    found = {g: detect.failure(group, r.observed, spec, r.before, hang, slow, numbers) for g, group in r.groups.items()}
+    numbers, hang, excused = detect.not_finite(r.observed, r.before), frozenset(hanging.groups), late.excused(r)
+    found = {
+        g: detect.failure(group, r.observed, spec, r.before, hang, slow, numbers, excused)
+        for g, group in r.groups.items()
+    }
     failing = {g: failure for g, failure in found.items() if failure is not None}
     breaker.look(r, failing)
     for g in _in_order(r):
@@ -140,7 +145,7 @@ def _want_allocations(r: Round) -> None:
         r.look_again(r.now)
 
 
-def _note_suspects(r: Round, unsure: bool) -> None:
+def _note_suspects(r: Round, hanging: Blame) -> None:
     signs = (detect.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
     suspects = {sign: r.before.suspects.get(sign, r.now) for sign in signs if sign}
     for since in suspects.values():
@@ -152,8 +157,12 @@ def _note_suspects(r: Round, unsure: bool) -> None:
         back = detect.back_since(g, r.observed, r.before) if g.incident else None
         if back is not None:
             suspects[f"{detect.BACK}{g.node}"] = back
-    if unsure:
+    if hanging.unsure:
         suspects[UNSURE] = r.before.suspects.get(UNSURE, r.now)
+    elif hanging.held:
+        # since when: whatever was said of it then
+        known = (since for sign, since in r.before.suspects.items() if sign.startswith(HELD_HANG))
+        suspects[f"{HELD_HANG}{hanging.held}"] = next(known, r.now)
     if suspects != r.before.suspects:
         r.rest["suspects"] = suspects
 
@@ -313,7 +322,7 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
         follows.remember(r, r.groups[group.group], kind, failure.same, incident.id, step, earlier)
         if out:
             left_out.leave_out(
-                r, r.groups[group.group], replace(incident, costs=costs, followed=earlier is not None), out
+                r, r.groups[group.group], replace(incident, costs=costs, followed=earlier is not None), out, choice
             )
             return
         apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)

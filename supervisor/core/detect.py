@@ -226,9 +226,10 @@ def failure(
     hanging: Collection[int] = (),
     slow: Mapping[int, Failure] | None = None,
     numbers: NotFinite | None = None,
+    excused: Mapping[int, float] | None = None,
 ) -> Failure | None:
     """The gravest failure that a group shows now, or None. `hanging`: the groups that are to blame for a hang. `slow`: the
-    one that is to be acted on for being slow."""
+    one that is to be acted on for being slow. `excused`: seconds of a start that were not its own (core/late.py)."""
     if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
         return None
     node = observed.nodes.get(group.node)
@@ -268,7 +269,7 @@ def failure(
         waited_s = spec.policy.start_timeout_s
         lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
         if (
-            lasted_s > waited_s
+            lasted_s - (excused or {}).get(group.group, 0.0) > waited_s
             and not blame.steps_unseen(group, memory.groups, observed)
             and not _has_no_way(group, observed, gate)
         ):

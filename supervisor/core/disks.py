@@ -10,7 +10,8 @@ from supervisor.core.model import GroupMemory, NodeView, Observed
 
 UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled", "ranks_unseen"})
 """Kinds of facts, of an agent's folder or of a run's."""
-OF_A_RUN = frozenset({"file_system_error", "file_system_stalled"})
+STALLED = "file_system_stalled"
+OF_A_RUN = frozenset({"file_system_error", STALLED})
 """Those of them that a run's folder may have."""
 NAMED = 5
 """A file system that all share is everybody's."""
@@ -26,6 +27,14 @@ def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
     if len(busy) > 1 and all(map(_may_share, busy.values())):
         found = {name: says for name, says in found.items() if name not in busy}
     return found if len(found) < len(there) else {}
+
+
+def away_for_all(nodes: Iterable[NodeView | None]) -> str:
+    """That a file system which all these nodes may share does not answer, as one of them says it; empty: it does, or there is only one."""
+    there = [node for node in nodes if node is not None]
+    if len(there) < 2 or not all(STALLED in node.facts and _may_share(node) for node in there):
+        return ""
+    return there[0].facts[STALLED]
 
 
 def _may_share(node: NodeView) -> bool:

@@ -32,6 +32,9 @@ ANOTHERS_FAULT = "another group is the cause"
 ONE_CAUSE = "one cause, not its node's: started again where it was, at no budget"
 """As ANOTHERS_FAULT: what is away comes back, and another node would not cure it."""
 
+NOTHING_LEFT = "nothing cheaper is left"
+"""Begins the reason of a halt to which budgets have led, and no policy."""
+
 _DEFAULT = FirstRungSpec()
 
 
@@ -97,7 +100,7 @@ def choose(
         else:
             return Choice(rung, why if rung == first else f"{why}; {'; '.join(considered)}", tuple(considered))
         rung = Rung(rung + 1)
-    reason = why if first == Rung.STOP else f"nothing cheaper is left: {'; '.join(considered)}"
+    reason = why if first == Rung.STOP else f"{NOTHING_LEFT}: {'; '.join(considered)}"
     return Choice(Rung.STOP, reason, tuple(considered))
 
 

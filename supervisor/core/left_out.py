@@ -1,12 +1,14 @@
-"""A group that ends in the same way at once after each start, on two hosts, while the others train: no node cures that, so it is left out
-and they go on without it, until a person asks for it again."""
+"""A group that is left out while the others train, and a person is told. One that ends in the same way at once after each start, on two
+hosts: no node cures that, and it stays out until a person asks for it again. And one that the budgets allow nothing for any more: those that
+train are not halted for it, and it is tried again once a budget has one left."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import away, cost, repeat, shadow
-from supervisor.core.ladder import Choice, first_rung
+from supervisor.core import acting, away, breaker, cost, repeat, shadow
+from supervisor.core import budget as budgets
+from supervisor.core.ladder import NOTHING_LEFT, Choice, first_rung
 from supervisor.core.model import Failure, GroupMemory, Incident, Rung
 from supervisor.core.round import Round
 
@@ -16,38 +18,34 @@ def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> str:
     `choice`: what would be done else."""
     if not shadow.trains_beside(r, group) or cost.idle_groups(r, group) > 1:
         return ""
-    if away.may_pass(failure):
-        return away.for_too_long(r, group, failure) or _instead_of_a_halt(r, failure, choice)
-    seen = repeat.again(group, failure.kind)
-    if seen is None or seen.trained or seen.times < repeat.TRIED or len(seen.hosts) < 2:
-        return ""
-    return (
-        f"it ended in the same way before its first commit {seen.times} times in a row, on {' and '.join(seen.hosts)}, while others train: "
-        "no other node cures that"
-    )
+    if away.may_pass(failure) and (too_long := away.for_too_long(r, group, failure)):
+        return too_long
+    seen = None if away.may_pass(failure) else repeat.again(group, failure.kind)
+    if seen is not None and not seen.trained and seen.times >= repeat.TRIED and len(seen.hosts) > 1:
+        return (
+            f"it ended in the same way before its first commit {seen.times} times in a row, on {' and '.join(seen.hosts)}, while others "
+            "train: no other node cures that"
+        )
+    return choice.reason if choice.reason.startswith(NOTHING_LEFT) else ""
 
 
-def _instead_of_a_halt(r: Round, failure: Failure, choice: Choice) -> str:
-    """Those that train are not halted for what a store or a network does to some."""
-    if choice.rung < Rung.STOP or first_rung(failure.kind, r.spec.policy) == Rung.STOP:
-        return ""
-    return f"it ended by what nodes share, a network or a store, and {choice.reason}"
-
-
-def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: str) -> None:
-    """Nothing more is started or asked for. Its node is a spare from now on: nothing is wrong with it."""
-    kind, policy = incident.kind, r.spec.policy
+def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: str, choice: Choice) -> None:
+    """Nothing more is started or asked for. Its node is a spare from now on, unless the failure speaks against it. `choice`: what would be
+    done else."""
+    kind, policy, spent = incident.kind, r.spec.policy, reason.startswith(NOTHING_LEFT)
     passed = range(first_rung(kind, policy), Rung.STOP)
-    considered = tuple(f"{Rung(rung).name.lower()}: it would end the same way" for rung in passed)
-    choice, after = (
-        Choice(Rung.RIDE_THROUGH, f"{reason}; the others go on without it", considered),
-        group.generation + 1,
+    considered = (
+        choice.considered if spent else tuple(f"{Rung(p).name.lower()}: it would end the same way" for p in passed)
     )
+    after = group.generation + 1
+    choice = Choice(Rung.RIDE_THROUGH, f"{reason}; the others go on without it", considered)
     incident = r.decide_incident(incident, choice, after)
     r.act(
         "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.node,
         rung=choice.rung, incident=incident.id,
     )  # fmt: skip
+    if spent and not incident.followed:
+        acting.give_up_node(r, group, incident, choice.reason)
     r.set_group(
         replace(
             group, phase="fencing", node="", host="", old_node=group.node, generation=after, since=r.now, left_out=reason,
@@ -58,6 +56,8 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: str) -> 
 def sentence(group: GroupMemory) -> str:
     """That it is left out, and what a person can do."""
     again = f"supervisor restart {group.group} tries it once more"
+    if group.left_out.startswith(NOTHING_LEFT):
+        again = f"it is tried again once a budget has one left, or at once by supervisor restart {group.group}"
     return f"group {group.group} is left out: {group.left_out}; {again} (incident {group.incident})"
 
 
@@ -65,13 +65,37 @@ def stays_out(r: Round, group: GroupMemory) -> bool:
     """Whether it is left out still. A person who asks for it has looked: it begins anew."""
     if not group.left_out:
         return False
-    asked = r.observed.control.restarts.get(group.group, 0)
-    if asked <= r.restarts_done.get(group.group, 0) or r.full(group.group):
-        r.wait(sentence(group))
-        return True
-    r.restarts_done[group.group] = asked
-    r.set_group(
-        replace(group, left_out="", seen=None, oom_at=None, oom_host="", restarts_here=(), shown=(), attempts=0)
-    )
-    r.look_again(r.now)
+    asked, full = r.observed.control.restarts.get(group.group, 0), r.full(group.group)
+    if asked > r.restarts_done.get(group.group, 0) and not full:
+        r.restarts_done[group.group] = asked
+        r.set_group(_anew(group))
+        r.look_again(r.now)
+    elif full or not _tried_again(r, group):
+        dear = (Rung.REPLACE, Rung.REALLOCATE)
+        until = [budgets.next_at(r.spent, r.spec.policy.budget, rung, group.group, r.now) for rung in dear]
+        r.wait(sentence(group), until=min((at for at in until if at > r.now), default=None))
+    return True
+
+
+def _anew(group: GroupMemory) -> GroupMemory:
+    return replace(group, left_out="", seen=None, oom_at=None, oom_host="", restarts_here=(), shown=(), attempts=0)
+
+
+def _tried_again(r: Round, group: GroupMemory) -> bool:
+    """Whether a budget had one left for who was left out for want of that."""
+    incident = r.incidents.get(group.incident)
+    if incident is None or not group.left_out.startswith(NOTHING_LEFT):
+        return False
+    if breaker.tripped(r) or r.observed.store_stable_s < r.spec.policy.node_lease_s:
+        return False
+    if r.before.groups[group.group].phase == "fencing":
+        r.look_again(r.now)  # what this round says of its generation is to hold
+        return False
+    choice = r.choose(incident.kind, group.group, Rung.REPLACE, "it was left out, as all budgets were spent")
+    if choice.rung == Rung.STOP:
+        return False
+    acting.apply(r, _anew(group), incident, choice)
+    wanted = sum(a.state == "wanted" for a in r.allocations.values())
+    if choice.rung == Rung.REPLACE and wanted < r.spec.allocation.nodes + r.spec.allocation.spares:
+        r.acquire(f"incident {incident.id}: {choice.reason}", rung=choice.rung)  # for the spare that it takes
     return True

@@ -55,6 +55,10 @@ class Kind(StrEnum):
     """A person asked for a restart."""
 
 
+PLANNED = frozenset({Kind.REQUESTED, Kind.LEAVING})
+"""Nothing failed: a person's wish, and a node that is left before it is taken."""
+
+
 class Confidence(StrEnum):
     """How sure a kind and a culprit are."""
 
@@ -380,6 +384,22 @@ class Behind:
     """When that began, on the run clock."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """A start that is late, and waits in its first quorum for others that are at something long."""
+
+    generation: int
+    step: int
+    """Of the others, when it was looked at."""
+    since: float | None
+    """When that was looked at, on the run clock. None: it does not wait now."""
+    excused_s: float = 0.0
+    """How long it had waited before that while they made none."""
+
+
+HELD_HANG = "held: "
+"""Begins the note of a hang about which nothing is done, among the suspects: the sentence that says why follows."""
+
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
 
 
@@ -569,6 +589,8 @@ class Memory:
     """Groups that take longer for a step than the others, where the policy has something done about it."""
     behind: Mapping[int, Behind] = field(default_factory=dict)
     """Groups that take too long for a step, in a wait for others that are ahead of them."""
+    waited: Mapping[int, Waited] = field(default_factory=dict)
+    """Groups whose start is late, and has waited for others."""
     silent: tuple[int, ...] = ()
     """Groups that the gate has fallen silent on: the others' agents free them from a stuck collective."""
     measured: Measured = NOTHING

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from supervisor.core import left_out
-from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Rung
+from supervisor.core.model import HELD_HANG, Decision, GroupMemory, Incident, Memory, Rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,30 +26,46 @@ class Notice:
 
 
 def due(run: str, before: Memory, decision: Decision) -> list[Notice]:
-    """A rung 3 or 4 that was just decided, a group that was just left out, and a breaker that has just opened."""
-    found = [_of_incident(run, i) for i in decision.incidents if _told(i, before.incidents.get(i.id))]
-    known = before.groups
-    out = [
-        g
-        for g in decision.memory.groups.values()
-        if g.left_out and not (g.group in known and known[g.group].left_out) and g.incident in decision.memory.incidents
-    ]  # of one whose incident is closed in the same round the run is at its end: that is told
-    found += [_of_left_out(run, group, decision) for group in out]
-    if before.breaker_since is None and decision.memory.breaker_since is not None:
-        why = next((wait for wait in decision.waits if wait.startswith("breaker: ")), "breaker: many nodes are held")
-        text = f"run {run}: {why}"
-        found.append(Notice(about=f"breaker-{decision.memory.decisions}", run=run, text=text))
+    """A rung 3 or 4 that was just decided, a group that was just left out, a breaker that has just opened, and a hang about which
+    nothing has been done since just now."""
+    known = {notice.about for notice in _standing(run, before, before.incidents.values(), ())}
+    return [n for n in notices(run, decision) if n.about not in known]
+
+
+def notices(run: str, decision: Decision, kept: Iterable[Incident] = ()) -> list[Notice]:
+    """All that a person is to know after a decision. `kept`: incidents that are over, of which one that has halted the run still counts
+    while it is halted."""
+    halted = [i for i in kept if i.state == "halted" and decision.memory.phase == "halted"]
+    incidents = {i.id: i for i in (*halted, *decision.memory.incidents.values(), *decision.incidents)}
+    return _standing(run, decision.memory, incidents.values(), decision.waits)
+
+
+def _standing(run: str, memory: Memory, incidents: Iterable[Incident], waits: Iterable[str]) -> list[Notice]:
+    found = [_of_incident(run, i) for i in incidents if _told(i)]
+    # of one whose incident is closed in the same round the run is at its end: that is told
+    out = [g for g in memory.groups.values() if g.left_out and g.incident in memory.incidents]
+    found += [_of_left_out(run, group, memory.incidents[group.incident]) for group in out]
+    if memory.breaker_since is not None:
+        why = next((wait for wait in waits if wait.startswith("breaker: ")), "breaker: many nodes are held")
+        found.append(Notice(about=f"breaker-{_ms(memory.breaker_since)}", run=run, text=f"run {run}: {why}"))
+    held = next(((sign, since) for sign, since in memory.suspects.items() if sign.startswith(HELD_HANG)), None)
+    if held is not None:
+        why = held[0].removeprefix(HELD_HANG)
+        text = f"run {run} stands still, and nothing is done about it: {why}; more: supervisor status --run {run}"
+        found.append(Notice(about=f"hang-{_ms(held[1])}", run=run, text=text))
     return found
 
 
-def _told(incident: Incident, known: Incident | None) -> bool:
-    if incident.rung < Rung.REALLOCATE or incident.decided is None or incident.shadow:
-        return False
-    return known is None or known.decided is None or known.rung < incident.rung
+def _ms(run_clock: float) -> int:
+    """Of what has no number of its own: when it began."""
+    return round(1000 * run_clock)
 
 
-def _of_left_out(run: str, group: GroupMemory, decision: Decision) -> Notice:
-    incident = decision.memory.incidents[group.incident]
+def _told(incident: Incident) -> bool:
+    return incident.rung >= Rung.REALLOCATE and incident.decided is not None and not incident.shadow
+
+
+def _of_left_out(run: str, group: GroupMemory, incident: Incident) -> Notice:
     text = f"run {run} goes on without a group: {left_out.sentence(group)}; more: supervisor explain {incident.id} --run {run}"
     return Notice(
         about=f"{incident.id}-left-out-{group.generation}", run=run, text=text, incident=incident.id, kind=incident.kind.value,

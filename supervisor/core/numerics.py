@@ -17,6 +17,9 @@ OWN = frozenset({"own", "group"})
 """It was the group's. Of its ranks the first to end may be the only one that speaks: the others are ended with it."""
 
 
+THE_MODELS = "its own numbers were not finite, nor those of as many groups as had finite ones, or more"
+"""Begins the evidence where so many groups computed it that it is no hardware's doing: the model's or the data's."""
+
 NAMED = 5
 """So many groups in a sentence."""
 
@@ -53,7 +56,7 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
     if failure.kind != Kind.ERROR or not mine:
         return failure
     failure = replace(failure, causes=(Kind.NUMERICS,))
-    few = len(by_all.own) == 1 or len(by_all.own) < len(by_all.finite)  # more than that is no hardware
+    few = len(by_all.own) == 1 or len(by_all.own) < len(by_all.finite)
     if mine & OWN and by_all.finite and few:
         sentence = (
             f"its own numbers were not finite, those of group {_listed(by_all.finite)} were: its hardware is suspect"
@@ -64,6 +67,9 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
             rank=min((rank.rank for rank in _ended(group, observed) if rank.numerics == "own"), default=None),
             confidence=Confidence.LIKELY,
         )  # fmt: skip
+    if mine & OWN and by_all.finite:
+        sentence = f"{THE_MODELS}: of group {_listed(sorted(by_all.own))}"
+        return replace(failure, evidence=(*failure.evidence, sentence))
     # A round changes only so many: whose own it was may be being mended already, and says so no more.
     spoilt = sorted(by_all.own | {g for g, at in by_all.mended.items() if g != group.group and group.since <= at})
     if mine == {"peers"} and spoilt:

@@ -56,6 +56,7 @@ _WHOEVER_SAYS_IT = re.compile(
     # the operating system's own sentences (strerror, getaddrinfo), which libraries pass on in errors of any type
     r"connection (?:refused|reset by|timed out|aborted)|(?:network|host) is (?:unreachable|down)|no route to host"
     r"|name resolution|name or service not known|input/output error|stale file handle|transport endpoint is not connected"
+    r"|after transport endpoint shutdown|remote i/o error|timer expired|link has been severed|communication error on send"
     r"|no space left on device|disk quota exceeded|read-only file system"
     # gloo, TCPStore, and TorchFT's clients: a RuntimeError each
     r"|connect timeout|socket timeout|timed out waiting \d+ ?ms for|wait timeout after|failed to connect to|quorum timeout"

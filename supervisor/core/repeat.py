@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import away, breaker, errors, often, outside, shadow
+from supervisor.core import away, breaker, errors, numerics, often, outside, shadow
 from supervisor.core import budget as budgets
 from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
 from supervisor.core.round import TIMES, Round
@@ -95,6 +95,8 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
         return "" if others else away.for_too_long(r, group, failure)
     if _everywhere(r, group, failure):
         return EVERYWHERE
+    if of_many := next((said for said in failure.evidence if said.startswith(numerics.THE_MODELS)), ""):
+        return f"{of_many}: the model or its data is at fault, and no machine"
     seen = again(group, failure.kind)
     if seen is None:
         return ""

@@ -10,12 +10,8 @@ from dataclasses import replace
 
 from supervisor.core import detect, ending, gpu
 from supervisor.core.ladder import Choice
-from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Observed
+from supervisor.core.model import PLANNED, Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.round import Round
-
-ALWAYS = frozenset({Kind.REQUESTED, Kind.LEAVING})
-"""No failures: a person's wish, and a node that is left before it is taken."""
-
 
 BY_WORD = frozenset({Kind.NUMERICS, Kind.GPU})
 """What shows these may pass before they are over: the other groups have started again, a driver says no more of it."""
@@ -25,7 +21,7 @@ def only_observed(r: Round, failure: Failure) -> bool:
     """Whether nothing is to be done about it: its kind, or one that it comes of, is only observed."""
     policy = r.spec.policy
     observed = any(kind.value in policy.observe for kind in (failure.kind, *failure.causes))
-    return failure.kind not in ALWAYS and (policy.mode == "observe" or observed)
+    return failure.kind not in PLANNED and (policy.mode == "observe" or observed)
 
 
 def has_ended(group: GroupMemory, incidents: Mapping[str, Incident], observed: Observed) -> bool:

@@ -27,12 +27,16 @@ def renew(r: Round) -> None:
     if _note_unheard(r, idle):
         idle = _idle(r)
     renewed = 0
+    # A run that begins, or a group without a node, needs one that can be used.
+    only_seen = r.spec.policy.mode == "observe" and all(g.node or g.phase == "finished" for g in r.groups.values())
     for allocation in idle:
         why, not_before, free = _of_no_use(r, allocation)
         if not why:
             continue
         if r.now < not_before:
             r.look_again(not_before)
+        elif only_seen and not _gone(r, allocation):
+            r.wait(f"spare {allocation.key}: {why}; nothing is done about it: policy.mode is observe")
         elif renewed == RENEWED_A_ROUND or not r.quiet:
             r.look_again(r.now)
             return

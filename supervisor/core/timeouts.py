@@ -25,7 +25,7 @@ MISSED = 3
 """Beats that may be late: a lost packet is sent again after 200 ms, the least of TCP's retransmission timeouts on Linux."""
 
 NOISE = 5
-"""A step so many times as slow is a neighbour's noise (policy.hang.factor is above it)."""
+"""A step so many times as slow is a neighbour's noise (policy.hang.factor must be above it: supervisor/shell/runfile.py)."""
 
 RENEWED_AT = 3
 """A lease is renewed when a third of it is over: one round trip that takes longer loses it."""

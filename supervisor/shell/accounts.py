@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from supervisor.core import shadow
 from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView, Rung
 from supervisor.core.restored import ENDED
@@ -76,7 +77,7 @@ def stepped_unix_s(mirror: Mirror, run: str) -> float:
 class _Group:
     generation: int
     mark: int
-    """The newest step of the run when this generation was first seen."""
+    """The newest step of the run when this generation was first seen, in this term."""
     cause: Cause | None = None
     """Since the last look."""
     told: Mapping[str, float] | None = None
@@ -89,9 +90,10 @@ class _Group:
 class Accounts:
     """Of one run, in one term. `seconds` add up to the time of all groups since the first look, but for what is held."""
 
+    step: int = 0
+    """The newest that was seen to be committed; at first, in the terms before this one."""
     seconds: dict[Cause, float] = field(default_factory=dict)
     _last: float | None = None
-    _newest: int = 0
     _ended: bool = False
     _groups: dict[int, _Group] = field(default_factory=dict)
 
@@ -99,9 +101,9 @@ class Accounts:
         """Count what has passed since the last look."""
         now, last = observed.now, self._last
         self._last = now
-        newest = self._newest
+        newest = self.step
         ranks = {(r.group, r.generation): r for node in observed.nodes.values() for r in node.ranks if r.rank == 0}
-        self._newest = max(newest, *(rank.step for rank in ranks.values()), 0)
+        self.step = max(newest, *(rank.step for rank in ranks.values()), 0)
         elapsed = 0.0 if last is None or self._ended else max(0.0, now - last)
         self._ended = memory.phase in ENDED
         away = last is not None and observed.store_stable_s < now - last
@@ -112,7 +114,9 @@ class Accounts:
             if rank is not None:
                 self._hear(known, group, told.get((group.group, known.generation), {}), rank)
             incident = memory.incidents.get(group.incident)
-            cause = cause_of(group, incident)
+            left_alone = incident is not None and incident.shadow
+            trains_on = left_alone and not shadow.has_ended(group, memory.incidents, observed)
+            cause = cause_of(group, None if trains_on else incident)
             if known.generation != group.generation or cause not in HELD:
                 hung = incident is not None and incident.kind == Kind.HANG
                 ended = Cause.END if cause == Cause.END else Cause.LOST_STEP
@@ -138,11 +142,6 @@ class Accounts:
             self._settle(known, _IN.get(rank.phase, Cause.HUNG))
         elif known.cause == Cause.START:
             self._settle(known, Cause.ACT)
-
-    @property
-    def step(self) -> int:
-        """The newest that was seen to be committed."""
-        return self._newest
 
     @property
     def ettr(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from supervisor.core.cordons import freeable, one_cause, repeated
+from supervisor.core.cordons import freeable, one_cause, repeated, together
 from supervisor.core.model import CordonView, Memory, Suspicion
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
@@ -22,6 +22,8 @@ class HostCordons:
     unreadable: bool = False
     """A person has cordoned it, and the record cannot be read."""
     suspicions: list[Suspicion] = field(default_factory=list)
+    shared: frozenset[Suspicion] = frozenset()
+    """Those that befell other hosts at the same time: nothing is held against a host for every run because of them."""
     runs: set[str] = field(default_factory=set)
     """Of which an incident is held against it, also where the record cannot be read."""
     failed: str = ""
@@ -38,7 +40,11 @@ class HostCordons:
         """Why it is barred for every run, and by whom; empty: it is not."""
         if self.person is not None:
             return f"{'drained' if self.person.drain else 'cordoned'} by {self.person.by}: {self.person.why}"
-        return UNREADABLE if self.unreadable else (not self.one_cause and self.failed) or repeated(self.suspicions)
+        return (
+            UNREADABLE
+            if self.unreadable
+            else (not self.one_cause and self.failed) or repeated(self.suspicions, self.shared)
+        )
 
 
 def by_host(mirror: Mirror) -> dict[str, HostCordons]:
@@ -63,12 +69,15 @@ def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
             case _:
                 continue  # none of ours: the audit says so
         held.keys.append(key)
+    shared = together(s for held in found.values() for s in held.suspicions)
+    for held in found.values():
+        held.shared = shared
     checks = newest_checks(mirror)
     failed = {host for host, (_, check) in checks.items() if check.stands == "failed"}
-    shared = one_cause(len(failed), len(checks))
+    many = one_cause(len(failed), len(checks))
     for host in sorted(failed):
         held = found.setdefault(host, HostCordons())
-        held.failed, held.one_cause = failure(checks[host][1]), shared
+        held.failed, held.one_cause = failure(checks[host][1]), many
     for key in mirror.of_sort("check"):
         check = mirror.record(key, NodeCheck)
         if check is None or check.stands not in ("failed", "unknown"):
@@ -122,7 +131,7 @@ def _freed_by_checks(mirror: Mirror) -> dict[str, Suspicion]:
             continue
         by_key = {key: s for key in held.keys if (s := _suspicion(mirror, key)) is not None}
         older = [s for key, s in by_key.items() if mirror.items[key].mod_revision <= check.began]
-        freed = freeable(older, by_key.values())
+        freed = freeable(older, by_key.values(), held.shared)
         why = f"the checks that it passed on node {check.node} ({check.why})"
         found |= {key: replace(s, freed=why) for key, s in by_key.items() if s in freed}
     return found

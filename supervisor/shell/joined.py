@@ -6,22 +6,26 @@ Only what this machine has is read: the ranks' logs, the histories of the shims 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 FIRST_BYTES = 256 * 1024
 """Of the end of each log that is there already."""
 
+GONE = "had ended before its node's shim came back: nobody saw how"
+
 FIRST_JOURNAL_BYTES = 16 * 2**20
 """As FIRST_BYTES, of the journal: an incident that began before is told from its next change on."""
 
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
-"""As Python's logging writes it, in the machine's own time zone."""
+_STAMP = re.compile(r"(?:\[[^\]]{1,40}\]:?\s*)*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
+"""As Python's logging writes it at the beginning of a line, after names in brackets, in the machine's own time zone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class _File:
         """New lines; with `whole` also one that nobody ended."""
         try:
             with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self.offset:  # somebody has emptied it
+                    self.offset, self.rest = 0, b""
                 file.seek(self.offset)
                 data = self.rest + file.read()
                 self.offset = file.tell()
@@ -119,17 +125,21 @@ class Joined:
 
     def _of_logs(self, happened: list[Entry]) -> Iterator[Entry]:
         ended = {(e.node, e.group, e.generation, e.rank) for e in happened if e.what == "end"}
-        for path in sorted(self.system.glob(f"nodes/*/ranks/{self.run}.*/output.log")):
-            who, node = self._wanted(path.parent.name), path.parts[-4]
-            if who is None:
-                continue
+        paths = sorted(self.system.glob(f"nodes/*/ranks/{self.run}.*/output.log"))
+        found = [(path, who) for path in paths if (who := self._wanted(path.parent.name)) is not None]
+        # what ended with its machine has nobody who tells so
+        newest: dict[int, int] = {}
+        for _, (group, generation, _) in found:
+            newest[group] = max(generation, newest.get(group, 0))
+        for path, who in found:
+            node = path.parts[-4]
             if path not in self._logs:
                 self._logs[path] = _begun(path, FIRST_BYTES)
                 # Until a line has a time of its own.
                 self._logs[path].t = _changed_s(path.parent / "launch.json")
             log = self._logs[path]
-            for line in log.lines(whole=(node, *who) in ended):
-                log.t = _stamped(line) or log.t
+            for line in log.lines(whole=(node, *who) in ended or who[1] < newest[who[0]]):
+                log.t = max(log.t, min(_stamped(line) or 0.0, time.time()))  # no line is before the one above it
                 yield self._entry(log.t, "line", who, node, line)
 
     def _of_shims(self) -> Iterator[Entry]:
@@ -140,6 +150,8 @@ class Joined:
                     continue
                 if body.get("event") == "spawned":
                     yield self._entry(body["t"], "start", who, path.parent.name, f"starts (pid {body.get('pid')})")
+                elif body.get("event") == "leftover_gone":
+                    yield self._entry(body["t"], "end", who, path.parent.name, GONE)
                 elif body.get("event") in ("exited", "leftover_killed"):
                     yield self._entry(body["t"], "end", who, path.parent.name, _how(body))
 
@@ -158,8 +170,8 @@ class Joined:
 
 
 def render(entry: Entry) -> str:
-    """One line of a terminal."""
-    at = time.strftime("%H:%M:%S", time.localtime(entry.t)) + f".{int(entry.t % 1 * 10)}"
+    """One line of a terminal. In UTC, as `incidents` and `explain` are, whatever the log itself is in."""
+    at = f"{datetime.fromtimestamp(entry.t, UTC):%H:%M:%S}.{int(entry.t % 1 * 10)}Z"
     if entry.what == "incident":
         return f"{at} **** group {entry.group}: {entry.text}"
     if entry.what == "line":
@@ -204,7 +216,7 @@ def _bodies(file: _File) -> Iterator[dict[str, Any]]:
 
 
 def _stamped(line: str) -> float | None:
-    match = _STAMP.search(line[:60])
+    match = _STAMP.match(line)
     if match is None:
         return None
     try:

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import invariants
 from supervisor.core.decide import decide
 from supervisor.core.model import Decision, Incident, Memory, Observed
-from supervisor.core.notice import Notice, due
+from supervisor.core.notice import Notice, due, notices
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
@@ -115,6 +115,8 @@ class Loop:
         """By run, as the terms before this one left it."""
         self._policies: dict[str, int] = {}
         """By run, the version of the policy that was journaled last."""
+        self._notified: set[str] = set()
+        """Runs of which all is told that a person is to know; what is new is told as it comes."""
         leader = self._mirror.record(keys.LEADER, LeaderRecord)
         self._host = leader.host if leader is not None else ""
 
@@ -204,7 +206,7 @@ class Loop:
         began = self._monotonic()
         decision = decide(observed, record.spec, memory)
         took = self._monotonic() - began
-        self._telemetry.round(record.spec, observed, decision, took, self._records(run))
+        self._telemetry.round(record.spec, observed, decision, took, self._records(run, record))
         reach("decided")
         self._look_again[run] = decision.look_again_at if decision.look_again_at is not None else float("inf")
         broken = invariants.violations(memory, decision.memory, observed, record.spec)
@@ -213,22 +215,45 @@ class Loop:
             self._report(f"invariant:{run}", f"run {run}: refusing a decision that breaks an invariant: {broken}")
             return
         self._commit(run, record, memory, observed, decision)
+        self._notify(run, record, memory, decision)
 
-    def _records(self, run: str) -> Records:
+    def _notify(self, run: str, record: RunRecord, memory: Memory, decision: Decision) -> None:
+        """Of what is new; first of all that stands: whoever led before may have told nothing of it, or we, after an outcome that was
+        not known."""
+        if self._tell is None or not record.spec.policy.webhook_file:
+            return
+        if run in self._notified:
+            found = due(run, memory, decision) if decision.memory is not memory else []
+        else:
+            kept = [incident for _, incident in self._mirror.records(keys.incident(run, ""), Incident)]
+            found = notices(run, decision, kept)
+            self._notified.add(run)
+        for notice in found:
+            self._tell(notice, record.spec.policy.webhook_file)
+
+    def _records(self, run: str, record: RunRecord) -> Records:
         """What of a run is only for metrics."""
         return Records(
             told=lambda: told(self._mirror, run),
             incidents=lambda: (i for _, i in self._mirror.records(keys.incident(run, ""), Incident)),
             faults=lambda: made.made if (made := self._mirror.record(keys.faults(run), FaultsMade)) else {},
+            launched_unix_s=record.launched_unix_s,
+            committed=lambda: account.step if (account := self._mirror.record(keys.account(run), Account)) else 0,
         )
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
-        """Journal a policy that a person has set, once in a term."""
+        """Journal what a person has set, each change once in a term: also those that were replaced before anybody looked."""
         found = self._mirror.record(keys.policy(run), PolicySet)
-        if found is not None and self._policies.get(run) != found.version:
+        known = self._policies.get(run, 0)
+        if found is not None and known != found.version:
             self._policies[run] = found.version
+            journal = self._journal(run, record)
+            for was in found.earlier:
+                if was.version > known:
+                    about = {"epoch": self.epoch, "version": was.version, "because": was.because}
+                    journal.event("policy", **about, changes=was.changes, replaced=True)
             about = {"epoch": self.epoch, "version": found.version, "because": found.because}
-            self._journal(run, record).event("policy", **about, policy=to_jsonable_python(found.policy))
+            journal.event("policy", **about, changes=found.changes, policy=to_jsonable_python(found.policy))
             log.info(
                 "%s: policy version %d holds, because: %s",
                 run,
@@ -283,7 +308,7 @@ class Loop:
             journal.event("outcome_unknown", epoch=self.epoch, decision=decision.memory.decisions, why=str(error))
             if given is not None:
                 journal.keep(given)
-            self._telemetry.outcome_unknown()
+            self._telemetry.outcome_unknown(run, self._monotonic() - began)
             raise
         self._telemetry.committed(run, decision, self._monotonic() - began)
         reach("committed")
@@ -292,9 +317,6 @@ class Loop:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
         if given is not None:
             journal.keep(given)
-        if self._tell is not None and record.spec.policy.webhook_file:
-            for notice in due(run, memory, decision):
-                self._tell(notice, record.spec.policy.webhook_file)
         reach("recorded")
 
     def _account(self, run: str, memory: Memory, changed: bool) -> dict[str, bytes]:
@@ -346,6 +368,7 @@ class Loop:
 
     def _resynchronise(self) -> None:
         """After an outcome that is not known: read everything again before deciding anything."""
+        self._notified.clear()
         self._watch.close()
         while not self._term.lost:
             try:

@@ -16,7 +16,10 @@ from supervisor.ports.errors import Fatal, Fenced
 from supervisor.ports.store import Expect, Store
 from supervisor.shell import runfile
 from supervisor.wire import keys
-from supervisor.wire.records import PolicySet, RunRecord, decode, encode
+from supervisor.wire.records import PolicyChange, PolicySet, RunRecord, decode, encode
+
+KEPT = 50
+"""Earlier changes that are kept in etcd."""
 
 AT_START = {"node_lease_s": "the nodes have it since they were started"}
 """Keys that a live run cannot change, and why."""
@@ -52,7 +55,10 @@ def set_policy(
     spec = record.spec if before is None else dataclasses.replace(record.spec, policy=before.policy)
     policy = changed(spec, given, seen)
     version = before.version + 1 if before is not None else 1
-    wanted = PolicySet(version=version, policy=policy, because=because, at_unix_s=time.time())
+    earlier = [*before.earlier, _change(before)][-KEPT:] if before is not None else []
+    wanted = PolicySet(
+        version=version, policy=policy, because=because, at_unix_s=time.time(), changes=list(given), earlier=earlier
+    )
     expect = [Expect(keys.policy(name), mod_revision=item.mod_revision if item is not None else 0)]
     try:
         store.commit({keys.policy(name): encode(wanted)}, expect=expect)
@@ -61,6 +67,12 @@ def set_policy(
             f"somebody else has set the policy of {name} meanwhile: look (supervisor policy show), and say it again"
         ) from None
     return wanted
+
+
+def _change(was_set: PolicySet) -> PolicyChange:
+    return PolicyChange(
+        version=was_set.version, changes=was_set.changes, because=was_set.because, at_unix_s=was_set.at_unix_s
+    )
 
 
 def lines(policy: PolicySpec) -> list[str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from supervisor.core.model import Incident
 from supervisor.shell.cordons import failure
 from supervisor.shell.page.terminal import lasted
-from supervisor.shell.status import NodeStatus, RunStatus
+from supervisor.shell.status import GroupStatus, NodeStatus, RunStatus
 
 _COLOUR = {"running": "green", "starting": "yellow", "placing": "yellow", "fencing": "yellow", "finished": "cyan"}
 
@@ -30,28 +29,24 @@ def run(status: RunStatus, now: float) -> RenderableType:
         ("leader ", "dim"), status.leader or "none", ("  epoch ", "dim"), str(status.epoch),
         ("  lighthouse ", "dim"), str(status.lighthouse),
     )  # fmt: skip
-    table = Table(box=None, pad_edge=False)
-    for name in ("group", "phase", "node", "generation", "step", "loss", "s/step", "quorum", "groups in it", "gate"):
-        table.add_column(name, justify="right" if name not in ("phase", "node", "gate") else "left")
-    for g in status.groups:
-        table.add_row(
+    titles = ("group", "phase", "node", "generation", "step", "loss", "s/step", "quorum", "size", "gate")
+    rows = [
+        (
             str(g.group),
             Text(g.phase + (f" ({g.incident})" if g.incident else ""), _COLOUR.get(g.phase, "")),
             g.node or "-",
             str(g.generation),
-            str(g.step),
-            "-" if g.loss is None else f"{g.loss:.3f}",
-            f"{g.step_s:.2f}",
-            str(g.quorum_id),
-            str(g.participants),
+            *(_training(g) if g.quorum_id >= 0 else ["-"] * 5),
             g.hearing,
         )
+        for g in status.groups
+    ]
     spares = ", ".join(status.spares) or "none"
     left = ", ".join(f"{k} {v}" for k, v in status.budgets_left.items())
     checkpoint = "none yet" if status.checkpoint_step is None else f"step {status.checkpoint_step}"
     lines: list[RenderableType] = [
         head,
-        table,
+        *_columns(titles, rows, numbers=("group", "generation", "step", "loss", "s/step", "quorum", "size")),
         Text(f"spares {spares}; checkpoint {checkpoint}; budgets left: {left}", "dim"),
     ]
     if status.page:
@@ -70,6 +65,11 @@ def run(status: RunStatus, now: float) -> RenderableType:
     return Group(*lines)
 
 
+def _training(g: GroupStatus) -> tuple[str, ...]:
+    loss = "-" if g.loss is None else f"{g.loss:.3f}"
+    return str(g.step), loss, f"{g.step_s:.2f}", str(g.quorum_id), str(g.participants)
+
+
 def _ago(unix_s: float, now: float) -> str:
     if not unix_s:
         return ""
@@ -79,23 +79,36 @@ def _ago(unix_s: float, now: float) -> str:
 
 
 def nodes(found: Sequence[NodeStatus]) -> RenderableType:
-    """A row a node."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("node", "agent", "role", "address", "allocation", "runs", "warm", "disk free", "memory free"):
-        table.add_column(name)
-    for n in found:
-        table.add_row(
-            n.node if n.host == n.node else f"{n.node or 'no node'} on {n.host}",
+    """A row a node, below it what runs there and what is wrong with it; at the end what holds on their machines, once with all that it
+    holds on."""
+    titles = ("node", "agent", "role", "address", "allocation", "warm", "disk free", "memory free")
+    rows = [
+        (
+            _named(n),
             Text("alive", "green") if n.alive else Text("silent" if n.node else "-", "red"),
-            n.role,
-            n.address,
+            n.role or "-",
+            n.address or "-",
             n.allocation or "-",
-            "\n".join((*n.runs, *_kept_away(n), *n.problems, *n.facts)) or "-",
             n.warm,
             _gib(n.disk_free_bytes),
             _gib(n.memory_available_bytes),
         )
-    return table
+        for n in found
+    ]
+    head, *others = _columns(titles, rows, numbers=("disk free", "memory free"))
+    lines = [head]
+    for line, n in zip(others, found, strict=True):
+        lines += [line, *(Text(f"    {said}" if n.alive else f"    when last heard: {said}") for said in n.runs)]
+        lines += [Text(f"    {said}", "yellow") for said in (*_kept_away(n), *n.problems)]
+    holds: dict[str, list[str]] = {}
+    for n in found:
+        for fact in n.facts:
+            holds.setdefault(fact, []).append(_named(n))
+    return Group(*lines, *(Text(f"{', '.join(on)}: {fact}", "yellow") for fact, on in holds.items()))
+
+
+def _named(n: NodeStatus) -> str:
+    return n.node if n.host == n.node else f"{n.node or 'no node'} on {n.host}"
 
 
 def _kept_away(n: NodeStatus) -> list[str]:
@@ -117,14 +130,27 @@ def incidents(found: Sequence[Incident], seen: Mapping[str, float] | None = None
         rows.append((i.id, at, i.kind.value, str(i.group), i.node or "-", i.state, seconds))
     if seen is None:
         rows = [(row[0], *row[2:]) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    head, *others = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    lines = [Text(head, "bold")]
+    head, *others = _columns(rows[0], rows[1:])
+    lines = [head]
     for line, i in zip(others, found, strict=True):
         rung = f"rung {i.rung.value} {i.rung.name.lower()}" + (" (shadow)" if i.shadow else "")
         generations = f"generation {i.generation_before} -> {i.generation_after}"
-        lines += [Text(line), Text(f"    {rung}, {generations}: {i.reason or 'nothing was decided yet'}")]
+        lines += [line, Text(f"    {rung}, {generations}: {i.reason or 'nothing was decided yet'}")]
     return Group(*lines)
+
+
+def _columns(titles: Sequence[str], rows: Sequence[Sequence[str | Text]], numbers: Collection[str] = ()) -> list[Text]:
+    """Lines of a table, its titles first; `numbers`: the titles of what is aligned at the right. A table of rich's own cuts what is wider
+    than the terminal, and whoever reads at night needs the whole name of a node."""
+    cells = [[Text(title, "bold") for title in titles], *([Text.assemble(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        for title, cell, width in zip(titles, row, widths, strict=True):
+            cell.align("right" if title in numbers else "left", width)
+    lines = [Text("  ").join(row) for row in cells]
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def _instant(unix_s: float | None) -> str:

@@ -119,7 +119,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.budget.replace": 0,
     "policy.budget.reallocate": 0,
     "policy.budget.window_s": 1,
-    "policy.hang.factor": 2,
+    "policy.hang.factor": 6,
     "policy.hang.at_least_s": 1,
     "policy.hang.at_most_s": 1,
     "policy.breaker.share": 0,

@@ -7,8 +7,8 @@ import difflib
 import math
 from collections.abc import Collection
 
-from supervisor.core import ladder, shadow
-from supervisor.core.model import Kind
+from supervisor.core import ladder
+from supervisor.core.model import PLANNED, Kind
 from supervisor.core.spec import FirstRungSpec, PolicySpec
 
 CLIMBING = tuple(field.name for field in dataclasses.fields(FirstRungSpec))
@@ -17,7 +17,7 @@ CLIMBING = tuple(field.name for field in dataclasses.fields(FirstRungSpec))
 
 def problems(policy: PolicySpec) -> list[str]:
     """Sentences."""
-    observable = [kind.value for kind in Kind if kind not in shadow.ALWAYS]
+    observable = [kind.value for kind in Kind if kind not in PLANNED]
     found = [
         f"policy.observe: {name!r} is no kind of failure that can be only observed; {_nearest(name, observable)}"
         for name in policy.observe

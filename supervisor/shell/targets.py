@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +35,27 @@ def known(mirror: Mirror) -> tuple[Target, ...]:
             host = f"[{node.address}]" if ":" in node.address else node.address
             found.append(Target(f"{host}:{node.metrics_port}", node.node, node.insecure))
     return tuple(found)
+
+
+KEPT_S = 3600.0
+"""For so long those are asked that are there no more, in seconds: an agent that is cut off from etcd alone can still say so."""
+
+
+@dataclass
+class Kept:
+    """Whom Prometheus is to scrape, as time goes on."""
+
+    monotonic: Callable[[], float]
+    _seen: dict[str, tuple[Target, float]] = field(default_factory=dict)
+    """By instance, when it was there last."""
+
+    def __call__(self, now: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Those that are there, and those that were until not long ago."""
+        at = self.monotonic()
+        self._seen |= {target.instance: (target, at) for target in now}
+        self._seen = {name: kept for name, kept in self._seen.items() if at - kept[1] <= KEPT_S}
+        there = {target.instance for target in now}
+        return (*now, *(target for name, (target, _) in self._seen.items() if name not in there))
 
 
 def of_page(url: str, insecure: bool) -> Target:

@@ -10,7 +10,8 @@ from supervisor.core import budget as budgets
 from supervisor.core import cordons
 from supervisor.core.detect import node_verdict
 from supervisor.core.ledger import Cause
-from supervisor.core.model import Decision, Incident, Memory, Observed, Rung, Verdict
+from supervisor.core.model import PLANNED, Decision, Incident, Memory, Observed, Rung, Verdict
+from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
 from supervisor.shell.accounts import Accounts, Told
 from supervisor.shell.catalogue import CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
@@ -37,6 +38,9 @@ class Records:
     """All that etcd holds."""
     faults: Callable[[], Mapping[str, int]] = dict
     """How often `supervisor chaos` has made each."""
+    launched_unix_s: float = 0.0
+    committed: Callable[[], int] = int
+    """The newest step that was committed in the terms before this one."""
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Telemetry:
         records = records or Records()
         known = self._runs.get(run)
         if known is None:
-            known = self._runs[run] = _Run(memory.phase in OVER)
+            known = self._runs[run] = _Run(memory.phase in OVER, accounts=Accounts(records.committed()))
         for phase in RUN_PHASES:
             m.gauge("supervisor_run_phase", run=run, phase=phase).set(phase == memory.phase)
         if known.over and memory.phase in OVER:
@@ -94,6 +98,7 @@ class Telemetry:
         if known.decisions == memory.decisions and 0.0 <= observed.now - known.looked < LOOK_S:
             return
         known.decisions, known.looked = memory.decisions, observed.now
+        m.gauge("supervisor_run_launched_timestamp_seconds", run=run).set(records.launched_unix_s)
         self._look(spec, observed, memory, known)
         known.accounts.look(memory, observed, records.told())
         self._account(run, known)
@@ -127,8 +132,9 @@ class Telemetry:
         for incident in decision.incidents:
             self._incident(run, incident)
 
-    def outcome_unknown(self) -> None:
-        """What was to be committed may be written or not: what etcd holds is counted anew."""
+    def outcome_unknown(self, run: str, seconds: float) -> None:
+        """What was to be committed may be written or not, which was not told for so long: what etcd holds is counted anew."""
+        self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)
         self._closed.clear()
 
     def _replay(self, run: str, records: Records) -> None:
@@ -162,7 +168,7 @@ class Telemetry:
             return
         kind = incident.kind.value
         m.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc(exemplar=about)
-        if incident.node:
+        if incident.node and incident.kind not in PLANNED:
             m.counter("supervisor_node_incidents_total", run=run, node=incident.node).inc(exemplar=about)
         began = incident.opened - incident.took_s
         spans = (
@@ -194,8 +200,7 @@ class Telemetry:
         for verdict in Verdict:
             m.gauge("supervisor_nodes", run=run, verdict=verdict.value).set(verdicts[verdict])
         m.gauge("supervisor_cordoned_hosts", run=run).set(len(barred))
-        spares = [n for n in trainers if n.registered and n.name not in holders and n.machine not in barred]
-        m.gauge("supervisor_spare_nodes", run=run).set(sum(not (n.failed or n.unsure) for n in spares))
+        m.gauge("supervisor_spare_nodes", run=run).set(len(Round(observed, spec, memory).spares()))
         m.gauge("supervisor_spare_nodes_wanted", run=run).set(spec.allocation.spares)
 
     def _budgets(self, spec: RunSpec, memory: Memory, now: float) -> None:

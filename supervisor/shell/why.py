@@ -29,6 +29,10 @@ MOST_LINES = 24
 """Actions that a page names."""
 
 
+SAME_S = 0.01
+"""Two times of the run clock that are one, whatever was rounded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """A decision that changed the incident or did something for it."""
@@ -73,11 +77,19 @@ class Why:
     again: tuple[Again, ...]
     digests: tuple[Digest, ...] = ()
     """What etcd has of the decisions about it: the newest ones only."""
+    gaps: tuple[str, ...] = ()
+    """What the journal lacks, for another supervisor led then."""
 
     @property
     def same(self) -> bool:
         """Every decision about it was asked for again, and would be the same today."""
-        return bool(self.again) and all(a.verdict in ("same", "words") for a in self.again)
+        return bool(self.again) and not self.gaps and all(a.verdict in ("same", "words") for a in self.again)
+
+    @property
+    def elsewhere(self) -> tuple[Digest, ...]:
+        """Of the decisions those that are not in the journal."""
+        here = {(d.epoch, d.decision) for d in self.decided}
+        return tuple(d for d in self.digests if (d.epoch, d.decision) not in here)
 
 
 def why(incident: Incident, journal: Path, digests: tuple[Digest, ...] = ()) -> Why:
@@ -85,7 +97,27 @@ def why(incident: Incident, journal: Path, digests: tuple[Digest, ...] = ()) -> 
     decided = tuple(_decided(journal, incident.id))
     kept = inputs.find(journal.parent, {d.input for d in decided if d.input})
     again = tuple(_again(d, kept.get(d.input), journal) for d in decided)
-    return Why(incident=incident, journal=str(journal), decided=decided, again=again, digests=digests)
+    told = Why(incident=incident, journal=str(journal), decided=decided, again=again, digests=digests)
+    return replace(told, gaps=tuple(_gaps(told)))
+
+
+def _gaps(told: Why) -> Iterator[str]:
+    if not told.decided:
+        return
+    for d in told.elsewhere:
+        yield f"decision {d.decision} was made on {d.host or 'another machine'}, whose journal has it"
+    if told.elsewhere:
+        return
+    # etcd keeps the newest digests alone: of an older incident its own record says whether all of it is here
+    states = [then.state for d in told.decided if (then := _then(d, told)) is not None]
+    if told.decided[0].clock > told.incident.opened + SAME_S:
+        yield "how it began is in another machine's journal"
+    if states[-1:] != [told.incident.state]:
+        yield "how it went on is in another machine's journal"
+
+
+def _then(decided: Decided, told: Why) -> Incident | None:
+    return next((i for i in decided.then.incidents if i.id == told.incident.id), None)
 
 
 def digests(mirror: Mirror, run: str, incident: str) -> tuple[Digest, ...]:
@@ -204,7 +236,7 @@ def _again(decided: Decided, kept: inputs.Kept | inputs.LostInput | None, journa
 def as_json(told: Why) -> dict[str, Any]:
     """The incident, with what was found of it."""
     body = to_jsonable_python(told)
-    found = {key: body[key] for key in ("journal", "digests")}
+    found = {key: body[key] for key in ("journal", "digests", "gaps")}
     decisions = [{k: v for k, v in d.items() if k != "then"} for d in body["decided"]]
     return {**body["incident"], **found, "decisions": decisions, "asked_again": body["again"], "same_today": told.same}
 
@@ -229,20 +261,26 @@ def _instant(told: Why) -> str:
 def _steps(told: Why) -> list[str]:
     if not told.decided:
         return _elsewhere(told)
-    lines = [f"How it went ({told.journal}):"]
-    for decided in told.decided:
-        after = decided.clock - told.incident.opened
-        version = {None: "", 0: ", policy as launched"}.get(decided.policy, f", policy version {decided.policy}")
-        sure = "" if decided.known else "; whether it took effect is not in the journal"
-        lines.append(f"  +{max(0.0, after):.2f} s  decision {decided.decision} (epoch {decided.epoch}{version}){sure}")
-        lines += [f"      {a.verb}{_where(a)}: {a.reason}" for a in decided.own] or [
-            f"      it is {_state(decided, told)}"
-        ]
+    steps = {(d.epoch, d.decision): [_short(d)] for d in told.elsewhere}
+    steps |= {(d.epoch, d.decision): _step(d, told) for d in told.decided}
+    lines = [f"How it went ({told.journal}):", *(line for place in sorted(steps) for line in steps[place])]
     return lines if len(lines) <= MOST_LINES else [*lines[:MOST_LINES], f"  and {len(lines) - MOST_LINES} lines more"]
 
 
+def _step(decided: Decided, told: Why) -> list[str]:
+    after = decided.clock - told.incident.opened
+    version = {None: "", 0: ", policy as launched"}.get(decided.policy, f", policy version {decided.policy}")
+    sure = "" if decided.known else "; whether it took effect is not in the journal"
+    did = [f"      {a.verb}{_where(a)}: {a.reason}" for a in decided.own] or [f"      it is {_state(decided, told)}"]
+    return [
+        f"  +{max(0.0, after):.2f} s  decision {decided.decision} (epoch {decided.epoch}{version}){sure}",
+        *did,
+    ]
+
+
 def _state(decided: Decided, told: Why) -> str:
-    now = next(i for i in decided.then.incidents if i.id == told.incident.id)
+    now = _then(decided, told)
+    assert now is not None  # one without an action of it is here for what it changed
     if now.state != "acting" or now.acted is None:
         return now.state
     return "acted on: its new processes were seen" if started(now) else "ridden through: nothing is started"
@@ -255,12 +293,14 @@ def _where(action: Action) -> str:
 
 
 def _elsewhere(told: Why) -> list[str]:
-    lines = [f"{told.journal} tells nothing of it."]
-    for d in told.digests:
-        more = f" and {d.more} more" if d.more else ""
-        did = ", ".join(d.actions) or "no action"
-        lines.append(f"  decision {d.decision} (epoch {d.epoch}, on {d.host or '-'}, by {d.program}): {did}{more}")
-    return lines
+    return [f"{told.journal} tells nothing of it.", *(_short(d) for d in told.digests)]
+
+
+def _short(digest: Digest) -> str:
+    more = f" and {digest.more} more" if digest.more else ""
+    did = ", ".join(digest.actions) or "no action"
+    by = f"on {digest.host or '-'}, by {digest.program}"
+    return f"  decision {digest.decision} (epoch {digest.epoch}, {by}): {did}{more}"
 
 
 def _today(told: Why) -> list[str]:
@@ -282,6 +322,7 @@ def _today(told: Why) -> list[str]:
     for sentence in dict.fromkeys(a.differences[0] for a in of["unknown"]):
         which = _named([a for a in of["unknown"] if a.differences[0] == sentence])
         lines.append(f"Asked again today: not known ({which}): {sentence}.")
+    lines += [f"Asked again today: not known: {gap}." for gap in told.gaps]
     by = sorted({a.program for a in told.again if a.program})
     return [*lines, *([f"Decided by {' and '.join(by)}; asked again with {program()}."] if by else [])]
 

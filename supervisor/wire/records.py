@@ -606,6 +606,18 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PolicyChange:
+    """What a person has said of a run's policy, once."""
+
+    version: int
+    changes: list[str]
+    """As they were given: KEY=VALUE, below [policy]."""
+    because: str
+    at_unix_s: float
+    """Wall clock of who set it, for people only."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicySet:
     """A run's policy as a person has set it: it takes the place of the launched one. Only the CLI writes it."""
 
@@ -615,6 +627,10 @@ class PolicySet:
     because: str
     at_unix_s: float
     """Wall clock of who set it, for people only."""
+    changes: list[str] = field(default_factory=list)
+    """As they were given: KEY=VALUE, below [policy]."""
+    earlier: list[PolicyChange] = field(default_factory=list)
+    """Those that it followed, the newest last: whoever leads may have seen none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,19 @@ def test_a_failure_in_between_asks_again(
     assert len(answers) == 1
 
 
+def test_how_long_etcd_took_is_told_also_of_what_it_did_not_write(etcd: Told, tmp_path: Path) -> None:
+    took: list[float] = []
+    reporter = Reporter(NODE, tmp_path, ("h:1",), 5, lambda _: None, took=took.append)
+    reporter.observed(NodeObserved(node="n0", sequence=0))
+    etcd.fails = 3
+    with pytest.raises(PortError):
+        reporter._write(etcd)
+    assert OBSERVED not in etcd.order
+    assert len(took) == 1
+    reporter._write(etcd)
+    assert len(took) == 2
+
+
 def test_nobody_sleeps_while_it_is_asked_for(
     etcd: Told, reporter: Reporter, answers: list[tuple[int, Wanted]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

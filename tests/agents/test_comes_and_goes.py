@@ -30,9 +30,9 @@ from supervisor.wire import keys
 from supervisor.wire.records import LighthouseDesired, LighthouseObserved, Registration, decode
 from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
 from tests.agents.toy_gate import Holder
+from tests.helpers.relay import Relay, relay
 from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
-from tests.store.relay import Relay, relay
 
 FIRST = "toy.0.1.0"
 GATE = "lighthouse.toy.1"

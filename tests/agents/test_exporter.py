@@ -96,6 +96,35 @@ def test_a_groups_numbers_are_told_by_its_rank_0_alone(node: Node) -> None:
     assert phases == {"data": 0.5, "compute": 1.25, "wait": 0.25}
 
 
+def test_who_stands_still_has_no_throughput(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [0.0]
+    monkeypatch.setattr("agents.exporter.time.monotonic", lambda: at[0])
+
+    def told(group: int = 0) -> tuple[float | None, float | None]:
+        labels = {"run": "run", "group": group, "rank": 0}
+        return node.value("trainer_tokens_per_second", **labels), node.value("trainer_mfu_ratio", **labels)
+
+    ordinary = {"tokens_per_s": 500.0, "mfu": 0.4, "step_s": 5.0}
+    node.tell(step=10, **ordinary)
+    at[0] = 14.0
+    node.look()
+    assert told() == (500.0, 0.4)
+    at[0] = 15.1
+    node.look()
+    assert told() == (0.0, 0.0)
+    node.tell(step=10, phase="checkpoint", **ordinary)
+    assert told() == (0.0, 0.0), "it says something else, and makes no step"
+    node.tell(step=11, **ordinary)
+    node.look()
+    assert told() == (500.0, 0.4)
+    node.run("run.0.1.0", exited=True)
+    node.look()
+    assert told() == (0.0, 0.0), "it has ended"
+    node.tell(generation=2, step=12, **ordinary)
+    node.look()
+    assert told() == (500.0, 0.4), "of the older process nothing is told any more"
+
+
 def test_counters_go_on_over_generations(node: Node) -> None:
     node.tell(commits=4, failed_commits=1, seconds={"productive": 8.0})
     node.tell(commits=6, failed_commits=1, seconds={"productive": 12.0, "data": 1.0})

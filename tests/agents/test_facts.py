@@ -289,7 +289,7 @@ def test_the_kernel_is_asked_and_not_changed() -> None:
 
 def test_a_link_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
     for name, state in (("eth0", "up"), ("ib0", "up"), ("ifb0", "down"), ("lo", "unknown")):
-        (tmp_path / name).mkdir()
+        (tmp_path / name / "device").mkdir(parents=True)
         (tmp_path / name / "operstate").write_text(state + "\n")
     links = host.Links(tmp_path)
     assert links.read() == ()
@@ -298,6 +298,27 @@ def test_a_link_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
     assert (found.kind, found.subject, found.evidence) == ("link_down", "ib0", "interface ib0 was up and is down")
     (tmp_path / "ib0" / "operstate").write_text("up\n")
     assert links.read() == ()
+
+
+@pytest.mark.parametrize("name", ["docker0", "virbr0", "cni0", "veth12ab", "tun0"])
+def test_what_only_containers_and_tunnels_use_may_go_down(tmp_path: Path, name: str) -> None:
+    """A bridge does when its last container ends, and stays so."""
+    (tmp_path / name / "bridge").mkdir(parents=True)
+    (tmp_path / name / "operstate").write_text("up\n")
+    links = host.Links(tmp_path)
+    assert links.read() == ()
+    (tmp_path / name / "operstate").write_text("down\n")
+    assert links.read() == ()
+
+
+def test_a_bond_that_was_up_and_is_not_any_more(tmp_path: Path) -> None:
+    (tmp_path / "bond0" / "bonding").mkdir(parents=True)
+    (tmp_path / "bond0" / "operstate").write_text("up\n")
+    links = host.Links(tmp_path)
+    assert links.read() == ()
+    (tmp_path / "bond0" / "operstate").write_text("lowerlayerdown\n")
+    (found,) = links.read()
+    assert found.evidence == "interface bond0 was up and is lowerlayerdown"
 
 
 def test_an_interface_that_is_gone_is_told_if_a_device_was_behind_it(tmp_path: Path) -> None:
@@ -329,18 +350,21 @@ def test_an_interface_that_is_gone_is_told_if_a_device_was_behind_it(tmp_path: P
 
 LINKS = """
 import sys
+from pathlib import Path
 from agents.facts import host
-links = host.Links()
+links = host.Links(Path(sys.argv[1]))
 for line in sys.stdin:
     print([(fact.kind, fact.subject, fact.evidence) for fact in links.read()], flush=True)
 """
 
 
 @pytest.mark.skipif(bool(netns.available()), reason=netns.available())
-def test_a_real_link_that_goes_down() -> None:
-    """Of a network namespace that stands for a machine."""
+def test_a_real_link_that_goes_down(tmp_path: Path) -> None:
+    """Of a network namespace that stands for a machine: its link is virtual, so it is shown as one with a device."""
+    (tmp_path / "eth0" / "device").mkdir(parents=True)
+    (tmp_path / "eth0" / "operstate").symlink_to("/sys/class/net/eth0/operstate")
     with netns.network(1) as network:
-        inside = ["ip", "netns", "exec", network.nodes[0][0], sys.executable, "-c", LINKS]
+        inside = ["ip", "netns", "exec", network.nodes[0][0], sys.executable, "-c", LINKS, str(tmp_path)]
         with subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as looks:
 
             def look() -> str:

@@ -23,15 +23,16 @@ class Rank:
         self.limits = limits
         self.pace, self.now, self.commits, self.changes, self.quorum = Pace(), 0.0, 0, 0, 1
         self.failed = 0
+        self.step_s = 0.0
         self.doing: Activity = "other"
         self.reaches = True
         self.untold = False
         self.look()
 
-    def look(self, phase: str = "step", step_s: float = 0.0, own: Own = NOTHING) -> Stuck | None:
+    def look(self, phase: str = "step", own: Own = NOTHING) -> Stuck | None:
         progress = Progress(
             run="r", group=0, generation=1, rank=0, pid=1, sequence=self.changes, phase=phase,  # type: ignore[arg-type]
-            step=self.commits, commits=self.commits, step_s=step_s, quorum_id=self.quorum,
+            step=self.commits, commits=self.commits, step_s=self.step_s, quorum_id=self.quorum,
             compute_s=own.compute_s, data_s=own.data_s,
             failed_commits=self.failed,
         )  # fmt: skip
@@ -56,7 +57,8 @@ class Rank:
         found = self.does("compute", seconds) or found
         self.commits += 1
         self.changes += 1
-        self.look(step_s=seconds, own=own)
+        self.step_s = seconds
+        self.look(own=own)
         return found
 
 
@@ -538,6 +540,26 @@ def test_a_checkpoint_that_was_not_seen_whole_bounds_no_other(learned: Rank, end
     learned.step(1.0)
     assert learned.pace.measured.apart_s == 0.0
     assert learned.does("checkpoint", 200.0) is None
+
+
+def test_one_that_hangs_when_an_agent_takes_over_is_found_by_the_step_that_it_told_last(learned: Rank) -> None:
+    learned.does("data", 3.0)
+    learned.pace = Pace()
+    learned.look()
+    assert learned.stays(19.0) is None, "what it was at before is not known, nor how its steps differ"
+    found = learned.stays(1.5)
+    assert found is not None
+    assert (found.activity, found.bound_s) == ("data", 20.0)
+
+
+@pytest.mark.parametrize("steps", [0, WARM_UP_COMMITS])
+def test_the_first_steps_tell_an_agent_that_takes_over_nothing(steps: int) -> None:
+    rank = Rank()
+    for _ in range(steps):
+        rank.step(0.1)
+    rank.pace = Pace()
+    rank.look()
+    assert rank.does("compute", 0.9 * LIMITS.at_most_s) is None
 
 
 def test_one_that_an_agent_takes_over_in_the_middle_of_a_checkpoint_teaches_nothing_of_it(learned: Rank) -> None:

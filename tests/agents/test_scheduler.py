@@ -109,7 +109,11 @@ def test_a_notice_never_kills_the_shim_and_is_not_lost(
         eventually(lambda: mask(pid, "SigBlk") & USR1, 10, "it is held, long before the shim is there")
         assert "agents.shim" not in Path(f"/proc/{pid}/cmdline").read_text()
         node.shim.send_signal(signal.SIGUSR1)
-        eventually(lambda: leaving(node), 20)
+        try:
+            eventually(lambda: leaving(node), 20)
+        except AssertionError as error:
+            masks = {which: f"{mask(pid, which):x}" for which in ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")}
+            raise AssertionError(f"{error}; {masks}; {node.history()}; {node.output.read_text()}") from None
         desire(store, "n0", trainer())
         rank_pid = running(store, node, 1)
         assert observed(store, "n0").leaving == LEAVING

@@ -208,6 +208,8 @@ def test_a_killed_shim_takes_everybody_along(nodes: Nodes, store: Store, warm: b
     assert found.exit.signal == signal.SIGKILL
     desire(store, "n0", trainer(generation=2))
     running(store, again, 2)
+    events = [line["event"] for line in again.history() if line.get("name") == FIRST]
+    assert events == ["spawned", "leftover_gone"], "nobody saw its end"
 
 
 def test_a_second_shim_is_refused(nodes: Nodes, store: Store) -> None:

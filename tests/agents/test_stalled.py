@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +35,34 @@ STALLED = {"file_system_stalled", "ranks_unseen"}
 
 
 NAME = "toy.0.1.0"
+
+
+WRITES = """
+import os, sys
+while True:
+    with open(sys.argv[1] + "/new", "w") as file:
+        file.write("x" * 400)
+    os.replace(sys.argv[1] + "/new", sys.argv[1] + "/file")
+"""
+
+
+def test_who_waits_for_a_stalled_file_system_can_be_ended(tmp_path: Path) -> None:
+    """However it was caught: one that writes all the time was held in every second stall while the server was stopped anywhere."""
+    with file_system(tmp_path / "home", tmp_path / "behind") as served:
+        for _ in range(10):
+            writer = subprocess.Popen([sys.executable, "-c", WRITES, str(served.folder)])
+            try:
+                eventually((served.folder / "file").exists, 10, "it writes")
+                served.stall()
+                time.sleep(0.1)
+                assert writer.poll() is None
+                writer.terminate()
+                assert writer.wait(5) == -signal.SIGTERM
+            finally:
+                served.answer()
+                writer.kill()
+                writer.wait()
+            (served.folder / "file").unlink()
 
 
 def settings_of(home: Path) -> Settings:

@@ -119,8 +119,13 @@ class Model:
         with self.activity.during("data"):
             self._suffer(number, causes.BLOCK_DATA, causes.RAISE_DATA)
             batch = torch.rand(SIZE)
+        first = self.toy.progress.commits == 0
+        if first:
+            _as_on_a_full_disk(partial(self.toy.say, phase="quorum"))
         with self.activity.during("quorum"):
             manager.start_quorum()
+        if first:
+            _as_on_a_full_disk(partial(self.toy.say, phase="step"))
         number = manager.current_step() + 1
         began = time.perf_counter()
         with self.activity.during("compute"):

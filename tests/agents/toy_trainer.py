@@ -245,7 +245,12 @@ class Toy:
         self.announce(replica_id)
         start = time.time()
         while not self.stop.is_set():
+            first = self.progress.commits == 0
+            if first:
+                self.say(phase="quorum")
             manager.start_quorum()
+            if first:
+                self.say(phase="step")
             gradient = torch.ones(8)
             manager.allreduce(gradient).wait()
             committed = manager.should_commit()
@@ -263,6 +268,8 @@ class Toy:
             healed.clear()
             start = time.time()
             time.sleep(self.options.get("step_s", 0.02))
+            while Path(self.options.get("pause", "none")).exists() and self.launch.group == 0:
+                time.sleep(0.1)  # as an evaluation does
         manager.shutdown(wait=False)
         self.say(phase="finished")
         return 0

@@ -66,6 +66,9 @@ def w(net: netns.Network, tmp_path: Path) -> Iterator[World]:
         yield made
 
 
+OUT_OF_REACH = ".out-of-reach"
+
+
 def out_of_reach(w: World, node: str) -> subprocess.Popen[bytes]:
     """From now on the engine's hand does not reach this node, as a scheduler's would not: what it signals instead is a
     process of ours, and the node's lock, by which it would find the shim again, is a copy that nobody holds."""
@@ -73,6 +76,7 @@ def out_of_reach(w: World, node: str) -> subprocess.Popen[bytes]:
     copy = lock.with_suffix(".copy")
     copy.write_text(lock.read_text())
     copy.rename(lock)
+    lock.with_suffix(OUT_OF_REACH).write_text(lock.read_text())
     instead = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     for path in (w.system / "local").glob("allocation-*.json"):
         body = json.loads(path.read_text())
@@ -84,8 +88,9 @@ def out_of_reach(w: World, node: str) -> subprocess.Popen[bytes]:
 
 
 def _end_shims(w: World) -> None:
-    """Those of nodes that the engine does not reach."""
-    for lock in (w.system / "nodes").glob("n*/shim.lock"):
+    """Those of nodes that the engine does not reach; it may have started another there meanwhile."""
+    nodes = w.system / "nodes"
+    for lock in (*nodes.glob(f"n*/shim{OUT_OF_REACH}"), *nodes.glob("n*/shim.lock")):
         pid = int(lock.read_text() or 0)
         ticks = start_ticks(pid) if pid else None
         if ticks is not None and f"--node={lock.parent.name}" in Path(f"/proc/{pid}/cmdline").read_text():

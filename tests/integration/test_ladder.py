@@ -10,6 +10,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from supervisor.core.model import Kind, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, RunRecord
@@ -54,6 +56,30 @@ def test_a_stopped_rank_is_silent_first_and_started_again_once_it_has_been_for_t
     assert (w.status(record).groups[1].node, w.trainer(record, 0).pid) == (node, other)
     joint(w, record, time.time())
     w.check(record)
+
+
+@pytest.mark.long
+def test_who_is_started_again_while_the_other_is_at_something_long_waits_for_it(empty: World, tmp_path: Path) -> None:
+    """Of two there is no quorum without the other: its start is late, by no doing of its own."""
+    spec, pause = quorum_spec(groups=2), tmp_path / "pause"
+    titan = replace(spec.titan, overrides={**spec.titan.overrides, "toy.pause": str(pause)})
+    timeout_s = 20.0
+    record = empty.launch(replace(spec, titan=titan, policy=replace(spec.policy, start_timeout_s=timeout_s)))
+    eventually(empty.running(record, 1, 1), 60, "both groups run")
+    joint(empty, record, time.time())
+    pause.touch()
+    empty.kill_trainer(record, 1)
+    killed = time.monotonic()
+    eventually(lambda: empty.status(record).groups[1].generation == 2, 30, "it is started again")
+    while time.monotonic() < killed + 2.5 * timeout_s:
+        assert empty.status(record).groups[1].generation == 2
+        time.sleep(0.5)
+    pause.unlink()
+    eventually(lambda: _recovered(empty, record, 1) and empty.running(record, 1, 2)(), 60, "both train")
+    (incident,) = empty.incidents(record)
+    assert (incident.kind, incident.rung) == (Kind.CRASH, Rung.RESTART)
+    joint(empty, record, time.time())
+    empty.check(record)
 
 
 def test_a_lost_node_is_replaced_by_the_spare(toy_run: tuple[World, RunRecord]) -> None:

@@ -29,11 +29,11 @@ from supervisor.shell.store.errors import OutOfSpace
 from supervisor.shell.store.stubs import rpc
 from supervisor.wire import keys
 from tests.helpers import etcd
+from tests.helpers.relay import Relay, relay
 from tests.helpers.slow_disk import slow_disk
 from tests.helpers.waiting import eventually
 from tests.integration.outage import GROUPS, HEARTBEAT_S, Outage, passes
 from tests.integration.world import LEASE_S, world_on
-from tests.store.relay import Relay, relay
 
 pytestmark = pytest.mark.etcd
 

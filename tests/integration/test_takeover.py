@@ -20,9 +20,9 @@ from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
 from tests.helpers.etcd import frozen
 from tests.helpers.measure import measured
+from tests.helpers.relay import Relay, relay
 from tests.helpers.waiting import eventually
 from tests.integration.world import LEASE_S, World, toy_spec, world
-from tests.store.relay import Relay, relay
 
 pytestmark = pytest.mark.etcd
 

@@ -13,6 +13,7 @@ import pytest
 from supervisor.shell.page.calls import STILL_S
 from supervisor.wire import keys
 from tests.helpers.browser import Browser
+from tests.helpers.relay import relay
 from tests.page.site import Site, halted, hurt, many, paused, site, stuck, trained
 
 pytestmark = pytest.mark.timeout(900)
@@ -253,6 +254,20 @@ def test_when_its_supervisor_dies_it_says_since_when_and_finds_the_next(browser:
         browser.eventually(LIVE, 30)
         browser.eventually("document.querySelector('#numbers dd').textContent === '12'")
         assert second.server.server_port == port
+
+
+def test_a_connection_that_carries_nothing_any_more_is_made_anew(browser: Browser) -> None:
+    """A firewall has forgotten it, say: nobody says that it is over."""
+    world = trained()
+    with site(world) as made, relay(f"127.0.0.1:{made.server.server_port}") as way:
+        world.train(10)
+        made.live()
+        browser.open(made.url.replace(f":{made.server.server_port}", f":{way.endpoint.rpartition(':')[2]}"))
+        browser.eventually(LIVE)
+        way.silence()
+        world.train(12)
+        browser.eventually("document.querySelector('#numbers dd').textContent === '12'", 60)
+        browser.eventually(LIVE)
 
 
 def test_of_a_run_that_cannot_be_read_nothing_old_is_shown(browser: Browser) -> None:

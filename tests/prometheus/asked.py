@@ -32,7 +32,7 @@ CONFIGURATION = Path(__file__).parents[2] / "deploy" / "monitoring"
 def ask(url: str, what: str, **parameters: object) -> Any:
     """The data of an answer of Prometheus. Raises AssertionError with what it says of a wrong question."""
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=60) as answer:
             return json.load(answer)["data"]
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{parameters}: {error.read().decode()}") from error
@@ -46,6 +46,7 @@ def filled(expression: str, run: str, since_s: float) -> str:
         "node": ".*",
         "__rate_interval": "20s",
         "__range": f"{max(1, round(since_s))}s",
+        "__range_s": f"{max(1, round(since_s))}",
     }
     return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)
 

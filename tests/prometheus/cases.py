@@ -24,6 +24,7 @@ class Case:
 
 _ON = 'supervisor_run_phase{run="r",phase="running",instance="a"}'
 _STARTED = 'supervisor_generation{run="r",group="0",instance="a"}'
+_LAUNCHED = 'supervisor_run_launched_timestamp_seconds{run="r",instance="a"}'
 _STILL = "run r gets no further: no step for a quarter of an hour, or only old ones again for an hour"
 _STEPS = 'supervisor_committed_steps{run="r",instance="a"}'
 
@@ -118,6 +119,11 @@ CASES: Mapping[str, tuple[Case, ...]] = {
                 'supervisor_group_seconds_total{run="r",cause="productive"}': "0+58x60 3510+30x119 7140+60x120",
                 'supervisor_group_seconds_total{run="r",cause="hung"}': "0+0x60 30+30x119 3600+0x120",
                 'supervisor_group_seconds_total{run="r",cause="start"}': "0+2x60 120+0x119 120+0x120",
+                _STARTED: "1+0x300",
+                # one that waits in the queue
+                'supervisor_group_seconds_total{run="queued",cause="productive"}': "0+0x300",
+                'supervisor_group_seconds_total{run="queued",cause="allocate"}': "0+60x300",
+                'supervisor_generation{run="queued",group="0"}': "0+0x300",
             },
             quiet=95,
             fires=180,
@@ -166,6 +172,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(
             series={
                 # it had one before the day began; n2 had only one; the third is told by the next leader
+                _LAUNCHED: "0+0x5000",
                 'supervisor_node_incidents_total{run="r",node="n1",instance="a"}': "1+0x1500 2+0x10 _x3000",
                 'supervisor_node_incidents_total{run="r",node="n1",instance="b"}': "_x1512 3+0x3000",
                 'supervisor_node_incidents_total{run="r",node="n2",instance="a"}': "_x1500 1+0x3000",
@@ -179,11 +186,37 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(
             # of two runs, whose series begin with the first incident
             series={
+                _LAUNCHED: "0+0x40",
+                'supervisor_run_launched_timestamp_seconds{run="s",instance="a"}': "0+0x40",
                 'supervisor_node_incidents_total{run="r",node="n1"}': "_x5 1+0x20",
                 'supervisor_node_incidents_total{run="s",node="n1"}': "_x10 1+0x20",
             },
             quiet=9,
             fires=11,
+            labels={"node": "n1"},
+            summary="node n1 had 2 incidents within a day",
+        ),
+        Case(
+            # Prometheus is brought up beside a run of ten days: when the incidents were that it finds, it does not know
+            series={
+                _LAUNCHED: "-864000+0x40",
+                'supervisor_node_incidents_total{run="r",node="n1"}': "7+0x10 8+0x10 9+0x20",
+                'supervisor_node_incidents_total{run="r",node="n2"}': "7+0x40",
+            },
+            quiet=15,
+            fires=23,
+            labels={"node": "n1"},
+            summary="node n1 had 2 incidents within a day",
+        ),
+        Case(
+            # a day ago nobody led for two minutes, or scrapes failed: that is not when all of its incidents began
+            series={
+                _LAUNCHED: "-864000+0x100 stale _x1 -864000+0x2000",
+                'supervisor_node_incidents_total{run="r",node="n1"}': "7+0x100 stale _x1 7+0x1500 8+0x10 9+0x100",
+                'supervisor_node_incidents_total{run="r",node="n2"}': "_x90 1+0x10 stale _x1 1+0x2000",
+            },
+            quiet=101 + 1440,
+            fires=1620,
             labels={"node": "n1"},
             summary="node n1 had 2 incidents within a day",
         ),
@@ -319,6 +352,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "ShadowWouldHaveKilled": (
         Case(
             series={
+                _LAUNCHED: "0+0x100",
                 'supervisor_shadow_incidents_total{run="r",rung="restart"}': "_x10 1+0x100",
                 'supervisor_shadow_incidents_total{run="r",rung="ride_through"}': "_x5 1+0x100",
             },

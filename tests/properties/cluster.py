@@ -1010,6 +1010,8 @@ class Cluster:
         for incident in decision.incidents:
             if incident.kind != Kind.GPU or incident.decided != self.now:
                 continue
+            if before.groups[incident.group].left_out:
+                continue  # tried again: it was judged when it was left out
             now = (incident.group, before.groups[incident.group].generation)
             facts = observed.nodes[before.groups[incident.group].node].gpus
             if not any(f.during is None or (now in f.during and f.xid != 13) for f in facts):

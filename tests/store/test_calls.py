@@ -16,8 +16,8 @@ from supervisor.shell.store.connection import CHANNEL_OPTIONS, parse_endpoint
 from supervisor.shell.store.convert import range_of
 from supervisor.shell.store.stubs import rpc
 from tests.helpers.etcd import free_ports, frozen, running
+from tests.helpers.relay import relay
 from tests.helpers.waiting import eventually
-from tests.store.relay import relay
 
 etcd = pytest.mark.etcd
 

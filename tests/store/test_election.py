@@ -14,8 +14,8 @@ from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.store import Election, EtcdStore, Leadership, connect
 from tests.helpers.etcd import frozen, running
+from tests.helpers.relay import relay
 from tests.helpers.waiting import eventually
-from tests.store.relay import relay
 
 pytestmark = pytest.mark.etcd
 

@@ -11,8 +11,8 @@ from supervisor.ports.errors import Fenced
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.store import EtcdStore, connect
 from tests.helpers.etcd import frozen, kill, running
+from tests.helpers.relay import relay
 from tests.helpers.waiting import eventually
-from tests.store.relay import relay
 
 pytestmark = pytest.mark.etcd
 

@@ -13,9 +13,9 @@ from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.store.watch import IDLE_S
 from tests.helpers.etcd import cluster, frozen, kill, running
+from tests.helpers.relay import relay
 from tests.helpers.waiting import eventually
 from tests.store.contract import collect
-from tests.store.relay import relay
 
 pytestmark = pytest.mark.etcd
 

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from titan_actor import recipes
 
 LOAD_S = 12.0
 """Longer than a start takes that reads nothing."""
+
+TOLD = "TOLD_BY_TORCHFT"
+"""Environment variable: the file for what TorchFT's own loggers of quorums and commits say, a JSON line each."""
+
+
+class _Keep(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        names = ("quorum_id", "step", "commit_result")
+        told = {name: record.__dict__[name] for name in names if name in record.__dict__}
+        with Path(os.environ[TOLD]).open("a") as file:
+            file.write(json.dumps({"logger": record.name, "t": record.created, **told}) + "\n")
+
+
+def _keep_what_torchft_logs() -> None:
+    for name in ("torchft_quorums", "torchft_commits"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(_Keep())
+
+
+def that_keeps_what_torchft_logs() -> Any:
+    _keep_what_torchft_logs()
+    return recipes.llama3_debug_small()
 
 
 def with_own_checkpoints() -> Any:
@@ -58,6 +84,8 @@ def that_freezes_group_1_before_a_collective() -> Any:
         return forward(self, **batch)
 
     ReplicaTrainer.forward_backward_step = freeze
+    if TOLD in os.environ:
+        _keep_what_torchft_logs()
     return recipes.llama3_debug_small()
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from supervisor.core.ledger import Cause, of_lines
 from supervisor.core.spec import DataSpec, TorchFTSpec
 from tests.helpers.waiting import eventually
 from tests.titan.groups import Groups, Rank, assert_equal_digests
+from tests.titan.recipes import TOLD
 
 pytestmark = pytest.mark.trainers
 
@@ -101,14 +103,50 @@ def test_first_gradient_is_the_mean_of_the_replicas(groups: Groups, tmp_path: Pa
     assert one == other == pytest.approx(solo, rel=1e-3)
 
 
+def assert_as_torchft_tells(rank: Rank, told: Path) -> None:
+    """Its step records, and the ledger that is made of them, against TorchFT's own logs of the same process."""
+    logged = [json.loads(line) for line in told.read_text().splitlines()]
+    commits = [line for line in logged if line["logger"] == "torchft_commits"]
+    steps = rank.lines("step")
+    assert [line["commit_result"] for line in commits] == [line["committed"] for line in steps]
+    assert [line["step"] + 1 for line in commits if line["commit_result"]] == [
+        line["step"] for line in steps if line["committed"]
+    ]
+    assert [line["quorum_id"] for line in commits] == [line["quorum_id"] for line in steps]
+    for commit, step in zip(commits, steps, strict=True):
+        assert step["start"] <= commit["t"] <= step["t"]
+    for quorum in (line for line in logged if line["logger"] == "torchft_quorums"):
+        of_it = [line for line in steps if line["quorum_id"] == quorum["quorum_id"]]
+        assert of_it or quorum["quorum_id"] == max(line["quorum_id"] for line in logged)
+        for first in of_it[:1]:
+            assert first["start"] <= quorum["t"] <= first["t"], "it was formed in the first step that has its number"
+    assert {line["quorum_id"] for line in steps} <= {line["quorum_id"] for line in logged}
+    found = of_lines(rank.lines())
+    trained = [i for i in found if i.cause == Cause.PRODUCTIVE]
+    failed = [i for i in found if i.cause == Cause.FAILED_STEP]
+    for commit, step in zip(commits, steps, strict=True):
+        here = [
+            i for i in (trained if commit["commit_result"] else failed) if step["start"] <= i.start < i.end <= step["t"]
+        ]
+        assert here, (
+            f"the ledger has no such time in step {step['step']}, of which TorchFT says {commit['commit_result']}"
+        )
+    refused = [s["t"] - s["start"] for c, s in zip(commits, steps, strict=True) if not c["commit_result"]]
+    assert sum(i.seconds for i in failed) == pytest.approx(sum(refused), abs=1e-6)
+    between = [s["t"] - s["start"] for c, s in zip(commits, steps, strict=True) if c["commit_result"]]
+    assert sum(i.seconds for i in trained) < sum(between)
+
+
 @pytest.mark.parametrize("sync", ["0", "1"], ids=["async", "sync"])
-def test_killed_group_heals_to_equal_state(groups: Groups, sync: str) -> None:
+def test_killed_group_heals_to_equal_state(groups: Groups, sync: str, tmp_path: Path) -> None:
     quorum = {"SUPERVISOR_SYNC_QUORUM": sync}
-    survivor = groups.start(0, environment=quorum)
+    told = {rank: tmp_path / f"told-{rank}" for rank in ("survivor", "back")}
+    keeps: dict[str, Any] = {"recipe": "tests.titan.recipes:that_keeps_what_torchft_logs"}
+    survivor = groups.start(0, environment={**quorum, TOLD: str(told["survivor"])}, **keeps)
     lost = groups.start(1, environment=quorum)
     lost.reached(5, commits=2)
     lost.kill()
-    back = groups.start(1, generation=2, resume="peers", environment=quorum)
+    back = groups.start(1, generation=2, resume="peers", environment={**quorum, TOLD: str(told["back"])}, **keeps)
     back.reached(lost.step + 1, commits=5)
     assert survivor.running
     survivor.ask("drain")
@@ -122,6 +160,8 @@ def test_killed_group_heals_to_equal_state(groups: Groups, sync: str) -> None:
     assert healing_step["healed"]
     assert healing_step["seconds"]["heal"] > 0
     assert_every_second_is_told(back)
+    assert_as_torchft_tells(survivor, told["survivor"])
+    assert_as_torchft_tells(back, told["back"])
     # a replica's learning rate is that of its committed steps, however many attempts failed
     rates = {line["step"]: line["lr"] for line in survivor.lines("step") if line["committed"]}
     for line in back.lines("step"):
@@ -171,11 +211,14 @@ def test_a_rank_waits_for_its_frozen_neighbour_longer_than_for_a_collective(grou
         rank.reached(frozen_at + 4)
 
 
-def test_abort_frees_a_survivor_in_a_collective(groups: Groups) -> None:
+def test_abort_frees_a_survivor_in_a_collective(groups: Groups, tmp_path: Path) -> None:
     """A frozen peer's sockets stay open: without the abort the survivor waits for the process group timeout."""
     patient = TorchFTSpec(process_group_timeout_ms=90_000, join_timeout_ms=1000)
     recipe = "tests.titan.recipes:that_freezes_group_1_before_a_collective"
-    survivor, frozen = (groups.start(group, torchft=patient, recipe=recipe) for group in (0, 1))
+    told = [tmp_path / "told-0", tmp_path / "told-1"]
+    survivor, frozen = (
+        groups.start(group, torchft=patient, recipe=recipe, environment={TOLD: str(told[group])}) for group in (0, 1)
+    )
     frozen.stopped()
 
     def waits_in_the_collective() -> bool:
@@ -199,6 +242,8 @@ def test_abort_frees_a_survivor_in_a_collective(groups: Groups) -> None:
     frozen.ask("drain")
     assert [survivor.exit_code(), frozen.exit_code()] == [0, 0]
     assert_equal_digests(survivor, frozen)
+    for rank, file in zip((survivor, frozen), told, strict=True):
+        assert_as_torchft_tells(rank, file)
 
 
 def listening_addresses(pid: int) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from supervisor.core import left_out
 from supervisor.core.cordons import REPEATED_S
-from supervisor.core.model import Incident, Kind, Memory, Observed, Rung
+from supervisor.core.model import PLANNED, Incident, Kind, Memory, Observed, Rung
 from supervisor.core.spec import RunSpec
 from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, UNALERTED, Level
 from supervisor.shell.page.verdicts import LETTERS, TRAINS, GroupVerdict
@@ -71,10 +71,16 @@ _ENDED: Mapping[str, Headline] = {
 }
 
 
+def _phase(status: RunStatus) -> str:
+    """The run's; with its groups finished it has only its nodes to give back."""
+    done = status.groups and all(g.phase == "finished" for g in status.groups)
+    return "finished" if done and status.phase == "running" else status.phase
+
+
 def headline(status: RunStatus, verdicts: Mapping[int, GroupVerdict], still_s: float | None) -> Headline:
     """Whether it trains. `still_s`: for how long no step was committed, where that is longer than steps take."""
-    if status.phase in _ENDED:
-        return _ENDED[status.phase]
+    if (phase := _phase(status)) in _ENDED:
+        return _ENDED[phase]
     if status.phase == "resuming":
         return Headline(level="care", text="Resuming: it starts again from its newest checkpoint.")
     train = [g for g, v in verdicts.items() if v.worst in TRAINS]
@@ -128,7 +134,7 @@ Sign = tuple[Level, str]
 
 def get_up(seen: Seen) -> GetUp:
     """What is asked of a person; what can wait is told only where nothing is urgent."""
-    run, phase = seen.status.run, seen.status.phase
+    run, phase = seen.status.run, _phase(seen.status)
     if phase in _ENDED:
         why = f'it is halted ({seen.status.halt_reason}): mend that, then `supervisor resume {run} --because "..."`'
         return GetUp(level=CALLS["RunNotProgressing"], why=(why,)) if phase == "halted" else GetUp(level="no")
@@ -248,7 +254,8 @@ def _of_incidents(seen: Seen) -> Iterable[Sign]:
                     "says why"
                 ),
             )
-    recent = [i for i in seen.incidents if i.node and not i.shadow and seen.memory.clock - i.opened <= REPEATED_S]
+    failed = [i for i in seen.incidents if i.node and not i.shadow and i.kind not in PLANNED]
+    recent = [i for i in failed if seen.memory.clock - i.opened <= REPEATED_S]
     for node, times in Counter(i.node for i in recent if i.state == "recovered").items():
         host = seen.observed.nodes[node].machine if node in seen.observed.nodes else node
         if times >= 2 and host not in seen.status.cordons:

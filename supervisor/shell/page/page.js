@@ -7,7 +7,7 @@ const ROWS_AT_MOST = 100;
 
 const $ = (id) => document.getElementById(id);
 const run = new URLSearchParams(location.search).get("run") || "";
-let state = {}, heard = 0, heardAt = null, stream = null, picked = 0;
+let state = {}, heard = 0, tried = 0, heardAt = null, stream = null, picked = 0;
 
 function merge(target, change) {
   for (const [key, value] of Object.entries(change)) {
@@ -322,17 +322,20 @@ function take(event) {
   look();
 }
 function look() {
-  const word = $("word");
+  const word = $("word"), patience = 1000 * (heardAt === null ? 30 : 3 * state.every_s + 4), now = performance.now();
+  // a connection that a firewall has forgotten is open for ever, and carries nothing
+  if (now - Math.max(heard, tried) > patience) connect();
   if (heardAt === null) return;
   const at = `${two(heardAt.getHours())}:${two(heardAt.getMinutes())}:${two(heardAt.getSeconds())}`;
-  const lost = performance.now() - heard > 1000 * (3 * state.every_s + 4);
-  const broken = lost || stream.readyState !== EventSource.OPEN;
+  const broken = now - heard > patience || stream.readyState !== EventSource.OPEN;
   say(word, broken ? `no word since ${at}; trying again` : `live, ${at}`);
   document.body.classList.toggle("lost", broken);
   if (broken && state.run) document.title = `? ${state.run}`;
   word.setAttribute("aria-live", broken ? "assertive" : "off");
 }
 function connect() {
+  tried = performance.now();
+  stream?.close();
   stream = new EventSource(`events${run ? `?run=${encodeURIComponent(run)}` : ""}`);
   stream.addEventListener("whole", take);
   stream.addEventListener("change", take);

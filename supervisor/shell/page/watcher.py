@@ -20,7 +20,7 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.page.feed import Feed
 from supervisor.shell.page.history import History, Since
 from supervisor.shell.page.snapshot import Live, drawn, newest_point, snapshot
-from supervisor.shell.targets import Target, known
+from supervisor.shell.targets import Kept, Target, known
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
 
@@ -77,6 +77,9 @@ class Page:
         self._unlit: defaultdict[str, Since] = defaultdict(Since)
         self._clock_at: dict[str, float] = {}
         self._watch: Watch | None = None
+        self._mirror: Mirror | None = None
+        """The newest that was read, and what was heard since."""
+        self._kept = Kept(monotonic)
         self.targets: tuple[Target, ...] | None = None
         """Whom Prometheus is to scrape. None: etcd has not answered yet."""
         self._stop = threading.Event()
@@ -124,20 +127,26 @@ class Page:
         for record in views.runs(mirror).values():
             self._learn(record.spec.name, clock_in(Path(record.run_dir) / "journal.jsonl"))
         self.look(mirror)
+        self._mirror = mirror
         return mirror
 
     def _run(self) -> None:
-        said = ""
+        said, away_since = "", 0.0
         while not self._stop.is_set():
+            asked, watch = self._wall(), None
             try:
                 mirror = self.begin()
-                with contextlib.closing(self._store.watch(keys.PREFIX, mirror.revision)) as watch:
-                    said, self._watch = "", watch
+                watch = self._store.watch(keys.PREFIX, mirror.revision)
+                with contextlib.closing(watch):
+                    said, away_since, self._watch = "", 0.0, watch
                     self._follow(mirror, watch)
             except PortError as error:
                 if str(error) != said:
                     log.warning("the page is not fed: %s", error)
                 said = str(error)
+                if watch is None and self._mirror is not None:  # nobody reads now who would say it
+                    away_since = away_since or asked
+                    self.look(self._mirror, away_since)
                 self._stop.wait(AGAIN_S)
 
     def _follow(self, mirror: Mirror, watch: Watch) -> None:
@@ -164,7 +173,7 @@ class Page:
     def look(self, mirror: Mirror, away_since: float = 0.0) -> None:
         """Tell every feed what holds now."""
         began = self._monotonic()
-        self.targets = mirror.derived(known, "leader", "registration")
+        self.targets = self._kept(mirror.derived(known, "leader", "registration"))
         runs = views.runs(mirror)
         newest = max(runs.values(), key=lambda r: r.launched_unix_s, default=None)
         with self._lock:

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.core.blame import LOCKED_BY_ANOTHER
 from supervisor.core.measured import Measured
-from supervisor.core.model import Confidence, Kind, Rung, StuckView
+from supervisor.core.model import Confidence, GpuFact, Kind, Rung, StuckView
 from tests.unit.core.world import World
 
 
@@ -91,6 +91,33 @@ def test_where_every_group_hangs_by_itself_nobody_is_ended(w: World) -> None:
     w.round()
     assert not w.memory.incidents
     assert "every group hangs, in checkpoint: it is a cause that they share" in w.waits()
+
+
+@pytest.mark.parametrize(
+    ("says", "held"),
+    [
+        ({0, 1, 2}, True),
+        ({1}, False),
+        ({0, 1}, False),
+    ],
+)
+def test_who_alone_hangs_on_a_storage_that_is_away_for_all_is_not_ended(w: World, says: set[int], held: bool) -> None:
+    """The others had come past it, and wait for that one."""
+    away = "/runs/x has not answered for over 10 s"
+    for group in range(3):
+        hangs(w, group, "data" if group == 1 else "collective")
+        node = w.group(group).node
+        w.nodes[node] = replace(w.nodes[node], facts={"file_system_stalled": away} if group in says else {})
+    w.round()
+    assert (f"group 1 hangs; the nodes of all groups say: {away}: it is a cause that they share" in w.waits()) == held
+    assert [w.group(g).generation for g in range(3)] == [1, 1 if held else 2, 1]
+    if not held:
+        return
+    for group in range(3):
+        node = w.group(group).node
+        w.nodes[node] = replace(w.nodes[node], facts={})
+    w.round(1.0)
+    assert w.group(1).generation == 2, "once it answers, a hang is a hang"
 
 
 def test_what_all_share_is_told_also_where_other_ranks_wait_in_the_next_quorum() -> None:
@@ -204,6 +231,21 @@ def test_a_machine_that_is_not_well_is_no_reason_while_its_group_steps(w: World)
     facts(w, 0, disk_full="/var: No space left on device")
     w.round()
     assert not w.memory.incidents
+
+
+@pytest.mark.parametrize("kind", ["nvml_stalled", "gpu_rows_failed", "gpu_nvlink_down"])
+def test_a_gpu_that_has_failed_is_no_reason_while_one_is_at_something_that_the_others_may_wait_for(kind: str) -> None:
+    """It compiles, or evaluates, within its own bound."""
+    w = World(groups=3).bring_up()
+    for group in (1, 2):
+        hangs(w, group, "collective")
+    name = w.group(1).node
+    w.nodes[name] = replace(w.nodes[name], gpus=(GpuFact(kind=kind, evidence=f"GPU 0 {kind}"),))
+    w.round()
+    assert not w.memory.incidents
+    hangs(w, 0, "collective")
+    w.round()
+    assert (w.incident.kind, w.incident.group) == (Kind.GPU, 1)
 
 
 def test_a_machine_that_is_not_well_is_no_reason_where_every_group_has_a_rank_that_waits_for_nobody() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from supervisor.core import invariants
 from supervisor.core.cordons import REPEATED_S, freeable, repeated
 from supervisor.core.model import CordonView, Kind, Rung, Suspicion
@@ -92,6 +94,33 @@ def test_a_node_that_could_take_no_group_is_not_waited_for() -> None:
 
 
 # --- failed ---
+
+
+@pytest.mark.parametrize(("mode", "done"), [("act", ["release", "acquire"]), ("observe", [])])
+def test_a_spare_that_fails_them_is_replaced_unless_the_run_is_only_observed(mode: str, done: list[str]) -> None:
+    w = World(groups=2, spares=1, mode=mode).bring_up()
+    fail(w, 3)
+    assert w.verbs(1.0) == done
+    assert ("reallocate" in w.memory.spent) == (mode == "act")
+    assert ("nothing is done about it: policy.mode is observe" in w.waits()) == (mode == "observe")
+
+
+def test_a_spare_that_the_engine_took_is_asked_for_again_also_where_the_run_is_only_observed() -> None:
+    w = World(groups=2, spares=1, mode="observe").bring_up()
+    w.grant(3, "gone", "preempted")
+    w.node(3, registered=False)
+    assert w.verbs(w.spec.policy.allocation_timeout_s + 1.0) == ["release", "acquire"]
+
+
+def test_a_run_that_begins_asks_for_another_also_where_it_is_only_observed() -> None:
+    w = World(groups=2, spares=0, mode="observe", min_groups=2)
+    w.host()
+    w.round()
+    for number in (1, 2):
+        w.bring(number)
+    w.open_gate()
+    fail(w, 1)
+    assert "acquire" in w.verbs()
 
 
 def test_a_run_asks_for_another_in_the_place_of_one_whose_checks_failed_and_gives_it_time() -> None:

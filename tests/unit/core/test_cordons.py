@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core import invariants
-from supervisor.core.cordons import REPEATED_S, repeated
+from supervisor.core.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
 from supervisor.core.model import CordonView, Grant, Kind, NodeView, Suspicion
 from tests.unit.core.world import World
 
@@ -51,6 +51,51 @@ def test_one_incident_bars_a_host_for_its_own_run_alone() -> None:
 def test_two_within_a_day_bar_it_for_every_run(apart: float, bars: bool) -> None:
     why = repeated([held(5.0 + apart, run="b", incident="i4"), held(5.0)])
     assert why == ("incident i1 of run a (node_lost) and incident i4 of run b (node_lost) within a day" if bars else "")
+
+
+def flap(at: float, *hosts: str, kind: Kind = Kind.NODE_LOST) -> list[Suspicion]:
+    """A switch takes these hosts away, a second apart."""
+    return [replace(held(at + n, incident=f"i{at}-{h}", kind=kind), host=h) for n, h in enumerate(hosts)]
+
+
+def test_a_switch_that_takes_several_hosts_twice_bars_none_of_them() -> None:
+    every = [*flap(0.0, "h1", "h2", "h3"), *flap(40_000.0, "h3", "h1", "h2")]
+    shared = together(every)
+    assert shared == set(every)
+    for host in ("h1", "h2", "h3"):
+        own = [s for s in every if s.host == host]
+        assert repeated(own), "by itself it would be"
+        assert repeated(own, shared) == ""
+        passed = [replace(own[0], freed="passed"), own[1]]
+        assert freeable(own[1:], passed) == []
+        assert freeable(own[1:], passed, together([*passed, *(s for s in every if s.host != host)])) == own[1:]
+
+
+def test_one_of_them_that_is_lost_alone_besides_is_barred() -> None:
+    every = [*flap(0.0, "h1", "h2"), *flap(500.0, "h1"), *flap(9_000.0, "h1")]
+    shared = together(every)
+    assert shared == set(every[:2])
+    assert "within a day" in repeated([s for s in every if s.host == "h1"], shared)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "apart", "kind", "together_"),
+    [
+        (("h1", "h2"), TOGETHER_S, Kind.NODE_LOST, True),
+        (("h1", "h2"), TOGETHER_S + 1.0, Kind.NODE_LOST, False),
+        (("h1", "h1"), 1.0, Kind.NODE_LOST, False),
+        (("h1", "h2"), 1.0, Kind.STALLED, True),
+        (("h1", "h2"), 1.0, Kind.GPU, False),
+    ],
+)
+def test_what_befell_others_at_the_same_time(hosts: tuple[str, str], apart: float, kind: Kind, together_: bool) -> None:
+    one, two = flap(0.0, hosts[0], kind=kind) + flap(apart, hosts[1], kind=kind)
+    assert together([two, one]) == ({one, two} if together_ else set())
+
+
+def test_several_of_one_host_before_another_are_all_of_that_time() -> None:
+    every = [*flap(0.0, "h1"), *flap(10.0, "h1"), *flap(20.0, "h2"), *flap(30.0, "h2")]
+    assert together(every) == set(every)
 
 
 def test_neither_order_nor_older_incidents_matter() -> None:

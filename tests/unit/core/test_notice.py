@@ -1,4 +1,4 @@
-"""What a person is told of: rungs 3 and 4 and an open breaker, each once."""
+"""What a person is told of: rungs 3 and 4, an open breaker and a hang for which nobody is ended, each once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.model import Memory, Rung
-from supervisor.core.notice import Notice, due
+from supervisor.core.model import Decision, Memory, Rung, StuckView
+from supervisor.core.notice import Notice, due, notices
 from supervisor.core.spec import BreakerSpec
 from tests.unit.core.world import World
 
@@ -21,6 +21,11 @@ def all_told(w: World, rounds: int = 30) -> list[Notice]:
     return [notice for _ in range(rounds) for notice in told(w, 1.0)]
 
 
+def told_by_the_next_leader(w: World) -> set[str]:
+    """It does not know what the one before has told."""
+    return {notice.about for notice in notices("run", w.round(), w.incidents.values())}
+
+
 def test_a_lost_allocation_is_told_once() -> None:
     w = World(groups=2, spares=1).bring_up()
     w.grant(1, "gone", reason="preempted")
@@ -32,6 +37,45 @@ def test_a_lost_allocation_is_told_once() -> None:
     )
     assert notice.text.endswith("more: supervisor explain i1 --run run")
     assert any("preempted" in sentence for sentence in notice.evidence)
+    assert told_by_the_next_leader(w) == {"i1-3"}
+
+
+def test_a_hang_for_which_nobody_is_ended_is_told_once() -> None:
+    w = World(groups=2).bring_up()
+    for group in (0, 1):
+        w.report(group, step=50, stuck=StuckView(activity="checkpoint", activity_s=31.0, bound_s=30.0))
+    (notice,) = [*told(w), *all_told(w)]
+    assert notice.text.startswith(
+        "run run stands still, and nothing is done about it: every group hangs, in checkpoint"
+    )
+    assert notice.text.endswith("more: supervisor status --run run")
+    assert told_by_the_next_leader(w) == {notice.about}
+    for group in (0, 1):
+        w.commit(group, step=60)
+    assert all_told(w, 3) == []
+    assert told_by_the_next_leader(w) == set()
+    for group in (0, 1):
+        w.report(group, step=60, stuck=StuckView(activity="checkpoint", activity_s=31.0, bound_s=30.0))
+    (again,) = all_told(w, 3)
+    assert again.about != notice.about, "and when it hangs again"
+
+
+def test_a_hang_of_which_something_else_is_said_meanwhile_is_the_same() -> None:
+    w = World(groups=2).bring_up()
+    for group in (0, 1):
+        w.report(group, step=50, stuck=StuckView(activity="checkpoint", activity_s=31.0, bound_s=30.0))
+    (notice,) = [*told(w), *all_told(w, 3)]
+    for group in (0, 1):
+        w.report(group, step=50, stuck=StuckView(activity="evaluation", activity_s=31.0, bound_s=30.0))
+    assert all_told(w, 3) == []
+    assert any("in evaluation" in sign for sign in w.memory.suspects)
+    assert told_by_the_next_leader(w) == {notice.about}
+
+
+def test_one_of_which_more_is_to_be_heard_is_not() -> None:
+    w = World(groups=2).bring_up()
+    w.report(0, step=50, stuck=StuckView(activity="data", activity_s=31.0, bound_s=30.0))
+    assert told(w) == []
 
 
 def test_a_halt_is_told() -> None:
@@ -44,6 +88,12 @@ def test_a_halt_is_told() -> None:
     assert len({n.about for n in found}) == len(found)
     assert found[0].text.startswith("run run is halted, a person has to look: incident i")
     assert "same_error: every group ended with the same error" in found[0].text
+    all_told(w)
+    assert w.memory.phase == "halted"
+    assert w.memory.incidents == {}
+    assert told_by_the_next_leader(w) == {n.about for n in found}
+    w.memory = replace(w.memory, phase="running")
+    assert {n.about for n in notices("run", Decision(memory=w.memory), w.incidents.values())} == set(), "it was resumed"
 
 
 def test_who_climbs_from_the_third_rung_to_the_fourth_is_told_of_again() -> None:
@@ -78,6 +128,7 @@ def test_a_breaker_that_opens_is_told_once() -> None:
         w.nodes[w.group(group).node] = replace(w.nodes[w.group(group).node], registered=False)
     (notice,) = [*told(w), *all_told(w, 5)]
     assert notice.about.startswith("breaker-")
+    assert told_by_the_next_leader(w) == {notice.about}
     assert notice.text.startswith("run run: breaker: 5 of 12 nodes lost within 60 s")
     assert notice.incident == ""
 

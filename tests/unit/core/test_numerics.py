@@ -84,6 +84,20 @@ def test_in_every_group_a_rank_or_its_neighbour_is_the_models_fault() -> None:
     assert any(i.kind == Kind.SAME_ERROR for i in w.incidents.values())
 
 
+@pytest.mark.parametrize(("groups", "own", "suspects"), [(2, 1, 1), (5, 2, 2), (4, 2, 0), (3, 2, 0)])
+def test_of_fewer_groups_than_were_finite_it_is_their_hardware_of_more_it_is_not(
+    groups: int, own: int, suspects: int
+) -> None:
+    w = World(groups=groups, spares=3).bring_up()
+    for group in range(groups):
+        ends(w, group, "own" if group < own else "peers")
+    judged(w)
+    found = {i.group for i in w.incidents.values() if i.kind == Kind.NUMERICS}
+    assert found == set(range(suspects))
+    assert len(w.memory.cordons) == suspects
+    assert w.memory.phase == ("running" if suspects else "stopping")
+
+
 @pytest.mark.parametrize("first", ["own", "peers"])
 def test_those_that_end_one_after_the_other_are_judged_together(first: str) -> None:
     w = World(groups=2, spares=1).bring_up()

@@ -72,6 +72,11 @@ SHARED = [
     "MaxRetryError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: /y (Caused by NewConnectionError('<...>: Failed to establish a new connection: [Errno 111] Connection refused'))",
     "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/s3/x'",
     "CommError: Network error (ConnectionError), entering retry loop",
+    "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/ckpt/step-10'",
+    "OSError: [Errno 121] Remote I/O error",
+    "OSError: [Errno 62] Timer expired",
+    "OSError: [Errno 67] Link has been severed",
+    "OSError: [Errno 70] Communication error on send",
 ]
 
 OF_THE_PROGRAM = [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dashboards import rules
+from dashboards.expressions import BRIDGED
 from dashboards.rules import Alert
 from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
 
@@ -85,7 +86,8 @@ def test_speed_divides_every_duration() -> None:
 
 
 def _durations(rule: dict[str, str]) -> list[str]:
-    inside = re.findall(r"\[(\w+):?\]|offset (\w+)", rule["expr"])
+    # how long a gap is bridged is no window
+    inside = re.findall(r"\[(\w+):?\]|offset (\w+)", rule["expr"].replace(f"[{BRIDGED}] offset", " offset"))
     return ([rule["for"]] if "for" in rule else []) + [a or b for a, b in inside]
 
 

@@ -109,6 +109,20 @@ def test_a_hang_is_counted_from_the_last_word_on() -> None:
     assert b.look(2.0) == {C.HUNG: 15.0, C.PLACE: 2.0, C.FAILED_STEP: 14.0}
 
 
+def test_who_trains_on_though_a_failure_was_seen_that_is_only_observed_is_counted_by_what_it_tells() -> None:
+    b = Books()
+    b.tell(productive=10.0)
+    b.look()
+    b.incidents = {"i1": replace(INCIDENT, id="i1", group=0, kind=Kind.GPU, shadow=True)}
+    b.group(0, incident="i1", node="n0")
+    b.look(1.0)
+    b.tell(productive=15.0)
+    assert b.look(4.0) == {C.PRODUCTIVE: 5.0}
+    b.rank(state="exited")
+    b.look(0.0)
+    assert b.look(3.0) == {C.PRODUCTIVE: 5.0, C.DECIDE: 3.0}, "one that has ended, and is left so, trains no more"
+
+
 def test_the_start_of_a_group() -> None:
     b = Books()
     b.ranks.clear()
@@ -144,6 +158,22 @@ def test_steps_that_were_committed_before_are_recomputed() -> None:
         b.rank(step=90)
         b.tell(productive=13.0)
         assert b.look(5.0)[C.PRODUCTIVE] == (3.0 if cause == C.RECOMPUTE else 13.0)
+
+
+def test_what_is_made_again_is_so_also_for_the_next_leader() -> None:
+    """A power cut: all groups went, and the leader too. It is another that sees them come back, from the disk."""
+    b = Books()
+    b.accounts = Accounts(step=160)
+    b.group(resume="disk")
+    b.rank(step=100, commits=0)
+    b.tell(productive=0.0)
+    b.look()
+    for step, productive in ((130, 30.0), (160, 60.0), (170, 70.0)):
+        b.rank(step=step, commits=step - 100)
+        b.tell(productive=productive)
+        b.look(30.0 if step <= 160 else 10.0)
+    assert b.accounts.seconds == {C.RECOMPUTE: 60.0, C.PRODUCTIVE: 10.0}
+    assert b.accounts.step == 170
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,17 @@ def test_incidents_of_two_runs_are_everybodys() -> None:
     assert seen(*both, run="third") == {"n9": CordonView(why=why)}
 
 
+def test_what_a_switch_does_twice_within_a_day_bars_none_of_its_hosts() -> None:
+    flaps = [
+        suspicion(host, incident=f"i{at:g}", at=at + number)
+        for at in (5.0, 40_000.0)
+        for number, host in enumerate(("n7", "n8", "n9"))
+    ]
+    assert seen(*flaps) == {host: CordonView(ours=True) for host in ("n7", "n8", "n9")}
+    alone = suspicion("n9", incident="i3", at=50_000.0), suspicion("n9", incident="i4", at=60_000.0)
+    assert "incident i3 of run run (node_lost) and incident i4" in seen(*flaps, *alone)["n9"].why
+
+
 @pytest.mark.parametrize("value", [b"{torn", b'{"$kind":"Other","$version":1}'])
 def test_a_record_that_cannot_be_read_keeps_away_and_drains_nothing(value: bytes) -> None:
     (found,) = seen({keys.cordon("n2"): value}).values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from supervisor import cli
 from supervisor.cli import common, look
 from supervisor.shell import joined
-from supervisor.shell.joined import Joined, render
+from supervisor.shell.joined import Entry, Joined, render
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -90,7 +91,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_all_ranks_and_generations_are_one_log_with_the_crash_in_its_place(machine: Machine) -> None:
-    told = [render(e)[11:] for e in machine.joined(group=1).new()]
+    told = [render(e)[12:] for e in machine.joined(group=1).new()]
     assert [t.split("- ")[-1] if "titan" in t else t for t in told] == [
         "---- group 1 generation 1 rank 0 on n1 starts (pid 7)",
         "---- group 1 generation 1 rank 1 on n2 starts (pid 7)",
@@ -107,6 +108,17 @@ def test_all_ranks_and_generations_are_one_log_with_the_crash_in_its_place(machi
         "**** group 1: incident i1 recovered: crash, rung 1: it ended",
         "step 3",
     ]
+
+
+def test_times_are_utc_as_those_of_incidents_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        entry = Entry(t=3600.25, what="line", run="r", group=1, generation=2, rank=0, node="n1", incident="", text="x")
+        assert render(entry) == "01:00:00.2Z 1.2.0 | x"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_each_line_names_the_incident_that_was_open(machine: Machine) -> None:
@@ -147,6 +159,76 @@ def test_a_line_that_is_still_being_written_waits_until_it_is_whole_or_its_proce
         "killed in the mid",
         "ended by SIGKILL (signal 9), killed by the kernel for memory",
     ]
+
+
+def test_what_ended_with_its_machine_has_its_last_words_and_its_place(machine: Machine) -> None:
+    """Nobody is left there to tell of the end: another generation of the group begins elsewhere."""
+    log = machine.joined(group=1)
+    log.new()
+    machine.log("n1", 1, 2, 0, f"{stamp(T + 15)} last words", end="")
+    assert log.new() == []
+    machine.shim("n3", 16.0, "spawned", "run.1.3.0")
+    machine.log("n3", 1, 3, 0, f"{stamp(T + 17)} first words")
+    assert [e.text.split()[-2] for e in log.new()] == ["last", "(pid", "first"]
+    machine.shim("n1", 90.0, "leftover_gone", "run.1.2.0")
+    assert [(e.generation, e.what, e.text) for e in log.new()] == [(2, "end", joined.GONE)]
+
+
+def test_a_shim_that_killed_what_was_left_tells_of_the_end(machine: Machine) -> None:
+    machine.shim("n1", 90.0, "leftover_killed", "run.1.2.0")
+    assert [e.text for e in machine.joined(group=1).new() if e.what == "end"][-1] == "ended"
+
+
+def test_a_log_that_somebody_has_emptied_is_read_from_its_beginning(machine: Machine) -> None:
+    log = machine.joined(group=1)
+    log.new()
+    machine.log("n1", 1, 2, 0, "half a line", end="")
+    assert log.new() == []
+    (machine.system / "nodes" / "n1" / "ranks" / "run.1.2.0" / "output.log").write_text("")
+    assert log.new() == []
+    machine.log("n1", 1, 2, 0, "it crashes")
+    assert [e.text for e in log.new()] == ["it crashes"]
+
+
+def test_a_time_that_a_line_speaks_of_is_not_its_own(machine: Machine) -> None:
+    log = machine.joined(group=1)
+    log.new()
+    lines = [
+        f"[rank0]: [titan] {stamp(T + 20)} one",
+        f"loaded the checkpoint of {stamp(T - 86400)}",
+        "unstamped",
+        f"{stamp(T + 19.9)} its clock was set back",
+        f"{stamp(time.time() + 1e6)} or far ahead",
+        "last",
+    ]
+    before = time.time()
+    machine.log("n1", 1, 2, 0, *lines)
+    found = log.new()
+    assert [e.text for e in found] == lines
+    assert [e.t for e in found[:4]] == [pytest.approx(T + 20)] * 4
+    assert all(before <= e.t <= time.time() for e in found[4:])
+
+
+def test_a_line_without_a_time_is_at_its_ranks_start(machine: Machine) -> None:
+    path = machine.system / "nodes" / "n4" / "ranks" / "run.6.1.0"
+    machine.shim("n4", 50.0, "spawned", "run.6.1.0")
+    machine.log("n4", 6, 1, 0, "no time yet")
+    (path / "launch.json").write_text("{}")
+    os.utime(path / "launch.json", (T + 49.9, T + 49.9))
+    machine.shim("n4", 49.9, "exited", "run.6.1.0", exit_code=1)
+    assert [(e.what, round(e.t - T, 1)) for e in machine.joined(group=6).new()] == [
+        ("line", 49.9), ("end", 49.9), ("start", 50.0),
+    ], "and before the end, also at the same time"  # fmt: skip
+
+
+def test_an_incident_is_told_when_it_changes_and_a_halt_ends_it(machine: Machine) -> None:
+    log = machine.joined(group=1)
+    log.new()
+    for t, state in ((30.0, "acting"), (31.0, "acting"), (32.0, "halted"), (33.0, "halted")):
+        machine.incident(t, state)
+    machine.log("n1", 1, 2, 0, f"{stamp(T + 31.5)} while", f"{stamp(T + 40)} after")
+    found = [(e.text.split()[2] if e.what == "incident" else e.text.split()[-1], e.incident) for e in log.new()]
+    assert found == [("acting:", "i1"), ("while", "i1"), ("halted:", "i1"), ("after", "")]
 
 
 def test_of_a_long_log_only_the_end_is_read_at_first(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

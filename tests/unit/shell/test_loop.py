@@ -291,6 +291,13 @@ def test_where_the_time_went_is_told_over_all_terms(store: MemoryStore) -> None:
     assert told() >= total + loop.ACCOUNT_S, "the terms before it count"
 
 
+def test_a_term_goes_on_from_the_newest_step_of_the_terms_before(store: MemoryStore) -> None:
+    store.put(keys.account("run"), encode(Account(step=160)))
+    telemetry = Telemetry()
+    Loop(store, Term(store), EngineDriver(store, Engine()), telemetry).step()  # type: ignore[arg-type]
+    assert telemetry.accounts("run").step == 160
+
+
 def test_when_the_last_step_was_outlives_the_trainers(store: MemoryStore) -> None:
     at = [0.0]
     term = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]

@@ -203,3 +203,45 @@ def test_the_loop_tells_what_it_has_committed(tmp_path: Path, monkeypatch: pytes
     leader = Loop(store, Term(store), driver, Telemetry(), tell=tell)
     leader.step()
     assert seen == ([("i2-3", file, True)] if file else [])
+
+
+def halts(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next decision halts the run; what is decided then changes nothing."""
+    spec = replace(SPEC, policy=replace(SPEC.policy, webhook_file="/etc/hook"))
+    store.put(keys.spec("run"), encode(RunRecord(spec=spec, run_dir=str(tmp_path), launched_unix_s=0.0)))
+    incident = replace(INCIDENT, id="i2", rung=Rung.STOP, state="halted")
+
+    def stop(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
+        if memory.phase == "halted":
+            return Decision(memory=memory)
+        return Decision(memory=replace(memory, decisions=5, phase="halted"), incidents=(incident,))
+
+    monkeypatch.setattr(loop, "decide", stop)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_decision_whose_fate_was_not_known_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
+    store = launched(tmp_path)
+    halts(store, tmp_path, monkeypatch)
+    seen: list[str] = []
+    driver = EngineDriver(store, Engine())  # type: ignore[arg-type]
+    leader = Loop(store, Term(store), driver, Telemetry(), tell=lambda notice, _: seen.append(notice.about))
+    store.fail_next(1, Retryable, applied=applied)
+    leader.step()
+    assert seen == [], "whether it is so is not known"
+    for _ in range(3):
+        leader.step()
+    assert seen == ["i2-4"]
+
+
+def test_what_the_leader_before_did_not_come_to_tell_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = launched(tmp_path)
+    halts(store, tmp_path, monkeypatch)
+    seen: list[str] = []
+    for tell in (None, lambda notice, _: seen.append(notice.about)):
+        store.commit({}, [keys.LEADER])
+        driver = EngineDriver(store, Engine())  # type: ignore[arg-type]
+        Loop(store, Term(store), driver, Telemetry(), tell=tell).step()
+    assert seen == ["i2-4"]

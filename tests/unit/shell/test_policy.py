@@ -67,7 +67,7 @@ def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() ->
         ("hang.factr=20", ("policy.hang.factr", "nearest: policy.hang.factor")),
         ("mode=obsrve", ("policy.mode", "nearest: 'observe'")),
         ("hang.factor=fast", ("policy.hang.factor", "number")),
-        ("hang.factor=1", ("policy.hang.factor = 1: must be at least 2",)),
+        ("hang.factor=1", ("policy.hang.factor = 1: must be at least 6",)),
         ("breaker.share=2", ("policy.breaker.share = 2: a share of the run's nodes, above 0 and at most 1",)),
         ("hang.at_least_s=1", ("policy.hang.at_least_s = 1 is below",)),
         ("hang.factor", ("'hang.factor': give KEY=VALUE",)),
@@ -91,6 +91,15 @@ def test_each_change_goes_on_from_the_one_before() -> None:
     assert item is not None
     assert decode(item.value, PolicySet) == second
     assert (second.policy.hang.factor, second.policy.mode, second.because) == (20.0, "observe", "a week")
+
+
+def test_what_was_set_before_is_kept_with_why() -> None:
+    store = MemoryStore()
+    for number in range(policy.KEPT + 3):
+        done = policy.set_policy(store, RECORD, [f"hang.factor={10 + number}"], f"why {number}")
+    first, *_, last = done.earlier
+    assert (len(done.earlier), first.version, last.version) == (policy.KEPT, 3, policy.KEPT + 2)
+    assert (first.changes, first.because) == (["hang.factor=12"], "why 2")
 
 
 def test_a_wrong_change_changes_nothing() -> None:
@@ -141,6 +150,27 @@ def test_the_leader_decides_by_it_tells_the_nodes_and_journals_it(tmp_path: Path
     lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     (said,) = [line for line in lines if line.get("event") == "policy"]
     assert (said["version"], said["because"], said["policy"]["hang"]["factor"]) == (1, "slow disks", 20.0)
+
+
+def test_what_was_replaced_before_a_leader_looked_is_journaled_too(tmp_path: Path) -> None:
+    store = launched(tmp_path)
+    leading = _loop(store)
+    leading.step()
+    item = store.get(keys.spec("run"))
+    assert item is not None
+    record = decode(item.value, RunRecord)
+    for number, looked in ((1, False), (2, True), (3, False), (4, False), (5, True)):
+        policy.set_policy(store, record, [f"hang.factor={10 + number}"], f"why {number}")
+        if looked:
+            leading.step()
+            leading.step()
+    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    said = [
+        (e["version"], e["because"], e["changes"], e.get("replaced", False))
+        for e in lines
+        if e.get("event") == "policy"
+    ]
+    assert said == [(n, f"why {n}", [f"hang.factor={10 + n}"], n not in (2, 5)) for n in range(1, 6)]
 
 
 def test_a_policy_that_cannot_be_read_holds_the_run(tmp_path: Path) -> None:

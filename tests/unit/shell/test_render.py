@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from supervisor.core.model import Incident, Kind, Rung
-from supervisor.shell.render import incidents, shadows
+from supervisor.shell.render import incidents, nodes, shadows
+from supervisor.shell.status import NodeStatus
 
 ONE = Incident(
     id="i1", kind=Kind.HANG, group=0, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=1,
@@ -48,3 +49,30 @@ def test_incidents_say_when_each_was_seen_in_which_zone_within_80_columns() -> N
     assert lines[2] == "    rung 1 restart (shadow), generation 1 -> 1: its node lives"
     assert [line.index("gpu-node-17") for line in lines[1:2]] == [lines[0].index("node")]
     assert "  -  " in lines[3]
+
+
+NODE = NodeStatus(
+    node="gpu-node-17", alive=True, role="trainer", address="10.0.12.117", allocation="debug-a12", host="gpu-node-17", leaving="",
+    runs=("debug group 0 rank 0 generation 1 (running)",), warm="ready", disk_free_bytes=2**40, memory_available_bytes=2**40,
+    problems=(), facts=("clock_unsynchronised: start chronyd",),
+)  # fmt: skip
+
+
+def test_a_row_of_a_node_is_whole_on_80_columns_and_what_holds_everywhere_is_said_once() -> None:
+    lost = replace(NODE, node="n2", host="n2", alive=False, cordon="incident i2: node_lost")
+    out = io.StringIO()
+    Console(file=out, width=80, soft_wrap=True).print(
+        nodes([NODE, lost, replace(NODE, node="n3", host="n3", facts=())])
+    )
+    head, *lines = out.getvalue().splitlines()
+    assert lines[0].split() == [
+        "gpu-node-17", "alive", "trainer", "10.0.12.117", "debug-a12", "ready", "1024.0", "GiB", "1024.0", "GiB",
+    ]  # fmt: skip
+    assert all(line.index("trainer") == head.index("role") for line in (lines[0], lines[2], lines[5]))
+    assert lines[1] == "    debug group 0 rank 0 generation 1 (running)"
+    assert lines[2].startswith("n2           silent")
+    assert lines[3:5] == [
+        "    when last heard: debug group 0 rank 0 generation 1 (running)",
+        "    cordoned: incident i2: node_lost",
+    ]
+    assert lines[7:] == ["gpu-node-17, n2: clock_unsynchronised: start chronyd"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from supervisor.shell.mirror import Mirror
-from supervisor.shell.targets import known, listed, of_page
+from supervisor.shell.targets import KEPT_S, Kept, known, listed, of_page
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, encode
 from tests.unit.shell.records import mirror_of, registration
@@ -40,6 +41,23 @@ def test_the_leader_oneself_and_the_agents_by_their_nodes_names() -> None:
 def test_the_leader_is_told_once() -> None:
     own = of_page("https://10.0.0.5:9100/", False)
     assert len(listed((own, *known(seen())), tls=True)) == 4
+
+
+def test_an_agent_whose_lease_lapsed_is_asked_for_an_hour() -> None:
+    """It may be cut off from etcd alone, and say so."""
+    at = [0.0]
+    kept = Kept(lambda: at[0])
+    all_of_them = known(seen())
+    assert kept(all_of_them) == all_of_them
+    (gone,) = [target for target in all_of_them if target.instance == "n2"]
+    left = tuple(target for target in all_of_them if target is not gone)
+    at[0] = KEPT_S
+    assert set(kept(left)) == set(all_of_them)
+    moved = replace(gone, address="10.0.0.12:9005")
+    assert [t for t in kept((*left, moved)) if t.instance == "n2"] == [moved], "it is back, at another port"
+    assert set(kept(left)) == {*left, moved}
+    at[0] += KEPT_S + 1
+    assert kept(left) == left
 
 
 def test_without_certificates_all_is_plain() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.model import Decision, Kind, Rung
+from supervisor.core.round import Round
 from supervisor.ports.errors import Retryable
 from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RUNGS
 from supervisor.shell.loop import SILENCE_S
@@ -37,7 +38,7 @@ class Told(World):
 
     def tell(self, decision: Decision) -> None:
         before = tuple(i for i in self.incidents.values() if i not in decision.incidents)
-        records = Records(incidents=lambda: before, faults=lambda: self.faults)
+        records = Records(incidents=lambda: before, faults=lambda: self.faults, launched_unix_s=1.7e9)
         self.telemetry.round(self.spec, self.observed(), decision, 0.002, records)
         self.telemetry.committed(self.spec.name, decision, 0.004)
 
@@ -95,6 +96,7 @@ def test_one_round() -> None:
     assert value(t, "supervisor_budget_allowed", run=run, rung="replace") == budget.replace
     assert value(t, "supervisor_committed_steps", run=run) == 1
     assert value(t, "supervisor_breaker_held", run=run) == 0
+    assert value(t, "supervisor_run_launched_timestamp_seconds", run=run) == 1.7e9
 
 
 def test_many_nodes_whose_checks_fail_are_held_and_no_spare() -> None:
@@ -151,6 +153,48 @@ def test_a_crash_and_its_recovery() -> None:
     assert total == pytest.approx(incident.recovered - incident.opened)
 
 
+def test_each_number_of_an_incident_leads_to_it() -> None:
+    """By an exemplar."""
+    t = Told().bring_up().telemetry
+    for id_, shadow in (("i7", False), ("i8", True)):
+        over = replace(INCIDENT, id=id_, state="recovered", rung=Rung.RESTART, recovered=9.0, shadow=shadow)
+        t.committed("run", Decision(memory=MEMORY, incidents=(over,)), 0.001)
+    found = {
+        (s.name, s.exemplar.labels["incident"])
+        for family in t.metrics.registry.collect()
+        for s in family.samples
+        if s.exemplar is not None
+    }
+    assert found == {
+        ("supervisor_incidents_total", "i7"),
+        ("supervisor_node_incidents_total", "i7"),
+        ("supervisor_recovery_seconds_bucket", "i7"),
+        ("supervisor_shadow_incidents_total", "i8"),
+    }
+
+
+@pytest.mark.parametrize("about", [{"leaving": "preempted"}, {"checking": True}, {"failed": "its checks failed"}])
+def test_a_spare_is_one_on_which_a_group_would_be_placed(about: dict[str, Any]) -> None:
+    world = Told(spares=2).bring_up()
+    told = partial(value, world.telemetry, "supervisor_spare_nodes", run=world.spec.name)
+    assert told() == 2
+    spare = Round(world.observed(), world.spec, world.memory).spares()[0]
+    world.nodes[spare] = replace(world.nodes[spare], **about)
+    world.round(2.0)
+    assert told() == 1
+    assert len(Round(world.observed(), world.spec, world.memory).spares()) == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.REQUESTED, Kind.LEAVING])
+def test_what_was_planned_is_nothing_that_a_node_had(kind: Kind) -> None:
+    t = Told().bring_up().telemetry
+    for number, one in enumerate((kind, Kind.CRASH)):
+        over = replace(INCIDENT, id=f"i{number}", kind=one, state="recovered", rung=Rung.RESTART, recovered=9.0)
+        t.committed("run", Decision(memory=MEMORY, incidents=(over,)), 0.001)
+        assert value(t, "supervisor_incidents_total", run="run", kind=one.value, rung="restart") == 1
+    assert value(t, "supervisor_node_incidents_total", run="run", node=INCIDENT.node) == 1
+
+
 def test_a_lost_node() -> None:
     world = Told().bring_up()
     node = world.group(1).node
@@ -202,6 +246,7 @@ def test_a_store_that_says_nothing_is_down() -> None:
     t, silent = Telemetry(), [0.0]
     StoreWatch(Away(), t.metrics, lambda: silent[0]).look()
     assert value(t, "supervisor_store_up") == 0, "it has never answered"
+    assert value(t, "supervisor_store_seconds_count") == 1, "how long it did not is told"
     t = Telemetry()
     StoreWatch(Etcd(), t.metrics, lambda: silent[0]).look()
     for seconds, up in ((0.0, 1), (SILENCE_S + 0.1, 0), (0.5, 1)):
@@ -251,9 +296,11 @@ def test_what_may_not_have_been_written_is_counted_as_etcd_has_it() -> None:
     world.round(1.0)
     world.recover(1)
     while not world.incident.recovered:
-        t.outcome_unknown()
+        t.outcome_unknown("run", 3.0)
         world.round(1.0)
-    t.outcome_unknown()
+    t.outcome_unknown("run", 3.0)
+    commits = value(t, "supervisor_commit_seconds_bucket", run="run", le="2.0")
+    assert value(t, "supervisor_commit_seconds_count", run="run") > commits == world.rounds, "nor was it quick"
     world.round(1.0)
     assert value(t, "supervisor_incidents_total", run="run", kind="crash", rung="restart") == 1
     assert value(t, "supervisor_recovery_seconds_count", run="run", phase="total") == 1

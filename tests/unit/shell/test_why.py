@@ -200,6 +200,39 @@ def test_without_a_journal_etcds_digests_say_where_it_is(tmp_path: Path) -> None
     assert "Ask on head, or with --journal FILE." in text
 
 
+def without(path: Path, decision: int) -> None:
+    """As the journal of a machine whose supervisor did not lead then."""
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join(x for x in lines if f'"decision":{decision},' not in x))
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_what_another_machine_decided_is_told_by_its_digest_and_is_not_the_same_answer(
+    tmp_path: Path, nth: int
+) -> None:
+    world = crashed(tmp_path)
+    found = why.digests(mirror_of(world.digests), "run", world.incident.id)
+    without(world.journal.path, found[nth].decision)
+    told = why.why(world.incident, world.journal.path, found)
+    assert not told.same
+    lines = why.page(told)
+    (short,) = [n for n, line in enumerate(lines) if f"decision {found[nth].decision} (epoch 7, on head, by " in line]
+    (whole,) = [n for n, line in enumerate(lines) if f"decision {found[1 - nth].decision} (epoch 7, policy " in line]
+    assert (short < whole) == (nth == 0), "in the order in which they were made"
+    gap = f"Asked again today: not known: decision {found[nth].decision} was made on head, whose journal has it."
+    assert gap in lines
+    assert f"the same answer (decision {found[1 - nth].decision})." in "\n".join(lines)
+
+
+@pytest.mark.parametrize(("nth", "what"), [(0, "how it began"), (1, "how it went on")])
+def test_so_it_is_when_etcd_has_no_digest_of_it_any_more(tmp_path: Path, nth: int, what: str) -> None:
+    world = crashed(tmp_path)
+    without(world.journal.path, why.why(world.incident, world.journal.path).decided[nth].decision)
+    told = why.why(world.incident, world.journal.path)
+    assert not told.same
+    assert f"Asked again today: not known: {what} is in another machine's journal." in why.page(told)
+
+
 def test_a_journal_of_a_program_that_had_other_kinds(tmp_path: Path) -> None:
     world = crashed(tmp_path)
     path = world.journal.path

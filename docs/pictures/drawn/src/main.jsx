@@ -23,7 +23,7 @@ standardFieldConfigEditorRegistry.setInit(() => [
   ...['lineWidth', 'fillOpacity', 'drawStyle', 'stacking', 'spanNulls', 'axisPlacement', 'showPoints'].map(custom),
 ]);
 
-const filled = (text) => text.replaceAll('$__rate_interval', '20s').replaceAll('$__range', `${Math.round(to - from)}s`)
+const filled = (text) => text.replaceAll('$__rate_interval', '20s').replaceAll('$__range_s', `${Math.round(to - from)}`).replaceAll('$__range', `${Math.round(to - from)}s`)
   .replaceAll('"$run"', `"${run}"`).replace(/"\$(group|node)"/g, '".*"');
 
 async function series(expression) {
@@ -114,8 +114,11 @@ function bars(panel, data, width, height) {
   const most = panel.fieldConfig?.defaults?.max ?? Math.max(...shown.map(newest));
   return shown.map((frame) => {
     const field = frame.fields[1], value = { ...field.display(newest(frame)), title: field.config.displayName };
-    return <BarGauge key={value.title} theme={theme} width={width} height={Math.min(34, height / shown.length)} orientation="horizontal"
-      displayMode={BarGaugeDisplayMode.Gradient} value={value} field={{ ...field.config, min: 0, max: most }} display={field.display} />;
+    const each = Math.min(40, height / shown.length);
+    return <div key={value.title} style={{ height: each }}>
+      <BarGauge theme={theme} width={width} height={each - 6} orientation="horizontal" displayMode={BarGaugeDisplayMode.Gradient}
+        value={value} field={{ ...field.config, min: 0, max: most }} display={field.display} />
+    </div>;
   });
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.model import ControlView, StuckView
+from supervisor.core.model import ControlView, Kind, StuckView
 from supervisor.shell import views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import merge
@@ -252,6 +252,18 @@ def test_no_leader() -> None:
     assert found["get_up"]["word"].startswith("Nobody has to get up yet: no supervisor leads (another takes over ")
 
 
+def test_while_its_nodes_are_given_back_it_has_finished() -> None:
+    w = world()
+    for group in range(3):
+        for rank in range(2):
+            w.fail(group, code=0, rank=rank)
+    assert set(w.verbs()) == {"release"}
+    assert w.memory.phase == "running", "the engine has not taken them yet"
+    found = look(w)
+    assert found["headline"] == {"level": "good", "text": "Finished: all its steps are committed."}
+    assert found["get_up"] == {"level": "no", "word": "Nobody has to get up.", "why": []}
+
+
 def test_no_step() -> None:
     w = world()
     still = look(w, still_s=75.0)
@@ -368,6 +380,16 @@ def test_what_an_alert_leaves_for_the_morning_the_page_does_too() -> None:
     up = look(w)["get_up"]
     assert up["level"] == "soon", "FlappingNode"
     assert any(why.startswith("node n2 had 2 incidents within a day") for why in up["why"]), up["why"]
+
+
+def test_restarts_that_a_person_asked_for_are_no_fault_of_a_node() -> None:
+    w = world()
+    for number in (1, 2):
+        w.control = replace(w.control, restarts={1: number})
+        w.round(100.0)
+        w.recover(1, step=w.step)
+    assert [i.kind for i in w.incidents.values() if i.state == "recovered"] == [Kind.REQUESTED] * 2
+    assert look(w)["get_up"]["level"] == "no"
 
 
 def test_a_run_that_asked_for_no_spare_lacks_none() -> None:

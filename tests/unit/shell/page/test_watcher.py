@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from supervisor.shell.page.history import Since
 from supervisor.shell.page.watcher import UNREAD_EVERY_S, Page
 from supervisor.wire import keys
 from tests.helpers.told import ToldWorld
+from tests.helpers.waiting import eventually
 
 
 class Watcher:
@@ -104,3 +106,20 @@ def test_a_run_that_never_steps_calls_once_it_could(world: ToldWorld) -> None:
 def test_an_alarm_of_etcd_calls(world: ToldWorld) -> None:
     up = Watcher(world, alarms=("etcd is full: etcdctl defrag",)).up()
     assert (up["level"], up["why"]) == ("now", ["etcd is full: etcdctl defrag"])
+
+
+def test_an_etcd_that_goes_away_as_the_page_begins_to_follow_it_is_said_to_be_away(world: ToldWorld) -> None:
+    """Its own thread reads all again before it watches: whoever waits for that answer has a picture that is older."""
+    page = Page(world.store)
+    page.begin()
+    world.store.away = True
+    page.start()
+    try:
+        with page.reading("") as feed:
+            told = eventually(lambda: feed.newest.get("store_since"), 10, "it says so")
+            assert abs(time.time() - told) < 60
+            assert feed.newest["numbers"]["step"] == 5, "with what held then"
+            world.store.away = False
+            eventually(lambda: not feed.newest["store_since"], 10, "it is back")
+    finally:
+        page.stop()

@@ -1,0 +1,90 @@
+"""Compound faults with real trainers, many seeds: `python -m benchmarks.chaos_compound [--seeds N] [--go-on]`.
+
+Each seed draws eight faults, some at once and some while another is mended (`supervisor chaos run --seed`). Of each is kept what its
+certificate says; its folder is `runs/chaos-SEED`. The file is written after each seed, so an interrupted lane goes on with `--go-on`: a
+seed that is in it is not played again, whatever commit played it. Exit code 1 when a certificate is not green.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fault_injection.sim.lane import commit, machine
+
+RESULTS = Path(__file__).parent / "results" / "chaos_compound.json"
+RUNS = Path("runs")
+FAULTS = 8
+
+
+def play(seed: int) -> dict[str, Any]:
+    """What its certificate says. Raises SystemExit where there is none."""
+    name = f"chaos-{seed}"
+    shutil.rmtree(RUNS / name, ignore_errors=True)
+    asked = ["chaos", "run", "--seed", str(seed), "--faults", str(FAULTS), "--name", name]
+    # in a session of its own, so that a Ctrl-C comes to it once, from here
+    with subprocess.Popen([sys.executable, "-m", "supervisor.cli", *asked], start_new_session=True) as run:
+        try:
+            code = run.wait()
+        except KeyboardInterrupt:
+            run.send_signal(signal.SIGINT)  # it heals what is injected before it leaves
+            run.wait()
+            raise
+    try:
+        report = json.loads((RUNS / name / "report.json").read_text())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"seed {seed} left no certificate (exit code {code}): {error}") from None
+    return {
+        "seed": seed,
+        "green": report["green"] and code == 0,
+        "faults": [fault["name"] for fault in report["faults"]],
+        "wrong": {fault["name"]: fault["problem"] for fault in report["faults"] if fault["problem"]},
+        "checkers_not_passed": {n: v for n, v in report["checkers"].items() if v["answer"] != "pass"},
+        "loss_parity": report["loss_parity"]["why"],
+        "steps_committed": report["steps_committed"],
+        "ettr": report["ettr"],
+        "seconds": round(report["seconds"], 1),
+        "commit": commit(),
+        "machine": machine(),
+    }
+
+
+def keep(played: list[dict[str, Any]]) -> None:
+    body = {
+        "what": f"compound faults with real trainers: {FAULTS} a seed, some at once or while another is mended",
+        "command": "python -m benchmarks.chaos_compound --seeds N --go-on",
+        "seeds": len(played),
+        "green": sum(each["green"] for each in played),
+        "each": sorted(played, key=lambda each: each["seed"]),
+    }
+    written = RESULTS.with_name(RESULTS.name + ".new")
+    written.write_text(json.dumps(body, indent=1) + "\n")
+    written.replace(RESULTS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20, help="from 1 to this")
+    parser.add_argument("--go-on", action="store_true", help="keep the seeds that the file has")
+    given = parser.parse_args()
+    played: list[dict[str, Any]] = json.loads(RESULTS.read_text())["each"] if given.go_on and RESULTS.exists() else []
+    for seed in range(1, given.seeds + 1):
+        if all(each["seed"] != seed for each in played):
+            played.append(play(seed))
+            keep(played)
+    wrong = [each["seed"] for each in played if not each["green"]]
+    print(f"{len(played)} seeds, not green: {wrong or 'none'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted: what was played is kept, --go-on goes on")

@@ -1,0 +1,94 @@
+"""How long a start takes by its own doing. A group that is built waits in its first quorum for as long as the others are at something
+long (an evaluation, a checkpoint, one slow step): they come to it, and starting the group again would not bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from supervisor.core.detect import ranks_of
+from supervisor.core.model import GroupMemory, Observed, Waited
+from supervisor.core.round import Round
+
+STEPS_ON = 2
+"""So many steps of the others without it are no wait for them: one is in flight as it comes."""
+
+FROM = 0.5
+"""Share of the start's timeout after which it is looked at: most starts are over by then, and nothing is remembered of them."""
+
+LOOKED_AT = 10
+"""So often within the timeout it is seen whether the others make steps: in what part of it they do counts whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """The groups that train."""
+
+    step: int
+    """The newest that one of them has told."""
+    apart: bool
+    """One of them is in no quorum: it is at something else."""
+
+
+def excused(r: Round) -> Mapping[int, float]:
+    """Of each start that is late, the seconds in which it waited for others that made no steps."""
+    timeout_s = r.spec.policy.start_timeout_s
+    late: list[GroupMemory] = []
+    for group in r.groups.values():
+        if group.phase == "starting" and r.now < (at := group.since + FROM * timeout_s):
+            r.look_again(at)
+        elif group.phase == "starting":
+            late.append(group)
+    seconds, found = _weigh(r, late, timeout_s / LOOKED_AT) if late else ({}, {})
+    if found != r.before.waited:
+        r.rest["waited"] = found
+    return seconds
+
+
+def _weigh(r: Round, late: list[GroupMemory], every_s: float) -> tuple[dict[int, float], dict[int, Waited]]:
+    """What is excused now, and what is remembered."""
+    seconds, found, others = dict[int, float](), dict[int, Waited](), _those_that_train(r)
+    for group in late:
+        seen = r.before.waited.get(group.group)
+        if seen is not None and seen.generation != group.generation:
+            seen = None
+        if seen is not None:
+            seconds[group.group] = _excused_s(seen, r.now, others)
+        after = _after(group, r, seen, others, every_s)
+        if after is not None:
+            found[group.group] = after
+            r.look_again(r.now + every_s)
+    return seconds, found
+
+
+def _after(group: GroupMemory, r: Round, seen: Waited | None, others: _Others, every_s: float) -> Waited | None:
+    """What is remembered of one from now on."""
+    waits = others.apart and _in_quorum(group, r.observed)
+    if seen is None or seen.since is None:
+        if not waits:
+            return seen
+        before_s = seen.excused_s if seen is not None else 0.0
+        return Waited(generation=group.generation, step=others.step, since=r.now, excused_s=before_s)
+    if not waits:
+        return replace(seen, since=None, excused_s=_excused_s(seen, r.now, others))
+    if r.now >= seen.since + every_s:
+        # kept from now on: as they come to it, they may have told of steps with it before it has told of any
+        return replace(seen, step=others.step, since=r.now, excused_s=_excused_s(seen, r.now, others))
+    return seen
+
+
+def _excused_s(seen: Waited, now: float, others: _Others) -> float:
+    stand = others.step < seen.step + STEPS_ON
+    return seen.excused_s + (now - seen.since if seen.since is not None and stand else 0.0)
+
+
+def _those_that_train(r: Round) -> _Others:
+    running = [g for g in r.groups.values() if g.phase == "running"]
+    step = max((rank.step for g in running for rank in ranks_of(g, r.observed)), default=0)
+    return _Others(step, any(ranks_of(g, r.observed) and not _in_quorum(g, r.observed) for g in running))
+
+
+def _in_quorum(group: GroupMemory, observed: Observed) -> bool:
+    """Whether all its ranks are."""
+    ranks = ranks_of(group, observed)
+    return bool(ranks) and all(rank.phase == "quorum" for rank in ranks)

@@ -1,0 +1,127 @@
+"""A group that is started again while the others are at something long waits for them in its first quorum: that is no late start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from supervisor.core.model import Kind
+from tests.unit.core.world import World
+
+TIMEOUT_S = 60.0
+Others = Callable[[World, float], None]
+
+
+def started_again(groups: int = 2, **about: float) -> World:
+    """Group 1 was started again just now; the others had come to step 50."""
+    w = World(groups=groups, start_timeout_s=TIMEOUT_S, **about).bring_up()
+    for group in w.memory.groups:
+        w.commit(group, step=50, phase="step")
+    w.crash(1)
+    w.round(1.0)
+    w.start_again(1)
+    return w
+
+
+def pause(w: World, at: float) -> None:
+    """They evaluate, or save."""
+
+
+def go_on_without_it(w: World, at: float) -> None:
+    for group in w.memory.groups:
+        if group != 1:
+            w.commit(group, step=50 + int(at), phase="step")
+
+
+def wait_too(w: World, at: float) -> None:
+    for group in w.memory.groups:
+        if group != 1:
+            w.commit(group, step=50, phase="quorum")
+
+
+def after(w: World, seconds: float, others: Others, phase: str = "quorum") -> float:
+    """Until the start is ended, at most so long: how long it took."""
+    began, generation = w.now, w.group(1).generation
+    while w.now < began + seconds and w.group(1).generation == generation:
+        others(w, w.now - began)
+        w.report(1, phase=phase, commits=0, step=0)
+        w.round(2.0)
+    return w.now - began
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_it_is_waited_for_as_long_as_the_others_take(groups: int) -> None:
+    w = started_again(groups)
+    assert after(w, 1800.0, pause) == 1800.0
+    assert w.incident.kind == Kind.CRASH
+    wait_too(w, 0.0)
+    after(w, 2.0, pause, phase="healing")
+    go_on_without_it(w, 1.0)
+    w.commit(1, step=51)
+    w.round(1.0)
+    assert (w.group(1).phase, w.incident.state, w.memory.waited) == ("running", "recovered", {})
+
+
+@pytest.mark.parametrize("others", [go_on_without_it, wait_too])
+def test_not_where_they_step_without_it_or_wait_for_it(others: Others) -> None:
+    w = started_again(4)
+    assert TIMEOUT_S < after(w, 300.0, others) <= TIMEOUT_S + 4.0
+    assert (w.incident.kind, w.incident.group) == (Kind.START_TIMEOUT, 1)
+
+
+@pytest.mark.parametrize("phase", ["starting", "built", "healing", "step"])
+def test_not_while_it_is_at_something_else_itself(phase: str) -> None:
+    w = started_again()
+    assert TIMEOUT_S < after(w, 300.0, pause, phase) <= TIMEOUT_S + 4.0
+    assert w.incident.kind == Kind.START_TIMEOUT
+
+
+def test_that_they_tell_of_steps_with_it_before_it_does_ends_nothing() -> None:
+    w = started_again()
+    assert after(w, 600.0, pause) == 600.0
+    go_on_without_it(w, 5.0)
+    w.round(1.0)
+    assert (w.group(1).generation, w.incident.kind) == (2, Kind.CRASH)
+    w.commit(1, step=55)
+    w.round(1.0)
+    assert w.group(1).phase == "running"
+
+
+def test_what_it_takes_itself_after_they_came_counts_on() -> None:
+    w = started_again()
+    assert after(w, 600.0, pause) == 600.0
+    left_s = after(w, 300.0, wait_too)
+    assert TIMEOUT_S / 2 - 4.0 <= left_s <= TIMEOUT_S / 2 + 4.0
+    assert w.incident.kind == Kind.START_TIMEOUT
+
+
+def test_who_is_left_out_after_their_pause_is_late() -> None:
+    w = started_again(4)
+    assert after(w, 600.0, pause) == 600.0
+    assert after(w, 300.0, go_on_without_it) <= TIMEOUT_S
+    assert (w.incident.kind, w.incident.group) == (Kind.START_TIMEOUT, 1)
+
+
+def test_a_start_in_time_is_not_remembered() -> None:
+    w = started_again()
+    after(w, TIMEOUT_S / 2 - 2.0, pause)
+    assert w.memory.waited == {}
+    assert (w.last.look_again_at or 0.0) == pytest.approx(w.group(1).since + TIMEOUT_S / 2)
+
+
+def test_what_is_remembered_is_of_one_generation() -> None:
+    w = started_again(4)
+    after(w, 300.0, pause)
+    assert w.memory.waited[1].generation == w.group(1).generation
+    w.crash(1)
+    w.round(1.0)
+    w.start_again(1, 5.0)
+    assert w.memory.waited == {}
+
+
+def test_it_is_written_seldom() -> None:
+    w = started_again(4)
+    before = w.memory.decisions
+    after(w, 1800.0, pause)
+    assert w.memory.decisions - before <= 1800 / (TIMEOUT_S / 10) + 2
