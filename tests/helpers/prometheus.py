@@ -45,9 +45,10 @@ class Prometheus:
         return float(found[0]["value"][1]) if found else None
 
     def up(self) -> set[str]:
-        """Instances that are scraped, and answer."""
-        targets = (self.ask("targets", state="active") or {"activeTargets": []})["activeTargets"]
-        return {t["labels"]["instance"] for t in targets if t["health"] == "up"}
+        """Instances that are scraped, and answer: by what can be asked for, which a target's health runs ahead of (it is set
+        before the samples of that scrape are committed)."""
+        found = (self.ask("query", query="up == 1") or {"result": []})["result"]
+        return {sample["metric"]["instance"] for sample in found}
 
     def names(self) -> set[str]:
         """Of all series there ever were."""
