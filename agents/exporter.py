@@ -160,13 +160,13 @@ class Exporter:
 
     def _standing_still(self, running: set[str]) -> None:
         now = time.monotonic()
+        newest: dict[tuple[str, int, int], int] = {}
+        for p in self._newest.values():
+            rank = (p.run, p.group, p.rank)
+            newest[rank] = max(p.generation, newest.get(rank, p.generation))
         for text, progress in self._newest.items():
             late = now - self._stepped.get(text, now) > max(AT_LEAST_S, STEPS * progress.step_s)
-            newer = any(
-                (p.run, p.group, p.rank) == (progress.run, progress.group, progress.rank)
-                and p.generation > progress.generation
-                for p in self._newest.values()
-            )
+            newer = newest[progress.run, progress.group, progress.rank] > progress.generation
             if newer or not (late or text not in running):
                 continue
             for metric, field in _OF_RANK.items():

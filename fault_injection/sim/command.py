@@ -129,7 +129,7 @@ def _told_of(path: Path, found: past.Past, measured: Times) -> str:
     ]
     if found.left_out:
         out = ", ".join(f"{n} {kind}" for kind, n in found.left_out.items())
-        lines.append(f"Left out, as no failures or from before everybody trained: {out}.")
+        lines.append(f"Left out, as no failures, from before everybody trained, or halts that a person ended: {out}.")
     return "\n".join(lines)
 
 

@@ -49,7 +49,7 @@ class Past:
     seconds: float
     failures: tuple[Failed, ...]
     left_out: dict[str, int]
-    """Kinds of incidents that are no failures, or came before everybody trained."""
+    """Kinds of incidents that are no failures, came before everybody trained, or had a person resume the run."""
     lost: dict[Kind, float]
     """Group-seconds from an incident's opening until its group trained again, as it was."""
     restart_s: float | None
@@ -69,9 +69,13 @@ def read(path: Path) -> Past:
     failures, left_out, lost = [], dict[str, int](), dict[Kind, float]()
     # Which errors are one and the same is as it was judged then: a text alone does not say who had it from whom.
     same = {body.get("error", "") for body, _ in found if body["kind"] == Kind.SAME_ERROR}
+    newest = max((opened for body, opened in found if body.get("state") != "halted"), default=0.0)
     for body, opened in found:
         kind = Kind(body["kind"])
-        if kind not in LOOKS or body.get("shadow") or opened < began:
+        resumed = (
+            body.get("state") == "halted" and opened < newest
+        )  # by a person; another policy would have called one too
+        if kind not in LOOKS or body.get("shadow") or opened < began or resumed:
             left_out[kind.value] = left_out.get(kind.value, 0) + 1
             continue
         failed = Failed(

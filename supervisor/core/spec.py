@@ -266,7 +266,7 @@ class PolicySpec:
     term_grace_s: float = setting(5.0, "from TERM to KILL: a trainer ends its step and closes its sockets in this")
     webhook_file: str = setting(
         "",
-        "file on the supervisors' machines with the one URL that is told of rungs 3 and 4, of a group that is left out, of an open breaker and of a hang for which nobody is ended; a file, since whoever has the URL may write there; empty is nobody",
+        "file on the supervisors' machines with the one URL that is told of rungs 3 and 4, of a group that is left out, of an open breaker and of a hang for which nobody is ended, again for a minute where it does not take it; a file, since whoever has the URL may write there; empty is nobody",
     )
 
 

@@ -36,6 +36,10 @@ class Slow:
     confidence: Confidence
     sure: bool
     """At least three groups were compared, or it is slower than it was itself as well."""
+    beyond: float
+    """Share of its step, and so of everybody's, that an ordinary one would not have taken."""
+    for_data: bool
+    """Not to compute."""
 
 
 def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> list[Slow]:
@@ -121,6 +125,8 @@ def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: R
         rank=rank.rank,
         confidence=Confidence.LIKELY if slower else Confidence.SUSPECTED,
         sure=others >= 2 or slower,
+        beyond=max(0.0, 1.0 - usual / seconds),
+        for_data=for_data,
     )
 
 

@@ -6,13 +6,14 @@ from the phase in which the supervisor has a group. The exact ledger is made aft
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supervisor.core import shadow
 from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView, Rung
 from supervisor.core.restored import ENDED
+from supervisor.core.straggler import Slow
 from supervisor.shell.mirror import Mirror
 from supervisor.wire.records import NodeObserved
 
@@ -97,8 +98,10 @@ class Accounts:
     _ended: bool = False
     _groups: dict[int, _Group] = field(default_factory=dict)
 
-    def look(self, memory: Memory, observed: Observed, told: Told) -> None:
-        """Count what has passed since the last look."""
+    def look(self, memory: Memory, observed: Observed, told: Told, slow: Sequence[Slow] = ()) -> None:
+        """Count what has passed since the last look. While groups are told to be slow, all step as slowly as the slowest: what a
+        step takes beyond an ordinary one is straggling, but for what such a group itself tells as waiting for its data."""
+        beyond, for_data = max((s.beyond for s in slow), default=0.0), {s.group for s in slow if s.for_data}
         now, last = observed.now, self._last
         self._last = now
         newest = self.step
@@ -112,7 +115,8 @@ class Accounts:
             self._pass(known, elapsed, away)
             rank = ranks.get((group.group, known.generation))
             if rank is not None:
-                self._hear(known, group, told.get((group.group, known.generation), {}), rank)
+                news = told.get((group.group, known.generation), {})
+                self._hear(known, group, news, rank, 0.0 if group.group in for_data else beyond)
             incident = memory.incidents.get(group.incident)
             left_alone = incident is not None and incident.shadow
             trains_on = left_alone and not shadow.has_ended(group, memory.incidents, observed)
@@ -149,7 +153,9 @@ class Accounts:
         whole = sum(self.seconds.values())
         return self.seconds.get(Cause.PRODUCTIVE, 0.0) / whole if whole > 0 else None
 
-    def _hear(self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView) -> None:
+    def _hear(
+        self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView, beyond: float
+    ) -> None:
         if told:
             since = {} if known.told is None else known.told
             news = {cause: max(0.0, value - since.get(cause, 0.0)) for cause, value in told.items()}
@@ -160,7 +166,11 @@ class Accounts:
         redone = group.resume == "disk" and 0 < rank.step <= known.mark
         for name, value in news.items():
             cause = _BY_NAME.get(name, Cause.OTHER)
-            self._add(Cause.RECOMPUTE if redone and cause == Cause.PRODUCTIVE else cause, value * share)
+            if cause == Cause.PRODUCTIVE:
+                self._add(Cause.STRAGGLING, value * share * beyond)
+                self._add(Cause.RECOMPUTE if redone else cause, value * share * (1.0 - beyond))
+            else:
+                self._add(cause, value * share)
         known.held -= whole * share
         known.told, known.commits = told, rank.commits
 

@@ -2,7 +2,9 @@
 pass (default the first). `NAMES` is the whole list; an unknown name in the variable stops the start.
 
 A program that somebody starts again would die there again and again: SUPERVISOR_FAILPOINT_ONCE=path has it die once. The
-file is made before it dies, and nobody dies who finds it there."""
+file is made before it dies, and nobody dies who finds it there.
+
+From `journaled` on, of a turn of the loop, only one counts that has something to write."""
 
 from __future__ import annotations
 

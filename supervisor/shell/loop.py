@@ -292,9 +292,9 @@ class Loop:
                 )
                 log.info("%s: %s: %s", run, action.key, action.reason, extra=about)
             self._said[run] = decision.waits
-        reach("journaled")
         if not puts:
             return
+        reach("journaled")
         own = keys.memory(run, "run")
         known = self._mirror.items.get(own)
         expect = [self._term.expect(), Expect(own, mod_revision=known.mod_revision if known is not None else 0)]

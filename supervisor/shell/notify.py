@@ -1,4 +1,4 @@
-"""Notices to a webhook: at most once each, whoever leads; the loop never waits for it."""
+"""Notices to a webhook: by one sender each, whoever leads; the loop never waits for it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 5.0
 """For each wait for the webhook's server: a chat's answers in well below a second."""
 
+AGAIN_S = (1.0, 5.0, 15.0, 30.0)
+"""What is not taken is sent again after these pauses: a chat's server that is started anew is back within a minute. Its answer may
+have been lost on the way, and then it has the notice twice: better than not at all."""
+
 MOST_WAITING = 100
 """Notices that wait to be sent; what is above is said in the log alone."""
 
@@ -35,6 +39,7 @@ class Notifier:
     def __init__(self, store: Store, term: Term) -> None:
         self._store, self._term = store, term
         self._waiting: queue.Queue[tuple[Notice, str] | None] = queue.Queue(MOST_WAITING)
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="notify", daemon=True)
 
     def start(self) -> None:
@@ -49,6 +54,7 @@ class Notifier:
 
     def stop(self) -> None:
         """What is under way is ended, or given up at its deadline; what waits is left to nobody."""
+        self._stopping.set()
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
@@ -58,12 +64,13 @@ class Notifier:
 
     def _send_all(self) -> None:
         while (given := self._waiting.get()) is not None:
-            send(self._store, self._term, *given)
+            send(self._store, self._term, *given, self._stopping)
 
 
-def send(store: Store, term: Term, notice: Notice, file: str) -> bool:
-    """Whether it was sent and taken. It is claimed in etcd first: nobody sends it twice, and one whose sender dies in between is
-    sent by nobody."""
+def send(store: Store, term: Term, notice: Notice, file: str, stopping: threading.Event | None = None) -> bool:
+    """Whether it was sent and taken. It is claimed in etcd first: nobody else sends it, and one whose sender dies in between, or is
+    stopped, is sent by nobody."""
+    stopping = stopping or threading.Event()
     try:
         url = url_in(Path(file))
     except ValueError as error:
@@ -79,13 +86,19 @@ def send(store: Store, term: Term, notice: Notice, file: str) -> bool:
         return False
     body = json.dumps(to_jsonable_python(notice)).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=DEADLINE_S):
-            return True
-    except (OSError, HTTPException, ValueError) as error:
-        # Not the URL: whoever has it may write there.
-        log.error("%s: the webhook did not take it (%s): %s", notice.run, type(error).__name__, notice.text)
-        return False
+    for pause_s in (*AGAIN_S, None):
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S):
+                return True
+        except (OSError, HTTPException, ValueError) as error:
+            # Not the URL: whoever has it may write there.
+            what = "given up" if pause_s is None else f"again in {pause_s:g} s"
+            log.error(
+                "%s: the webhook did not take it (%s), %s: %s", notice.run, type(error).__name__, what, notice.text
+            )
+        if pause_s is None or stopping.wait(pause_s):
+            break
+    return False
 
 
 def url_in(file: Path) -> str:

@@ -13,6 +13,7 @@ from supervisor.core.ledger import Cause
 from supervisor.core.model import PLANNED, Decision, Incident, Memory, Observed, Rung, Verdict
 from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
+from supervisor.core.straggler import stragglers
 from supervisor.shell.accounts import Accounts, Told
 from supervisor.shell.catalogue import CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
 from supervisor.shell.metrics import Metrics
@@ -100,7 +101,7 @@ class Telemetry:
         known.decisions, known.looked = memory.decisions, observed.now
         m.gauge("supervisor_run_launched_timestamp_seconds", run=run).set(records.launched_unix_s)
         self._look(spec, observed, memory, known)
-        known.accounts.look(memory, observed, records.told())
+        known.accounts.look(memory, observed, records.told(), stragglers(memory.groups, observed, spec))
         self._account(run, known)
         self._faults(run, known, records.faults())
 

@@ -262,6 +262,15 @@ def test_a_product_is_known_to_the_bit_and_one_wrong_bit_is_seen() -> None:
     assert (found.outcome, "wrong (try 3 of 5)" in found.evidence) == ("failed", True)
 
 
+def test_the_product_that_a_gpu_has_to_make_is_known() -> None:
+    a, b = (factor.astype(np.float64) for factor in check_device.factors(check_device.ON_GPU))
+    assert np.abs(a).max() * np.abs(b).max() * check_device.ON_GPU < 2**24, (
+        "every order of adding is exact, in TF32 too"
+    )
+    exact = (a @ b).astype(np.float32)
+    assert check_device.product("matmul 0", check_device.ON_GPU, lambda: exact).outcome == "passed"
+
+
 def test_a_device_that_may_not_be_opened_is_anothers_and_one_that_does_not_answer_is_broken(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()

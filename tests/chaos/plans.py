@@ -64,8 +64,8 @@ _FORWARDING = (
 _AT_THE_GATE = (Way("start", "host"), Way("lighthouse", "host", late=True))
 
 WAYS: dict[str, tuple[Way, ...]] = {
-    **{name: tuple(Way(s, "supervisor", 1, 8) for s in _EVERY) for name in ("observed", "decided", "journaled")},
-    **{name: tuple(Way(s, "supervisor", 1, 3) for s in _EVERY) for name in ("committed", "recorded")},
+    **{name: tuple(Way(s, "supervisor", 1, 8) for s in _EVERY) for name in ("observed", "decided")},
+    **{name: tuple(Way(s, "supervisor", 1, 3) for s in _EVERY) for name in ("journaled", "committed", "recorded")},
     **{
         f"engine.{when}_{what}": (Way("start", "supervisor", 1, 2), *(Way(s, "supervisor") for s in _NEW_NODE))
         for when in ("before", "after")

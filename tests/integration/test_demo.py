@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents import process
+from fault_injection.ledger import of_run
 
 TIMEOUT_S = 1200
 """Of a slow machine on which other tests run: alone it takes a minute and a half."""
@@ -46,6 +47,10 @@ def test_three_faults_and_training_never_stops(tmp_path: Path) -> None:
     assert report["digests_equal"] is True
     assert report["memory_peak_bytes"] < 6e9  # type: ignore[operator]
     assert report["badput_wrong"] == []
+    account = of_run(tmp_path / "runs" / "demo")
+    assert account["wrong"] == []
+    assert account["ettr"] == pytest.approx(report["ettr"], abs=0.02), "as `supervisor ledger` reads it afterwards"
+    assert [i["id"] for i in account["incidents"]] == [i["id"] for i in report["incidents"]]  # type: ignore[attr-defined]
     for incident in report["incidents"]:  # type: ignore[attr-defined]
         assert incident["generation_after"] == incident["generation_before"] + 1
         assert 0 <= incident["detected_s"] <= incident["decided_s"] <= incident["acted_s"] <= incident["recovered_s"]

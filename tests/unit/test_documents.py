@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 import agents.cli
 import supervisor.cli
 from dashboards import rules
+from fault_injection import ledger
 from fault_injection.chaos import command as chaos
 from fault_injection.demo import command as demo
 from fault_injection.sim import command as simulate
@@ -40,7 +41,7 @@ Command = TyperCommand | TyperGroup
 
 
 def programs() -> dict[str, Command]:
-    for package in (chaos, demo, simulate):
+    for package in (chaos, demo, ledger, simulate):
         if not any(c.callback is getattr(package, "demo", None) for c in supervisor.cli.app.registered_commands):
             package.register(supervisor.cli.app)
     found = {"supervisor": supervisor.cli.app, "supervisor-agent": agents.cli.app}

@@ -106,6 +106,15 @@ def test_an_error_that_was_judged_to_be_the_same_stays_the_same(tmp_path: Path) 
     assert [f.error for f in found.failures] == ["A", "A", ""]
 
 
+def test_a_halt_that_a_person_ended_is_left_out_and_the_last_one_is_not(tmp_path: Path) -> None:
+    halted = {"state": "halted", "recovered": None, "error": "A"}
+    both = [incident(1, "error", 1120.0, **halted), incident(2, "same_error", 1120.1, **halted)]
+    assert past.read(journal_of(tmp_path, *both)).left_out == {}
+    found = past.read(journal_of(tmp_path, *both, incident(3, "crash", 1220.0, state="recovered")))
+    assert found.left_out == {"error": 1, "same_error": 1}
+    assert [f.kind for f in found.failures] == ["crash"]
+
+
 def test_the_command(tmp_path: Path) -> None:
     app = typer.Typer()
     command.register(app)

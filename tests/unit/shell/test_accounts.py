@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.ledger import Cause
-from supervisor.core.model import GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
+from supervisor.core.model import Confidence, GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
+from supervisor.core.straggler import Slow
 from supervisor.shell.accounts import HELD_S, Accounts, Told, cause_of, told
 from supervisor.shell.catalogue import GROUP_PHASES
 from supervisor.wire import keys
@@ -32,13 +33,14 @@ class Books:
         self.ranks = {g: RankView(group=g, generation=1, rank=0, state="running", phase="step") for g in range(groups)}
         self.told: dict[tuple[int, int], dict[str, float]] = {}
         self.incidents: dict[str, Incident] = {}
+        self.slow: list[Slow] = []
 
     def look(self, after: float = 0.0) -> dict[Cause, float]:
         self.now += after
         nodes = {f"n{g}": NodeView(name=f"n{g}", registered=True, ranks=(r,)) for g, r in self.ranks.items()}
         memory = Memory(phase=self.phase, groups=self.groups, incidents=self.incidents)
         observed = Observed(revision=1, now=self.now, store_stable_s=self.stable, nodes=nodes)
-        self.accounts.look(memory, observed, self.told)
+        self.accounts.look(memory, observed, self.told, self.slow)
         return {cause: round(s, 6) for cause, s in self.accounts.seconds.items()}
 
     def group(self, group: int = 0, **about: Any) -> None:
@@ -158,6 +160,29 @@ def test_steps_that_were_committed_before_are_recomputed() -> None:
         b.rank(step=90)
         b.tell(productive=13.0)
         assert b.look(5.0)[C.PRODUCTIVE] == (3.0 if cause == C.RECOMPUTE else 13.0)
+
+
+@pytest.mark.parametrize("for_data", [False, True])
+def test_what_a_slow_group_costs_everybody_is_straggling(for_data: bool) -> None:
+    b = Books(groups=2)
+    slow = Slow(
+        group=1, generation=1, step=5, sentence="", evidence="", rank=0, confidence=Confidence.LIKELY, sure=True,
+        beyond=0.75, for_data=for_data,
+    )  # fmt: skip
+    for group in (0, 1):
+        b.tell(group, productive=0.0, data=0.0)
+    b.look()
+    b.slow = [slow]
+    b.tell(0, productive=7.0, data=1.0)
+    b.tell(1, productive=2.0 if for_data else 8.0, data=6.0 if for_data else 0.0)
+    whole = b.look(8.0)
+    if for_data:  # what it waits for its data it tells itself
+        assert whole == {C.PRODUCTIVE: 7.0 * 0.25 + 2.0, C.STRAGGLING: 7.0 * 0.75, C.DATA: 1.0 + 6.0}
+    else:
+        assert whole == {C.PRODUCTIVE: 15.0 * 0.25, C.STRAGGLING: 15.0 * 0.75, C.DATA: 1.0}
+    b.slow = []
+    b.tell(0, productive=8.0, data=1.0)
+    assert b.look(1.0)[C.PRODUCTIVE] == whole[C.PRODUCTIVE] + 1.0
 
 
 def test_what_is_made_again_is_so_also_for_the_next_leader() -> None:

@@ -1,4 +1,4 @@
-"""A webhook is told at most once, whoever leads, and nobody waits for it."""
+"""A webhook is told by one sender, whoever leads, and nobody waits for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.server
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,21 +119,56 @@ def test_while_the_store_is_away_it_is_in_the_log_alone(hook: Hook, caplog: pyte
     assert hook.bodies == []
 
 
-def test_what_is_not_taken_is_not_sent_again_and_the_url_is_in_no_log(
-    hook: Hook, caplog: pytest.LogCaptureFixture
+def test_what_is_not_taken_is_sent_again_by_the_same_and_the_url_is_in_no_log(
+    hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(notify, "AGAIN_S", (0.01, 0.02))
     store = MemoryStore()
     hook.code = 500
     with caplog.at_level(logging.DEBUG):
         assert not send(store, leads(store), NOTICE, str(hook.file))
+        assert len(hook.bodies) == 3
         assert not send(store, leads(store), NOTICE, str(hook.file))
-    assert len(hook.bodies) == 1
-    assert "the webhook did not take it (HTTPError)" in caplog.text
+    assert len(hook.bodies) == 3, "the next leader leaves it to who has claimed it"
+    assert "the webhook did not take it (HTTPError), again in 0.01 s" in caplog.text
+    assert "the webhook did not take it (HTTPError), given up" in caplog.text
     assert SECRET not in caplog.text
+
+
+def test_a_webhook_that_is_back_gets_it(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "AGAIN_S", (0.01,) * 3000)
+    store, port = MemoryStore(), hook.server.server_port
+    hook.close()
+    found: list[bool] = []
+    sender = threading.Thread(target=lambda: found.append(send(store, Term(store), NOTICE, str(hook.file))))
+    sender.start()
+    back = http.server.ThreadingHTTPServer(("127.0.0.1", port), hook.server.RequestHandlerClass)
+    serving = threading.Thread(target=back.serve_forever, kwargs={"poll_interval": 0.02})
+    serving.start()
+    sender.join(30)
+    back.shutdown()
+    back.server_close()
+    serving.join()
+    assert found == [True]
+    assert [body["text"] for body in hook.bodies] == [NOTICE.text]
+
+
+def test_who_is_stopped_waits_for_no_webhook(hook: Hook) -> None:
+    hook.code = 500
+    store = MemoryStore()
+    notifier = Notifier(store, Term(store))
+    notifier.start()
+    notifier.tell(NOTICE, str(hook.file))
+    assert hook.asked.wait(30)
+    began = time.monotonic()
+    notifier.stop()
+    assert time.monotonic() - began < notify.DEADLINE_S, "not the pauses, a minute in all"
+    assert not notifier._thread.is_alive()
 
 
 def test_one_that_does_not_answer_is_given_up(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(notify, "AGAIN_S", ())
     hook.go_on.clear()
     store = MemoryStore()
     assert not send(store, Term(store), NOTICE, str(hook.file))

@@ -365,6 +365,18 @@ def test_what_counts_begins_at_0() -> None:
     assert all(value(t, "supervisor_group_seconds_total", run="run", cause=c) is not None for c in CAUSES)
 
 
+@pytest.mark.parametrize(("slow_s", "straggles"), [(0.4, False), (1.6, True)])
+def test_what_a_slow_group_costs_is_told_as_straggling(slow_s: float, straggles: bool) -> None:
+    world = Told(groups=3).bring_up()
+    for commits in (1, 2, 3):
+        for group in range(3):
+            world.report(group, commits=commits, step=50 + commits, compute_s=slow_s if group == 1 else 0.4)
+        world.round(10.0)
+    seconds = {c: value(world.telemetry, "supervisor_group_seconds_total", run="run", cause=c) for c in CAUSES}
+    assert seconds["productive"]
+    assert bool(seconds["straggling"]) == straggles
+
+
 def test_between_decisions_it_looks_once_a_second() -> None:
     world = Told().bring_up()
     world.round(1.0)
