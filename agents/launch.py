@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from pathlib import Path
 from typing import Any
 
 from agents.names import LighthouseName, TrainerName
 from agents.settings import Settings
 from supervisor.wire import programs
+from supervisor.wire.address import free_port
 from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
-
-PORTS = range(20_000, 32_000)
-"""Below Linux' ephemeral ports (32768 and up), so that no outgoing connection takes it before the trainer listens."""
 
 
 def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
     return TrainerName(desired.run, desired.group, desired.generation, rank)
-
-
-def free_port(address: str, tries: int = 200) -> int:
-    """A port at which nobody listens now. OSError when none of `tries` is free, or the address is not ours."""
-    for port in random.sample(PORTS, tries):
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError as error:
-                if error.errno != 98:  # EADDRINUSE; anything else will not be better at another port
-                    raise
-                continue
-            return port
-    raise OSError(f"no free port of {tries} tried between {PORTS.start} and {PORTS.stop} on {address}")
 
 
 def read_launch(folder: Path) -> TrainerLaunch | None:

@@ -11,8 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from agents.launch import free_port
-from supervisor.wire.address import towards
+from supervisor.wire.address import free_port, towards
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import RunRecord, TrainerLaunch, decode, encode
 

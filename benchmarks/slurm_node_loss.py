@@ -40,9 +40,9 @@ from fault_injection import netns
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec, TitanSpec, TorchFTSpec
 from supervisor.shell import cordons, hosts
 from supervisor.shell.etcd_server import start_etcd
+from supervisor.wire.address import free_ports
 from supervisor.wire.records import RunRecord, encode
 from supervisor.wire.security import load
-from tests.helpers.etcd import free_ports
 from tests.helpers.slurm import Slurm, slurm
 from tests.helpers.waiting import eventually
 from tests.slurm.world import SlurmWorld

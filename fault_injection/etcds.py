@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.etcd_server import COMPACT_AFTER, find_server
 from supervisor.shell.store import connect
 from supervisor.shell.store.stubs import rpc
+from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security
 
 QUOTA_BYTES = 64 << 20
@@ -159,14 +159,3 @@ def slow_disk(pids: Sequence[int], delay_s: float, log: Path) -> Iterator[None]:
         if tracer.poll() is None:
             tracer.send_signal(signal.SIGTERM)  # it lets go of etcd, which a KILL would leave stopped
         tracer.wait(10)
-
-
-def free_ports(n: int, host: str = "127.0.0.1") -> list[int]:
-    """`n` different ports that nobody listened on just now."""
-    with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(n):
-            probe = held.enter_context(socket.socket())
-            probe.bind((host, 0))
-            ports.append(int(probe.getsockname()[1]))
-        return ports

@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import dies_with_us, start_ticks
 from supervisor.shell.store.status import check_version
+from supervisor.wire.address import free_port, taken
 
 _log = logging.getLogger(__name__)
 
@@ -306,28 +306,7 @@ def _choose_ports(host: str, wanted: int, last: _Record | None) -> tuple[int, in
         client = free_port(host)
     if last is not None and last.peer_port != client and not taken("127.0.0.1", last.peer_port):
         return client, last.peer_port
-    return client, free_port("127.0.0.1")
-
-
-def taken(host: str, port: int) -> str:
-    """Why the port cannot be listened on; '' when it can."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        # as Go's listeners do: a port in TIME_WAIT is free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-            # bind alone does not see a listener that has SO_REUSEADDR too
-            probe.listen(1)
-        except OSError as error:
-            return error.strerror or str(error)
-    return ""
-
-
-def free_port(host: str) -> int:
-    """One that nobody listens on now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host.strip("[]"), 0))
-        return int(probe.getsockname()[1])
+    return client, free_port()
 
 
 def _read_record(data_dir: Path) -> _Record | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell.etcd_server import free_port, taken
 from supervisor.shell.processes import dies_with_us
+from supervisor.wire.address import free_port, taken
 from supervisor.wire.security import Security
 
 BINARY = "prometheus"
@@ -73,7 +73,7 @@ def start(folder: Path, supervisor: str, security: Security) -> Prometheus:
     folder.mkdir(parents=True, exist_ok=True)
     # JSON is YAML too
     (folder / "prometheus.yml").write_text(json.dumps(config(supervisor, security), indent=1))
-    port = free_port("127.0.0.1") if taken("127.0.0.1", PORT) else PORT
+    port = free_port() if taken("127.0.0.1", PORT) else PORT
     log = folder / "prometheus.log"
     arguments = [
         f"--config.file={folder / 'prometheus.yml'}",

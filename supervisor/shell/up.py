@@ -24,11 +24,11 @@ from typing import TextIO
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import prometheus
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.etcd_server import EtcdServer, free_port, start_etcd, taken
+from supervisor.shell.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.prometheus import Prometheus
 from supervisor.shell.store import connect
 from supervisor.wire import keys
-from supervisor.wire.address import told
+from supervisor.wire.address import free_port, taken, told
 from supervisor.wire.records import LeaderRecord, RecordError, decode
 from supervisor.wire.security import Security, SecurityError, file_of_node, refuse_listener
 

@@ -1,13 +1,21 @@
-"""Which of this machine's addresses the others see. Standard library only."""
+"""Which of this machine's addresses the others see, and which of its ports are free. Standard library only."""
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
 
 from supervisor.wire.security import host_and_port
 
 AUTO = "auto"
 """In the place of an address: that from which the first etcd endpoint is reached."""
+
+PORTS = range(20_000, 32_000)
+"""Where free ports are looked for: below Linux' ephemeral ones (32768 and up), so that no outgoing connection, of
+whatever process, takes a port between our choosing it and the server's listening."""
+
+TRIES = 200
 
 
 def told(address: str, endpoint: str) -> str:
@@ -42,3 +50,48 @@ def towards(endpoint: str) -> str:
             except OSError as error:
                 trouble = error
     raise trouble
+
+
+def taken(host: str, port: int) -> str:
+    """Why the port cannot be listened on; '' when it can."""
+    trouble = _trouble(host, port)
+    return "" if trouble is None else trouble.strerror or str(trouble)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """One of PORTS at which nobody listens now.
+
+    Raises OSError when none of TRIES is free, or the address is not this machine's.
+    """
+    return free_ports(1, host)[0]
+
+
+def free_ports(n: int, host: str = "127.0.0.1") -> list[int]:
+    """`n` different ones, as `free_port` finds them."""
+    free: list[int] = []
+    for port in random.sample(PORTS, TRIES):
+        if len(free) == n:
+            break
+        trouble = _trouble(host, port)
+        if trouble is None:
+            free.append(port)
+        elif trouble.errno != errno.EADDRINUSE:  # another port will not be better
+            raise trouble
+    if len(free) < n:
+        raise OSError(
+            errno.EADDRINUSE, f"no {n} free of {TRIES} ports tried from {PORTS.start} to {PORTS.stop} on {host}"
+        )
+    return free
+
+
+def _trouble(host: str, port: int) -> OSError | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # as Go's listeners do: a port in TIME_WAIT is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+            # bind alone does not see a listener that has SO_REUSEADDR too
+            probe.listen(1)
+        except OSError as error:
+            return error
+    return None

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fault_injection.etcds import Cluster, cluster, free_ports
+from fault_injection.etcds import Cluster, cluster
 from supervisor.shell.etcd_server import EtcdServer, start_etcd
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.store.stubs import rpc
 from tests.helpers.waiting import eventually
 
-__all__ = ["Cluster", "cluster", "free_ports"]
+__all__ = ["Cluster", "cluster"]
 
 
 @pytest.fixture(scope="session")

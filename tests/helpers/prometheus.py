@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.etcd import free_ports
+from supervisor.wire.address import free_ports
 from tests.helpers.waiting import eventually
 
 BINARY = shutil.which("prometheus")

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.etcd import free_ports, states
+from supervisor.wire.address import free_ports
+from tests.helpers.etcd import states
 from tests.helpers.waiting import eventually
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")

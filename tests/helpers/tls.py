@@ -13,8 +13,8 @@ from pathlib import Path
 from supervisor.ports.errors import Retryable
 from supervisor.shell.etcd_server import find_server
 from supervisor.shell.store import connect
+from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security, load
-from tests.helpers.etcd import free_ports
 from tests.helpers.waiting import eventually
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "certificates.sh"

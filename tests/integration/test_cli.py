@@ -16,6 +16,7 @@ import pytest
 from agents import process
 from supervisor.shell.store import connect
 from supervisor.wire import keys
+from supervisor.wire.address import free_port
 from supervisor.wire.records import LeaderRecord, RunRecord, decode
 from tests.helpers.waiting import eventually
 from tests.integration.world import World
@@ -103,9 +104,7 @@ def test_an_override_that_torchtitan_does_not_know(tmp_path: Path) -> None:
 
 
 def test_no_etcd(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     fails(cli("status", "--etcd", endpoint, home=tmp_path), 1, "no etcd answers", "supervisor up")
     fails(cli("run", "--etcd", endpoint, home=tmp_path), 1)
 

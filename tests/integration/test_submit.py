@@ -24,8 +24,8 @@ from supervisor.shell.status import RunStatus
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.views import memory
 from supervisor.wire import keys
+from supervisor.wire.address import free_ports
 from supervisor.wire.records import LeaderRecord
-from tests.helpers.etcd import free_ports
 from tests.helpers.slurm import Slurm, available, slurm
 from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually

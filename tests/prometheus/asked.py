@@ -19,7 +19,7 @@ from typing import Any
 
 from dashboards.boards import BOARDS
 from supervisor.shell import prometheus
-from supervisor.shell.etcd_server import free_port
+from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers.waiting import eventually
 
@@ -117,7 +117,7 @@ class Asked:
         self.person, self.heartbeat = Hook(), Hook()
         for name, text in rules.items():
             (folder / name).write_text(text)
-        self.alertmanager = f"127.0.0.1:{free_port('127.0.0.1')}"
+        self.alertmanager = f"127.0.0.1:{free_port()}"
         (folder / "alertmanager.yml").write_text(self._alertmanager())
         self._processes = [
             self._start(
@@ -151,7 +151,7 @@ class Asked:
         if self.url:
             self._processes[-1].send_signal(signal.SIGHUP)
             return
-        port = free_port("127.0.0.1")
+        port = free_port()
         self._processes.append(
             self._start(
                 "prometheus",

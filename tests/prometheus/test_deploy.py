@@ -16,7 +16,7 @@ import yaml
 
 from dashboards import rules
 from supervisor.shell import prometheus
-from supervisor.shell.etcd_server import free_port
+from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers.waiting import eventually
 
@@ -28,7 +28,7 @@ SUPERVISORS = ("10.0.0.5:9400", "sup-2.lan:9400")
 @contextmanager
 def running(folder: Path, *, path: str = "", **settings: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """The script, until the block ends; and its folder."""
-    ports = {f"{name}_PORT": str(free_port("127.0.0.1")) for name in ("PROMETHEUS", "ALERTMANAGER", "GRAFANA")}
+    ports = {f"{name}_PORT": str(free_port()) for name in ("PROMETHEUS", "ALERTMANAGER", "GRAFANA")}
     environment = {**os.environ, **ports, **settings, "FOLDER": str(folder / "m")}
     if path:
         environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"

@@ -15,7 +15,8 @@ from supervisor.shell.store import EtcdStore, OutOfSpace, check_version, connect
 from supervisor.shell.store.connection import CHANNEL_OPTIONS, parse_endpoint
 from supervisor.shell.store.convert import range_of
 from supervisor.shell.store.stubs import rpc
-from tests.helpers.etcd import free_ports, frozen, running
+from supervisor.wire.address import free_ports
+from tests.helpers.etcd import frozen, running
 from tests.helpers.relay import relay
 from tests.helpers.waiting import eventually
 

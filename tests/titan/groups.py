@@ -13,17 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.core.spec import TitanSpec, TorchFTSpec
+from supervisor.wire.address import free_port
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
 from supervisor.wire.records import CheckpointMark, Progress, TrainerLaunch, decode, encode
 from tests.helpers.waiting import eventually
 
 STEPS_WITHIN_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Lighthouse:

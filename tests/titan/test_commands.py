@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.wire.address import free_port
 from supervisor.wire.records import TERMINATED
 from tests.helpers.waiting import eventually
-from tests.titan.groups import Groups, Lighthouse, Rank, Warm, free_port
+from tests.titan.groups import Groups, Lighthouse, Rank, Warm
 
 pytestmark = pytest.mark.trainers
 

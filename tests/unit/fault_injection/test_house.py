@@ -210,7 +210,3 @@ def test_a_slow_disk_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(etcds.shutil, "which", lambda name: None)
     with pytest.raises(Fatal, match="strace is missing"), etcds.slow_disk([1], 0.1, tmp_path / "log"):
         pass
-
-
-def test_free_ports_are_different_ones() -> None:
-    assert len(set(etcds.free_ports(6))) == 6

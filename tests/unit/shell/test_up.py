@@ -189,9 +189,7 @@ def test_a_supervisor_that_is_started_again_serves_its_page_where_it_was(
 ) -> None:
     started = up.Up(home=tmp_path / ".supervisor", address="127.0.0.2", pool=pool, endpoint="127.0.0.1:1")
     started.start_supervisor()
-    with socket.socket() as probe:
-        probe.bind((listens, 0))
-        port = probe.getsockname()[1]
+    port = wire_address.free_port(listens)
     page = f"http://{listens}:{port}/"
     here = LeaderRecord(host=socket.gethostname(), pid=41, home="", metrics_port=port, page=page)
     started.leads(replace(here, pid=42))
