@@ -43,7 +43,7 @@ SYNC_QUORUM = "SUPERVISOR_SYNC_QUORUM"
 
 
 class PeersGone(Exception):
-    """Started to heal from peers, and met none that is as far as the checkpoint."""
+    """Started to heal from peers, and met none that has trained and is as far as the checkpoint."""
 
 
 def _whose(own_is_finite: bool, groups_is_finite: bool) -> str:
@@ -474,12 +474,15 @@ class ReplicaTrainer(FaultTolerantTrainer):
         manager._healing = False
 
     def _check_peers(self) -> None:
-        """After the first quorum: training on from behind the checkpoint would throw its steps away."""
+        """After the first quorum: training on from behind the others, or the checkpoint, would throw their steps away. Where no
+        checkpoint was known at this start there may be one by now: whoever starts this group again looks."""
         launch, manager = self.launch, self.manager
-        if launch.resume != "peers" or launch.checkpoint is None or manager.errored() is not None:
+        if launch.resume != "peers" or manager.errored() is not None:
             return
-        if manager.current_step() < launch.checkpoint.step:
-            raise PeersGone(f"at step {manager.current_step()}, the checkpoint at {launch.checkpoint.step}")
+        known = launch.checkpoint.step if launch.checkpoint is not None else 0
+        if manager.current_step() < max(known, 1):
+            behind = f"the checkpoint at {known}" if known else "and the others had trained"
+            raise PeersGone(f"at step {manager.current_step()}, {behind}")
 
     # --- start and checkpoint results ---
 

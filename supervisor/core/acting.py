@@ -47,6 +47,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     )
     if choice.rung == Rung.RESTART:
         if not choice.free:
+            often.hold(r, group, incident)
             group = often.remember(r, group, incident.kind)
         r.set_group(replace(group, phase="placing", old_node=group.node))
         return

@@ -17,6 +17,12 @@ ACROSS = frozenset({"quorum", "collective", "heal"})
 WAITING = ACROSS | {"commit"}
 """What waits for other ranks. In all else a rank waits for nobody, or, unseen, for the shards of its own group."""
 
+ALONE = frozenset({"data", "save"})
+"""What a rank does without any other."""
+ITS_OWN = ALONE | {"checkpoint", "evaluate", "compile"}
+"""What a rank that is still at it waits for in vain from nobody who has come as far as a wait for other groups: that one is through
+with it."""
+
 STEPS_BEHIND = 2
 """One that waits while others are so far ahead does not wait for them: steps are reported at different times, and one is
 in flight."""
@@ -238,18 +244,15 @@ def _listed(groups: Collection[int]) -> str:
 
 
 def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
-    """The one group of which a rank waits elsewhere while all ranks of all others wait at one and the same place: as one
-    does that left a collective out. Empty while a stack is not known."""
+    """The one group of which a rank is where no rank of another group is, while those wait only where ranks of several groups do: as
+    one is that left a collective out. Empty while a stack is not known."""
     places = {g: {_place(rank) for rank in ranks} for g, ranks in stuck.items()}
     if any("" in at for at in places.values()):
         return ()
-    times = Counter(place for at in places.values() for place in at)
-    ranks, found = sum(map(len, stuck.values())), []
-    for g, at in places.items():
-        alone = {place for place in at if times[place] == 1}
-        if alone and len(times) - len(alone) == 1 and ranks - len(stuck[g]) >= OTHERS_AT_LEAST:
-            found.append(g)
-    return tuple(found) if len(found) == 1 else ()
+    shared = {place for place, n in Counter(place for at in places.values() for place in at).items() if n > 1}
+    odd = tuple(g for g, at in places.items() if at - shared)
+    others = sum(len(ranks) for g, ranks in stuck.items() if g not in odd)
+    return odd if len(odd) == 1 and others >= OTHERS_AT_LEAST else ()
 
 
 def _ill(running: Mapping[int, GroupMemory], observed: Observed) -> tuple[int, ...]:
@@ -266,23 +269,26 @@ def _unseen(group: GroupMemory, observed: Observed) -> bool:
 
 
 def _place(rank: RankView) -> str:
-    """Where it waits, without line numbers: a loop that waits is seen at any of its lines. Empty: not known."""
+    """Where it waits, without line numbers: a loop that waits is seen at any of its lines. Empty: not known. That a stack cannot be read
+    since the process is in uninterruptible sleep is a place of its own."""
     stuck = rank.stuck
-    if stuck is None or not stuck.stack.startswith("in "):
+    if stuck is None:
         return ""
+    if not stuck.stack.startswith("in "):
+        return f"{stuck.activity}, {stuck.process}" if stuck.stack and stuck.process == "uninterruptible" else ""
     return f"{stuck.activity} {_LINE.sub(')', stuck.stack)}"
 
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:
     """The hang of a group that is to blame, with a sentence for each rank that takes too long, the ones that are stopped or wait
     for nobody first, and those inside a collective of the group, which may be seen by their stacks alone, last: they wait for the
-    others."""
-    ranks = sorted(
-        stuck_ranks(group, observed), key=lambda r: (not _stands(r), _in_a_collective(r), not _own(r), r.rank)
-    )
+    others. Of two of which either may wait for the other's shard none is named."""
+    ranks = sorted(stuck_ranks(group, observed), key=lambda r: (_likely(r), r.rank))
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
     own = any(_own(rank) for rank in ranks)
-    named = ranks and ((_own(ranks[0]) and not _wait_inside(ranks)) or _left_it_out(ranks))
+    first = _likely(ranks[0]) if ranks else ()
+    either = [_likely(rank) for rank in ranks].count(first) > 1 and not (_stands(ranks[0]) or _alone(ranks[0]))
+    named = ranks and ((_own(ranks[0]) and not _wait_inside(ranks) and not either) or _left_it_out(ranks))
     untold = "the others wait for it, or make steps without it, and its node cannot see what its ranks do"
     return Failure(
         Kind.HANG,
@@ -291,6 +297,11 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
         confidence=Confidence.LIKELY if own else Confidence.SUSPECTED,
         took_s=max((what.lasted_s or what.bound_s for _, what in stuck), default=0.0),
     )
+
+
+def _likely(rank: RankView) -> tuple[bool, ...]:
+    """How likely it is the one for which the others of its group wait: the smallest is."""
+    return not _stands(rank), not _alone(rank), _in_a_collective(rank), not _own(rank)
 
 
 def _left_it_out(ranks: list[RankView]) -> bool:
@@ -315,10 +326,19 @@ def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
 
 
 def _by_itself(ranks: list[RankView]) -> bool:
-    """Whether a group waits for no other. Where one of its ranks does, the others may wait for that one's shard."""
-    return any(_own(r) for r in ranks) and not any(
-        r.stuck is not None and r.stuck.activity in ACROSS and not _own(r) for r in ranks
-    )
+    """Whether a group waits for no other. Where one of its ranks does, the others may wait for that one's shard, unless they are at
+    something of their own."""
+    if any(_stands(r) or _at_its_own(r) for r in ranks):
+        return True
+    return any(map(_own, ranks)) and not any(r.stuck is not None and r.stuck.activity in ACROSS for r in ranks)
+
+
+def _at_its_own(rank: RankView) -> bool:
+    return rank.stuck is not None and rank.stuck.activity in ITS_OWN and not _in_a_collective(rank)
+
+
+def _alone(rank: RankView) -> bool:
+    return rank.stuck is not None and rank.stuck.activity in ALONE
 
 
 def _wait_for_one_of_theirs(ranks: list[RankView], of: int) -> bool:

@@ -189,9 +189,17 @@ def _may_start_again(r: Round, group: GroupMemory) -> bool:
 
 
 def _too_many(r: Round, hit: Hit) -> bool:
-    unpaid = len(hit.dear) > r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
-    unpaid = unpaid and len(hit.dear) + hit.given_up >= r.spec.policy.breaker.at_least
-    return bool(hit.dear) and (unpaid or are_many(r, hit.count))
+    if not hit.dear:
+        return False
+    paid = min(r.left(Rung.REPLACE, 0), len(r.spares())) + r.left(Rung.REALLOCATE, 0)
+    unpaid = len(hit.dear) > paid and len(hit.dear) + hit.given_up >= r.spec.policy.breaker.at_least
+    return unpaid or _unpaid_nodes(hit, paid) or are_many(r, hit.count)
+
+
+def _unpaid_nodes(hit: Hit, paid: int) -> bool:
+    """Whether several nodes, or GPUs, are lost at one time, and more than the run may have others for: held they may come back, where the
+    rest of them would be a reason to halt."""
+    return len(hit.lost) > max(1, paid)
 
 
 def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:

@@ -1,5 +1,6 @@
 """How long a start takes by its own doing. A group that is built waits in its first quorum for as long as the others are at something
-long (an evaluation, a checkpoint, one slow step): they come to it, and starting the group again would not bring them."""
+long (an evaluation, a checkpoint, one slow step), or too few of them are there to step: they come to it, and starting the group
+again would not bring them."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ LOOKED_AT = 10
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """The groups that train."""
+    """The groups that train, or are to."""
 
     step: int
     """The newest that one of them has told."""
-    apart: bool
-    """One of them is in no quorum: it is at something else."""
+    awaited: bool
+    """One that trains is in no quorum: it is at something else. Or too few wait in one to step, and others are still to come."""
 
 
 def excused(r: Round) -> Mapping[int, float]:
@@ -47,7 +48,7 @@ def excused(r: Round) -> Mapping[int, float]:
 
 def _weigh(r: Round, late: list[GroupMemory], every_s: float) -> tuple[dict[int, float], dict[int, Waited]]:
     """What is excused now, and what is remembered."""
-    seconds, found, others = dict[int, float](), dict[int, Waited](), _those_that_train(r)
+    seconds, found, others = dict[int, float](), dict[int, Waited](), _others(r)
     for group in late:
         seen = r.before.waited.get(group.group)
         if seen is not None and seen.generation != group.generation:
@@ -63,7 +64,7 @@ def _weigh(r: Round, late: list[GroupMemory], every_s: float) -> tuple[dict[int,
 
 def _after(group: GroupMemory, r: Round, seen: Waited | None, others: _Others, every_s: float) -> Waited | None:
     """What is remembered of one from now on."""
-    waits = others.apart and _in_quorum(group, r.observed)
+    waits = others.awaited and _in_quorum(group, r.observed)
     if seen is None or seen.since is None:
         if not waits:
             return seen
@@ -82,10 +83,31 @@ def _excused_s(seen: Waited, now: float, others: _Others) -> float:
     return seen.excused_s + (now - seen.since if seen.since is not None and stand else 0.0)
 
 
-def _those_that_train(r: Round) -> _Others:
+def _others(r: Round) -> _Others:
     running = [g for g in r.groups.values() if g.phase == "running"]
     step = max((rank.step for g in running for rank in ranks_of(g, r.observed)), default=0)
-    return _Others(step, any(ranks_of(g, r.observed) and not _in_quorum(g, r.observed) for g in running))
+    apart = any(ranks_of(g, r.observed) and not _in_quorum(g, r.observed) for g in running)
+    return _Others(step, apart or _too_few(r))
+
+
+def _too_few(r: Round) -> bool:
+    """Whether fewer groups wait in a quorum than may step, while one is still to come: it is being placed, waits for its allocation, or
+    is not built yet. It has a timeout of its own."""
+    there = [g for g in r.groups.values() if g.phase in ("starting", "running") and _in_quorum(g, r.observed)]
+    named = {g.group for g in there}
+    to_come = [g for g in r.groups.values() if g.group not in named and g.phase != "finished" and not g.left_out]
+    few = len(there) < r.spec.groups.min_groups and bool(to_come)
+    if few and there:
+        r.wait(
+            f"{_listed(there)} in a quorum for more: {len(there)} of the {r.spec.groups.min_groups} groups that a step needs are "
+            f"there (groups.min_groups)"
+        )
+    return few
+
+
+def _listed(groups: list[GroupMemory]) -> str:
+    names = ", ".join(str(g.group) for g in groups)
+    return f"groups {names} wait" if len(groups) > 1 else f"group {names} waits"
 
 
 def _in_quorum(group: GroupMemory, observed: Observed) -> bool:

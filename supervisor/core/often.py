@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.cordons import OF_THE_PROGRAM, REPEATED_S
-from supervisor.core.model import GroupMemory, Kind
+from supervisor.core.model import GroupMemory, Incident, Kind
 from supervisor.core.round import Round
 
 WINDOWS = 2
@@ -37,6 +37,14 @@ def here(r: Round, group: GroupMemory, kind: Kind) -> str:
     if any(_lately(r, g) >= OTHERS_ALIKE for g in others):
         return ""
     return f"it was started again {times} times within a day on {host}, and no other group so often"
+
+
+def hold(r: Round, group: GroupMemory, incident: Incident) -> None:
+    """Where there is no spare to leave it for, the group is started there once more, and the host is held to it all the same: no other
+    group comes, and what befalls another run there within a day bars it for all."""
+    host = r.host_of(group.node)
+    if host not in r.cordons and here(r, group, incident.kind):
+        r.cordon(host, group.node, incident)
 
 
 def _lately(r: Round, group: GroupMemory) -> int:

@@ -169,8 +169,8 @@ class TrainerLaunch:
     checkpoint: CheckpointMark | None = None
     """The newest complete checkpoint that the supervisor knows of."""
     resume: Literal["disk", "peers"] = "disk"
-    """disk: load `checkpoint` if there is one. peers: others are training, heal from them; a rank that meets no
-    peer and is behind `checkpoint` exits with PEERS_GONE instead of training from scratch."""
+    """disk: load `checkpoint` if there is one. peers: others are training, heal from them; a rank that meets none
+    that has trained, or is behind `checkpoint` then, exits with PEERS_GONE instead of training from scratch."""
     writer: bool = False
     """Whether this group writes the checkpoints."""
 

@@ -603,3 +603,77 @@ def test_one_that_has_started_and_cannot_be_seen_is_not_late_while_the_others_st
     steps(w, 70, participants=2)
     w.round()
     assert (w.incident.kind, w.group(1).generation) == (Kind.START_TIMEOUT, 3)
+
+
+# --- several ranks a group, of which one hangs and others wait for other groups already ---
+
+
+def several(culprit: str, neighbour: str, stack: str = "", process: str = "", others: str = "") -> World:
+    """Rank 1 of group 0 is at `culprit`, its neighbour at `neighbour`, all the others in the next quorum."""
+    w = World(groups=3, ranks=2).bring_up()
+    for group in range(3):
+        for rank in range(2):
+            hangs(w, group, "quorum", rank, stack=others)
+    hangs(w, 0, neighbour, 0, stack=others)
+    hangs(w, 0, culprit, 1, stack=stack, process=process)
+    w.round()
+    return w
+
+
+@pytest.mark.parametrize("activity", ["data", "checkpoint", "save", "evaluate", "compile"])
+@pytest.mark.parametrize("neighbour", ["quorum", "collective", "heal"])
+def test_what_a_rank_does_for_itself_tells_it_without_any_stack(activity: str, neighbour: str) -> None:
+    w = several(activity, neighbour)
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 0, 1)
+
+
+@pytest.mark.parametrize("activity", ["compute", "other"])
+def test_what_may_be_a_wait_for_a_shard_tells_nobody_without_a_stack(activity: str) -> None:
+    w = several(activity, "quorum")
+    assert not w.incidents
+    assert "not known for whom" in w.waits()
+
+
+def test_one_whose_stack_no_debugger_can_read_for_its_sleep_is_elsewhere() -> None:
+    waits = "in wait (manager.py:1) < step (train.py:1)"
+    asleep = "its stack is not known (py-spy does not end)"
+    assert not several("compute", "quorum", stack=asleep, others=waits).incidents
+    w = several("compute", "quorum", stack=asleep, process="uninterruptible", others=waits)
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 0, 1)
+
+
+def test_the_others_may_wait_in_several_places_if_several_groups_do() -> None:
+    w = World(groups=3, ranks=2).bring_up()
+    for group in range(3):
+        hangs(w, group, "quorum", 0, stack="in wait (manager.py:1)")
+        hangs(w, group, "compute", 1, stack="in item (tensor.py:1)" if group != 1 else "in forever (kernel.py:1)")
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 1)
+
+
+def test_where_two_groups_have_a_place_of_their_own_nobody_is_blamed() -> None:
+    w = World(groups=3, ranks=2).bring_up()
+    for group in range(3):
+        hangs(w, group, "quorum", 0, stack="in wait (manager.py:1)")
+        hangs(w, group, "compute", 1, stack=f"in place{group if group else 1} (kernel.py:1)")
+    w.round()
+    assert w.incident.group == 2
+    w = World(groups=3, ranks=2).bring_up()
+    for group in range(3):
+        hangs(w, group, "quorum", 0, stack="in wait (manager.py:1)")
+        hangs(w, group, "compute", 1, stack=f"in place{group} (kernel.py:1)")
+    w.round()
+    assert not w.incidents
+
+
+@pytest.mark.parametrize(("first", "second", "named"), [
+    ("other", "data", 1), ("compute", "save", 1), ("data", "other", 0),
+    ("compute", "other", None), ("checkpoint", "compute", None),
+])  # fmt: skip
+def test_a_rank_is_named_only_where_the_other_is_not_as_likely(first: str, second: str, named: int | None) -> None:
+    w = World(groups=2, ranks=2).bring_up()
+    hangs(w, 0, first, 0)
+    hangs(w, 0, second, 1)
+    w.others_wait(0)
+    w.round()
+    assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 0, named)

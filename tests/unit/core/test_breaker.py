@@ -189,3 +189,31 @@ def test_the_others_rest_when_the_breaker_goes() -> None:
     w.round(1.0)
     w.round(1.0)
     assert [w.group(g).generation for g in range(5)] == [1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("groups", "spares", "lost"), [(4, 0, 4), (8, 0, 4), (4, 1, 4), (20, 0, 4)])
+def test_what_cannot_be_paid_for_is_held_also_below_the_number_that_is_many(groups: int, spares: int, lost: int) -> None:
+    """Three of four would be given up, and the run halted for the fourth, eight seconds before the switch is back."""
+    w = World(groups=groups, spares=spares, budget={"reallocate": lost - 1 - min(spares, lost)}).bring_up()
+    nodes = lose(w, *range(lost))
+    for _ in range(8):
+        w.round(1.0)
+    assert (w.memory.phase, w.memory.cordons, w.suspicions) == ("running", {}, [])
+    assert "breaker" in w.waits()
+    come_back(w, range(lost), nodes)
+    w.round(1.0)
+    assert (generations(w), w.memory.breaker_since) == ({1}, None)
+
+
+def test_what_can_be_paid_for_is_replaced_where_so_few_are_no_share() -> None:
+    w = World(groups=4, spares=1).bring_up()
+    lose(w, 0, 1, 2, 3)
+    assert w.memory.breaker_since is None
+    assert len(w.memory.cordons) == 4
+
+
+def test_one_alone_that_cannot_be_paid_for_is_not_held() -> None:
+    w = World(groups=4, spares=0, budget={"reallocate": 0}).bring_up()
+    lose(w, 2)
+    assert w.memory.breaker_since is None
+    assert w.group(2).left_out

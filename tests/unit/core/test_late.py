@@ -125,3 +125,86 @@ def test_it_is_written_seldom() -> None:
     before = w.memory.decisions
     after(w, 1800.0, pause)
     assert w.memory.decisions - before <= 1800 / (TIMEOUT_S / 10) + 2
+
+
+# --- too few are there to step ---
+
+
+def kinds(w: World, seconds: float, seen: Callable[[World], None]) -> list[tuple[Kind, int | None]]:
+    """What was opened meanwhile."""
+    began, known = w.now, set(w.incidents)
+    while w.now < began + seconds:
+        seen(w)
+        w.round(10.0)
+    return [(i.kind, i.group) for i in w.incidents.values() if i.id not in known]
+
+
+def test_one_that_waits_for_a_group_that_is_being_built_is_not_late_but_that_one_is() -> None:
+    w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S).start_up()
+
+    def seen(w: World) -> None:
+        w.report(0, phase="quorum")
+        w.report(1, phase="starting")
+
+    assert kinds(w, 2 * TIMEOUT_S, seen) == [(Kind.START_TIMEOUT, 1)]
+    assert w.group(0).generation == 1
+
+
+def test_one_that_waits_for_a_group_whose_allocation_is_in_a_queue_is_not_late() -> None:
+    w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S).start_up()
+    w.report(0, phase="quorum")
+    w.round(20.0)
+    w.lapse(w.group(1).node)
+
+    def seen(w: World) -> None:
+        w.report(0, phase="quorum")
+        for number in range(1, len(w.memory.allocations) + 1):
+            if f"run-a{number}" not in w.grants:
+                w.grant(number, "pending")
+        if w.group(1).phase == "fencing":
+            w.admit(1)
+
+    assert kinds(w, 60 * TIMEOUT_S, seen) == [(Kind.NODE_LOST, 1)]
+    assert (w.group(0).generation, w.group(0).node) == (1, "n1")
+    assert "group 0 waits in a quorum for more: 1 of the 2 groups that a step needs are there" in w.waits()
+
+
+def test_of_three_that_must_be_there_only_the_one_that_is_not_is_late() -> None:
+    w = World(groups=3, spares=0, min_groups=3, start_timeout_s=TIMEOUT_S).bring_up()
+    for group in (0, 1):
+        w.crash(group, step=50, commits=5)
+    w.round(1.0)
+    w.round(1.0)
+    for group in (0, 1):
+        w.start_again(group)
+
+    def seen(w: World) -> None:
+        w.report(0, phase="quorum")
+        w.report(1, phase="starting")
+        w.report(2, commits=50, step=50, phase="quorum")
+
+    began = kinds(w, TIMEOUT_S + 10.0, seen)
+    assert began == []  # the crash's incident is still open: it is brought up to date
+    late = [i.group for i in w.incidents.values() if i.kind == Kind.START_TIMEOUT]
+    assert (late, w.group(0).generation) == ([1], 2)
+
+
+def test_who_waits_with_enough_others_is_late_as_ever() -> None:
+    w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S).start_up()
+
+    def seen(w: World) -> None:
+        for group in (0, 1):
+            w.report(group, phase="quorum")
+
+    assert sorted(kinds(w, 1.2 * TIMEOUT_S, seen)) == [(Kind.START_TIMEOUT, 0), (Kind.START_TIMEOUT, 1)]
+
+
+def test_who_waits_for_nobody_that_comes_is_late_as_ever() -> None:
+    w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S).bring_up()
+    w.fail(0, code=0, commits=5, step=50)
+    w.crash(1, commits=5, step=49)
+    w.round(1.0)
+    w.round(1.0)
+    w.start_again(1)
+    assert after(w, 300.0, pause) <= TIMEOUT_S + 4.0
+    assert (w.incident.kind, w.incident.group) == (Kind.START_TIMEOUT, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core.model import Rung
+from supervisor.core.model import Kind, Rung
 from tests.unit.core.world import World
 
 SELDOM_S = 22 * 60.0
@@ -52,9 +52,15 @@ def test_what_befalls_other_hosts_too_is_no_hosts_doing() -> None:
     assert [crashes(w) for _ in range(12)] == [Rung.RESTART] * 12
 
 
-def test_without_a_spare_it_stays() -> None:
+def test_without_a_spare_it_stays_and_its_host_is_held_to_it_once() -> None:
     w = World(groups=2, spares=0).bring_up()
-    assert [crashes(w) for _ in range(12)] == [Rung.RESTART] * 12
+    node = w.group(1).node
+    assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
+    assert (w.suspicions, w.memory.cordons) == ([], {})
+    assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
+    assert [(s.host, s.kind) for s in w.suspicions] == [(node, Kind.CRASH)]
+    assert w.memory.cordons == {node: "incident i7: crash"}
+    assert w.group(1).node == node
 
 
 def test_what_a_program_says_of_itself_is_held_against_no_host() -> None:
