@@ -192,7 +192,9 @@ def test_the_others_rest_when_the_breaker_goes() -> None:
 
 
 @pytest.mark.parametrize(("groups", "spares", "lost"), [(4, 0, 4), (8, 0, 4), (4, 1, 4), (20, 0, 4)])
-def test_what_cannot_be_paid_for_is_held_also_below_the_number_that_is_many(groups: int, spares: int, lost: int) -> None:
+def test_what_cannot_be_paid_for_is_held_also_below_the_number_that_is_many(
+    groups: int, spares: int, lost: int
+) -> None:
     """Three of four would be given up, and the run halted for the fourth, eight seconds before the switch is back."""
     w = World(groups=groups, spares=spares, budget={"reallocate": lost - 1 - min(spares, lost)}).bring_up()
     nodes = lose(w, *range(lost))
