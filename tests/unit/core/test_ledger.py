@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.ledger import (
+    OF_EVENT,
     Cause,
     Interval,
     Mark,
@@ -37,7 +40,7 @@ def line(event: str, start: float, t: float, **about: object) -> dict[str, objec
         ("start", Cause.START),
         ("imported", Cause.START),
         ("constructed", Cause.START),
-        ("resuming", Cause.START),
+        ("resumed", Cause.START),
         ("built", Cause.START),
         ("admitted", Cause.ADMISSION),
         ("quorum", Cause.QUORUM),
@@ -50,11 +53,31 @@ def line(event: str, start: float, t: float, **about: object) -> dict[str, objec
         ("finished", Cause.END),
         ("closed", Cause.END),
         ("terminated", Cause.LOST_STEP),
+        ("failed", Cause.LOST_STEP),
+        ("peers_gone", Cause.LOST_STEP),
         ("what a later version may write", Cause.OTHER),
     ],
 )
 def test_an_event_has_a_cause(event: str, cause: Cause) -> None:
     assert of_lines([line(event, 1.0, 3.0)]) == [Interval(1.0, 3.0, cause)]
+
+
+def written() -> set[str]:
+    """The names of the lines that trainers write and that do not overlap."""
+    found = set()
+    for path in (Path(__file__).parents[3] / "titan_actor").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ledger.event"):
+                (name, *_) = node.args
+                assert isinstance(name, ast.Constant), f"{path.name}: {ast.unparse(node)}"
+                found.add(str(name.value))
+    return found
+
+
+def test_every_line_that_trainers_write_has_a_cause() -> None:
+    names = written()
+    assert {"start", "resumed", "failed", "finished"} <= names
+    assert names - OF_EVENT.keys() == set()
 
 
 @pytest.mark.parametrize(

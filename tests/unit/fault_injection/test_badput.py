@@ -69,6 +69,7 @@ def test_so_is_every_second_of_the_run(run: History) -> None:
             computed += x["seconds"]["compute"] + x["seconds"]["commit"] if x["step"] > newest else 0.0
             newest = max(newest, x["step"])
     assert ettr == pytest.approx(computed / (2 * (span.end - span.begin)), rel=0.002)
+    assert Cause.OTHER not in badput, "the loads of checkpoints and the ends by an error have their causes"
     stood = sum(totals(x).get(Cause.HUNG, 0.0) for x in ledgers.values())
     assert badput["hung"] == pytest.approx(stood / (2 * (span.end - span.begin)), rel=1e-6)
 
@@ -149,7 +150,7 @@ def test_the_cost_of_an_incident_is_that_of_all_groups(run: History) -> None:
     alone = [of_incident({g: x}, both) for g, x in ledgers.items()]
     assert sum(cost.values()) == pytest.approx(sum(sum(x.values()) for x in alone), abs=0.02)
     assert all(sum(x.values()) > 1.0 for x in alone), "both stood still"
-    assert sum(cost.values()) <= 2 * (both.over - both.began)
+    assert sum(cost.values()) <= 2 * (both.over - both.began) + 0.02, "each cause is rounded"
 
 
 # --- a story ---
