@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fault_injection.badput import SHARE, SLACK_S, Span, does_not_add_up, ledger, of_incident, windows
+from fault_injection.badput import SHARE, SLACK_S, Span, does_not_add_up, ledger, windows
 from fault_injection.history import History, read
+from fault_injection.incident_cost import of_incidents
 from supervisor.cli.common import Json, sentences, show
 from supervisor.core.ledger import Cause, Interval, ratios, totals
 from supervisor.core.restored import ENDED
@@ -29,6 +30,9 @@ MOST = 3
 IN_FLIGHT = 2.0
 """Of a run that is not over, what has passed since the newest step is counted once that is so many ordinary steps ago."""
 
+ROUNDED_S = 0.0005
+"""What is less is none: JSON has milliseconds."""
+
 
 def register(app: typer.Typer) -> None:
     """Add `ledger` to the command line."""
@@ -41,6 +45,7 @@ def command(
 ) -> None:
     """Where each second of each group went, and what each incident cost, from the files of a run; no etcd is asked.
 
+    No second is of two incidents: the newest has what two might have, and what is no incident's has a row of its own.
     From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now.
     Ends with 1 where the sums are not the run's time, or files of a node are not on this machine."""
     with sentences():
@@ -68,6 +73,8 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}
     ettr, badput = ratios(ledgers.values())
     by_group = {g: _seconds(totals(intervals)) for g, intervals in ledgers.items()}
+    causes = totals(interval for intervals in ledgers.values() for interval in intervals)
+    costs = of_incidents(history, ledgers)
     return {
         "run": folder.name,
         "seconds": round(span.end - span.begin, 3),
@@ -76,12 +83,13 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
         "over": lasted.over,
         "ettr": round(ettr, 4),
         "badput": {cause: round(share, 4) for cause, share in badput.items()},
-        "causes": _seconds(totals(interval for intervals in ledgers.values() for interval in intervals)),
+        "causes": _seconds(causes),
         "groups": by_group,
         "incidents": [
-            {**{name: w.incident[name] for name in ("id", "kind", "group", "rung")}, "lost_s": of_incident(ledgers, w)}
-            for w in windows(history)
+            {**{name: i[name] for name in ("id", "kind", "group", "rung")}, "lost_s": _seconds(costs[i["id"]])}
+            for i in (window.incident for window in windows(history))
         ],
+        "no_incident_s": _seconds(_without(causes, costs.values())),
         "wrong": [
             *_not_here(history, system),
             *(f"{where} is no JSON" for where in history.unreadable),
@@ -147,6 +155,13 @@ def _not_all_of_it(
             yield f"{steps.name}: steps until {beyond:.1f} s after the end of the run: they are not counted"
 
 
+def _without(causes: Mapping[Cause, float], costs: Iterable[Mapping[Cause, float]]) -> dict[Cause, float]:
+    """What did not train and is no incident's: how a run begins and ends, and what steps bring with them."""
+    costs = list(costs)
+    left = {cause: seconds - sum(of.get(cause, 0.0) for of in costs) for cause, seconds in causes.items()}
+    return {cause: seconds for cause, seconds in left.items() if cause != Cause.PRODUCTIVE and seconds > ROUNDED_S}
+
+
 def _seconds(found: dict[Cause, float]) -> dict[str, float]:
     return {cause.value: round(seconds, 3) for cause, seconds in sorted(found.items(), key=lambda each: -each[1])}
 
@@ -171,35 +186,49 @@ class _Printed:
             [(cause, f"{seconds:.1f}", f"{seconds / whole:.1%}") for cause, seconds in found["causes"].items()],
         )
         yield _table(
-            ("group", "productive", "most of the rest"),
+            ("group", "productive", "most of the rest (s)"),
             [
                 (str(g), f"{s.get(Cause.PRODUCTIVE.value, 0.0) / (sum(s.values()) or 1.0):.1%}", _most(s))
                 for g, s in groups.items()
             ],
+            console.width,
         )
         if found["incidents"]:
+            costs = [
+                (i["id"], f"{i['kind']} group {i['group']}", str(i["rung"]), i["lost_s"]) for i in found["incidents"]
+            ]
             yield _table(
-                ("incident", "of", "rung", "cost", "most of it"),
+                ("incident", "of", "rung", "cost", "most of it (s)"),
                 [
-                    (
-                        i["id"], f"{i['kind']} group {i['group']}", str(i["rung"]), f"{sum(i['lost_s'].values()):.1f}",
-                        _most(i["lost_s"]),
-                    )
-                    for i in found["incidents"]
+                    (*about, f"{sum(lost.values()):.1f}", _most(lost))
+                    for *about, lost in (*costs, ("-", "no incident", "-", found["no_incident_s"]))
                 ],
-            )  # fmt: skip
+                console.width,
+            )
         yield from (f"WRONG: {sentence}" for sentence in found["wrong"])
 
 
 def _most(seconds: dict[str, float]) -> str:
     rest = sorted(((v, c) for c, v in seconds.items() if c != Cause.PRODUCTIVE.value and v >= 0.05), reverse=True)
-    return ", ".join(f"{cause} {value:.1f} s" for value, cause in rest[:MOST])
+    return ", ".join(f"{cause} {value:.1f}" for value, cause in rest[:MOST])
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int = 0) -> Table:
+    """`width`: of the terminal; the last column names so many causes as have room in it."""
+    others = sum(2 + max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads) - 1))
+    if width:
+        rows = [(*row[:-1], _fits(row[-1], max(width - others, len(heads[-1])))) for row in rows]
     table = Table(box=None, pad_edge=False)
     for head in heads:
-        table.add_column(head, justify="right" if head in ("group-seconds", "share", "productive", "cost") else "left")
+        table.add_column(
+            head, no_wrap=True, justify="right" if head in ("group-seconds", "share", "productive", "cost") else "left"
+        )
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _fits(causes: str, room: int) -> str:
+    while len(causes) > room and ", " in causes:
+        causes = causes.rpartition(", ")[0]
+    return causes

@@ -210,12 +210,6 @@ def kept_waiting(
     return found
 
 
-def lost(intervals: Iterable[Interval], start: float, end: float) -> dict[Cause, float]:
-    """Seconds between start and end that were not productive, by cause."""
-    within = (Interval(max(i.start, start), min(i.end, end), i.cause) for i in intervals)
-    return totals(i for i in within if i.seconds > 0 and i.cause != Cause.PRODUCTIVE)
-
-
 def totals(intervals: Iterable[Interval]) -> dict[Cause, float]:
     """Seconds by cause."""
     found: dict[Cause, float] = {}

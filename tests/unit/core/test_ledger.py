@@ -18,7 +18,6 @@ from supervisor.core.ledger import (
     cover,
     during,
     kept_waiting,
-    lost,
     of_lines,
     ratios,
     totals,
@@ -266,12 +265,6 @@ def test_only_what_is_beyond_an_ordinary_step_was_waited_for() -> None:
     assert kept_waiting(found, 2.0, 20.0, Cause.HUNG, 0.0) == found, "what is ordinary is not known"
     assert kept_waiting(found, 5.0, 20.0, Cause.HUNG, 1.0) == found, "it was over before"
     assert kept_waiting(found, 2.0, 20.0, Cause.HUNG, 3.5) == found, "hardly longer"
-
-
-def test_what_is_lost_is_all_but_the_productive() -> None:
-    found = [Interval(0.0, 4.0, Cause.PRODUCTIVE), Interval(4.0, 8.0, Cause.DETECT), Interval(8.0, 9.0, Cause.HEAL)]
-    assert lost(found, 3.0, 8.5) == {Cause.DETECT: 4.0, Cause.HEAL: 0.5}
-    assert lost(found, 0.0, float("inf")) == {Cause.DETECT: 4.0, Cause.HEAL: 1.0}
 
 
 @QUICK

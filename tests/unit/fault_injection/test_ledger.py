@@ -18,8 +18,8 @@ app = typer.Typer()
 ledger.register(app)
 
 
-def asked(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "150"})
+def asked(*arguments: str, columns: int = 150) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
 
 
 @pytest.fixture
@@ -63,13 +63,27 @@ def test_every_second_of_each_group_and_what_each_incident_cost(folder: Path) ->
         ("i2", "node_lost", 1),
     ]
     assert all(sum(i["lost_s"].values()) > 1.0 for i in found["incidents"])
+    told = sum(sum(of.values()) for of in (*(i["lost_s"] for i in found["incidents"]), found["no_incident_s"]))
+    assert told == pytest.approx(45.0 - both, abs=0.02), "each second that did not train is of one of them, or of none"
 
 
 def test_it_is_told_in_tables(folder: Path) -> None:
     said = asked(str(folder)).output
     assert f"run {RUN}: 22.5 s of 2 groups (finished); ETTR " in said
     assert "i2        node_lost group 1  2" in said
+    assert "-         no incident        -" in said
     assert "WRONG" not in said
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_row_is_a_line(folder: Path, columns: int) -> None:
+    """What has no room is left out as whole causes, the smallest first."""
+    wide, narrow = (asked(str(folder), columns=c).output.splitlines() for c in (150, columns))
+    assert len(narrow) == len(wide)
+    assert max(map(len, narrow)) <= columns
+    for of_wide, of_narrow in zip(wide, narrow, strict=True):
+        assert of_wide.startswith(of_narrow.rstrip())
+    assert any(len(line) > columns for line in wide) or columns == 80
 
 
 def test_files_that_are_on_another_machine_are_missed(folder: Path) -> None:
