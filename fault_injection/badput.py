@@ -17,7 +17,6 @@ from supervisor.core.ledger import (
     cover,
     during,
     kept_waiting,
-    lost,
     of_lines,
 )
 
@@ -83,15 +82,6 @@ def windows(history: History) -> list[Window]:
                 at if ended else float("inf"),
             )
     return list(found.values())
-
-
-def of_incident(found: Mapping[int, list[Interval]], window: Window) -> dict[str, float]:
-    """Seconds of all groups that did not train while it lasted, by cause. What two incidents of one time cost is in both."""
-    seconds: dict[str, float] = {}
-    for intervals in found.values():
-        for cause, value in lost(intervals, window.began, window.over).items():
-            seconds[cause.value] = seconds.get(cause.value, 0.0) + value
-    return {cause: round(value, 3) for cause, value in sorted(seconds.items())}
 
 
 def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span: Span) -> list[str]:

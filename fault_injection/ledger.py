@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fault_injection.badput import Span, does_not_add_up, ledger, of_incident, windows
+from fault_injection.badput import SHARE, SLACK_S, Span, does_not_add_up, ledger, windows
 from fault_injection.history import History, read
+from fault_injection.incident_cost import of_incidents
 from supervisor.cli.common import Json, sentences, show
-from supervisor.core.ledger import Cause, ratios, totals
+from supervisor.core.ledger import Cause, Interval, ratios, totals
+from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal
+from supervisor.shell.journal import read as read_journal
 from supervisor.shell.up import system_folder
 
 MOST = 3
 """Causes that are named of each group and each incident in the table; JSON has all."""
+
+IN_FLIGHT = 2.0
+"""Of a run that is not over, what has passed since the newest step is counted once that is so many ordinary steps ago."""
+
+ROUNDED_S = 0.0005
+"""What is less is none: JSON has milliseconds."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,8 +43,10 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's: it has journal.jsonl in it.")],
     as_json: Json = False,
 ) -> None:
-    """Where each second of each group went, and what each incident cost, from the files of a run, live or over; no etcd is asked.
+    """Where each second of each group went, and what each incident cost, from the files of a run; no etcd is asked.
 
+    No second is of two incidents: the newest has what two might have, and what is no incident's has a row of its own.
+    From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now.
     Ends with 1 where the sums are not the run's time, or files of a node are not on this machine."""
     with sentences():
         found = of_run(folder)
@@ -40,42 +55,111 @@ def command(
         raise typer.Exit(1)
 
 
-def of_run(folder: Path) -> dict[str, Any]:
-    """As `--json` prints it; seconds throughout. Raises Fatal where there is no journal, or no step in it yet."""
-    if not (folder / "journal.jsonl").is_file():
+def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
+    """As `--json` prints it; seconds throughout. `now`: this machine's clock, until which a run that is not over is counted. Raises
+    Fatal where there is no journal, or nothing was decided yet."""
+    journal = folder / "journal.jsonl"
+    if not journal.is_file():
         raise Fatal(
             f"{folder} holds no journal.jsonl: give the folder of a run, as runs/NAME, on the machine of its supervisor"
         )
     folder = folder.resolve()
     system = next((s for s in map(system_folder, (folder, folder.parent)) if s.is_dir()), system_folder(folder.parent))
+    lasted = lasts(read_journal(journal), time.time() if now is None else now)
+    if lasted is None:
+        raise Fatal(f"run {folder.name}: nothing was decided yet: its journal has no decision")
     history = read(folder.name, folder, system)
-    steps = [line["t"] for s in history.steps for line in s.committed()]
-    if not history.decisions or not steps:
-        raise Fatal(
-            f"run {folder.name}: no step is written down below {system}: it has not trained yet, or did on other machines"
-        )
-    span = Span(min(decision.t for decision in history.decisions), max(steps))
+    span, in_flight_s = _span(history, lasted)
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}
     ettr, badput = ratios(ledgers.values())
     by_group = {g: _seconds(totals(intervals)) for g, intervals in ledgers.items()}
+    causes = totals(interval for intervals in ledgers.values() for interval in intervals)
+    costs = of_incidents(history, ledgers)
     return {
         "run": folder.name,
         "seconds": round(span.end - span.begin, 3),
         "begin_unix_s": span.begin,
+        "phase": lasted.phase,
+        "over": lasted.over,
         "ettr": round(ettr, 4),
         "badput": {cause: round(share, 4) for cause, share in badput.items()},
-        "causes": _seconds(totals(interval for intervals in ledgers.values() for interval in intervals)),
+        "causes": _seconds(causes),
         "groups": by_group,
         "incidents": [
-            {**{name: w.incident[name] for name in ("id", "kind", "group", "rung")}, "lost_s": of_incident(ledgers, w)}
-            for w in windows(history)
+            {**{name: i[name] for name in ("id", "kind", "group", "rung")}, "lost_s": _seconds(costs[i["id"]])}
+            for i in (window.incident for window in windows(history))
         ],
+        "no_incident_s": _seconds(_without(causes, costs.values())),
         "wrong": [
             *_not_here(history, system),
             *(f"{where} is no JSON" for where in history.unreadable),
             *does_not_add_up(history, ledgers, span),
+            *_not_all_of_it(history, ledgers, lasted, in_flight_s),
         ],
     }
+
+
+@dataclass(frozen=True)
+class Lasted:
+    """How long a run has lasted, as its journal alone says; this machine's clock."""
+
+    began: float
+    until: float
+    """Its end; of one that is not over: now."""
+    phase: str
+    over: bool
+
+
+def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
+    """From the first decision until the run had finished, was stopped or halted, and was not resumed; None: nothing was decided."""
+    phases: list[tuple[float, str]] = []
+    open_: tuple[float, str] | None = None
+    for line in lines:
+        if line.get("entry") == "intent":
+            phases += [open_] if open_ is not None else []  # its supervisor died before it could say
+            open_ = (float(line["t"]), str(line.get("phase", "")))
+        elif line.get("entry") == "outcome" and open_ is not None:
+            phases += [open_] if not line.get("refused") else []
+            open_ = None
+    phases += [open_] if open_ is not None else []
+    if not phases:
+        return None
+    began, phase = phases[0][0], phases[-1][1]
+    over = next((at for at, _ in reversed(list(itertools.takewhile(lambda p: p[1] in ENDED, reversed(phases))))), None)
+    return Lasted(began, now if over is None else over, phase, over is not None)
+
+
+def _span(history: History, lasted: Lasted) -> tuple[Span, float]:
+    """What is counted, and how long the newest step may be under way without being counted: what it becomes is not known yet."""
+    steps = [line for s in history.steps for line in s.committed() if "start" in line]
+    if lasted.over or not steps:
+        return Span(lasted.began, lasted.until), 0.0
+    newest, in_flight_s = max(line["t"] for line in steps), IN_FLIGHT * median(x["t"] - x["start"] for x in steps)
+    goes_on = lasted.until - newest <= in_flight_s
+    return Span(lasted.began, newest if goes_on else lasted.until), in_flight_s
+
+
+def _not_all_of_it(
+    history: History, ledgers: Mapping[int, list[Interval]], lasted: Lasted, in_flight_s: float
+) -> Iterator[str]:
+    """What the ledgers leave out of the run, as its journal and its trainers tell it."""
+    whole = lasted.until - lasted.began
+    for group, intervals in ledgers.items():
+        seconds = sum(interval.seconds for interval in intervals)
+        if abs(seconds - whole) > SHARE * whole + in_flight_s:
+            yield f"group {group}: {seconds:.1f} s are under a cause, and the run has lasted {whole:.1f} s by its journal"
+    for steps in history.steps:
+        late = [line["t"] for line in steps.committed() if line["t"] > lasted.until + SLACK_S]
+        if late:
+            beyond = max(late) - lasted.until
+            yield f"{steps.name}: steps until {beyond:.1f} s after the end of the run: they are not counted"
+
+
+def _without(causes: Mapping[Cause, float], costs: Iterable[Mapping[Cause, float]]) -> dict[Cause, float]:
+    """What did not train and is no incident's: how a run begins and ends, and what steps bring with them."""
+    costs = list(costs)
+    left = {cause: seconds - sum(of.get(cause, 0.0) for of in costs) for cause, seconds in causes.items()}
+    return {cause: seconds for cause, seconds in left.items() if cause != Cause.PRODUCTIVE and seconds > ROUNDED_S}
 
 
 def _seconds(found: dict[Cause, float]) -> dict[str, float]:
@@ -95,41 +179,56 @@ class _Printed:
     def __rich_console__(self, console: Console, _: Any) -> Any:
         found, groups = self.found, self.found["groups"]
         whole = sum(found["causes"].values()) or 1.0
-        yield f"run {found['run']}: {found['seconds']:.1f} s of {len(groups)} groups; ETTR {found['ettr']:.1%}"
+        until = found["phase"] if found["over"] else "not over: until now"
+        yield f"run {found['run']}: {found['seconds']:.1f} s of {len(groups)} groups ({until}); ETTR {found['ettr']:.1%}"
         yield _table(
             ("cause", "group-seconds", "share"),
             [(cause, f"{seconds:.1f}", f"{seconds / whole:.1%}") for cause, seconds in found["causes"].items()],
         )
         yield _table(
-            ("group", "productive", "most of the rest"),
+            ("group", "productive", "most of the rest (s)"),
             [
                 (str(g), f"{s.get(Cause.PRODUCTIVE.value, 0.0) / (sum(s.values()) or 1.0):.1%}", _most(s))
                 for g, s in groups.items()
             ],
+            console.width,
         )
         if found["incidents"]:
+            costs = [
+                (i["id"], f"{i['kind']} group {i['group']}", str(i["rung"]), i["lost_s"]) for i in found["incidents"]
+            ]
             yield _table(
-                ("incident", "of", "rung", "cost", "most of it"),
+                ("incident", "of", "rung", "cost", "most of it (s)"),
                 [
-                    (
-                        i["id"], f"{i['kind']} group {i['group']}", str(i["rung"]), f"{sum(i['lost_s'].values()):.1f}",
-                        _most(i["lost_s"]),
-                    )
-                    for i in found["incidents"]
+                    (*about, f"{sum(lost.values()):.1f}", _most(lost))
+                    for *about, lost in (*costs, ("-", "no incident", "-", found["no_incident_s"]))
                 ],
-            )  # fmt: skip
+                console.width,
+            )
         yield from (f"WRONG: {sentence}" for sentence in found["wrong"])
 
 
 def _most(seconds: dict[str, float]) -> str:
     rest = sorted(((v, c) for c, v in seconds.items() if c != Cause.PRODUCTIVE.value and v >= 0.05), reverse=True)
-    return ", ".join(f"{cause} {value:.1f} s" for value, cause in rest[:MOST])
+    return ", ".join(f"{cause} {value:.1f}" for value, cause in rest[:MOST])
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int = 0) -> Table:
+    """`width`: of the terminal; the last column names so many causes as have room in it."""
+    others = sum(2 + max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads) - 1))
+    if width:
+        rows = [(*row[:-1], _fits(row[-1], max(width - others, len(heads[-1])))) for row in rows]
     table = Table(box=None, pad_edge=False)
     for head in heads:
-        table.add_column(head, justify="right" if head in ("group-seconds", "share", "productive", "cost") else "left")
+        table.add_column(
+            head, no_wrap=True, justify="right" if head in ("group-seconds", "share", "productive", "cost") else "left"
+        )
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _fits(causes: str, room: int) -> str:
+    while len(causes) > room and ", " in causes:
+        causes = causes.rpartition(", ")[0]
+    return causes

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from fault_injection.badput import Span, does_not_add_up, ledger, of_incident, windows
+from fault_injection.badput import Span, does_not_add_up, ledger
 from fault_injection.checkers import Verdict
 from fault_injection.faults.acts import Injected
 from fault_injection.history import History
+from fault_injection.incident_cost import of_incidents
 from supervisor.core.ledger import ratios
 
 
@@ -29,7 +30,10 @@ def build(history: History, faults: list[Injected], span: Span, groups: int, ver
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
         "incidents": [incident(history, fault, groups) for fault in faults],
-        "lost_s": {w.incident["id"]: of_incident(ledgers, w) for w in windows(history)},
+        "lost_s": {
+            name: {cause.value: round(seconds, 3) for cause, seconds in sorted(lost.items())}
+            for name, lost in of_incidents(history, ledgers).items()
+        },
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }
 

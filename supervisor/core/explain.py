@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from supervisor.core.model import Incident, Kind, Rung
 
 DONE = {
@@ -23,20 +25,25 @@ IN_PLACE = "restart in place: "
 """Begins the reason, among what was considered, for which a group was started again elsewhere after all."""
 
 
-def explain(incident: Incident, detected: str = "") -> list[str]:
-    """Lines: what happened, when, what was done and why, and what else was considered. `detected` is when that was, for people."""
+def explain(
+    incident: Incident, detected: str = "", became: Sequence[tuple[float, Kind]] = (), waits: Sequence[str] = ()
+) -> list[str]:
+    """Lines: what happened, when, what was done and why, and what else was considered. `detected` is when that was, for people;
+    `became`: since when it was of which kind, on the run clock; `waits`: why nothing was decided at first."""
     lines = [
         f"Incident {incident.id}: group {incident.group}{_rank(incident)} on node {incident.node or '-'}: {incident.kind.value}"
         f" ({incident.confidence.value})",
         "",
-        *_when(incident, detected),
+        *_when(incident, detected, became),
         "",
         "What was seen:",
         *(f"  - {sentence}" for sentence in incident.evidence),
         "",
         *done(incident),
-        f"Why: {incident.reason or 'nothing was decided yet'}.",
+        *([f"Why: {incident.reason}."] if incident.reason else []),
     ]
+    if waits:
+        lines += ["Why not at once:", *(f"  - {sentence}" for sentence in waits)]
     if incident.trace:
         lines += ["The traceback:", *(f"  {line}" for line in incident.trace.splitlines())]
     if incident.considered:
@@ -49,23 +56,35 @@ def explain(incident: Incident, detected: str = "") -> list[str]:
     return lines
 
 
-def _when(incident: Incident, detected: str) -> list[str]:
+def _when(incident: Incident, detected: str, became: Sequence[tuple[float, Kind]]) -> list[str]:
     """Each instant, how long after the one before, and after the first."""
-    lasted = (
-        f" (it had lasted {round(incident.took_s, 2):g} s before it counted as a failure)" if incident.took_s else ""
-    )
-    lines = ["When:", f"  detected  {detected or f'at {incident.opened:.2f} s of the run clock'}{lasted}"]
+    rows = [
+        (at, name, what)
+        for at, name, what in (
+            *((at, kind.value, ": only now it counted as that") for at, kind in became[1:]),
+            (incident.decided, "decided", ""),
+            (incident.acted, "acted", ": its new processes were seen" if started(incident) else ""),
+            (incident.recovered, "back", ""),
+        )
+        if at is not None
+    ]
+    lines = [
+        "When:",
+        f"  detected  {detected or f'at {incident.opened:.2f} s of the run clock'}{_first(incident, became)}",
+    ]
     before = incident.opened
-    for name, at, what in (
-        ("decided", incident.decided, ""),
-        ("acted", incident.acted, ": its new processes were seen" if started(incident) else ""),
-        ("back", incident.recovered, ""),
-    ):
-        if at is not None:
-            total = f", {at - incident.opened:.2f} s after it was detected" if before != incident.opened else ""
-            lines.append(f"  {name:8}  {at - before:.2f} s later{total}{what}")
-            before = at
+    for at, name, what in sorted(rows, key=lambda row: row[0]):
+        total = f", {at - incident.opened:.2f} s after it was detected" if before != incident.opened else ""
+        lines.append(f"  {name:8}  {at - before:.2f} s later{total}{what}")
+        before = at
     return lines
+
+
+def _first(incident: Incident, became: Sequence[tuple[float, Kind]]) -> str:
+    took = f"{round(incident.took_s, 2):g} s"
+    if len(became) > 1:  # how long the newest kind had lasted until it was one is not what took_s says
+        return f", as {became[0][1].value}" + (f" (its first sign was {took} before that)" if incident.took_s else "")
+    return f" (it had lasted {took} before it counted as a failure)" if incident.took_s else ""
 
 
 def started(incident: Incident) -> bool:
@@ -77,9 +96,33 @@ def _rank(incident: Incident) -> str:
     return f", rank {incident.rank}," if incident.rank is not None else ""
 
 
+def is_open(incident: Incident) -> bool:
+    """Whether it goes on."""
+    return incident.state in ("open", "acting")
+
+
+def named(rung: Rung) -> str:
+    """Its number and its name."""
+    return f"rung {rung.value} ({rung.name.lower().replace('_', ' ')})"
+
+
+def not_done(incident: Incident) -> str:
+    """The sentence in the place of what was done, where that was not done, or not yet; empty: it was, or would have been."""
+    if incident.shadow or incident.acted is not None:
+        return ""
+    if incident.decided is None:
+        return "Nothing was done yet: nothing was decided." if is_open(incident) else "Nothing was done."
+    if incident.rung in (Rung.RIDE_THROUGH, Rung.STOP):  # nothing is started for these: nothing has to be seen
+        return ""
+    how = "it is under way" if is_open(incident) else "it was not carried out any more"
+    return f"Decided: {named(incident.rung)}; {how}."
+
+
 def done(incident: Incident) -> list[str]:
-    """What was done, or would have been: the rung, and a sentence of it."""
-    rung = f"rung {incident.rung.value} ({incident.rung.name.lower().replace('_', ' ')})"
+    """What was done, or would have been: the rung, and a sentence of it; or that it was not."""
+    if sentence := not_done(incident):
+        return [sentence]
+    rung = named(incident.rung)
     if incident.shadow:
         ends = {"recovered": "It recovered by itself.", "halted": "It did not recover by itself."}
         return [

@@ -15,7 +15,7 @@ class Cause(StrEnum):
     ALLOCATE = "allocate"
     """No process yet: waiting for nodes, the lighthouse and the first decision."""
     START = "start"
-    """From the birth of a process until it is built."""
+    """From the birth of a process until it is built: what it loads of a checkpoint too."""
     ADMISSION = "admission"
     """Built, waiting for the gate."""
     DATA = "data"
@@ -36,7 +36,7 @@ class Cause(StrEnum):
     STRAGGLING = "straggling"
     """What a step took beyond an ordinary one while a group was known to be slow."""
     LOST_STEP = "lost_step"
-    """The step in flight when its process ended."""
+    """The step in flight when its process ended, by whatever it did."""
     DETECT = "detect"
     """From the end of a process, or its last sign of life, until an incident is open."""
     DECIDE = "decide"
@@ -52,11 +52,11 @@ class Cause(StrEnum):
     OTHER = "other"
 
 
-_OF_EVENT: Mapping[str, Cause] = {
+OF_EVENT: Mapping[str, Cause] = {
     "start": Cause.START,
     "imported": Cause.START,
     "constructed": Cause.START,
-    "resuming": Cause.START,
+    "resumed": Cause.START,
     "built": Cause.START,
     "admitted": Cause.ADMISSION,
     "quorum": Cause.QUORUM,
@@ -68,8 +68,11 @@ _OF_EVENT: Mapping[str, Cause] = {
     "digest": Cause.DIGEST,
     "finished": Cause.END,
     "terminated": Cause.LOST_STEP,
+    "failed": Cause.LOST_STEP,
+    "peers_gone": Cause.LOST_STEP,
     "closed": Cause.END,
 }
+"""By what a trainer calls the line (`ledger.event` in titan_actor)."""
 
 _OF_PART: Mapping[str, Cause] = {
     "data": Cause.DATA,
@@ -119,7 +122,7 @@ def of_lines(lines: Iterable[Mapping[str, object]], redone: int = 0) -> list[Int
         if line.get("overlaps") or not isinstance(start, int | float) or not isinstance(end, int | float):
             continue
         if line.get("event") != "step":
-            found.append(Interval(start, end, _OF_EVENT.get(str(line.get("event")), Cause.OTHER)))
+            found.append(Interval(start, end, OF_EVENT.get(str(line.get("event")), Cause.OTHER)))
         elif not line.get("committed"):
             found.append(Interval(start, end, Cause.FAILED_STEP))
         else:
@@ -205,12 +208,6 @@ def kept_waiting(
         waited = i.cause in IN_A_STEP and i.seconds > LONGER * ordinary_s > 0 and i.start < end and i.end > start
         found += [Interval(i.start, beyond, i.cause), Interval(beyond, i.end, cause)] if waited else [i]
     return found
-
-
-def lost(intervals: Iterable[Interval], start: float, end: float) -> dict[Cause, float]:
-    """Seconds between start and end that were not productive, by cause."""
-    within = (Interval(max(i.start, start), min(i.end, end), i.cause) for i in intervals)
-    return totals(i for i in within if i.seconds > 0 and i.cause != Cause.PRODUCTIVE)
 
 
 def totals(intervals: Iterable[Interval]) -> dict[Cause, float]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from supervisor.core import explain
 from supervisor.core.model import Incident
 from supervisor.shell.cordons import failure
 from supervisor.shell.page.terminal import lasted
@@ -134,8 +135,10 @@ def incidents(found: Sequence[Incident], seen: Mapping[str, float] | None = None
     lines = [head]
     for line, i in zip(others, found, strict=True):
         rung = f"rung {i.rung.value} {i.rung.name.lower()}" + (" (shadow)" if i.shadow else "")
-        generations = f"generation {i.generation_before} -> {i.generation_after}"
-        lines += [line, Text(f"    {rung}, {generations}: {i.reason or 'nothing was decided yet'}")]
+        told = f"{rung}, generation {i.generation_before} -> {i.generation_after}: {i.reason}"
+        if i.decided is None and not i.shadow:
+            told = explain.not_done(i) or told
+        lines += [line, Text(f"    {told}")]
     return Group(*lines)
 
 

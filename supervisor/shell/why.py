@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,8 +17,8 @@ from pydantic_core import to_jsonable_python
 
 from supervisor.core.again import Answer, answer, compare
 from supervisor.core.decide import decide
-from supervisor.core.explain import explain, started
-from supervisor.core.model import Action, Incident
+from supervisor.core.explain import explain, named, started
+from supervisor.core.model import Action, Incident, Kind
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs
 from supervisor.shell.mirror import Mirror
@@ -53,6 +54,8 @@ class Decided:
     """All of it, for the comparison."""
     own: tuple[Action, ...]
     """Its actions that are about the incident."""
+    waits: tuple[str, ...] = ()
+    """Why nothing was done about it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +179,10 @@ def _decided(journal: Path, incident: str) -> Iterator[Decided]:
         elif line.get("entry") == "intent":
             then = _answer(line)
             own = tuple(a for a in then.actions if a.incident == incident)
-            if own or any(i.id == incident for i in then.incidents):
-                waiting[place] = _one(line, then, own)
+            state = next((i for i in then.incidents if i.id == incident), None)
+            if own or state is not None:
+                waits = _waits(line, state) if state is not None and state.decided is None else ()
+                waiting[place] = replace(_one(line, then, own), waits=waits)
     yield from waiting.values()
 
 
@@ -193,6 +198,12 @@ def _one(line: Mapping[str, Any], then: Answer, own: tuple[Action, ...]) -> Deci
         then=then,
         own=own,
     )
+
+
+def _waits(line: Mapping[str, Any], incident: Incident) -> tuple[str, ...]:
+    """What a decision waited for, of an incident about which it decided nothing."""
+    about = re.compile(rf"group {incident.group}\b|breaker: ")
+    return tuple(sentence for sentence in line.get("waits", ()) if about.match(sentence))
 
 
 def _answer(line: Mapping[str, Any]) -> Answer:
@@ -246,8 +257,19 @@ def as_json(told: Why) -> dict[str, Any]:
 
 def page(told: Why) -> list[str]:
     """Lines of plain words."""
-    lines = explain(told.incident, _instant(told))
+    waits = tuple(dict.fromkeys(sentence for d in told.decided for sentence in d.waits))
+    lines = explain(told.incident, _instant(told), _became(told), waits)
     return [*lines, "", *_steps(told), "", *_today(told)]
+
+
+def _became(told: Why) -> list[tuple[float, Kind]]:
+    """Since when it was of which kind, on the run clock; of one that began in another machine's journal, what this one has."""
+    found: list[tuple[float, Kind]] = []
+    for d in told.decided:
+        then = _then(d, told)
+        if then is not None and (not found or then.kind != found[-1][1]):
+            found.append((d.clock, then.kind))
+    return found
 
 
 def _instant(told: Why) -> str:
@@ -281,8 +303,10 @@ def _step(decided: Decided, told: Why) -> list[str]:
 def _state(decided: Decided, told: Why) -> str:
     now = _then(decided, told)
     assert now is not None  # one without an action of it is here for what it changed
+    if now.state == "acting" and now.decided is not None and abs(now.decided - decided.clock) < SAME_S:
+        return f"decided: {named(now.rung)}: {now.reason}"
     if now.state != "acting" or now.acted is None:
-        return now.state
+        return f"{now.state}, a {now.kind.value}{'; ' if decided.waits else ''}{'; '.join(decided.waits)}"
     return "acted on: its new processes were seen" if started(now) else "ridden through: nothing is started"
 
 

@@ -202,26 +202,21 @@ def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:
 def chosen(incidents: Iterable[Incident]) -> list[Incident]:
     """The open ones, and the newest of the others."""
     incidents = list(incidents)
-    closed = [i for i in incidents if not is_open(i)]
+    closed = [i for i in incidents if not explain.is_open(i)]
     newest = {i.id for i in closed[-INCIDENTS:]}
-    return [i for i in incidents if is_open(i) or i.id in newest]
-
-
-def is_open(incident: Incident) -> bool:
-    """Whether it goes on."""
-    return incident.state in ("open", "acting")
+    return [i for i in incidents if explain.is_open(i) or i.id in newest]
 
 
 def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "open": is_open(i),
+        "open": explain.is_open(i),
         "state": i.state,
         "kind": i.kind.value,
         "confidence": i.confidence.value,
         "group": i.group,
         "node": i.node,
         "shadow": i.shadow,
-        "did": _did(i),
+        "did": " ".join(sentence.strip() for sentence in explain.done(i)),
         "why": i.reason,
         "seen": list(i.evidence),
         "considered": list(i.considered),
@@ -248,18 +243,8 @@ def _lost_s(i: Incident, now: float) -> float:
         return 0.0
     trained = i.kind in (Kind.STRAGGLER, Kind.LEAVING)  # until something was done about it
     began = i.acted if trained else i.opened - i.took_s
-    ended = i.recovered if i.recovered is not None else now if is_open(i) else None
+    ended = i.recovered if i.recovered is not None else now if explain.is_open(i) else None
     return max(0.0, ended - began) if began is not None and ended is not None else 0.0
-
-
-def _did(i: Incident) -> str:
-    """What was done, if it was: one that is paused, or halted meanwhile, was only decided, or not even that."""
-    rung = f"rung {i.rung.value} ({i.rung.name.lower().replace('_', ' ')})"
-    if i.shadow or i.acted is not None or i.rung in (Rung.RIDE_THROUGH, Rung.STOP):
-        return " ".join(sentence.strip() for sentence in explain.done(i))
-    if i.decided is None:
-        return "Nothing was decided yet." if is_open(i) else "Nothing was done."
-    return f"Decided: {rung}; {'it is under way.' if is_open(i) else 'it was not carried out any more.'}"
 
 
 def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.explain import DONE, explain
+from supervisor.core.explain import DONE, done, explain
 from supervisor.core.model import Confidence, Incident, Kind, Rung
 
 INCIDENT = Incident(
@@ -25,6 +25,18 @@ INCIDENT = Incident(
     decided=100.5,
     acted=102.25,
     recovered=110.0,
+)
+
+FRESH = replace(
+    INCIDENT,
+    node="",
+    reason="",
+    considered=(),
+    generation_after=2,
+    state="open",
+    decided=None,
+    acted=None,
+    recovered=None,
 )
 
 
@@ -56,14 +68,45 @@ def test_it_shows_the_traceback_of_an_error() -> None:
 
 
 def test_what_has_not_happened_is_not_told() -> None:
-    fresh = replace(
-        INCIDENT, node="", reason="", considered=(), generation_after=2, decided=None, acted=None, recovered=None
-    )
-    text = "\n".join(explain(fresh))
+    text = "\n".join(explain(FRESH))
     assert "on node -" in text
-    assert "nothing was decided yet" in text
-    for part in ("considered", "Generation", "later", "acted", "back "):
+    assert "Nothing was done yet: nothing was decided." in text
+    for part in ("considered", "Generation", "later", "acted", "back ", "What was done", DONE[Rung.REPLACE], "rung"):
         assert part not in text
+
+
+@pytest.mark.parametrize("rung", list(Rung))
+def test_where_nothing_was_decided_nothing_was_done(rung: Rung) -> None:
+    """Whatever rung it would begin with."""
+    assert done(replace(FRESH, rung=rung)) == ["Nothing was done yet: nothing was decided."]
+    assert done(replace(FRESH, rung=rung, state="halted")) == ["Nothing was done."]
+
+
+@pytest.mark.parametrize("rung", [Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE])
+def test_what_was_only_decided_is_not_told_as_done(rung: Rung) -> None:
+    decided = replace(INCIDENT, rung=rung, state="acting", acted=None, recovered=None)
+    name = f"rung {rung.value} ({rung.name.lower()})"
+    assert done(decided) == [f"Decided: {name}; it is under way."]
+    assert done(replace(decided, state="halted")) == [f"Decided: {name}; it was not carried out any more."]
+
+
+def test_why_nothing_was_decided_is_told_with_the_decision_too() -> None:
+    paused = "group 3: rank 0 ended; the run is paused, nothing is done"
+    for of in (FRESH, INCIDENT):
+        text = explain(of, waits=(paused,))
+        assert text[text.index("Why not at once:") + 1] == f"  - {paused}"
+
+
+def test_one_whose_kind_changed_tells_its_first_sign_and_when_it_counted_as_what_it_is() -> None:
+    hang = replace(INCIDENT, kind=Kind.HANG, took_s=2.07, decided=128.5, acted=130.0, recovered=140.0)
+    text = explain(hang, became=((100.0, Kind.SILENT), (128.0, Kind.HANG)))
+    when = text[text.index("When:") + 1 :]
+    assert when[:4] == [
+        "  detected  at 100.00 s of the run clock, as silent (its first sign was 2.07 s before that)",
+        "  hang      28.00 s later: only now it counted as that",
+        "  decided   0.50 s later, 28.50 s after it was detected",
+        "  acted     1.50 s later, 30.00 s after it was detected: its new processes were seen",
+    ]
 
 
 def test_an_instant_of_zero_is_an_instant() -> None:

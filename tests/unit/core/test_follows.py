@@ -174,7 +174,7 @@ def test_an_incident_that_goes_on_is_told_as_it_is() -> None:
         w.start_again()
     assert (len(w.incidents), w.incident.rung, w.incident.followed) == (1, Rung.REPLACE, True)
     assert (w.memory.cordons, w.suspicions) == ({}, [])
-    said = "\n".join(explain(w.incident))
+    said = "\n".join(explain(replace(w.incident, acted=w.now)))
     assert "no host was cordoned, for it follows the group" in said
     assert "the same on host n1 (incident i1): it follows the group" in said
 

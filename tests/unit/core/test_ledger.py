@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.ledger import (
+    OF_EVENT,
     Cause,
     Interval,
     Mark,
     cover,
     during,
     kept_waiting,
-    lost,
     of_lines,
     ratios,
     totals,
@@ -37,7 +39,7 @@ def line(event: str, start: float, t: float, **about: object) -> dict[str, objec
         ("start", Cause.START),
         ("imported", Cause.START),
         ("constructed", Cause.START),
-        ("resuming", Cause.START),
+        ("resumed", Cause.START),
         ("built", Cause.START),
         ("admitted", Cause.ADMISSION),
         ("quorum", Cause.QUORUM),
@@ -50,11 +52,31 @@ def line(event: str, start: float, t: float, **about: object) -> dict[str, objec
         ("finished", Cause.END),
         ("closed", Cause.END),
         ("terminated", Cause.LOST_STEP),
+        ("failed", Cause.LOST_STEP),
+        ("peers_gone", Cause.LOST_STEP),
         ("what a later version may write", Cause.OTHER),
     ],
 )
 def test_an_event_has_a_cause(event: str, cause: Cause) -> None:
     assert of_lines([line(event, 1.0, 3.0)]) == [Interval(1.0, 3.0, cause)]
+
+
+def written() -> set[str]:
+    """The names of the lines that trainers write and that do not overlap."""
+    found = set()
+    for path in (Path(__file__).parents[3] / "titan_actor").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ledger.event"):
+                (name, *_) = node.args
+                assert isinstance(name, ast.Constant), f"{path.name}: {ast.unparse(node)}"
+                found.add(str(name.value))
+    return found
+
+
+def test_every_line_that_trainers_write_has_a_cause() -> None:
+    names = written()
+    assert {"start", "resumed", "failed", "finished"} <= names
+    assert names - OF_EVENT.keys() == set()
 
 
 @pytest.mark.parametrize(
@@ -243,12 +265,6 @@ def test_only_what_is_beyond_an_ordinary_step_was_waited_for() -> None:
     assert kept_waiting(found, 2.0, 20.0, Cause.HUNG, 0.0) == found, "what is ordinary is not known"
     assert kept_waiting(found, 5.0, 20.0, Cause.HUNG, 1.0) == found, "it was over before"
     assert kept_waiting(found, 2.0, 20.0, Cause.HUNG, 3.5) == found, "hardly longer"
-
-
-def test_what_is_lost_is_all_but_the_productive() -> None:
-    found = [Interval(0.0, 4.0, Cause.PRODUCTIVE), Interval(4.0, 8.0, Cause.DETECT), Interval(8.0, 9.0, Cause.HEAL)]
-    assert lost(found, 3.0, 8.5) == {Cause.DETECT: 4.0, Cause.HEAL: 0.5}
-    assert lost(found, 0.0, float("inf")) == {Cause.DETECT: 4.0, Cause.HEAL: 1.0}
 
 
 @QUICK

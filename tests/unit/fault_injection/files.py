@@ -6,6 +6,7 @@ they are written and read.
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from fault_injection import checkers
 from fault_injection.faults.acts import Injected
 from fault_injection.history import History, read
+from fault_injection.recorded import load
 
 RUN = "run"
 
@@ -131,6 +133,15 @@ def of_quorum(group: int, body: dict[str, Any]) -> dict[str, Any]:
         "participating_rank": group if both else 0,
         **body,
     }
+
+
+def recorded(folder: Path) -> History:
+    """Of a real run: `recorded_run`."""
+    path = folder / "history.jsonl"
+    path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run" / "history.jsonl.gz").read_bytes()))
+    history = load(path)
+    assert not history.unreadable
+    return history
 
 
 # --- lines ---

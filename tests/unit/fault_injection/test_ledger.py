@@ -18,8 +18,8 @@ app = typer.Typer()
 ledger.register(app)
 
 
-def asked(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "150"})
+def asked(*arguments: str, columns: int = 150) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
 
 
 @pytest.fixture
@@ -29,6 +29,11 @@ def folder(tmp_path: Path) -> Path:
     for entry in files.journal:
         for group, says in entry.get("groups", {}).items():
             says["node"] = {1: "n2", 2: "n2", 3: "n3"}[says["generation"]] if group == "1" else "n1"
+    for entry in files.journal:
+        if entry["entry"] == "intent":
+            entry["phase"] = "running"
+    files.decide(23.5, 8, {0: 1, 1: 3})
+    files.journal[-2]["phase"] = "finished"
     files.write()
     (tmp_path / "system").rename(tmp_path / ".supervisor")
     return tmp_path / RUN
@@ -40,30 +45,45 @@ def test_every_second_of_each_group_and_what_each_incident_cost(folder: Path) ->
     found = json.loads(said.output)
     assert (found["run"], found["seconds"], found["wrong"]) == (
         RUN,
-        22.0,
+        22.5,
         [],
-    )  # the first decision at 1 s, the last step at 23 s
+    )  # the first decision at 1 s, the last step at 23 s, the run's end at 23.5 s
+    assert (found["phase"], found["over"]) == ("finished", True)
     assert {group: round(sum(seconds.values()), 6) for group, seconds in found["groups"].items()} == {
-        "0": 22.0,
-        "1": 22.0,
+        "0": 22.5,
+        "1": 22.5,
     }
     # it steps from 5 s to 23 s, and one of these seconds was of a step that was not committed
     assert found["groups"]["0"]["productive"] == pytest.approx(17.0)
     assert found["groups"]["0"]["failed_step"] == pytest.approx(1.0)
     both = sum(seconds["productive"] for seconds in found["groups"].values())
-    assert found["ettr"] == pytest.approx(both / 44.0, abs=1e-4)
+    assert found["ettr"] == pytest.approx(both / 45.0, abs=1e-4)
     assert [(i["id"], i["kind"], i["group"]) for i in found["incidents"]] == [
         ("i1", "crash", 1),
         ("i2", "node_lost", 1),
     ]
     assert all(sum(i["lost_s"].values()) > 1.0 for i in found["incidents"])
+    told = sum(sum(of.values()) for of in (*(i["lost_s"] for i in found["incidents"]), found["no_incident_s"]))
+    assert told == pytest.approx(45.0 - both, abs=0.02), "each second that did not train is of one of them, or of none"
 
 
 def test_it_is_told_in_tables(folder: Path) -> None:
     said = asked(str(folder)).output
-    assert f"run {RUN}: 22.0 s of 2 groups; ETTR " in said
+    assert f"run {RUN}: 22.5 s of 2 groups (finished); ETTR " in said
     assert "i2        node_lost group 1  2" in said
+    assert "-         no incident        -" in said
     assert "WRONG" not in said
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_row_is_a_line(folder: Path, columns: int) -> None:
+    """What has no room is left out as whole causes, the smallest first."""
+    wide, narrow = (asked(str(folder), columns=c).output.splitlines() for c in (150, columns))
+    assert len(narrow) == len(wide)
+    assert max(map(len, narrow)) <= columns
+    for of_wide, of_narrow in zip(wide, narrow, strict=True):
+        assert of_wide.startswith(of_narrow.rstrip())
+    assert any(len(line) > columns for line in wide) or columns == 80
 
 
 def test_files_that_are_on_another_machine_are_missed(folder: Path) -> None:
@@ -85,10 +105,86 @@ def test_a_line_that_cannot_be_read_is_named_and_one_that_is_being_written_is_no
     assert f"WRONG: journal.jsonl of {RUN}: line 2 is no JSON" in said.output
 
 
-def test_a_folder_of_no_run_and_a_run_that_never_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for where, words in ((folder.parent, "holds no journal.jsonl"), (folder, "no step is written down")):
-        shutil.rmtree(folder.parent / ".supervisor", ignore_errors=True)
+def test_a_folder_of_no_run_and_a_run_of_which_nothing_was_decided(folder: Path) -> None:
+    (folder.parent / "fresh").mkdir()
+    (folder.parent / "fresh" / "journal.jsonl").write_text('{"t":0.5,"entry":"event","event":"term","epoch":1}\n')
+    for where, words in (
+        (folder.parent, "holds no journal.jsonl"),
+        (folder.parent / "fresh", "nothing was decided yet"),
+    ):
         said = asked(str(where))
         assert said.exit_code == 1
         assert words in said.output + said.stderr
         assert "Traceback" not in said.output
+
+
+# --- of a run that is not over ---
+
+
+def live(folder: Path, until: float) -> Path:
+    """The story's journal, as far as it was written then."""
+    journal = folder / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines if line["t"] <= until))
+    return folder
+
+
+def test_what_stands_still_costs_until_now(folder: Path) -> None:
+    """Both groups have ended by now, and nothing is done about it: the run is paused."""
+    live(folder, 22.95)
+    early, late = (ledger.of_run(folder, now=now) for now in (60.0, 105.0))
+    assert not early["over"]
+    assert (early["seconds"], late["seconds"]) == (59.0, 104.0)
+    assert late["ettr"] < early["ettr"]
+    assert late["causes"]["productive"] == early["causes"]["productive"]
+    assert early["wrong"] == late["wrong"] == []
+
+
+def test_the_step_that_is_under_way_is_not_counted_yet(folder: Path) -> None:
+    live(folder, 22.95)
+    found = ledger.of_run(folder, now=24.0)
+    assert (found["over"], found["seconds"], found["wrong"]) == (False, 22.0, [])
+
+
+def test_before_the_first_step_it_tells_what_there_is(folder: Path) -> None:
+    live(folder, 5.0)
+    for path in (folder.parent / ".supervisor").glob("nodes/*/ranks/*/steps.jsonl"):
+        lines = [line for line in path.read_text().splitlines(True) if json.loads(line)["t"] <= 4.0]
+        path.write_text("".join(lines))
+    found = ledger.of_run(folder, now=4.0)
+    assert (found["seconds"], found["ettr"], found["wrong"]) == (3.0, 0.0, [])
+    assert found["causes"] == {"act": pytest.approx(1.8), "allocate": pytest.approx(0.2), "start": pytest.approx(4.0)}
+
+
+def test_a_run_that_was_halted_and_resumed_is_not_over(folder: Path) -> None:
+    (journal := folder / "journal.jsonl").write_text(journal.read_text().replace('"finished"', '"halted"'))
+    assert ledger.of_run(folder, now=60.0)["seconds"] == 22.5
+    with journal.open("a") as file:
+        file.write('{"t":30.0,"entry":"intent","epoch":1,"decision":9,"phase":"resuming"}\n')
+    found = ledger.of_run(folder, now=60.0)
+    assert (found["phase"], found["over"], found["seconds"]) == ("resuming", False, 59.0)
+
+
+def test_a_decision_that_was_refused_ends_no_run() -> None:
+    lines = [
+        {"t": 1.0, "entry": "intent", "phase": "running"}, {"t": 1.1, "entry": "outcome", "refused": ""},
+        {"t": 5.0, "entry": "intent", "phase": "halted"}, {"t": 5.1, "entry": "outcome", "refused": "another leads"},
+    ]  # fmt: skip
+    assert ledger.lasts(lines, 9.0) == ledger.Lasted(1.0, 9.0, "running", False)
+    assert ledger.lasts(lines[:3], 9.0) == ledger.Lasted(1.0, 5.0, "halted", True)
+    assert ledger.lasts([], 9.0) is None
+
+
+def test_a_ledger_that_leaves_out_some_of_the_run_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever covers the time that it is given covers all of it: the journal says how much there is."""
+    live(folder, 22.95)
+    monkeypatch.setattr(ledger, "_span", lambda history, lasted: (ledger.Span(1.0, 23.0), 2.0))
+    assert ledger.of_run(folder, now=60.0)["wrong"] == [
+        f"group {g}: 22.0 s are under a cause, and the run has lasted 59.0 s by its journal" for g in (0, 1)
+    ]
+
+
+def test_steps_after_the_end_of_the_run_are_wrong(folder: Path) -> None:
+    (journal := folder / "journal.jsonl").write_text(journal.read_text().replace('"t": 23.5', '"t": 22.0'))
+    wrong = ledger.of_run(folder)["wrong"]
+    assert "group 0 generation 1: steps until 1.0 s after the end of the run: they are not counted" in wrong

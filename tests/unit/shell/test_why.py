@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
+from supervisor.core.again import Answer
 from supervisor.core.decide import decide
-from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.model import ControlView, Decision, Kind, Memory, Observed, Rung
 from supervisor.core.spec import FirstRungSpec, RunSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import inputs, projection, why
+from supervisor.shell import inputs, projection, render, why
 from supervisor.shell.journal import Journal
 from supervisor.shell.loop import ROUTINE
 from supervisor.shell.program import program
@@ -140,6 +143,61 @@ def test_other_words_are_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
     told = why.why(world.incident, world.journal.path)
     assert told.same
     assert "the same is done, told in other words (decision" in "\n".join(why.page(told))
+
+
+def test_one_of_a_paused_run_says_that_nothing_was_done_and_why(tmp_path: Path) -> None:
+    """And still says why, once it was decided on."""
+    world = Journaled(tmp_path)
+    world.bring_up()
+    world.control = ControlView(paused=True)
+    world.crash(1)
+    world.round(1.0)
+    paused = "group 1: rank 0 was ended by SIGSEGV (signal 11); the run is paused, nothing is done"
+    text = page(world)
+    assert "Nothing was done yet: nothing was decided.\nWhy not at once:\n  - " + paused in text
+    assert f"it is open, a crash; {paused}" in text
+    assert "What was done" not in text
+    table = Console(width=200, file=io.StringIO())
+    table.print(render.incidents([world.incident]))
+    assert isinstance(table.file, io.StringIO)
+    assert "    Nothing was done yet: nothing was decided." in table.file.getvalue()
+    assert "rung" not in table.file.getvalue()
+    world.control = ControlView()
+    world.round(90.0)
+    world.recover(1)
+    text = page(world)
+    assert "decided   90.00 s later" in text
+    assert "What was done: rung 1 (restart)." in text
+    assert f"Why not at once:\n  - {paused}" in text
+
+
+def test_one_whose_kind_changed_says_when_it_was_which(tmp_path: Path) -> None:
+    """Its gate fell silent on it, and then its process was seen to have ended."""
+    world = Journaled(tmp_path)
+    world.bring_up()
+    world.hear(1, "silent")
+    world.round(1.0)
+    assert world.incident.kind == Kind.SILENT
+    world.crash(1)
+    world.round(4.0)
+    assert world.incident.kind == Kind.CRASH
+    text = page(world)
+    assert ", as silent" in text
+    assert "  crash     4.00 s later: only now it counted as that" in text
+    assert "before it counted as a failure" not in text
+
+
+def test_a_climb_is_told_with_its_rung(tmp_path: Path) -> None:
+    """Also by a decision whose actions name no incident."""
+    world = crashed(tmp_path)
+    told = why.why(world.incident, world.journal.path)
+    first, *others = told.decided
+    then = replace(world.incident, state="acting", rung=Rung.REALLOCATE, reason="the spare is gone", acted=None,
+                   recovered=None, decided=first.clock)  # fmt: skip
+    climbed = replace(first, own=(), then=Answer((), (then,)))
+    assert "      it is decided: rung 3 (reallocate): the spare is gone" in why.page(
+        replace(told, decided=(climbed, *others))
+    )
 
 
 def test_a_journal_without_the_input_says_so(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_pause_needs_a_person_only_once_something_has_failed() -> None:
     found = look(w)
     assert found["get_up"]["level"] == "now"
     assert "nothing is done about it until `supervisor resume run`" in found["get_up"]["why"][0]
-    assert found["incidents"]["i1"]["did"] == "Nothing was decided yet."
+    assert found["incidents"]["i1"]["did"] == "Nothing was done yet: nothing was decided."
 
 
 def test_where_the_policy_only_observes_nobody_is_called() -> None:

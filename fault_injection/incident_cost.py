@@ -1,0 +1,119 @@
+"""What each incident cost: of the seconds that did not train, those that are its own. No second is of two incidents.
+
+Of its group: all from the last step that was committed before it until it was over, and what is computed again of the steps that were
+lost with it. Of the others: the steps that failed and the waits for a quorum meanwhile, what they stood still for one that hung, and
+what they waited for one that was slow. Where two may have a second, the one that began last has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fault_injection.badput import Window, windows
+from fault_injection.history import History
+from supervisor.core.ledger import Cause, Interval
+from supervisor.core.model import Kind
+
+TRAINED = (Kind.STRAGGLER, Kind.LEAVING)
+"""Its group goes on until something is done about it."""
+
+ROUTINE = (Cause.DATA, Cause.CHECKPOINT, Cause.EVALUATE, Cause.DIGEST)
+"""What a step brings with it, or follows it, whatever befalls the group then."""
+
+WAITED = (Cause.QUORUM, Cause.FAILED_STEP)
+"""What a group costs the others that go on."""
+
+HELD_UP: Mapping[Cause, Kind] = {Cause.HUNG: Kind.HANG, Cause.STRAGGLING: Kind.STRAGGLER}
+"""What a group costs itself and the others by an incident of this kind alone."""
+
+
+@dataclass(frozen=True)
+class _Share:
+    """An incident, and since when its group did not train for it; infinite: it trained on."""
+
+    window: Window
+    since: float
+
+    @property
+    def id(self) -> str:
+        return str(self.window.incident["id"])
+
+    @property
+    def group(self) -> int:
+        return int(self.window.incident["group"])
+
+    @property
+    def restarted(self) -> bool:
+        return bool(self.window.incident["generation_after"] > self.window.incident["generation_before"])
+
+    def is_at(self, at: float) -> bool:
+        return self.since <= at < self.window.over
+
+
+def of_incidents(history: History, ledgers: Mapping[int, Sequence[Interval]]) -> dict[str, dict[Cause, float]]:
+    """By incident, in the order in which they were opened: group-seconds by cause."""
+    shares = [_share(history, window) for window in windows(history)]
+    found: dict[str, dict[Cause, float]] = {share.id: {} for share in shares}
+    for group, intervals in ledgers.items():
+        own = [share for share in shares if share.group == group]
+        for interval in _cut(intervals, own):
+            whose = _whose(interval, group, own, shares)
+            if whose is not None:
+                seconds = found[whose.id]
+                seconds[interval.cause] = seconds.get(interval.cause, 0.0) + interval.seconds
+    return found
+
+
+def _share(history: History, window: Window) -> _Share:
+    incident = window.incident
+    first = window.acted if incident["kind"] in TRAINED else window.began
+    if first == float("inf"):
+        return _Share(window, first)
+    commits = (
+        line["t"]
+        for steps in history.of_group(incident["group"])
+        if steps.generation == incident["generation_before"]
+        for line in steps.committed()
+        if line["t"] <= first
+    )
+    return _Share(window, max(commits, default=first))
+
+
+def _cut(intervals: Iterable[Interval], own: Sequence[_Share]) -> Iterator[Interval]:
+    """The same seconds, so that an incident of the group has all of an interval, or none of it."""
+    ends = sorted({at for share in own for at in (share.since, share.window.began, share.window.over)})
+    for interval in intervals:
+        start = interval.start
+        for at in (at for at in ends if interval.start < at < interval.end):
+            yield Interval(start, at, interval.cause)
+            start = at
+        yield Interval(start, interval.end, interval.cause)
+
+
+def _whose(interval: Interval, group: int, own: Sequence[_Share], shares: Sequence[_Share]) -> _Share | None:
+    """Whose an interval is; None: no incident's."""
+    at, cause = (interval.start + interval.end) / 2, interval.cause
+    if cause == Cause.PRODUCTIVE:
+        return None
+    if cause in HELD_UP:
+        return _newest(s for s in shares if s.window.incident["kind"] == HELD_UP[cause] and _touches(s, interval))
+    if cause == Cause.RECOMPUTE:
+        restarts = [s for s in shares if s.restarted and s.since <= at]
+        return _newest(s for s in restarts if s.group == group) or _newest(restarts)
+    mine = _newest(s for s in own if s.is_at(at))
+    if mine is not None:
+        return None if cause in ROUTINE and at < mine.window.began else mine
+    if cause not in WAITED:
+        return None
+    others = (s for s in shares if s.group != group)
+    return _newest(s for s in others if s.since < interval.end and s.window.over > interval.start)
+
+
+def _touches(share: _Share, interval: Interval) -> bool:
+    return share.window.began < interval.end and share.window.over > interval.start
+
+
+def _newest(shares: Iterable[_Share]) -> _Share | None:
+    """The one that began last."""
+    return max(shares, key=lambda s: (s.since, s.window.began), default=None)

@@ -1,0 +1,179 @@
+"""What an incident cost: of a real run, and of stories in which two may have the same seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from fault_injection.badput import Span, ledger, windows
+from fault_injection.history import History
+from fault_injection.incident_cost import of_incidents
+from supervisor.core.ledger import Cause, Interval, totals
+from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story
+from tests.unit.fault_injection.test_badput import crash, whole
+
+Ledgers = Mapping[int, list[Interval]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> History:
+    return recorded(tmp_path_factory.mktemp("run"))
+
+
+def ledgers_of(history: History, span: Span, groups: int = 2) -> Ledgers:
+    return {g: ledger(history, g, span) for g in range(groups)}
+
+
+def summed(costs: Mapping[str, Mapping[Cause, float]]) -> dict[Cause, float]:
+    return totals(Interval(0.0, s, cause) for cost in costs.values() for cause, s in cost.items())
+
+
+def badput(ledgers: Ledgers) -> dict[Cause, float]:
+    found = totals(i for intervals in ledgers.values() for i in intervals)
+    return {cause: s for cause, s in found.items() if cause != Cause.PRODUCTIVE}
+
+
+def no_second_twice(history: History, ledgers: Ledgers) -> dict[str, dict[Cause, float]]:
+    """The costs, of which no cause has more than the run."""
+    costs, all_of_it = of_incidents(history, ledgers), badput(ledgers)
+    for cause, s in summed(costs).items():
+        assert s <= all_of_it.get(cause, 0.0) + 1e-6, cause
+    return costs
+
+
+# --- a real run ---
+
+
+def test_incidents_have_no_second_twice_and_none_that_the_run_has_not(run: History) -> None:
+    ledgers = ledgers_of(run, whole(run))
+    told, all_of_it = summed(no_second_twice(run, ledgers)), badput(ledgers)
+    for cause in (Cause.RECOMPUTE, Cause.HUNG, Cause.DETECT, Cause.PLACE):
+        assert told[cause] == pytest.approx(all_of_it[cause], abs=1e-6), f"{cause} is of incidents alone"
+    assert told[Cause.LOST_STEP] > 0.9 * all_of_it[Cause.LOST_STEP], "but for those in which the record ends"
+    assert told[Cause.FAILED_STEP] > 0.8 * all_of_it[Cause.FAILED_STEP], "but for two of which no incident came"
+    assert Cause.CHECKPOINT not in told
+
+
+def test_a_crash_costs_what_was_under_way_in_all_groups_until_it_steps_again(run: History) -> None:
+    """i11, of group 1 while group 0 trained."""
+    span = whole(run)
+    ledgers = ledgers_of(run, span)
+    cost = of_incidents(run, ledgers)["i11"]
+    (window,) = [w for w in windows(run) if w.incident["id"] == "i11"]
+    near = {g: [i for i in x if window.began - 2 < i.start and i.end < window.over] for g, x in ledgers.items()}
+    of = {g: totals(x) for g, x in near.items()}
+    assert of[1][Cause.LOST_STEP] > 0.5
+    assert of[0][Cause.FAILED_STEP] > 0.5
+    for cause, group in ((Cause.LOST_STEP, 1), (Cause.DETECT, 1), (Cause.START, 1), (Cause.FAILED_STEP, 0)):
+        assert cost[cause] == pytest.approx(of[group][cause], abs=1e-3), cause
+
+
+def test_where_all_were_lost_each_group_is_of_its_own_incident(run: History) -> None:
+    costs = of_incidents(run, ledgers_of(run, whole(run)))
+    for name in ("i15", "i16"):
+        assert costs[name][Cause.RECOMPUTE] > 20.0
+        assert costs[name][Cause.START] > 2.0
+
+
+# --- stories ---
+
+
+def test_one_group_alone_with_what_it_computes_again(tmp_path: Path) -> None:
+    history = crash(tmp_path).history()
+    ledgers = ledgers_of(history, Span(2.0, 22.0), groups=1)
+    assert no_second_twice(history, ledgers) == {
+        "i1": {
+            Cause.LOST_STEP: pytest.approx(0.5),
+            Cause.DETECT: pytest.approx(0.5),
+            Cause.DECIDE: pytest.approx(5.0),
+            Cause.ACT: pytest.approx(0.6),
+            Cause.START: pytest.approx(1.4),
+            Cause.RECOMPUTE: pytest.approx(2.0),
+        }
+    }
+
+
+def test_the_others_failed_step_is_its_cost(tmp_path: Path) -> None:
+    history = story(tmp_path).history()
+    costs = no_second_twice(history, ledgers_of(history, Span(1.0, 23.0)))
+    assert costs["i1"][Cause.FAILED_STEP] == pytest.approx(1.0)
+    assert costs["i1"][Cause.LOST_STEP] == pytest.approx(0.6)
+    assert Cause.FAILED_STEP not in costs["i2"]
+
+
+def paused(folder: Path) -> Files:
+    """Groups 0 and 1 end at 9.5 and at 10.5, and nothing is decided; group 2 fails a step and waits for a quorum until 30."""
+    f = Files(folder)
+    f.decide(1.0, 1, {0: 1, 1: 1, 2: 1}, [place(g, 1, f"n{g}") for g in range(3)])
+    f.decide(9.9, 2, {0: 1}, [], [incident("i1", "crash", 0, 1, 1, "open")])
+    f.decide(10.9, 3, {1: 1}, [], [incident("i2", "crash", 1, 1, 1, "open")])
+    for group, ended in ((0, 9.5), (1, 10.5), (2, None)):
+        f.shims[f"n{group}"] = []
+        f.shim(2.0, "spawned", f"n{group}", group, 1)
+        if ended is not None:
+            f.shim(ended, "exited", f"n{group}", group, 1, exit_code=None, signal=9)
+        f.steps[f"n{group}", group, 1] = [line("start", 2.0, 5.0), *seconds(5.0, 1, 4)]
+    f.steps["n1", 1, 1].append(step(9.0, 9.8, 5, committed=False))
+    f.steps["n2", 2, 1] += [step(9.0, 9.8, 5, committed=False), line("quorum", 9.8, 30.0)]
+    return f
+
+
+def test_of_two_that_last_at_one_time_each_has_its_own_group_and_the_newest_the_others_wait(tmp_path: Path) -> None:
+    history = paused(tmp_path).history()
+    ledgers = ledgers_of(history, Span(2.0, 30.0), groups=3)
+    costs = no_second_twice(history, ledgers)
+    assert costs["i1"][Cause.DECIDE] == pytest.approx(20.0)
+    assert costs["i2"][Cause.DECIDE] == pytest.approx(19.0)
+    assert Cause.START not in summed(costs), "the groups' first start is no incident's"
+    whole_wait = sum(cost.get(Cause.QUORUM, 0.0) for cost in costs.values())
+    assert whole_wait == pytest.approx(20.2)
+    assert summed(costs)[Cause.FAILED_STEP] == pytest.approx(0.8 + 0.8)
+    assert sum(summed(costs).values()) == pytest.approx(sum(badput(ledgers).values()) - 3 * 3.0)
+
+
+def test_a_group_that_is_slow_costs_only_what_is_beyond_an_ordinary_step_until_it_is_acted_on(tmp_path: Path) -> None:
+    f = Files(tmp_path)
+    f.decide(1.0, 1, {0: 1, 1: 1}, [place(0, 1, "n1"), place(1, 1, "n2")])
+    f.decide(12.0, 2, {0: 1, 1: 1}, [], [incident("i1", "straggler", 1, 1, 1, "open", took_s=2.0)])
+    f.decide(15.9, 3, {0: 1, 1: 1}, [], [incident("i1", "straggler", 1, 1, 1, "recovered", took_s=2.0)])
+    for group, node in ((0, "n1"), (1, "n2")):
+        f.shims[node] = []
+        f.shim(2.0, "spawned", node, group, 1)
+        parts = {"data": 0.2, "compute": 0.8}
+        f.steps[node, group, 1] = [
+            line("start", 2.0, 5.0),
+            *({**x, "seconds": parts} for x in seconds(5.0, 1, 5)),
+            {**step(10.0, 13.0, 6), "seconds": {"data": 0.2, "compute": 2.8}},
+            *({**x, "seconds": parts} for x in seconds(13.0, 7, 3)),
+        ]
+    history = f.history()
+    costs = no_second_twice(history, ledgers_of(history, Span(2.0, 16.0)))
+    assert costs == {"i1": {Cause.STRAGGLING: pytest.approx(4.0)}}
+
+
+def test_what_a_group_left_of_its_own_will_costs_from_then_on(tmp_path: Path) -> None:
+    """Its node is to be taken away: it trains until it moves."""
+    f = crash(tmp_path)
+    for entry in f.journal:
+        for about in entry.get("incidents", ()):
+            about["kind"] = "leaving"
+    history = f.history()
+    cost = no_second_twice(history, ledgers_of(history, Span(2.0, 22.0), groups=1))["i1"]
+    assert cost[Cause.LOST_STEP] == pytest.approx(0.5)
+    assert cost[Cause.RECOMPUTE] == pytest.approx(2.0)
+
+
+def test_one_that_is_over_when_the_next_comes_has_nothing_of_it(tmp_path: Path) -> None:
+    """The second is of the same group, and had begun before the first was seen to be over."""
+    f = crash(tmp_path)
+    f.decide(18.95, 5, {0: 2}, [], [incident("i2", "crash", 0, 2, 2, "open", took_s=0.5)])
+    f.shim(20.0, "exited", "n1", 0, 2, exit_code=None, signal=11)
+    f.steps["n1", 0, 2] = [line("start", 15.6, 17.0), *seconds(17.0, 3, 1)]
+    f.journal.sort(key=lambda x: x["t"])
+    history = f.history()
+    ledgers = ledgers_of(history, Span(2.0, 22.0), groups=1)
+    costs = no_second_twice(history, ledgers)
+    assert sum(costs["i2"].values()) == pytest.approx(4.0), "from its last step on, at 18"
+    assert sum(summed(costs).values()) == pytest.approx(sum(badput(ledgers).values()) - 3.0)
