@@ -57,9 +57,9 @@ COLOURS: Mapping[Cause, str] = {
 def build(
     history: History, verdicts: Sequence[Verdict] | None = None, parity: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """report.json. `green`: every checker passes, and the loss is not shown to be another than its twin's (`parity`, as
-    `twin.parity` says it; not every run can have a twin, but one whose records have holes is not green). ValueError when the
-    history is not of a run that was broken on purpose."""
+    """report.json. `green`: every checker passes, and the loss is its twin's (`parity`, as `twin.parity` says it), or there cannot be
+    a twin for one of the few reasons that are nobody's fault (`NoTwin`). ValueError when the history is not of a run that was
+    broken on purpose."""
     setting = history.setting
     if setting is None:
         raise ValueError("the history does not say what was to be broken")
@@ -69,7 +69,7 @@ def build(
     ettr, badput = ratios([ledger(history, group, span) for group in range(setting.groups)])
     return {
         "run": history.run,
-        "green": all(v.answer == "pass" for v in verdicts) and parity["answer"] != "fail" and not parity["holes"],
+        "green": all(v.answer == "pass" for v in verdicts) and _same_model(parity),
         "seed": setting.seed,
         "versions": setting.versions,
         "seconds": round(setting.ended - setting.began, 3),
@@ -86,6 +86,10 @@ def build(
         "loss_parity": dict(parity),
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }
+
+
+def _same_model(parity: Mapping[str, Any]) -> bool:
+    return parity["answer"] == "pass" or (parity["answer"] == "unknown" and bool(parity["no_twin"]))
 
 
 def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any]:
