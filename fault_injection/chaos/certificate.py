@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from fault_injection.badput import Span, ledger
-from fault_injection.chaos import twin
+from fault_injection.chaos import cost, twin
 from fault_injection.chaos.replay import of_history, tries_of
 from fault_injection.checkers import Verdict, check
 from fault_injection.demo import report as costs
@@ -114,7 +114,7 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
     row |= {
         "others_steps": min((o["steps"] for o in others), default=0),
         "others_longest_stall_s": round(max((o["stall"] for o in others), default=0.0), 3),
-        "steps_lost": max((o["failed"] for o in others), default=0),
+        "steps_lost": cost.steps_lost(history, fault.group, fault.began, until),
     }
     timed: dict[str, Any] = {"incident": None, "kind": None, "rung": None}
     timed |= dict.fromkeys(("detected_s", "decided_s", "acted_s", "rejoined_s"))
@@ -122,11 +122,14 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
         injected = Injected(
             name=fault.name, group=fault.group, node=fault.node, unix_s=fault.began, evidence=fault.evidence
         )
-        cost = costs.incident(history, injected, setting.groups)
+        told = costs.incident(history, injected, setting.groups)
         timed = {"incident": own[0].id, "kind": own[0].kind, "rung": own[0].rung}
-        timed |= {name: cost.get(name) for name in ("detected_s", "decided_s", "acted_s")}
-        timed["rejoined_s"] = cost.get("recovered_s")
-    return row | timed
+        timed |= {name: told.get(name) for name in ("detected_s", "decided_s", "acted_s")}
+        timed["rejoined_s"] = told.get("recovered_s")
+    halted = cost.halt(history, fault.group, fault.began, until)
+    if halted["halted_s"] is None:
+        del halted["rejoined_s"]  # its incident says it
+    return row | timed | halted
 
 
 def _since(fault: FaultDone, at: float | None) -> float | None:
@@ -134,13 +137,19 @@ def _since(fault: FaultDone, at: float | None) -> float | None:
 
 
 def participation(history: History) -> dict[str, int]:
-    """Number of groups -> how many steps were committed by so many; who only healed in a step has no part in it."""
-    took_part: dict[int, set[int]] = {}
-    for steps in history.steps:
-        for line in steps.committed():
-            if steps.rank == 0 and line.get("participating_rank", 0) is not None:
-                took_part.setdefault(line["step"], set()).add(steps.group)
-    counts = Counter(len(groups) for groups in took_part.values())
+    """Number of groups -> how many of the steps that the model was made by had a part of so many. As the twin trains them; where that
+    cannot be told (step records are missing), by the groups that say that they committed a step and did not only heal in it."""
+    replay = of_history(history)
+    if replay.steps and not replay.why:
+        kept = replay.kept()
+        counts = Counter(len(one.parts) for one in replay.steps if (one.quorum, one.step) in kept)
+    else:
+        took_part: dict[int, set[int]] = {}
+        for steps in history.steps:
+            for line in steps.committed():
+                if steps.rank == 0 and line.get("participating_rank", 0) is not None:
+                    took_part.setdefault(line["step"], set()).add(steps.group)
+        counts = Counter(len(groups) for groups in took_part.values())
     return {str(groups): counts[groups] for groups in sorted(counts)}
 
 
@@ -149,16 +158,11 @@ def samples(history: History) -> dict[str, Any]:
     read: in a step that nobody committed, that was thrown away by a resume from disk, or in which their group only healed.
     `twice_at`: the steps that used one again. `never_at`: the steps for which one was read in vain, by the number that it
     would have had. None where ranks do not note which they read."""
-    replay = of_history(history)
-    kept = replay.kept() if not replay.why else None
+    read = {name: tried.key[1] for tried in tries_of(history) for batch in tried.batches for name in batch}
     used: dict[str, list[int]] = {}
-    read: dict[str, int] = {}
-    for tried in tries_of(history):
-        counts = tried.committed and tried.takes_part and (kept is None or tried.key in kept)
-        for sample in (name for batch in tried.batches for name in batch):
-            read[sample] = tried.key[1]
-            if counts:
-                used.setdefault(sample, []).append(tried.key[1])
+    for step, batches in _trained(history):
+        for name in (name for batch in batches for name in batch):
+            used.setdefault(name, []).append(step)
     if not read:
         return {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
     times = Counter(min(len(used.get(sample, ())), 2) for sample in read)
@@ -170,6 +174,20 @@ def samples(history: History) -> dict[str, Any]:
         "twice_at": sorted(again),
         "never_at": sorted({step for sample, step in read.items() if sample not in used}),
     }
+
+
+def _trained(history: History) -> Iterator[tuple[int, list[list[str]]]]:
+    """(step, a rank's batches) of all that the model was trained on: as the twin is, also on those of one that was killed after its
+    part had been added. Where step records are missing, on what a rank committed itself."""
+    replay = of_history(history)
+    if replay.why:
+        tries = (t for t in tries_of(history) if t.committed and t.takes_part)
+        yield from ((tried.key[1], tried.batches) for tried in tries)
+        return
+    kept = replay.kept()
+    for one in replay.steps:
+        if (one.quorum, one.step) in kept:
+            yield from ((one.step, batches) for of_ranks in one.parts.values() for batches in of_ranks.values())
 
 
 # --- the page ---

@@ -16,7 +16,7 @@ from fault_injection.promises import ALL
 from fault_injection.recorded import load, save
 from supervisor.core.ledger import Cause
 from tests.unit.fault_injection.broken import a_broken_run, broken, fault
-from tests.unit.fault_injection.files import note, step, story
+from tests.unit.fault_injection.files import incident, note, step, story
 from titan_actor.twin import NoTwin
 
 SAME = {
@@ -67,6 +67,31 @@ def test_a_fault_and_its_times(history: History) -> None:
         3.75,
         4.05,
     ]
+
+
+def test_steps_that_a_resume_from_disk_threw_away_are_lost(tmp_path: Path) -> None:
+    """Group 1 was killed at 10.5 s; and then both went on from step 5, of 8 that were committed."""
+    files = story(tmp_path)
+    kill = certificate.build(broken(files))["faults"][0]
+    for lines in files.steps.values():
+        for line in lines:
+            if line["event"] == "step" and line["t"] > 13.5:
+                line["step"] -= 3
+    told = certificate.build(broken(files))["faults"]
+    assert [row["steps_lost"] for row in told] == [kill["steps_lost"] + 3, 0]
+
+
+def test_a_halt_and_what_ended_it_are_told(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    row = certificate.build(broken(files))["faults"][0]
+    assert (row["halted_s"], row["resumed_s"], row["rejoined_s"]) == (None, None, 3.5)
+    files.decide(12.0, 21, {0: 1, 1: 2}, [], [incident("i1", "crash", 1, 1, 2, "halted", rung=4)])
+    files.decide(14.05, 22, {0: 1, 1: 2}, [{"verb": "resume", "key": "resume:1", "reason": "r"}])
+    files.journal.sort(key=lambda entry: entry["t"])
+    history = broken(files)
+    row = certificate.build(history)["faults"][0]
+    assert (row["halted_s"], row["resumed_s"], row["rejoined_s"]) == (1.6, 3.65, 4.5)
+    assert "run halted after 1.60 s, resumed by a person after 3.65 s" in " ".join(page(history).text)
 
 
 def test_one_about_which_nothing_was_to_be_done(history: History) -> None:

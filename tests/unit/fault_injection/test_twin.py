@@ -64,6 +64,32 @@ def test_one_that_was_killed_after_its_part_had_been_added() -> None:
     passes(run, 5)
 
 
+def test_the_certificate_counts_what_the_twin_trains() -> None:
+    """Of who was killed after its part had been added too."""
+    run = ToyRun()
+    run.steps(3)
+    run.step(silent=(1,))
+    run.step(0)
+    counts = certificate.samples(run.history())
+    assert (counts["once"], counts["never"], counts["never_at"]) == (2 * 4 * 2 + 2, 0, [])
+    assert certificate.participation(run.history()) == {"1": 1, "2": 4}
+
+
+def test_of_steps_that_were_made_again_the_newest_count() -> None:
+    run = ToyRun()
+    run.steps(4)
+    run.step(0)
+    for group in (0, 1):
+        run.start(group, resumed=4)
+    run.quorum += 100
+    run.steps(2)
+    assert certificate.participation(run.history()) == {"2": 6}
+    run.start(0, resumed=3)
+    run.quorum += 100
+    run.step(0)
+    assert certificate.participation(run.history()) == {"1": 1, "2": 3}
+
+
 def test_one_that_did_not_commit_what_the_others_did() -> None:
     run = ToyRun()
     run.steps(3)
