@@ -24,6 +24,9 @@ from supervisor.core.ledger import Cause, Interval, ratios
 COLUMNS = 600
 """Of the picture of where the time went."""
 
+MARK_WIDTH, MARK_HEIGHT = 12.0, 10
+"""Of a fault's number of two digits in that picture, with some room."""
+
 POINTS = 800
 """Of a loss curve, at the most."""
 
@@ -212,13 +215,15 @@ def page(history: History, body: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     lanes, causes = time_lanes(history, history.setting)
+    marks = _marks(history, history.setting)
     return environment.get_template("report.html.j2").render(
         report=body,
         passed=sum(c["answer"] == "pass" for c in body["checkers"].values()),
         lanes=lanes,
         causes=causes,
         columns=COLUMNS,
-        marks=_marks(history, history.setting),
+        marks=marks,
+        top=max((mark["y"] for mark in marks), default=0) + MARK_HEIGHT + 2,
         loss=loss_curve(history, body["loss_parity"]["curve"]),
     )
 
@@ -257,11 +262,15 @@ def _columns(intervals: Sequence[Interval], span: Span) -> list[Cause]:
 
 
 def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
+    """The faults in the picture of the time. `y`: the top of its number, which no other one touches."""
     length = max(setting.ended - setting.began, 1e-6)
-    return [
-        {"number": f.number, "name": f.name, "x": round(COLUMNS * (f.began - setting.began) / length, 1)}
-        for f in history.faults
-    ]
+    marks, free = [], [0.0]
+    for fault in sorted(history.faults, key=lambda f: f.began):
+        x = round(COLUMNS * (fault.began - setting.began) / length, 1)
+        row = next((row for row, since in enumerate(free) if since <= x), len(free))
+        free[row:] = [x + MARK_WIDTH, *free[row + 1 :]]
+        marks.append({"number": fault.number, "name": fault.name, "x": x, "y": row * MARK_HEIGHT})
+    return marks
 
 
 def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
