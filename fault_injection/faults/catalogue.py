@@ -147,8 +147,8 @@ _ALL = (
     *(
         Fault(name=name, family="state", how=how, inject=inject, needs=(house, own_disks), writers=True)
         for name, how, inject in (
-            ("checkpoint_disk_full", "the disk of the checkpoints is full until one has failed", storage.checkpoint_disk_full),
-            ("checkpoint_folder_gone", "the folder of the checkpoints is empty and read-only, as one that was unmounted, until one has failed", storage.checkpoint_folder_gone),
+            ("checkpoint_disk_full", "the disk of the checkpoints is full until one fails", storage.checkpoint_disk_full),
+            ("checkpoint_folder_gone", "the folder of the checkpoints is empty and read-only until one fails", storage.checkpoint_folder_gone),
         )
     ),
     # agent
