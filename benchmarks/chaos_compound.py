@@ -1,7 +1,7 @@
 """Compound faults with real trainers, many seeds: `python -m benchmarks.chaos_compound [--seeds N] [--go-on]`.
 
-Each seed draws eight faults, some at once and some while another is mended (`supervisor chaos run --seed`). Of each is kept what its
-certificate says; its folder is `runs/chaos-SEED`. The file is written after each seed, so an interrupted lane goes on with `--go-on`: a
+Each seed draws eight faults (`supervisor chaos run --seed`): in each one group crashes while another is mended, or at once with it, and the
+supervisor, the lighthouse or the gate is killed during the recovery of a third; some others come in twos as well. Of each is kept what its certificate says; its folder is `runs/chaos-SEED`. The file is written after each seed, so an interrupted lane goes on with `--go-on`: a
 seed that is in it is not played again, whatever commit played it. Exit code 1 when a certificate is not green.
 """
 
@@ -21,6 +21,7 @@ from fault_injection.sim.lane import commit, machine
 RESULTS = Path(__file__).parent / "results" / "chaos_compound.json"
 RUNS = Path("runs")
 FAULTS = 8
+SEEDS = 20
 
 
 def play(seed: int) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def play(seed: int) -> dict[str, Any]:
         "seed": seed,
         "green": report["green"] and code == 0,
         "faults": [fault["name"] for fault in report["faults"]],
+        "plan": report["plan"],
         "wrong": {fault["name"]: fault["problem"] for fault in report["faults"] if fault["problem"]},
         "checkers_not_passed": {n: v for n, v in report["checkers"].items() if v["answer"] != "pass"},
         "loss_parity": report["loss_parity"]["why"],
@@ -70,7 +72,7 @@ def keep(played: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, help="from 1 to this")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="from 1 to this")
     parser.add_argument("--go-on", action="store_true", help="keep the seeds that the file has")
     given = parser.parse_args()
     played: list[dict[str, Any]] = json.loads(RESULTS.read_text())["each"] if given.go_on and RESULTS.exists() else []

@@ -41,7 +41,7 @@ KINDS: Mapping[str, TypeAdapter[Any]] = {
 
 
 class NoHistory(ValueError):
-    """Nothing in the file is of a history. The text is a sentence."""
+    """Nothing in the file is of a history that this program reads. The text is a sentence."""
 
 
 def save(history: History, path: Path) -> None:
@@ -54,10 +54,16 @@ def save(history: History, path: Path) -> None:
 
 def load(path: Path) -> History:
     """Read a history. A line that is torn, of an unknown type or without what its type needs is noted as unreadable, which
-    no checker takes for good. Raises OSError when there is no such file, NoHistory where there is no line but such."""
+    no checker takes for good. Raises OSError when there is no such file, NoHistory where there is no line but such, or a newer
+    program wrote it."""
     history = History("")
     steps: dict[tuple[int, int, int, str], list[dict[str, Any]]] = {}
     rows = path.read_text(errors="replace").splitlines()
+    if rows and (version := _said(rows[0], "version")) is not None and version > VERSION:
+        raise NoHistory(
+            f"{path} is a history of version {version}, and this program reads up to {VERSION}: check it with the supervisor that "
+            "wrote it, or a newer one"
+        )
     any_read = False
     for number, row in enumerate(rows, 1):
         try:
@@ -69,7 +75,7 @@ def load(path: Path) -> History:
     if not any_read:
         what = "no history" if rows else "empty"
         raise NoHistory(f"{path} is {what}: `supervisor chaos run` writes one, history.jsonl")
-    if rows and (told := _told(rows[0])) is not None and told > len(rows):
+    if rows and (told := _said(rows[0], "lines")) is not None and told > len(rows):
         history.unreadable.append(f"{path.name}: it had {told} lines, and has {len(rows)}")
     history.steps = [Steps(*owner, tuple(lines)) for owner, lines in steps.items()]
     if not history.run:
@@ -77,9 +83,10 @@ def load(path: Path) -> History:
     return history
 
 
-def _told(row: str) -> int | None:
+def _said(row: str, name: str) -> int | None:
+    """A number of the first line; None where it does not say it."""
     try:
-        return int(json.loads(row)["lines"])
+        return int(json.loads(row)[name])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -118,8 +125,6 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
 def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str, Any]]], line: dict[str, Any]) -> None:
     kind = line.pop("type")
     if kind == "history":
-        if line["version"] > VERSION:
-            raise ValueError(f"version {line['version']} is newer than this program's {VERSION}")
         history.run, history.reached, history.told = str(line["run"]), int(line["reached"]), set(line["told"])
         history.epochs = {int(epoch): int(at) for epoch, at in line["epochs"].items()}
     elif kind == "step":

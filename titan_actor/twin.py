@@ -1,6 +1,6 @@
 """`python -m titan_actor.twin`: trains again what a run committed, on a CPU, without TorchFT and without failures.
 
-Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "state"}; or {"unknown": why}, and ends.
+Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "state"}; or {"unknown": why, "no_twin": NoTwin}, and ends.
 
 A group's gradient is the sum over its ranks, and a step's is the sum over the groups that took part, divided by their number: so does
 TorchFT's manager, to whose sum those that only heal add zeros.
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,25 @@ class Plan:
 PLAN = TypeAdapter(Plan)
 
 
+class NoTwin(StrEnum):
+    """Why there cannot be a twin of a run, or of the rest of it: these, and no others, are nobody's fault."""
+
+    DEVICE = "device"
+    """It was not trained on CPUs."""
+    PARALLELISM = "parallelism"
+    """Its groups train in a way that the twin does not know."""
+    ELSEWHERE = "elsewhere"
+    """A live run's recipe or data is not on this machine."""
+    DISK_FULL = "disk_full"
+    """The disk that its ranks note their steps on was full, on purpose."""
+
+
 class Unlike(Exception):
     """It cannot be trained again here; the text says why."""
+
+    def __init__(self, why: str, no_twin: NoTwin = NoTwin.ELSEWHERE) -> None:
+        super().__init__(why)
+        self.no_twin = no_twin
 
 
 class Stream:
@@ -293,7 +311,9 @@ def _config(titan: TitanSpec, whole: bool = False) -> Any:
         raise Unlike(str(error)) from error
     for name in ("tensor", "context", "pipeline", "expert"):
         if getattr(made.parallelism, f"{name}_parallel_degree") > 1:
-            raise Unlike(f"parallelism.{name}_parallel_degree is above 1: the twin knows FSDP alone")
+            raise Unlike(
+                f"parallelism.{name}_parallel_degree is above 1: the twin knows FSDP alone", NoTwin.PARALLELISM
+            )
     made.dump_folder = tempfile.gettempdir()
     made.fault_tolerance.enable = False
     made.optimizer = OptimizersContainer.Config(param_groups=made.optimizer.param_groups)
@@ -354,7 +374,9 @@ def main() -> int:
         for line in Twin(plan).losses():
             answer.write(to_json(line) + b"\n")
     except Unlike as error:
-        answer.write(to_json({"unknown": str(error)}) + b"\n")
+        answer.write(to_json({"unknown": str(error), "no_twin": error.no_twin}) + b"\n")
+    except FileNotFoundError as error:  # of the recipe's data or tokenizer
+        answer.write(to_json({"unknown": str(error), "no_twin": NoTwin.ELSEWHERE}) + b"\n")
     return 0
 
 

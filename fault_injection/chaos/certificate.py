@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from fault_injection.badput import Span, ledger
-from fault_injection.chaos import twin
+from fault_injection.chaos import cost, twin
 from fault_injection.chaos.replay import of_history, tries_of
 from fault_injection.checkers import Verdict, check
 from fault_injection.demo import report as costs
@@ -23,6 +23,9 @@ from supervisor.core.ledger import Cause, Interval, ratios
 
 COLUMNS = 600
 """Of the picture of where the time went."""
+
+MARK_WIDTH, MARK_HEIGHT = 12.0, 10
+"""Of a fault's number of two digits in that picture, with some room."""
 
 POINTS = 800
 """Of a loss curve, at the most."""
@@ -57,9 +60,9 @@ COLOURS: Mapping[Cause, str] = {
 def build(
     history: History, verdicts: Sequence[Verdict] | None = None, parity: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """report.json. `green`: every checker passes, and the loss is not shown to be another than its twin's (`parity`, as
-    `twin.parity` says it; not every run can have a twin, but one whose records have holes is not green). ValueError when the
-    history is not of a run that was broken on purpose."""
+    """report.json. `green`: every checker passes, and the loss is its twin's (`parity`, as `twin.parity` says it), or there cannot be
+    a twin for one of the few reasons that are nobody's fault (`NoTwin`). ValueError when the history is not of a run that was
+    broken on purpose."""
     setting = history.setting
     if setting is None:
         raise ValueError("the history does not say what was to be broken")
@@ -69,7 +72,7 @@ def build(
     ettr, badput = ratios([ledger(history, group, span) for group in range(setting.groups)])
     return {
         "run": history.run,
-        "green": all(v.answer == "pass" for v in verdicts) and parity["answer"] != "fail" and not parity["holes"],
+        "green": all(v.answer == "pass" for v in verdicts) and _same_model(parity),
         "seed": setting.seed,
         "versions": setting.versions,
         "seconds": round(setting.ended - setting.began, 3),
@@ -86,6 +89,10 @@ def build(
         "loss_parity": dict(parity),
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }
+
+
+def _same_model(parity: Mapping[str, Any]) -> bool:
+    return parity["answer"] == "pass" or (parity["answer"] == "unknown" and bool(parity["no_twin"]))
 
 
 def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any]:
@@ -110,7 +117,7 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
     row |= {
         "others_steps": min((o["steps"] for o in others), default=0),
         "others_longest_stall_s": round(max((o["stall"] for o in others), default=0.0), 3),
-        "steps_lost": max((o["failed"] for o in others), default=0),
+        "steps_lost": cost.steps_lost(history, fault.group, fault.began, until),
     }
     timed: dict[str, Any] = {"incident": None, "kind": None, "rung": None}
     timed |= dict.fromkeys(("detected_s", "decided_s", "acted_s", "rejoined_s"))
@@ -118,11 +125,14 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
         injected = Injected(
             name=fault.name, group=fault.group, node=fault.node, unix_s=fault.began, evidence=fault.evidence
         )
-        cost = costs.incident(history, injected, setting.groups)
+        told = costs.incident(history, injected, setting.groups)
         timed = {"incident": own[0].id, "kind": own[0].kind, "rung": own[0].rung}
-        timed |= {name: cost.get(name) for name in ("detected_s", "decided_s", "acted_s")}
-        timed["rejoined_s"] = cost.get("recovered_s")
-    return row | timed
+        timed |= {name: told.get(name) for name in ("detected_s", "decided_s", "acted_s")}
+        timed["rejoined_s"] = told.get("recovered_s")
+    halted = cost.halt(history, fault.group, fault.began, until)
+    if halted["halted_s"] is None:
+        del halted["rejoined_s"]  # its incident says it
+    return row | timed | halted
 
 
 def _since(fault: FaultDone, at: float | None) -> float | None:
@@ -130,13 +140,19 @@ def _since(fault: FaultDone, at: float | None) -> float | None:
 
 
 def participation(history: History) -> dict[str, int]:
-    """Number of groups -> how many steps were committed by so many; who only healed in a step has no part in it."""
-    took_part: dict[int, set[int]] = {}
-    for steps in history.steps:
-        for line in steps.committed():
-            if steps.rank == 0 and line.get("participating_rank", 0) is not None:
-                took_part.setdefault(line["step"], set()).add(steps.group)
-    counts = Counter(len(groups) for groups in took_part.values())
+    """Number of groups -> how many of the steps that the model was made by had a part of so many. As the twin trains them; where that
+    cannot be told (step records are missing), by the groups that say that they committed a step and did not only heal in it."""
+    replay = of_history(history)
+    if replay.steps and not replay.why:
+        kept = replay.kept()
+        counts = Counter(len(one.parts) for one in replay.steps if (one.quorum, one.step) in kept)
+    else:
+        took_part: dict[int, set[int]] = {}
+        for steps in history.steps:
+            for line in steps.committed():
+                if steps.rank == 0 and line.get("participating_rank", 0) is not None:
+                    took_part.setdefault(line["step"], set()).add(steps.group)
+        counts = Counter(len(groups) for groups in took_part.values())
     return {str(groups): counts[groups] for groups in sorted(counts)}
 
 
@@ -145,16 +161,11 @@ def samples(history: History) -> dict[str, Any]:
     read: in a step that nobody committed, that was thrown away by a resume from disk, or in which their group only healed.
     `twice_at`: the steps that used one again. `never_at`: the steps for which one was read in vain, by the number that it
     would have had. None where ranks do not note which they read."""
-    replay = of_history(history)
-    kept = replay.kept() if not replay.why else None
+    read = {name: tried.key[1] for tried in tries_of(history) for batch in tried.batches for name in batch}
     used: dict[str, list[int]] = {}
-    read: dict[str, int] = {}
-    for tried in tries_of(history):
-        counts = tried.committed and tried.takes_part and (kept is None or tried.key in kept)
-        for sample in (name for batch in tried.batches for name in batch):
-            read[sample] = tried.key[1]
-            if counts:
-                used.setdefault(sample, []).append(tried.key[1])
+    for step, batches in _trained(history):
+        for name in (name for batch in batches for name in batch):
+            used.setdefault(name, []).append(step)
     if not read:
         return {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
     times = Counter(min(len(used.get(sample, ())), 2) for sample in read)
@@ -166,6 +177,20 @@ def samples(history: History) -> dict[str, Any]:
         "twice_at": sorted(again),
         "never_at": sorted({step for sample, step in read.items() if sample not in used}),
     }
+
+
+def _trained(history: History) -> Iterator[tuple[int, list[list[str]]]]:
+    """(step, a rank's batches) of all that the model was trained on: as the twin is, also on those of one that was killed after its
+    part had been added. Where step records are missing, on what a rank committed itself."""
+    replay = of_history(history)
+    if replay.why:
+        tries = (t for t in tries_of(history) if t.committed and t.takes_part)
+        yield from ((tried.key[1], tried.batches) for tried in tries)
+        return
+    kept = replay.kept()
+    for one in replay.steps:
+        if (one.quorum, one.step) in kept:
+            yield from ((one.step, batches) for of_ranks in one.parts.values() for batches in of_ranks.values())
 
 
 # --- the page ---
@@ -190,13 +215,15 @@ def page(history: History, body: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     lanes, causes = time_lanes(history, history.setting)
+    marks = _marks(history, history.setting)
     return environment.get_template("report.html.j2").render(
         report=body,
         passed=sum(c["answer"] == "pass" for c in body["checkers"].values()),
         lanes=lanes,
         causes=causes,
         columns=COLUMNS,
-        marks=_marks(history, history.setting),
+        marks=marks,
+        top=max((mark["y"] for mark in marks), default=0) + MARK_HEIGHT + 2,
         loss=loss_curve(history, body["loss_parity"]["curve"]),
     )
 
@@ -235,11 +262,15 @@ def _columns(intervals: Sequence[Interval], span: Span) -> list[Cause]:
 
 
 def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
+    """The faults in the picture of the time. `y`: the top of its number, which no other one touches."""
     length = max(setting.ended - setting.began, 1e-6)
-    return [
-        {"number": f.number, "name": f.name, "x": round(COLUMNS * (f.began - setting.began) / length, 1)}
-        for f in history.faults
-    ]
+    marks, free = [], [0.0]
+    for fault in sorted(history.faults, key=lambda f: f.began):
+        x = round(COLUMNS * (fault.began - setting.began) / length, 1)
+        row = next((row for row, since in enumerate(free) if since <= x), len(free))
+        free[row:] = [x + MARK_WIDTH, *free[row + 1 :]]
+        marks.append({"number": fault.number, "name": fault.name, "x": x, "y": row * MARK_HEIGHT})
+    return marks
 
 
 def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:

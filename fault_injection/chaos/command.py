@@ -23,6 +23,7 @@ from fault_injection.checkers import Verdict, check
 from fault_injection.faults import site as sites
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
+from fault_injection.history import History
 from fault_injection.promises import ALL
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
 
@@ -177,9 +178,10 @@ def check_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="history.jsonl of a run that was broken.")],
     as_json: Json = False,
 ) -> None:
-    """Judge histories: what each checker says of them, from the files alone. Ends with 1 unless all pass."""
+    """Judge histories: what each checker says of them, from the files alone. Ends with 1 unless all pass, with 2 for what is no
+    history."""
     with sentences(), _wrong_input(recorded.NoHistory):
-        judged = {str(path): check(recorded.load(path), ALL) for path in files}
+        judged = {str(path): check(_history(path), ALL) for path in files}
     if as_json:
         show(judged, True, None)
     else:
@@ -189,6 +191,18 @@ def check_command(
                 typer.echo(f"  {line}")
     if any(v.answer != "pass" for verdicts in judged.values() for v in verdicts):
         raise typer.Exit(1)
+
+
+def _history(path: Path) -> History:
+    """Raises NoHistory where there is none that can be read."""
+    if path.is_dir():
+        raise recorded.NoHistory(f"{path} is a folder: give the file, {path / 'history.jsonl'}")
+    try:
+        return recorded.load(path)
+    except OSError as error:
+        raise recorded.NoHistory(
+            f"cannot read {path}: {error.strerror}; `supervisor chaos run` writes history.jsonl into the run's folder, or --out"
+        ) from error
 
 
 def render(verdicts: Sequence[Verdict]) -> Iterator[str]:

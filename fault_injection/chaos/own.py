@@ -32,6 +32,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell import client
 from supervisor.shell import up as up_module
 from supervisor.shell.store import connect
+from supervisor.wire.checkpoints import folder_of
 from supervisor.wire.programs import SEAM
 from supervisor.wire.security import Security
 
@@ -39,6 +40,9 @@ PROGRAMS = {"trainer": "fault_injection.trainer", "warm": "fault_injection.warm"
 
 DISK_BYTES = 64 << 20
 """Of a node: eight times what its own checks want to be free."""
+
+CHECKPOINT_BYTES = 512 << 20
+"""Of the run's checkpoints: seven of the debug model, of which two are kept and one is being written."""
 
 NODES = 6
 """Two for the groups, a spare, one in the place of one that is lost, and two that may still be ending."""
@@ -69,7 +73,7 @@ def started(
     home: Path, made: RunSpec, cold: bool, say: Callable[[str], None], network: Network | None = None
 ) -> Iterator[LiveRun]:
     """The run, launched in a system of its own below `home`; all of it has ended when the block has. With a network we are in its
-    hub, with mounts of our own, and each node has a network and a disk for itself."""
+    hub, with mounts of our own, and each node has a network and a disk for itself, as have the checkpoints."""
     names = [f"n{i + 1}" for i in range(NODES)]
     address = network.hub_address if network is not None else "127.0.0.1"
     system = up_module.system_folder(home / made.name)
@@ -78,6 +82,7 @@ def started(
         if network is not None:
             for name in names:
                 stack.enter_context(disk(system / "nodes" / name, DISK_BYTES))
+            stack.enter_context(disk(folder_of(str(home.resolve() / made.name)), CHECKPOINT_BYTES))
         etcds = stack.enter_context(cluster(system / "etcd", host=address, security=security))
         house = House(etcds, Gpus(system / "gpus", names), Clocks(system / "clocks"), system, names, network)
         seams = {
@@ -103,7 +108,7 @@ def started(
 
 @contextmanager
 def disk(folder: Path, size: int) -> Iterator[None]:
-    """A disk of its own for a node. What it wrote is in the folder afterwards."""
+    """A disk of its own for a node, or for checkpoints. What is written there is in the folder afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", folder.name, str(folder)]
     result = subprocess.run(command, check=False, capture_output=True, text=True)

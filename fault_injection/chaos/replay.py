@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ class Replay:
     steps: tuple[Committed, ...]
     why: str = ""
     """What is missing of those that follow; empty: these are all."""
+    since: float = math.inf
+    """When the first of those was committed."""
 
     def kept(self) -> set[Key]:
         """The steps that the newest state was made by: the others were thrown away by a resume from disk."""
@@ -97,7 +100,7 @@ def of_history(history: History) -> Replay:
         key = (one.quorum, one.step)
         why = _take_part(one, tries[key], ranks) or _goes_on(one, tries[key], order, at, placed)
         if why:
-            return Replay(tuple(order[:at]), f"step {one.step}: {why}")
+            return Replay(tuple(order[:at]), f"step {one.step}: {why}", one.t)
         placed[key] = at
     return Replay(tuple(order))
 

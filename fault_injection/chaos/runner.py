@@ -77,6 +77,11 @@ def bounds(spec: RunSpec, fault: Fault) -> Bounds:
     return Bounds(fault.stays_s + found + again, fault.stays_s + found if fault.stalls else freed)
 
 
+def together(each: Sequence[Bounds]) -> Bounds:
+    """Of faults that come together: one may have to be mended before the next can be."""
+    return Bounds(sum(one.within_s for one in each), sum(one.others_within_s for one in each))
+
+
 @dataclass
 class _Made:
     """A fault that is not over yet. `heal` undoes it; it is on the runner's own stack too."""
@@ -126,12 +131,13 @@ class Runner:
 
     def _chain(self, chain: Sequence[Planned], everything: ExitStack) -> None:
         first = self._well_at(chain[0].at_step)
+        promised = together([bounds(self._spec, FAULTS[planned.name]) for planned in chain])
         open_: list[_Made] = []
         try:
             for planned in chain:
                 if planned.together == "during":
                     self._until_something_is_done(open_)
-                open_.append(self._make(planned, first, everything))
+                open_.append(self._make(planned, promised, first, everything))
             self._until_over(open_)
         finally:
             for each in open_:
@@ -139,9 +145,8 @@ class Runner:
             self.done += [each.done for each in open_]
         self._live.let_go()
 
-    def _make(self, planned: Planned, known: Look, everything: ExitStack) -> _Made:
+    def _make(self, planned: Planned, promised: Bounds, known: Look, everything: ExitStack) -> _Made:
         fault = FAULTS[planned.name]
-        promised = bounds(self._spec, fault)
         heal = everything.enter_context(ExitStack())
         look = self._live.look()
         began = self._clock()

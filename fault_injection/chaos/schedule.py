@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from fault_injection.faults.catalogue import FAULTS
-from fault_injection.faults.fault import Site
+from fault_injection.faults.fault import Fault, Site
 
 Together = Literal["", "with", "during"]
 """with: right after the fault before it. during: as soon as something is done about that one. Empty: when the run is well again."""
@@ -26,7 +26,16 @@ Together = Literal["", "with", "during"]
 Step = Annotated[int, Field(ge=1)]
 
 COMPOUND_SHARE = 0.25
-"""Of the faults that a seed draws: so many bring a second one."""
+"""Of the other faults that a seed draws: so many bring a second one that no group suffers from."""
+
+COMPOUNDS = 2
+"""Of the faults that a seed draws, where they are six or more: in turn a group that crashes while another is mended (or at once with
+it), and a part of the control plane that is killed meanwhile. Of three to five it is one of the two."""
+
+CRASHES = ("sigkill", "sigsegv", "sigabrt")
+"""Made to a group at any moment: also to one that waits for the others."""
+
+CONTROL = ("supervisor_killed", "lighthouse_killed", "gate_killed")
 
 
 class ScheduleError(ValueError):
@@ -41,7 +50,8 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class FaultAt:
-    """One fault. Without a group or a rank the seed names one; for what comes while a group is mended another than that one."""
+    """One fault. Without a group or a rank the seed names one; for what comes while a group is mended, or breaks one at once with it,
+    another than that one."""
 
     name: str
     at_step: Step
@@ -158,8 +168,9 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
         # drawn whether it is needed or not: naming one victim moves no other
         group, rank = victims.randrange(groups), victims.randrange(ranks)
         mended = mended if fault.together else set()
-        if fault.together == "during" and len(mended) < groups:
-            # who is being started again has nothing to break yet
+        breaks_a_group = fault.together == "during" or bool(fault.together and FAULTS[fault.name].kinds)
+        if breaks_a_group and len(mended) < groups:
+            # who is being started again has nothing to break yet, and who was broken a moment ago has no more
             group = next(g for g in (*range(group, groups), *range(group)) if g not in mended)
         faults.append(
             Planned(
@@ -176,21 +187,42 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
 
 
 def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
-    """A schedule of `count` faults that the seed draws from those that can be made here; some bring a second one, of those
-    that no group suffers from, at once or while they are mended."""
+    """A schedule of `count` faults that the seed draws from those that can be made here: some alone, some with another that no group
+    suffers from, and COMPOUNDS in which two have to be mended at once."""
     rng = random.Random(f"faults:{seed}")
     possible = [fault for fault in FAULTS.values() if not fault.why_not(site)]
-    riders = [fault.name for fault in possible if not fault.kinds and not fault.stalls]
+    riders = [fault.name for fault in possible if not fault.kinds and not fault.stalls and not fault.writers]
+    first_crashes = rng.random() < 0.5
+    chains = [_compound(rng, possible, crashes=first_crashes != bool(n % 2)) for n in range(min(COMPOUNDS, count // 3))]
+    while (left := count - sum(map(len, chains))) > 0:
+        first = rng.choice(possible)
+        chain: list[tuple[str, Together]] = [(first.name, "")]
+        if first.kinds and riders and left > 1 and rng.random() < COMPOUND_SHARE:
+            chain.append((rng.choice(riders), _together(rng)))
+        chains.append(chain)
+    rng.shuffle(chains)
     faults: list[FaultAt] = []
     at_step = 0
-    while len(faults) < count:
+    for chain in chains:
         at_step += rng.randint(max(1, every_steps // 2), every_steps + every_steps // 2)
-        first = rng.choice(possible)
-        faults.append(FaultAt(name=first.name, at_step=at_step))
-        if first.kinds and riders and len(faults) < count and rng.random() < COMPOUND_SHARE:
-            together: Together = "with" if rng.random() < 0.5 else "during"
-            faults.append(FaultAt(name=rng.choice(riders), at_step=at_step, together=together))
+        faults += [FaultAt(name=name, at_step=at_step, together=together) for name, together in chain]
     return Schedule(seed=seed, fault=tuple(faults))
+
+
+def _compound(rng: random.Random, possible: Sequence[Fault], crashes: bool) -> list[tuple[str, Together]]:
+    """Two of which one comes while the other is mended: a group that is lost, and another, or a part of the control plane."""
+    mended = [f for f in possible if f.kinds and not (f.echoes or f.stays_s or f.writers) and f.family != "supervisor"]
+    if not crashes:
+        # a node that is lost takes the lighthouse with it if it has it: then there is none to be killed
+        mended = [f for f in mended if f.family in ("process", "data")]
+    there = [f.name for f in possible if f.name in (CRASHES if crashes else CONTROL)]
+    if not mended or not there:
+        return []
+    return [(rng.choice(mended).name, ""), (rng.choice(there), _together(rng) if crashes else "during")]
+
+
+def _together(rng: random.Random) -> Together:
+    return "with" if rng.random() < 0.5 else "during"
 
 
 def not_available(site: Site) -> dict[str, str]:

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,6 +28,9 @@ NORM_TOLERANCE = 1e-3
 """Of the gradient's norm, as a share of it. A sum that is divided by the wrong number is off by a half at its own step, and may show in no loss: TorchTitan
 clips most gradients of a young model to the norm of one, and Adam does not mind the scale. Groups of two ranks were 7e-5 off: each sums its shard first."""
 
+READ_S = 1.0
+"""Before the end of the look at a live run: what was committed since then may not be in every rank's record."""
+
 SLACK_READS = 64
 """Samples that a rank may have read and not noted, in all its generations."""
 
@@ -46,32 +49,50 @@ class Retrained:
     """Hash after each step; empty where none was wanted."""
     why: str = ""
     """Why there are no more; empty: these are all."""
+    no_twin: twin.NoTwin | None = None
+    """What kind of reason that is, where it is nobody's fault."""
 
 
 def parity(
     history: History, say: Callable[[str], None], train: Callable[[twin.Plan, float], Retrained] | None = None
 ) -> dict[str, Any]:
     """`loss_parity` of the certificate: whether each committed step's loss, and its gradient's norm, is the twin's. Pass, fail
-    or unknown, and why; `greatest` difference, that of the `norms`; `states`: after how many steps both had hashed the same,
-    and the first after which not; `curve`: (step, the twin's loss)."""
+    or unknown, and why; `no_twin`: which of the reasons for which there cannot be one that is, empty for any other; `greatest`
+    difference, that of the `norms`; `states`: after how many steps both had hashed the same, and the first after which not;
+    `curve`: (step, the twin's loss)."""
+    full = twin.NoTwin.DISK_FULL if any(fault.mute for fault in history.faults) else None
     try:
-        replay = of_history(history)
-        holes = bool(replay.why) and _should_be_whole(history)
+        replay = _until_it_was_read(history, of_history(history))
         plan, why = planned(history, replay)
     except (KeyError, TypeError, ValueError) as error:
-        return unknown(f"a step record is not as it should be: {error!r}", holes=_should_be_whole(history))
+        return unknown(f"a step record is not as it should be: {error!r}", full)
+    no_twin = full if replay.why else None
     if plan is None:
-        return unknown(why, holes=holes)
+        return unknown(why, twin.NoTwin.DEVICE if _trained_on(history) not in ("", "cpu") else no_twin)
     seconds = START_S + plan.groups * plan.ranks * _length(history)
     say(f"loss parity: training a fault-free twin on {len(plan.steps)} steps, for {seconds:.0f} s at the most")
-    return judged(replay, (train or trained)(plan, seconds), why) | {"holes": holes}
+    again = (train or trained)(plan, seconds)
+    if again.why:  # it came no farther than this, whatever is missing later
+        no_twin = again.no_twin
+    if no_twin is twin.NoTwin.ELSEWHERE and _has_ended(history):
+        no_twin = None  # it was trained on this machine
+    return judged(replay, again, why, no_twin)
 
 
-def _should_be_whole(history: History) -> bool:
-    """Whether ranks that say what they train have noted all that they did: the run had ended when it was read, and no full disk
-    kept them from it."""
-    ended = history.setting is not None and history.setting.to_its_end
-    return ended and bool(_told(history)) and not any(fault.mute for fault in history.faults)
+def _until_it_was_read(history: History, replay: Replay) -> Replay:
+    """Of a live run without what it did while it was read: some ranks had written that down, and others not yet."""
+    setting = history.setting
+    ran_on = setting is not None and not setting.to_its_end and replay.since >= setting.ended - READ_S
+    return replace(replay, why="") if ran_on else replay
+
+
+def _has_ended(history: History) -> bool:
+    return history.setting is None or history.setting.to_its_end
+
+
+def _trained_on(history: History) -> str:
+    """Device, as the first rank says it; empty: none says it."""
+    return next((str(line["device"]) for line in _told(history)), "")
 
 
 def _told(history: History) -> list[dict[str, Any]]:
@@ -79,12 +100,12 @@ def _told(history: History) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("event") == "constructed" and "titan" in line]
 
 
-def unknown(why: str, *, holes: bool = False) -> dict[str, Any]:
-    """Nothing was compared. `holes`: because records are missing, or contradict each other, that should be there."""
+def unknown(why: str, no_twin: twin.NoTwin | None = None) -> dict[str, Any]:
+    """Nothing was compared. `no_twin`: there cannot be a twin."""
     return {
         "answer": "unknown",
         "why": why,
-        "holes": holes,
+        "no_twin": no_twin or "",
         "tolerance": TOLERANCE,
         "steps": 0,
         "greatest": None,
@@ -102,7 +123,7 @@ def planned(history: History, replay: Replay) -> tuple[twin.Plan | None, str]:
         return None, "the ranks do not say what they trained"
     if len({json.dumps(line["titan"], sort_keys=True) for line in told}) > 1:
         return None, "what is trained was changed during the run"
-    if (device := told[0]["device"]) != "cpu":
+    if (device := _trained_on(history)) != "cpu":
         return (
             None,
             f"the run trained on {device}, and its twin is made for a CPU: they would differ by more than is allowed",
@@ -157,7 +178,8 @@ def _read(told: str, why: str) -> Retrained:
     steps = [line for line in lines if "unknown" not in line]
     losses, norms = ([math.nan if s[name] is None else float(s[name]) for s in steps] for name in ("loss", "norm"))
     unlike = next((str(line["unknown"]) for line in lines if "unknown" in line), "")
-    return Retrained(tuple(losses), tuple(norms), tuple(s["state"] for s in steps), unlike or why)
+    kind = next((twin.NoTwin(line["no_twin"]) for line in lines if "unknown" in line), None)
+    return Retrained(tuple(losses), tuple(norms), tuple(s["state"] for s in steps), unlike or why, kind)
 
 
 @dataclass(frozen=True)
@@ -175,16 +197,16 @@ class Pair:
         return {"difference": self.apart, "step": self.step, "run": self.run, "twin": self.twin}
 
 
-def judged(replay: Replay, again: Retrained, why: str = "") -> dict[str, Any]:
+def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin | None = None) -> dict[str, Any]:
     """One step that is too far off is a fail, whatever is missing; else what is missing makes it unknown."""
     losses = [_pair(one.step, one.losses, x) for one, x in zip(replay.steps, again.losses, strict=False) if one.losses]
     norms = [_pair(one.step, one.norms, x, x) for one, x in zip(replay.steps, again.norms, strict=False) if one.norms]
     if not losses:
-        return unknown(again.why or why or "no loss was recorded")
+        return unknown(again.why or why or "no loss was recorded", no_twin)
     loss, norm = _farthest(losses), _farthest(norms)
     hashed = [(one.step, state in one.states) for one, state in zip(replay.steps, again.states, strict=False) if state]
     curve = {one.step: x for one, x in zip(replay.steps, again.losses, strict=False)}  # of one made again the newest
-    body = unknown("") | {
+    body = unknown("", no_twin) | {
         "steps": len(losses),
         "greatest": loss.row(),
         "norms": norm.row() if norms else None,
@@ -205,6 +227,8 @@ def judged(replay: Replay, again: Retrained, why: str = "") -> dict[str, Any]:
     most = f"{loss.apart:.2g} apart at the most (step {loss.step}); {TOLERANCE:g} is allowed"
     so_far = f"{len(losses)} steps have the loss of a fault-free twin, {most if loss.apart else 'to the last bit'}"
     missing = again.why or why
+    if not missing and len(again.losses) < len(replay.steps):
+        missing = f"the twin came to {len(again.losses)} steps of {len(replay.steps)}"
     if missing:
         return body | {"why": f"{missing}; before it {so_far}"}
     return body | {"answer": "pass", "why": so_far}

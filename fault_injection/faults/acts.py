@@ -58,9 +58,10 @@ def kill_agent(group: int, node: str, pid: int) -> Injected:
 
 
 def fill_disk(group: int, node: str, folder: Path) -> Injected:
-    """Write a file until the file system of `folder` takes no more. Whoever injects it removes the file: FILLER."""
+    """Write a file until the file system of `folder` takes no more, or more of it where it is there already. Whoever injects
+    it removes the file: FILLER."""
     at = time.time()
-    with (folder / FILLER).open("wb", buffering=0) as file:
+    with (folder / FILLER).open("ab", buffering=0) as file:
         try:
             for size in (1 << 16, 1 << 12):
                 while file.write(b"\0" * size) == size:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 
 from fault_injection import causes
-from fault_injection.faults import control
+from fault_injection.faults import control, storage
 from fault_injection.faults import inject as made
 from fault_injection.faults.fault import Family, Fault, Inject, Need, Site
 from supervisor.core.model import Kind
@@ -144,6 +144,13 @@ _ALL = (
     # it trains on, and what it commits meanwhile is not written down: to the checkers its group stands still
     _rides("disk_full", "state", "the disk of a node, for logs and records, is full for 30 s", made.disk_full, here, own_disks, stays_s=30.0, stalls=True),
     _hang("checkpoint_blocked", "rank 0 writes its checkpoint into a pipe that nobody reads", made.ordered(causes.BLOCK_CHECKPOINT), obeying, family="state", writers=True),
+    *(
+        Fault(name=name, family="state", how=how, inject=inject, needs=(house, own_disks), writers=True)
+        for name, how, inject in (
+            ("checkpoint_disk_full", "the disk of the checkpoints is full until one fails", storage.checkpoint_disk_full),
+            ("checkpoint_folder_gone", "the folder of the checkpoints is empty and read-only until one fails", storage.checkpoint_folder_gone),
+        )
+    ),
     # agent
     _rides("agent_killed", "agent", "SIGKILL to a node's agent", made.agent_killed, here),
     _rides("agent_stopped", "agent", "SIGSTOP to a node's agent for 6 s", made.agent_stopped, here, stays_s=6.0),

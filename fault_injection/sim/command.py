@@ -68,9 +68,16 @@ def simulate(
         specs = _specs(groups, _spares(groups), policy or [])
         console = Console()
         console.print(_introduction(chosen, gpus, days, seeds), highlight=False)
+        played: dict[str, list[Outcome]] = {}
         for name, run in specs.items():
-            outcomes = [Months(run, ByChance(chosen, gpus), times(), seed).run(days * DAY_S) for seed in range(seeds)]
-            console.print(report(name, outcomes))
+            played[name] = [
+                Months(run, ByChance(chosen, gpus), times(), seed).run(days * DAY_S) for seed in range(seeds)
+            ]
+            console.print(report(name, played[name]))
+        first, *others = played
+        for other in others:
+            console.print(f"policy {other} less policy {first}:", soft_wrap=True, highlight=False)
+            console.print(difference(played[first], played[other]))
 
 
 def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
@@ -189,6 +196,29 @@ def report(name: str, outcomes: Sequence[Outcome]) -> Table:
     table.add_section()
     for look in _largest(o.by_look for o in outcomes):
         row(f"badput after a failure of: {look}", [_share(o, o.by_look[look]) for o in outcomes], ".4%")
+    return table
+
+
+def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Table:
+    """What another policy makes of the same seeds, less what the first one does: seed by seed, so that what the seeds have in common
+    is not in the interval. What no seed shows is left out, but for ETTR."""
+    table = Table()
+    table.add_column("", no_wrap=True)
+    table.add_column("mean", justify="right")
+    table.add_column("95% interval", justify="right")
+
+    def row(what: str, of: Callable[[Outcome], float], unit: str = "") -> None:
+        each = [of(b) - of(a) for a, b in zip(ours, theirs, strict=True)]
+        mean, half = interval(each)
+        if any(each) or what == "ETTR":
+            table.add_row(what, f"{mean:+.3g}{unit}", "one seed" if half is None else f"± {half:.3g}{unit}")
+
+    row("ETTR", lambda o: 100 * o.ettr, " %")
+    row("groups placed on another node", lambda o: o.spares)
+    row("allocations asked for", lambda o: o.asked)
+    row("halts", lambda o: o.halts)
+    for cause in _largest(o.badput for o in (*ours, *theirs)):
+        row(f"badput: {cause}", lambda o, cause=cause: 100 * _share(o, o.badput.get(cause, 0.0)), " %")  # type: ignore[misc]
     return table
 
 

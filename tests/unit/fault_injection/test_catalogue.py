@@ -53,6 +53,8 @@ def test_what_a_site_lacks_is_said() -> None:
         (Site(not_obeying="deaf"), "segfault"),
         (Site(no_memory_cgroup="no cgroup"), "killed_for_memory"),
         (Site(no_own_disks="shared"), "disk_full"),
+        (Site(no_own_disks="shared"), "checkpoint_disk_full"),
+        (Site(no_house="another's"), "checkpoint_folder_gone"),
         (Site(no_cut="not root"), "node_silent"),
         (Site(no_own_etcd="another's"), "etcd_killed"),
         (Site(no_house="another's"), "etcd_leader_lost"),

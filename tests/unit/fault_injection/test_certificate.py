@@ -10,12 +10,21 @@ from typing import Any
 import pytest
 
 from fault_injection.chaos import certificate
+from fault_injection.chaos.twin import unknown
 from fault_injection.history import History, Left
 from fault_injection.promises import ALL
 from fault_injection.recorded import load, save
 from supervisor.core.ledger import Cause
 from tests.unit.fault_injection.broken import a_broken_run, broken, fault
-from tests.unit.fault_injection.files import note, step, story
+from tests.unit.fault_injection.files import incident, note, step, story
+from titan_actor.twin import NoTwin
+
+SAME = {
+    **unknown(""),
+    "answer": "pass",
+    "why": "17 steps have the loss of a fault-free twin, to the last bit",
+    "steps": 17,
+}
 
 
 @pytest.fixture
@@ -24,7 +33,7 @@ def history(tmp_path: Path) -> History:
 
 
 def test_what_it_holds(history: History, tmp_path: Path) -> None:
-    body = certificate.write(history, tmp_path)
+    body = certificate.write(history, tmp_path, SAME)
     assert json.loads((tmp_path / "report.json").read_text()) == body
     assert body["green"] is True
     assert body["seed"] == 7
@@ -34,7 +43,7 @@ def test_what_it_holds(history: History, tmp_path: Path) -> None:
     assert body["ettr"] == pytest.approx(29 / 44, abs=1e-4)
     nobody_noted = {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
     assert body["samples"] == nobody_noted
-    assert body["loss_parity"]["answer"] == "unknown"
+    assert body["loss_parity"] == SAME
     assert body["steps_committed"] == 17
 
 
@@ -58,6 +67,31 @@ def test_a_fault_and_its_times(history: History) -> None:
         3.75,
         4.05,
     ]
+
+
+def test_steps_that_a_resume_from_disk_threw_away_are_lost(tmp_path: Path) -> None:
+    """Group 1 was killed at 10.5 s; and then both went on from step 5, of 8 that were committed."""
+    files = story(tmp_path)
+    kill = certificate.build(broken(files))["faults"][0]
+    for lines in files.steps.values():
+        for line in lines:
+            if line["event"] == "step" and line["t"] > 13.5:
+                line["step"] -= 3
+    told = certificate.build(broken(files))["faults"]
+    assert [row["steps_lost"] for row in told] == [kill["steps_lost"] + 3, 0]
+
+
+def test_a_halt_and_what_ended_it_are_told(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    row = certificate.build(broken(files))["faults"][0]
+    assert (row["halted_s"], row["resumed_s"], row["rejoined_s"]) == (None, None, 3.5)
+    files.decide(12.0, 21, {0: 1, 1: 2}, [], [incident("i1", "crash", 1, 1, 2, "halted", rung=4)])
+    files.decide(14.05, 22, {0: 1, 1: 2}, [{"verb": "resume", "key": "resume:1", "reason": "r"}])
+    files.journal.sort(key=lambda entry: entry["t"])
+    history = broken(files)
+    row = certificate.build(history)["faults"][0]
+    assert (row["halted_s"], row["resumed_s"], row["rejoined_s"]) == (1.6, 3.65, 4.5)
+    assert "run halted after 1.60 s, resumed by a person after 3.65 s" in " ".join(page(history).text)
 
 
 def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
@@ -100,7 +134,7 @@ def test_who_only_heals_uses_no_sample(tmp_path: Path) -> None:
     assert (counts["once"], counts["never"], counts["never_at"]) == (0, 1, [16])
 
 
-PARITY = {"answer": "fail", "why": "step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin", "tolerance": 0.001, "steps": 4, "holes": False,
+PARITY = {"answer": "fail", "why": "step 3 has a loss of 8.2500, and 7.0000 in a fault-free twin", "tolerance": 0.001, "steps": 4, "no_twin": "",
           "greatest": {"difference": 1.25, "step": 3, "run": 8.25, "twin": 7.0}, "states": {"equal": 1, "of": 2, "first_other": 4},
           "curve": [[1, 8.75], [2, 8.5], [3, 7.0], [4, 3.0]]}  # fmt: skip
 
@@ -109,10 +143,10 @@ def test_loss_parity_is_in_the_report_and_drawn(history: History, tmp_path: Path
     body = certificate.write(history, tmp_path, PARITY)
     assert body["loss_parity"] == PARITY
     assert body["green"] is False, "it is not the same model"
-    assert certificate.build(history, parity={**PARITY, "answer": "unknown"})["green"] is True, (
-        "not every run can have one"
-    )
-    assert certificate.build(history, parity={**PARITY, "answer": "unknown", "holes": True})["green"] is False
+    gpus = {**PARITY, "answer": "unknown", "no_twin": "device"}
+    assert certificate.build(history, parity=gpus)["green"] is True, "not every run can have one"
+    assert certificate.build(history, parity={**PARITY, "answer": "unknown"})["green"] is False
+    assert certificate.build(history)["green"] is False, "nobody trained one"
     parsed = Page()
     parsed.feed((tmp_path / "report.html").read_text())
     text = " ".join(parsed.text)
@@ -127,6 +161,15 @@ def test_loss_parity_is_in_the_report_and_drawn(history: History, tmp_path: Path
     assert run[:2] == of_twin[:2]
     assert of_twin[2][1] > run[2][1], "a lower loss is drawn lower"
     assert of_twin[3][1] == 150.0, "all is in the box"
+
+
+def test_a_parity_that_is_unknown_is_in_the_verdict(history: History) -> None:
+    gpus = unknown("the run trained on cuda", NoTwin.DEVICE)
+    for parity, is_green in ((unknown("the twin failed: no room"), False), (gpus, True)):
+        body = certificate.build(history, parity=parity)
+        box = certificate.page(history, body).split('<div class="verdict')[1].split("</div>")[0]
+        assert f"loss parity: {parity['why']}" in box
+        assert ("not shown to have kept what is promised" in box, body["green"]) == (not is_green, is_green)
 
 
 def test_it_is_the_same_from_the_file(history: History, tmp_path: Path) -> None:
@@ -161,7 +204,7 @@ class Page(HTMLParser):
 
 def page(history: History) -> Page:
     parsed = Page()
-    parsed.feed(certificate.page(history, certificate.build(history)))
+    parsed.feed(certificate.page(history, certificate.build(history, parity=SAME)))
     assert parsed.open == [], "every element is closed"
     return parsed
 

@@ -41,7 +41,7 @@ def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> Non
     assert "tests/integration/test_causes.py" in why_not["collective_skipped"]
     table = said(0, "list")
     assert all(name in table for name in FAULTS)
-    assert "node_silent          a node's link goes down: silent, as a dead host (not here: " in table
+    assert re.search(r"node_silent +a node's link goes down: silent, as a dead host \(not here: ", table)
     assert f"{sum(1 for why in why_not.values() if not why)} of {len(FAULTS)} faults can be made here" in table
 
 
@@ -71,7 +71,12 @@ def test_check_judges_files_and_ends_with_1_unless_all_pass(tmp_path: Path) -> N
 
 
 def test_check_of_what_is_not_there(tmp_path: Path) -> None:
-    assert "No such file or directory" in said(1, "check", str(tmp_path / "none.jsonl"))
+    (sentence,) = said(2, "check", str(tmp_path / "none.jsonl")).splitlines()
+    assert sentence.startswith(
+        f"supervisor: cannot read {tmp_path}/none.jsonl: No such file or directory; `supervisor chaos run`"
+    )
+    (sentence,) = said(2, "check", str(tmp_path)).splitlines()
+    assert sentence == f"supervisor: {tmp_path} is a folder: give the file, {tmp_path}/history.jsonl"
     (tmp_path / "other.txt").write_text("hello\n")
     (sentence,) = said(2, "check", str(tmp_path / "other.txt")).splitlines()
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,13 +97,18 @@ def test_the_command_compares_two_policies(tmp_path: Path) -> None:
     command.register(app)
     one, two, wrong = tmp_path / "one.toml", tmp_path / "two.toml", tmp_path / "wrong.toml"
     one.write_text("[policy]\nnode_lease_s = 10\n")
-    two.write_text("[policy]\nnode_lease_s = 20\n")
+    two.write_text("[policy]\nnode_lease_s = 30\n")
     wrong.write_text("[policy]\nnode_leese_s = 20\n")
-    few = ["--gpus", "128", "--days", "30", "--seeds", "2"]
+    few = ["--gpus", "1024", "--days", "30", "--seeds", "2"]
     told = CliRunner().invoke(app, [*few, "--policy", str(one), "--policy", str(two)], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output
     assert told.output.count("ETTR if each failure stopped everybody") == 2
     assert "arXiv 2407.21783" in told.output
+    less = told.output.split(f"policy {two} less policy {one}:")[1]
+    assert re.search(r"ETTR +│ +-\S+ % +│ +± \S+ % ", less), "a longer lease costs time"
+    assert re.search(r"badput: (detect|decide) +│ +\+\S+ % ", less)
+    same = CliRunner().invoke(app, [*few, "--policy", str(one)], env={"COLUMNS": "200"})
+    assert " less policy " not in same.output
     refused = CliRunner().invoke(app, [*few, "--policy", str(wrong)])
     assert refused.exit_code == 2
     assert "node_lease_s" in refused.output

@@ -159,6 +159,15 @@ def test_two_at_once() -> None:
     assert second.over is not None
 
 
+def test_the_bounds_of_faults_that_come_together_add_up() -> None:
+    """One may have to be mended before the other can be."""
+    crash, kill = (bounds(SPEC, FAULTS[name]) for name in ("sigkill", "lighthouse_killed"))
+    done = run(Played(), planned(("sigkill", 5, ""), ("lighthouse_killed", 5, "during"), ("sigkill", 50, "")))
+    both = (crash.within_s + kill.within_s, crash.others_within_s + kill.others_within_s)
+    assert [(each.within_s, each.others_within_s) for each in done[:2]] == [both, both]
+    assert (done[2].within_s, done[2].others_within_s) == (crash.within_s, crash.others_within_s), "alone"
+
+
 def test_one_while_the_other_is_mended() -> None:
     played = Played()
     first, second = run(played, planned(("sigkill", 5, ""), ("supervisor_killed", 5, "during")))

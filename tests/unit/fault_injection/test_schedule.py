@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import chaos_compound
 from fault_injection.chaos import schedule as schedules
-from fault_injection.chaos.schedule import Plan, Planned, ScheduleError, drawn, load, parse, unfold
+from fault_injection.chaos.schedule import (
+    CONTROL,
+    CRASHES,
+    Plan,
+    Planned,
+    ScheduleError,
+    drawn,
+    load,
+    parse,
+    unfold,
+)
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
+from supervisor.core.model import Kind
 
 SHIPPED = Path(schedules.__file__).parents[1] / "schedules"
 
@@ -133,14 +145,56 @@ def test_a_plan_is_saved_and_replays(tmp_path: Path, seed: int) -> None:
     assert len(first.faults) == 12
 
 
-def test_a_seed_draws_what_can_be_made_and_compounds_among_it() -> None:
-    plans = [unfold(drawn(seed, 12, 30, SITE), 3, 2, SITE) for seed in range(20)]
+def test_a_seed_draws_what_can_be_made() -> None:
+    plans = [unfold(drawn(seed, 12, 30, SITE), 3, 2, SITE) for seed in range(40)]
     assert plans[0] == unfold(drawn(0, 12, 30, SITE), 3, 2, SITE)
+    assert all(len(made.faults) == 12 for made in plans)
     names = {p.name for made in plans for p in made.faults}
     assert names == {name for name, fault in FAULTS.items() if not fault.why_not(SITE)}
-    together = [(p, q) for made in plans for p, q in itertools.pairwise(made.faults) if q.together]
-    assert {q.together for _, q in together} == {"with", "during"}
-    assert all(FAULTS[p.name].kinds and not FAULTS[q.name].kinds for p, q in together)
+
+
+def pairs(made: Plan) -> list[tuple[Planned, Planned]]:
+    return [(p, q) for p, q in itertools.pairwise(made.faults) if q.together]
+
+
+@pytest.mark.parametrize("seed", range(1, chaos_compound.SEEDS + 1))
+def test_each_seed_of_the_lane_has_a_group_and_a_part_of_the_control_plane_that_fail_while_another_is_mended(
+    seed: int,
+) -> None:
+    """On two groups, as in the lane: then nobody is left that trains."""
+    made = unfold(drawn(seed, chaos_compound.FAULTS, 30, SITE), 2, 1, SITE)
+    crashes = [(p, q) for p, q in pairs(made) if FAULTS[q.name].kinds]
+    control = [(p, q) for p, q in pairs(made) if q.name in CONTROL and q.together == "during" and FAULTS[p.name].kinds]
+    assert (len(made.faults), len(crashes)) == (chaos_compound.FAULTS, 1)
+    assert control
+    assert all(p.group != q.group for p, q in crashes), "another group"
+    assert all(FAULTS[p.name].kinds for p, _ in pairs(made)), "there is something to be mended"
+
+
+def test_the_lane_has_every_kind_of_compound() -> None:
+    plans = [unfold(drawn(n + 1, chaos_compound.FAULTS, 30, SITE), 2, 1, SITE) for n in range(chaos_compound.SEEDS)]
+    seen = {(q.name, q.together) for made in plans for _, q in pairs(made)}
+    assert {(name, "during") for name in CONTROL} <= seen
+    assert {together for name, together in seen if name in CRASHES} == {"with", "during"}
+    hangs = {Kind.HANG, Kind.STALLED}
+    assert any(hangs & set(FAULTS[p.name].kinds) and q.name in CRASHES for made in plans for p, q in pairs(made))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_faults_are_as_many_as_are_asked_for_and_compounds_where_there_is_room(seed: int) -> None:
+    for count in range(1, 7):
+        made = unfold(drawn(seed, count, 30, SITE), 2, 1, SITE)
+        assert len(made.faults) == count
+        assert len(pairs(made)) >= min(2, count // 3)
+    deaf = Site(not_here="elsewhere")
+    assert len(drawn(seed, 6, 30, deaf).fault) == 6, "also where no group can be killed"
+
+
+def test_two_groups_that_crash_at_once_are_two() -> None:
+    text = '[[fault]]\nname = "sigkill"\nat_step = 5\n[[fault]]\nname = "sigkill"\nat_step = 5\ntogether = "with"\n'
+    for seed in range(10):
+        one, two = plan(f"seed = {seed}\n{text}", groups=2).faults
+        assert {one.group, two.group} == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fault_injection.history import History
 from fault_injection.recorded import load, save
 from tests.unit.fault_injection.broken import KILL, SETTING
 from tests.unit.fault_injection.toy_model import ToyRun, again
-from titan_actor.twin import PLAN, Plan, Step
+from titan_actor.twin import PLAN, NoTwin, Plan, Step
 
 
 def parity(run: ToyRun | History) -> dict[str, Any]:
@@ -62,6 +62,32 @@ def test_one_that_was_killed_after_its_part_had_been_added() -> None:
     run.step(silent=(1,))
     run.step(0)
     passes(run, 5)
+
+
+def test_the_certificate_counts_what_the_twin_trains() -> None:
+    """Of who was killed after its part had been added too."""
+    run = ToyRun()
+    run.steps(3)
+    run.step(silent=(1,))
+    run.step(0)
+    counts = certificate.samples(run.history())
+    assert (counts["once"], counts["never"], counts["never_at"]) == (2 * 4 * 2 + 2, 0, [])
+    assert certificate.participation(run.history()) == {"1": 1, "2": 4}
+
+
+def test_of_steps_that_were_made_again_the_newest_count() -> None:
+    run = ToyRun()
+    run.steps(4)
+    run.step(0)
+    for group in (0, 1):
+        run.start(group, resumed=4)
+    run.quorum += 100
+    run.steps(2)
+    assert certificate.participation(run.history()) == {"2": 6}
+    run.start(0, resumed=3)
+    run.quorum += 100
+    run.step(0)
+    assert certificate.participation(run.history()) == {"1": 1, "2": 3}
 
 
 def test_one_that_did_not_commit_what_the_others_did() -> None:
@@ -258,16 +284,67 @@ def test_a_run_whose_records_have_holes_is_not_green() -> None:
 
 
 def test_what_cannot_have_a_twin_may_be_green() -> None:
-    live = holed(long(ToyRun()))
-    live.setting = replace(SETTING, to_its_end=False)
     full = holed(long(ToyRun()))
     full.faults = [replace(KILL, name="disk_full")]
-    others = holed(long(ToyRun()))
-    others.steps = [replace(s, lines=tuple(x for x in s.lines if x["event"] != "constructed")) for s in others.steps]
     device = long(ToyRun(device="cuda")).history()
-    device.setting = replace(SETTING, to_its_end=True)
-    for history in (live, full, others, device):
-        assert (parity(history)["answer"], green(history)) == ("unknown", True)
+    for history, kind in ((full, NoTwin.DISK_FULL), (device, NoTwin.DEVICE)):
+        body = parity(history)
+        assert (body["answer"], body["no_twin"], green(history)) == ("unknown", kind, True)
+
+
+def test_no_other_reason_for_which_there_is_no_twin_is_green() -> None:
+    nobody = holed(long(ToyRun()))
+    nobody.steps = [replace(s, lines=tuple(x for x in s.lines if x["event"] != "constructed")) for s in nobody.steps]
+    live = holed(long(ToyRun()))
+    live.setting = replace(SETTING, to_its_end=False)
+    for history in (nobody, live):
+        body = parity(history)
+        assert (body["answer"], body["no_twin"], green(history)) == ("unknown", "", False)
+
+
+@pytest.mark.parametrize(
+    ("again_", "ended", "is_green"),
+    [
+        (twin.Retrained((), (), (), "the twin failed: ModuleNotFoundError: torch"), True, False),
+        (twin.Retrained((), (), (), "the twin took longer than 2 s"), True, False),
+        (twin.Retrained((), (), ()), True, False),
+        (twin.Retrained((), (), (), "tensor_parallel_degree is above 1", NoTwin.PARALLELISM), True, True),
+        (twin.Retrained((), (), (), "sample a is not in the data", NoTwin.ELSEWHERE), True, False),
+        (twin.Retrained((), (), (), "sample a is not in the data", NoTwin.ELSEWHERE), False, True),
+    ],
+)
+def test_a_twin_that_does_not_come_is_green_only_where_there_cannot_be_one(
+    again_: twin.Retrained, ended: bool, is_green: bool
+) -> None:
+    history = long(ToyRun()).history()
+    history.setting = replace(SETTING, to_its_end=ended)
+    body = twin.parity(history, lambda _: None, lambda *_: again_)
+    assert body["answer"] == "unknown"
+    assert certificate.build(history, [], body)["green"] is is_green
+
+
+def test_a_twin_that_ends_early_and_says_nothing_is_unknown() -> None:
+    history = long(ToyRun()).history()
+    body = twin.parity(history, lambda _: None, lambda *about: cut_short(again(*about), 3))
+    assert (body["answer"], body["steps"], body["no_twin"]) == ("unknown", 3, "")
+    assert body["why"].startswith("the twin came to 3 steps of 12; before it ")
+
+
+def cut_short(whole: twin.Retrained, count: int) -> twin.Retrained:
+    return twin.Retrained(whole.losses[:count], whole.norms[:count], whole.states[:count])
+
+
+def test_what_a_live_run_did_while_it_was_read_is_not_missing() -> None:
+    """Its groups had not all written down the last step."""
+    run = long(ToyRun())
+    cut(run, 1, "step", -1)
+    cut(run, 1, "batch", -1)
+    history = run.history()
+    history.setting = replace(SETTING, to_its_end=False, ended=run.t)
+    body = parity(history)
+    assert (body["answer"], body["steps"], green(history)) == ("pass", 11, True), body["why"]
+    history.setting = replace(SETTING, to_its_end=True, ended=run.t)
+    assert not green(history), "of a run that had ended it is"
 
 
 def test_a_lost_step_is_unknown_and_not_stepped_over() -> None:
@@ -363,8 +440,8 @@ PLAN_OF_TWO: Plan = PLAN.validate_python(
 
 def test_what_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained(monkeypatch, "") == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"))
-    unlike = trained(monkeypatch, """print('{"unknown": "sample a is not in the data"}')""")
-    assert unlike == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "sample a is not in the data")
+    unlike = trained(monkeypatch, """print('{"unknown": "no such sample", "no_twin": "elsewhere"}')""")
+    assert unlike == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "no such sample", NoTwin.ELSEWHERE)
     nan = trained(monkeypatch, """print('{"loss": null, "norm": null, "state": ""}')""")
     assert math.isnan(nan.losses[2])
 

@@ -1,0 +1,48 @@
+"""What a fault cost beyond its group's own times: the steps that were lost, and a halt of the run that a person ended."""
+
+from __future__ import annotations
+
+from fault_injection.demo import report as costs
+from fault_injection.history import History
+
+
+def steps_lost(history: History, group: int, begin: float, until: float) -> int:
+    """Between two moments, by a fault of a group: those that a resume from disk threw away, and those that another group tried in
+    vain (the most of any)."""
+    others = {steps.group for steps in history.steps} - {group}
+    failed = max((costs.others(history, g, begin, until)["failed"] for g in others), default=0)
+    return failed + _thrown_away(history, begin, until)
+
+
+def _thrown_away(history: History, begin: float, until: float) -> int:
+    """From the newest step back to the one that was gone on from. Groups commit a step in one quorum, so a quorum that commits an
+    older one has gone back."""
+    first: dict[tuple[int, int], float] = {}
+    for steps in history.steps:
+        for line in steps.committed():
+            key = (int(line.get("quorum_id", 0)), int(line["step"]))
+            first[key] = min(line["t"], first.get(key, line["t"]))
+    lost = newest = 0
+    for (_, step), t in sorted(first.items(), key=lambda each: (each[1], each[0])):
+        if step <= newest and begin <= t <= until:
+            lost += newest - step + 1
+        newest = step
+    return lost
+
+
+def halt(history: History, group: int, begin: float, until: float) -> dict[str, float | None]:
+    """Seconds from `begin` until the run was halted, a person let it go on, and the group committed its first step since; None
+    where it was not."""
+    halted = resumed = None
+    for decision in history.committed():
+        at = decision.committed_at or decision.t
+        if not begin <= at <= until:
+            continue
+        own = (i for i in decision.incidents if i.get("state") == "halted" and not i.get("shadow"))
+        halted = halted if halted is not None else next((at for _ in own), None)
+        if halted is not None and resumed is None and any(a.get("verb") == "resume" for a in decision.actions):
+            resumed = at
+    commits = (line["t"] for steps in history.of_group(group) for line in steps.committed())
+    back = min((t for t in commits if resumed is not None and t >= resumed), default=None)
+    moments = {"halted_s": halted, "resumed_s": resumed, "rejoined_s": back}
+    return {name: None if at is None else round(at - begin, 3) for name, at in moments.items()}

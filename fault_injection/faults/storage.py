@@ -1,0 +1,90 @@
+"""How the faults of the folder of a run's checkpoints are made: its disk is full, or it is gone. Each lasts until a checkpoint has failed
+because of it, and has happened when one was written again afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from fault_injection.faults import acts
+from fault_injection.faults.fault import Scene, Target
+from supervisor.ports.errors import Fatal
+from supervisor.wire.checkpoints import folder_of, listed
+
+HIDES = "no-checkpoints"
+"""Name of the empty file system that stands in the folder's place, by which it is told from what it hides."""
+
+FAILS_WITHIN_S = 60.0
+"""From one checkpoint to the next, on a machine that others use too: 25 steps of the debug model."""
+
+
+def checkpoint_disk_full(scene: Scene, target: Target, after: ExitStack) -> str:
+    """It is kept full: what is purged meanwhile makes room for no other."""
+    folder = folder_of(scene.run_dir)
+    after.callback((folder / acts.FILLER).unlink, missing_ok=True)
+    began = time.time()
+
+    def failed() -> str:
+        acts.fill_disk(target.group, target.node, folder)
+        return _failed(scene, target, began)
+
+    return _written_again(scene, target, after, _until(scene, failed))
+
+
+def checkpoint_folder_gone(scene: Scene, target: Target, after: ExitStack) -> str:
+    """As where its file system was unmounted: nothing is there, and nothing can be written."""
+    folder = folder_of(scene.run_dir)
+    after.callback(_show, folder)
+    began = time.time()
+    _run("mount", "-t", "tmpfs", "-o", "ro", HIDES, str(folder))
+    if listed(scene.run_dir):
+        raise Fatal(f"{folder} still shows checkpoints")
+    return _written_again(scene, target, after, _until(scene, lambda: _failed(scene, target, began)))
+
+
+def _until(scene: Scene, failed: Callable[[], str]) -> str:
+    said: list[str] = []
+
+    def once() -> bool:
+        said[:] = [failed()]
+        return bool(said[0])
+
+    scene.wait(once, FAILS_WITHIN_S, "a checkpoint fails")
+    return said[0]
+
+
+def _written_again(scene: Scene, target: Target, after: ExitStack, said: str) -> str:
+    """Heals it, and waits for the next checkpoint."""
+    after.close()
+    healed = _newest(scene)
+    scene.wait(lambda: _newest(scene) > healed, FAILS_WITHIN_S, "a checkpoint is written again")
+    return f"{said}; it was healed, and that of step {_newest(scene)} was written"
+
+
+def _newest(scene: Scene) -> int:
+    """Step of the newest complete one."""
+    return next((step for step, _, mark in listed(scene.run_dir) if mark is not None), -1)
+
+
+def _failed(scene: Scene, target: Target, since: float) -> str:
+    """What the writer has noted of one that was not written; empty: of none."""
+    rank = f"{scene.run}.{target.group}.{target.generation}.{target.rank}"
+    lines = (target.folder / "ranks" / rank / "steps.jsonl").read_bytes().split(b"\n")[:-1]
+    ends = (line for line in map(json.loads, lines) if line.get("event") == "checkpoint_end" and line["t"] >= since)
+    return next((str(line["error"]) for line in ends if not line["complete"]), "")
+
+
+def _show(folder: Path) -> None:
+    """Take the empty file system away, if it is there."""
+    if any(line.split()[:2] == [HIDES, str(folder)] for line in Path("/proc/self/mounts").read_text().splitlines()):
+        _run("umount", "--lazy", str(folder))
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
