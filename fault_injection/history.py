@@ -64,7 +64,8 @@ class Process:
     signal: int | None = None
     exit_code: int | None = None
     over_by: float | None = None
-    """When it had ended at the latest: a shim begins only when nothing is left of the one before."""
+    """When it had ended at the latest: a shim begins only when nothing is left of the one before, also of what it has killed. None:
+    nobody saw it."""
 
 
 @dataclass(frozen=True)
@@ -340,6 +341,7 @@ def _outcome(line: dict[str, Any], at: int, intent_at: int | None) -> Outcome:
 
 def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> None:
     alive: dict[tuple[str, int], dict[str, Any]] = {}
+    killed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # said just before the signal
     ending, allocation = False, None
     for line in lines:
         event = line.get("event")
@@ -347,7 +349,10 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
             ending, allocation = False, line.get("allocation")
             for spawn in alive.values():  # its shim died with it, or before it
                 history.processes.append(_process(node, history.run, spawn, None, over_by=float(line["t"])))
+            for spawn, end in killed:
+                history.processes.append(_process(node, history.run, spawn, end, over_by=float(line["t"])))
             alive.clear()
+            killed.clear()
         elif event == "shim_stopping":
             ending = True
         name = _trainer_name(str(line.get("name", "")), history.run)
@@ -356,8 +361,10 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
         key = (str(line["name"]), int(line["pid"]))
         if event == "spawned":
             alive[key] = line
-        elif event in ("exited", "leftover_killed") and key in alive:
-            history.processes.append(_process(node, history.run, alive.pop(key), line))
+        elif event == "exited" and key in alive:
+            history.processes.append(_process(node, history.run, alive.pop(key), line, over_by=float(line["t"])))
+        elif event == "leftover_killed" and key in alive:
+            killed.append((alive.pop(key), line))
         elif event == "signalled":
             history.signals.append(
                 Signalled(
@@ -365,11 +372,13 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
                 )
             )
     for spawn in alive.values():
-        history.processes.append(_process(node, history.run, spawn, None))
+        history.processes.append(_process(node, history.run, spawn, None, over_by=None))
+    for spawn, end in killed:
+        history.processes.append(_process(node, history.run, spawn, end, over_by=None))
 
 
 def _process(
-    node: str, run: str, spawn: dict[str, Any], exit_: dict[str, Any] | None, over_by: float | None = None
+    node: str, run: str, spawn: dict[str, Any], exit_: dict[str, Any] | None, over_by: float | None
 ) -> Process:
     name = _trainer_name(str(spawn["name"]), run)
     assert name is not None
@@ -385,7 +394,7 @@ def _process(
         exited=exited,
         signal=exit_.get("signal") if exit_ is not None else None,
         exit_code=exit_.get("exit_code") if exit_ is not None else None,
-        over_by=exited if exited is not None else over_by,
+        over_by=over_by,
     )
 
 

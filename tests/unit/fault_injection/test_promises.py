@@ -555,7 +555,7 @@ def test_of_a_run_that_goes_on_the_end_is_not_asked_for(tmp_path: Path) -> None:
 def test_an_end_that_was_lost_with_its_node_is_not_asked_for(tmp_path: Path) -> None:
     """It was fenced, and its group is elsewhere."""
     files = story(tmp_path)
-    files.shims["n2"].remove(files.of_shim("n2", "leftover_killed", 1, 2))
+    files.nobody_saw_it_end()
     assert answers(broken(files), tmp_path) == PASS
 
 
