@@ -123,6 +123,8 @@ class Setting:
     budgets: dict[str, int]
     """restart, replace, reallocate."""
     window_s: float
+    breaker_window_s: float | None = None
+    """For so long nothing is paid for once a person gives up what is lost. None: a history of before it was said."""
     to_its_end: bool = False
     """The run had ended when this was written down. A live one goes on."""
     not_available: dict[str, str] = field(default_factory=dict)

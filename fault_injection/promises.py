@@ -6,21 +6,13 @@ import itertools
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
+from fault_injection.budgets import within_budgets
 from fault_injection.checkers import CHECKERS
 from fault_injection.history import FaultDone, History, Setting, Unknown
 from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
-from supervisor.core import ladder
-from supervisor.core.model import PLANNED, Kind, Rung
-
-PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
-"""Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
-
-NOT_TO_BLAME = (ladder.ANOTHERS_FAULT, ladder.ONE_CAUSE)
-"""How the reasons begin for which a group is started again at no budget."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
@@ -100,50 +92,6 @@ def _others_cordoned(history: History) -> Iterator[str]:
                 told = " and ".join(sorted(nodes))
                 yield f"{action['node']} was cordoned for {action['incident']}, which is about {told}"
         where |= {group: str(state.get("node") or "") for group, state in decision.groups.items()}
-
-
-def within_budgets(history: History) -> list[str]:
-    """No more is done within the window than the budgets allow. Counted apart from the supervisor's own count: each time that
-    a group gets another generation for a failure that surely pays, and each node that was asked for at a budget's cost."""
-    setting = _setting(history)
-    if unsaid := {Rung(r).name.lower() for r in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)} - setting.budgets.keys():
-        raise Unknown(f"the history does not say what the budget of {' and '.join(sorted(unsaid))} is")
-    drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
-    asked: dict[tuple[int, int | None], list[float]] = defaultdict(list)
-    counted: set[tuple[str, int]] = set()
-    given_up = False
-    for decision in history.committed():
-        given_up = given_up or any(a["verb"] == "resume" and "evict:" in a.get("key", "") for a in decision.actions)
-        for incident in decision.incidents:
-            key = (incident["id"], incident["generation_after"])
-            raised = incident["generation_after"] > incident["generation_before"]
-            if key in counted or not raised or incident.get("shadow") or not _pays(incident, given_up):
-                continue
-            counted.add(key)
-            rung = int(incident["rung"])
-            drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
-        for action in decision.actions:
-            if action["verb"] == "acquire" and action.get("rung") in (Rung.REPLACE, Rung.REALLOCATE):
-                asked[int(action["rung"]), None].append(decision.t)
-    found = []
-    # the same draw may be in both: each is held against the budget by itself
-    for (rung, group), instants in sorted([*drawn.items(), *asked.items()], key=str):
-        name = Rung(rung).name.lower()
-        allowed = setting.budgets.get(name)
-        most = max(sum(t <= other < t + setting.window_s for other in instants) for t in instants)
-        if allowed is not None and most > allowed:
-            whose = f" of group {group}" if group is not None else ""
-            found.append(f"{most} times {name}{whose} within {setting.window_s:g} s: its budget is {allowed}")
-    return found
-
-
-def _pays(incident: Mapping[str, Any], given_up: bool) -> bool:
-    """All pay but what a person asked for, a node that is left before it is taken away, and who is not to blame. `given_up`: a person
-    has said that what is lost is given up, at no budget. Whether another allocation is paid for is told by what is asked for:
-    nobody pays when all were taken, or when one in its place was wanted already."""
-    if given_up or incident["kind"] in PLANNED or str(incident.get("reason", "")).startswith(NOT_TO_BLAME):
-        return False
-    return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
 
 
 def others_go_on(history: History) -> list[str]:
