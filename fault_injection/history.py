@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fault_injection.lines import wrong_with
+
 
 class Unknown(Exception):
     """The files do not say what a checker has to know; the text says what is missing."""
@@ -248,10 +250,18 @@ def read(run: str, run_dir: Path, system: Path) -> History:
     for path in sorted(system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl")):
         name = _trainer_name(path.parent.name, run)
         if name is not None:
-            steps.append(Steps(*name, path.parts[-4], tuple(_lines(path, unreadable))))
+            steps.append(Steps(*name, path.parts[-4], tuple(_of_steps(path, unreadable))))
     history = of_lines(run, journal, shims, steps)
     history.unreadable += unreadable
     return history
+
+
+def _of_steps(path: Path, unreadable: list[str]) -> Iterator[dict[str, Any]]:
+    for line in _lines(path, unreadable):
+        if wrong := wrong_with(line):
+            unreadable.append(f"{path.name} of {path.parent.name}: {wrong}")
+        else:
+            yield line
 
 
 def of_lines(

@@ -664,6 +664,23 @@ def test_without_step_records_nothing_is_known_of_steps(tmp_path: Path) -> None:
     assert {name for name, answer in found.items() if answer == "unknown"} == {c.__name__ for c in OF_STEPS}
 
 
+@pytest.mark.parametrize("error", [AttributeError("no values"), ZeroDivisionError(), RecursionError()])
+def test_a_checker_that_crashes_in_any_way_is_unknown(tmp_path: Path, error: Exception) -> None:
+    def crashes(history: History) -> list[str]:
+        raise error
+
+    (verdict,) = check(story(tmp_path).history(), {"one": crashes})
+    assert (verdict.answer, verdict.sentences) == ("unknown", (f"the checker crashed: {error!r}",))
+
+
+def test_a_line_of_a_step_record_that_is_none_leaves_all_unknown(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.steps["n1", 0, 1][-1]["seconds"] = [1]
+    history = files.history()
+    assert history.unreadable == ["steps.jsonl of run.0.1.0: its seconds are not numbers by name"]
+    assert "pass" not in answers(history).values()
+
+
 @pytest.mark.parametrize(
     ("checkers", "plant"),
     [
