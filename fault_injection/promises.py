@@ -14,6 +14,9 @@ from fault_injection.history import FaultDone, History, Setting, Unknown
 from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
 
+Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
+"""As `digests` says them."""
+
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
     """The incidents that are this fault's own."""
@@ -160,8 +163,8 @@ def _away(history: History, setting: Setting, fault: FaultDone, over: float) -> 
 
 
 def digests_equal(history: History) -> list[str]:
-    """Wherever all groups have hashed their state at one step they have the same, but while a fault makes them drift apart;
-    and after each fault they have been compared before the next came."""
+    """Wherever all groups have hashed their state at one step they have the same, but while a fault makes them drift apart, which
+    it must be seen to do; and after each fault every rank's have been compared before the next came."""
     setting, found, missing = _setting(history), [], []
     shared = digests(history, setting.groups)
     if not shared:
@@ -174,11 +177,27 @@ def digests_equal(history: History) -> list[str]:
         if fault.over is None:
             continue
         until = min((f.began for f in history.faults if f.began > fault.over), default=float("inf"))
-        if not any(fault.over <= at <= until for at, _ in shared.values()):
-            missing.append(f"{_name(fault)}: the groups' states were not compared before the next")
+        compared = {rank for (_, _, rank), (at, _) in shared.items() if fault.over <= at <= until}
+        if mute := sorted(set(range(setting.ranks)) - compared):
+            of = "" if setting.ranks == 1 else f" of rank {' and '.join(map(str, mute))}"
+            missing.append(f"{_name(fault)}: the groups' states{of} were not compared before the next")
+        # who heals from a group that drifts has its state: then there may be no difference
+        if fault.drifts and fault.made is not None and not any(_beside(history, fault)):
+            told = _while_it_drifts(history, shared, fault, fault.made, fault.over)
+            if not told:
+                missing.append(f"{_name(fault)}: the groups' states were not compared while it lasted")
+            elif max(map(len, told)) == 1:
+                found.append(f"{_name(fault)}: the groups' states never differed while it lasted")
     if missing and not found:
         raise Unknown("; ".join(missing))
     return found
+
+
+def _while_it_drifts(history: History, shared: Digests, fault: FaultDone, made: float, over: float) -> list[set[str]]:
+    """The states of all groups at the steps at which the one that drifts hashed its own since."""
+    own = [s for s in history.steps if s.group == fault.group]
+    steps = {x["step"] for s in own for x in s.lines if x.get("event") == "digest" and made <= x["t"] <= over}
+    return [values for (_, step, _), (at, values) in shared.items() if step in steps and made <= at <= over]
 
 
 def nothing_left(history: History) -> list[str]:
@@ -249,7 +268,7 @@ def longest_stall(history: History, group: int, begin: float, until: float) -> f
     return max((float(b - a) for a, b in itertools.pairwise(moments)), default=0.0)
 
 
-def digests(history: History, groups: int) -> dict[tuple[int, int, int], tuple[float, set[str]]]:
+def digests(history: History, groups: int) -> Digests:
     """(stretch, step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups.
     A resume from disk begins a new stretch, in which steps are made again; within one the newest counts."""
     pauses = without_life(history)

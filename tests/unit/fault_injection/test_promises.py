@@ -500,6 +500,36 @@ def test_who_was_slow_is_back_with_its_next_step(tmp_path: Path) -> None:
     assert answers(history, tmp_path) == PASS
 
 
+def test_a_fault_that_makes_states_drift_apart_is_seen_to_do_so(tmp_path: Path) -> None:
+    """An order's mark is written before the act: what it did is told by the states alone."""
+    files = story(tmp_path)
+    for node, generation, group in (("n1", 1, 0), ("n2", 2, 1)):
+        files.steps[node, group, generation].append(digest(14.0, 9, "a"))
+    history = broken(files)
+    fault(history, 1, drifts=True)
+    never = (
+        "fail",
+        ("fault 1 (sigkill of group 1 rank 0 at step 5): the groups' states never differed while it lasted",),
+    )
+    assert judged(history, tmp_path)["digests_equal"] == never
+    history = broken(story(tmp_path))
+    fault(history, 1, drifts=True)
+    answer, (says,) = judged(history, tmp_path)["digests_equal"]
+    assert answer == "unknown"
+    assert says.endswith("the groups' states were not compared while it lasted")
+
+
+def test_every_ranks_states_are_compared(tmp_path: Path) -> None:
+    """Of rank 1 there is no record anywhere."""
+    history = broken(story(tmp_path))
+    history.setting = replace(SETTING, ranks=2)
+    answer, (says,) = judged(history, tmp_path)["digests_equal"]
+    assert answer == "unknown"
+    assert "the groups' states of rank 1 were not compared before the next" in says
+    history.steps += [replace(steps, rank=1) for steps in history.steps]
+    assert judged(history, tmp_path)["digests_equal"][0] == "pass"
+
+
 def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> None:
     files = story(tmp_path)
     for number in (4, 6):
