@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fault_injection.lines import wrong_with
+
 
 class Unknown(Exception):
     """The files do not say what a checker has to know; the text says what is missing."""
@@ -64,7 +66,8 @@ class Process:
     signal: int | None = None
     exit_code: int | None = None
     over_by: float | None = None
-    """When it had ended at the latest: a shim begins only when nothing is left of the one before."""
+    """When it had ended at the latest: a shim begins only when nothing is left of the one before, also of what it has killed. None:
+    nobody saw it."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class Setting:
     budgets: dict[str, int]
     """restart, replace, reallocate."""
     window_s: float
+    breaker_window_s: float | None = None
+    """For so long nothing is paid for once a person gives up what is lost. None: a history of before it was said."""
     to_its_end: bool = False
     """The run had ended when this was written down. A live one goes on."""
     not_available: dict[str, str] = field(default_factory=dict)
@@ -245,10 +250,18 @@ def read(run: str, run_dir: Path, system: Path) -> History:
     for path in sorted(system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl")):
         name = _trainer_name(path.parent.name, run)
         if name is not None:
-            steps.append(Steps(*name, path.parts[-4], tuple(_lines(path, unreadable))))
+            steps.append(Steps(*name, path.parts[-4], tuple(_of_steps(path, unreadable))))
     history = of_lines(run, journal, shims, steps)
     history.unreadable += unreadable
     return history
+
+
+def _of_steps(path: Path, unreadable: list[str]) -> Iterator[dict[str, Any]]:
+    for line in _lines(path, unreadable):
+        if wrong := wrong_with(line):
+            unreadable.append(f"{path.name} of {path.parent.name}: {wrong}")
+        else:
+            yield line
 
 
 def of_lines(
@@ -340,6 +353,7 @@ def _outcome(line: dict[str, Any], at: int, intent_at: int | None) -> Outcome:
 
 def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> None:
     alive: dict[tuple[str, int], dict[str, Any]] = {}
+    killed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # said just before the signal
     ending, allocation = False, None
     for line in lines:
         event = line.get("event")
@@ -347,7 +361,10 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
             ending, allocation = False, line.get("allocation")
             for spawn in alive.values():  # its shim died with it, or before it
                 history.processes.append(_process(node, history.run, spawn, None, over_by=float(line["t"])))
+            for spawn, end in killed:
+                history.processes.append(_process(node, history.run, spawn, end, over_by=float(line["t"])))
             alive.clear()
+            killed.clear()
         elif event == "shim_stopping":
             ending = True
         name = _trainer_name(str(line.get("name", "")), history.run)
@@ -356,8 +373,10 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
         key = (str(line["name"]), int(line["pid"]))
         if event == "spawned":
             alive[key] = line
-        elif event in ("exited", "leftover_killed") and key in alive:
-            history.processes.append(_process(node, history.run, alive.pop(key), line))
+        elif event == "exited" and key in alive:
+            history.processes.append(_process(node, history.run, alive.pop(key), line, over_by=float(line["t"])))
+        elif event == "leftover_killed" and key in alive:
+            killed.append((alive.pop(key), line))
         elif event == "signalled":
             history.signals.append(
                 Signalled(
@@ -365,11 +384,13 @@ def _read_shim(history: History, lines: Iterable[dict[str, Any]], node: str) -> 
                 )
             )
     for spawn in alive.values():
-        history.processes.append(_process(node, history.run, spawn, None))
+        history.processes.append(_process(node, history.run, spawn, None, over_by=None))
+    for spawn, end in killed:
+        history.processes.append(_process(node, history.run, spawn, end, over_by=None))
 
 
 def _process(
-    node: str, run: str, spawn: dict[str, Any], exit_: dict[str, Any] | None, over_by: float | None = None
+    node: str, run: str, spawn: dict[str, Any], exit_: dict[str, Any] | None, over_by: float | None
 ) -> Process:
     name = _trainer_name(str(spawn["name"]), run)
     assert name is not None
@@ -385,7 +406,7 @@ def _process(
         exited=exited,
         signal=exit_.get("signal") if exit_ is not None else None,
         exit_code=exit_.get("exit_code") if exit_ is not None else None,
-        over_by=exited if exited is not None else over_by,
+        over_by=over_by,
     )
 
 

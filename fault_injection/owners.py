@@ -14,10 +14,14 @@ from fault_injection.history import History, Process, Steps, Unknown
 
 
 def single_owner(history: History) -> list[str]:
-    """Never two owners of a group: once a generation has committed no older one commits, nobody commits after its shim
-    saw it end, and on one node a generation is begun only when the older ones there have ended."""
+    """Never two owners of a group: once a generation has committed no older one commits, nor beside it; nobody commits after its
+    shim saw it end, nor goes on once the next one's place on another node was decided; and on one node a generation is begun only
+    when the older ones there have ended.
+
+    A step that one generation alone had, and that a later one makes again, is no second owner's: it was lost with its process."""
     return [
-        *_late_commits(history), *_commits_of_the_dead(history), *_two_on_a_node(history), *_not_fenced(history),
+        *_late_commits(history), *_beside_each_other(history), *_commits_of_the_dead(history), *_commits_of_the_fenced(history),
+        *_two_on_a_node(history), *_not_fenced(history),
     ]  # fmt: skip
 
 
@@ -48,17 +52,60 @@ def _was_in_flight(line: dict[str, Any], first: dict[str, Any]) -> bool:
     return bool(known and line["quorum_id"] < first["quorum_id"] and line["start"] < first["start"])
 
 
+def _beside_each_other(history: History) -> Iterator[str]:
+    """One step of a rank by two generations at once, or in one quorum. What was in flight when the newer began is none."""
+    pauses = without_life(history)
+    made: dict[tuple[int, int, int, int], list[tuple[Steps, dict[str, Any]]]] = defaultdict(list)
+    for steps in history.steps:
+        for line in steps.committed():
+            made[sum(p < line["t"] for p in pauses), steps.group, steps.rank, line["step"]].append((steps, line))
+    for (_, group, _, step), rows in made.items():
+        for (one, line), (two, other) in combinations(sorted(rows, key=lambda row: row[0].generation), 2):
+            quorum = line.get("quorum_id")
+            together = isinstance(quorum, int) and quorum == other.get("quorum_id")
+            at_once = line["start"] < other["t"] and other["start"] < line["t"] and not _was_in_flight(line, other)
+            if one.generation != two.generation and (together or at_once):
+                where = f"in quorum {quorum}" if together else "at once"
+                yield f"group {group}: generations {one.generation} and {two.generation} both committed step {step} {where}"
+
+
 def _commits_of_the_dead(history: History) -> Iterator[str]:
-    ended = {
-        (p.group, p.generation, p.rank, p.node): p.exited
-        for p in history.processes
-        if p.exited is not None and (p.exit_code is not None or p.signal is not None)
-    }
+    ended = {(p.group, p.generation, p.rank, p.node): p.over_by for p in history.processes if p.over_by is not None}
     for steps in history.steps:
         end = ended.get((steps.group, steps.generation, steps.rank, steps.node), float("inf"))
         late = [line for line in steps.committed() if line["t"] > end]
         if late:
             yield f"{steps.name} on {steps.node} committed step {late[0]['step']} after its shim had seen it end"
+
+
+def _commits_of_the_fenced(history: History) -> Iterator[str]:
+    """Where a generation is to begin is decided only when the older one elsewhere is gone, or when no gate admits it any more: from
+    then on it ends the step that it is in, and begins none."""
+    quorums: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for steps in history.steps:
+        for line in steps.lines:
+            if line.get("event") == "step" and isinstance(line.get("quorum_id"), int):
+                quorums[line["quorum_id"]].append((steps.group, line["start"]))
+    for decision in history.committed():
+        for action in decision.actions:
+            if action["verb"] not in ("start", "place"):
+                continue
+            for steps in (
+                s for s in history.steps if s.group == action["group"] and s.generation < action["generation"]
+            ):
+                late = [line for line in steps.committed() if line["t"] > decision.t]
+                bad = [x for x in late if x["start"] > decision.t or _is_newer(quorums, steps.group, x, decision.t)]
+                if bad and steps.node != action["node"]:
+                    yield (
+                        f"{steps.name} on {steps.node} began step {bad[0]['step']} after generation {action['generation']} was to "
+                        f"begin on {action['node']}: it was not fenced"
+                    )
+
+
+def _is_newer(quorums: dict[int, list[tuple[int, float]]], group: int, line: dict[str, Any], decided: float) -> bool:
+    """Whether the others of its quorum all began in that later: it asked for it before, and was given it after."""
+    others = [start for other, start in quorums.get(line.get("quorum_id", -1), ()) if other != group]
+    return bool(others) and min(others) > decided
 
 
 def _two_on_a_node(history: History) -> Iterator[str]:

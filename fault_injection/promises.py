@@ -6,21 +6,16 @@ import itertools
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
+from fault_injection.budgets import within_budgets
 from fault_injection.checkers import CHECKERS
 from fault_injection.history import FaultDone, History, Setting, Unknown
 from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
-from supervisor.core import ladder
-from supervisor.core.model import PLANNED, Kind, Rung
 
-PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
-"""Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
-
-NOT_TO_BLAME = (ladder.ANOTHERS_FAULT, ladder.ONE_CAUSE)
-"""How the reasons begin for which a group is started again at no budget."""
+Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
+"""As `digests` says them."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
@@ -102,50 +97,6 @@ def _others_cordoned(history: History) -> Iterator[str]:
         where |= {group: str(state.get("node") or "") for group, state in decision.groups.items()}
 
 
-def within_budgets(history: History) -> list[str]:
-    """No more is done within the window than the budgets allow. Counted apart from the supervisor's own count: each time that
-    a group gets another generation for a failure that surely pays, and each node that was asked for at a budget's cost."""
-    setting = _setting(history)
-    if unsaid := {Rung(r).name.lower() for r in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)} - setting.budgets.keys():
-        raise Unknown(f"the history does not say what the budget of {' and '.join(sorted(unsaid))} is")
-    drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
-    asked: dict[tuple[int, int | None], list[float]] = defaultdict(list)
-    counted: set[tuple[str, int]] = set()
-    given_up = False
-    for decision in history.committed():
-        given_up = given_up or any(a["verb"] == "resume" and "evict:" in a.get("key", "") for a in decision.actions)
-        for incident in decision.incidents:
-            key = (incident["id"], incident["generation_after"])
-            raised = incident["generation_after"] > incident["generation_before"]
-            if key in counted or not raised or incident.get("shadow") or not _pays(incident, given_up):
-                continue
-            counted.add(key)
-            rung = int(incident["rung"])
-            drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
-        for action in decision.actions:
-            if action["verb"] == "acquire" and action.get("rung") in (Rung.REPLACE, Rung.REALLOCATE):
-                asked[int(action["rung"]), None].append(decision.t)
-    found = []
-    # the same draw may be in both: each is held against the budget by itself
-    for (rung, group), instants in sorted([*drawn.items(), *asked.items()], key=str):
-        name = Rung(rung).name.lower()
-        allowed = setting.budgets.get(name)
-        most = max(sum(t <= other < t + setting.window_s for other in instants) for t in instants)
-        if allowed is not None and most > allowed:
-            whose = f" of group {group}" if group is not None else ""
-            found.append(f"{most} times {name}{whose} within {setting.window_s:g} s: its budget is {allowed}")
-    return found
-
-
-def _pays(incident: Mapping[str, Any], given_up: bool) -> bool:
-    """All pay but what a person asked for, a node that is left before it is taken away, and who is not to blame. `given_up`: a person
-    has said that what is lost is given up, at no budget. Whether another allocation is paid for is told by what is asked for:
-    nobody pays when all were taken, or when one in its place was wanted already."""
-    if given_up or incident["kind"] in PLANNED or str(incident.get("reason", "")).startswith(NOT_TO_BLAME):
-        return False
-    return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
-
-
 def others_go_on(history: History) -> list[str]:
     """While one group is mended the others commit steps: none stands still for longer than the timeouts of the run allow."""
     setting, found = _setting(history), []
@@ -212,8 +163,8 @@ def _away(history: History, setting: Setting, fault: FaultDone, over: float) -> 
 
 
 def digests_equal(history: History) -> list[str]:
-    """Wherever all groups have hashed their state at one step they have the same, but while a fault makes them drift apart;
-    and after each fault they have been compared before the next came."""
+    """Wherever all groups have hashed their state at one step they have the same, but while a fault makes them drift apart, which
+    it must be seen to do; and after each fault every rank's have been compared before the next came."""
     setting, found, missing = _setting(history), [], []
     shared = digests(history, setting.groups)
     if not shared:
@@ -226,11 +177,27 @@ def digests_equal(history: History) -> list[str]:
         if fault.over is None:
             continue
         until = min((f.began for f in history.faults if f.began > fault.over), default=float("inf"))
-        if not any(fault.over <= at <= until for at, _ in shared.values()):
-            missing.append(f"{_name(fault)}: the groups' states were not compared before the next")
+        compared = {rank for (_, _, rank), (at, _) in shared.items() if fault.over <= at <= until}
+        if mute := sorted(set(range(setting.ranks)) - compared):
+            of = "" if setting.ranks == 1 else f" of rank {' and '.join(map(str, mute))}"
+            missing.append(f"{_name(fault)}: the groups' states{of} were not compared before the next")
+        # who heals from a group that drifts has its state: then there may be no difference
+        if fault.drifts and fault.made is not None and not any(_beside(history, fault)):
+            told = _while_it_drifts(history, shared, fault, fault.made, fault.over)
+            if not told:
+                missing.append(f"{_name(fault)}: the groups' states were not compared while it lasted")
+            elif max(map(len, told)) == 1:
+                found.append(f"{_name(fault)}: the groups' states never differed while it lasted")
     if missing and not found:
         raise Unknown("; ".join(missing))
     return found
+
+
+def _while_it_drifts(history: History, shared: Digests, fault: FaultDone, made: float, over: float) -> list[set[str]]:
+    """The states of all groups at the steps at which the one that drifts hashed its own since."""
+    own = [s for s in history.steps if s.group == fault.group]
+    steps = {x["step"] for s in own for x in s.lines if x.get("event") == "digest" and made <= x["t"] <= over}
+    return [values for (_, step, _), (at, values) in shared.items() if step in steps and made <= at <= over]
 
 
 def nothing_left(history: History) -> list[str]:
@@ -301,7 +268,7 @@ def longest_stall(history: History, group: int, begin: float, until: float) -> f
     return max((float(b - a) for a, b in itertools.pairwise(moments)), default=0.0)
 
 
-def digests(history: History, groups: int) -> dict[tuple[int, int, int], tuple[float, set[str]]]:
+def digests(history: History, groups: int) -> Digests:
     """(stretch, step, rank) -> when the last of all groups had hashed it, and the different values. Without those of fewer groups.
     A resume from disk begins a new stretch, in which steps are made again; within one the newest counts."""
     pauses = without_life(history)

@@ -23,6 +23,7 @@ from fault_injection.history import (
     Signalled,
     Steps,
 )
+from fault_injection.lines import not_finite, wrong_with
 
 VERSION = 1
 
@@ -53,9 +54,9 @@ def save(history: History, path: Path) -> None:
 
 
 def load(path: Path) -> History:
-    """Read a history. A line that is torn, of an unknown type or without what its type needs is noted as unreadable, which
-    no checker takes for good. Raises OSError when there is no such file, NoHistory where there is no line but such, or a newer
-    program wrote it."""
+    """Read a history. A line that is torn, of an unknown type, without what its type needs or with a number that is none is noted as
+    unreadable, which no checker takes for good. Raises OSError when there is no such file, NoHistory where there is no line but
+    such, or a newer program wrote it."""
     history = History("")
     steps: dict[tuple[int, int, int, str], list[dict[str, Any]]] = {}
     rows = path.read_text(errors="replace").splitlines()
@@ -130,10 +131,15 @@ def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str
     elif kind == "step":
         of = line["of"]
         owner = (int(of["group"]), int(of["generation"]), int(of["rank"]), str(of["node"]))
-        steps.setdefault(owner, []).append(dict(line["line"]))
+        body = dict(line["line"])
+        if wrong := wrong_with(body):
+            raise ValueError(wrong)
+        steps.setdefault(owner, []).append(body)
     elif kind == "unreadable":
         history.unreadable.append(str(line["what"]))
     else:
+        if infinite := not_finite(line):
+            raise ValueError(f"its {infinite} is no finite number")
         record = KINDS[kind].validate_python(line)
         match record:
             case Setting():

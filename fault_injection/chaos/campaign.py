@@ -143,6 +143,7 @@ def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_en
         ended=ended,
         budgets={"restart": budget.restart, "replace": budget.replace, "reallocate": budget.reallocate},
         window_s=budget.window_s,
+        breaker_window_s=spec.policy.breaker.window_s,
         to_its_end=to_its_end,
         not_available=dict(plan.not_available),
         versions={"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}},

@@ -87,7 +87,7 @@ def of_history(history: History) -> Replay:
         tries.setdefault(tried.key, []).append(tried)
     for steps in history.steps:
         for line in steps.committed():
-            if "quorum_id" in line:
+            if isinstance(line.get("quorum_id"), int):
                 key = (int(line["quorum_id"]), int(line["step"]))
                 _note(found.setdefault(key, Committed(key[1], key[0], line["t"])), line)
     for key, value in itertools.chain.from_iterable(map(_states, history.steps)):
@@ -119,7 +119,7 @@ def _tries(steps: Steps) -> Iterator[Try]:
                 said = line
             case "batch":
                 batches.append(list(line["samples"]))
-            case "step" if "quorum_id" in line:
+            case "step" if isinstance(line.get("quorum_id"), int):
                 made = bool(line.get("committed"))
                 key = (int(line["quorum_id"]), int(line["step"]) + (not made))
                 yield Try(
@@ -136,7 +136,7 @@ def _tries(steps: Steps) -> Iterator[Try]:
 def _states(steps: Steps) -> Iterator[tuple[Key, str]]:
     quorum = 0
     for line in steps.lines:
-        if line.get("event") == "step" and "quorum_id" in line:
+        if line.get("event") == "step" and isinstance(line.get("quorum_id"), int):
             quorum = int(line["quorum_id"])
         elif line.get("event") == "digest" and quorum:
             yield (quorum, int(line["step"])), str(line["value"])

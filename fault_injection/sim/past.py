@@ -28,6 +28,8 @@ LOOKS: dict[Kind, Look] = {
 }  # fmt: skip
 """What the months' model is shown of a kind. What hung is shown as an end, at the moment at which it was found."""
 
+GIVE = "give a run's journal.jsonl, or the history.jsonl of `supervisor chaos run`"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
@@ -60,11 +62,14 @@ class Past:
 
 
 def read(path: Path) -> Past:
-    """A journal.jsonl or a history.jsonl. Raises ValueError for a file that holds neither, and OSError."""
+    """A journal.jsonl or a history.jsonl. Raises OSError, and ValueError for a file that holds neither, or a line without what is needed: with
+    the line and what it lacks."""
     history = _history(path)
     found = _incidents(history)
     began, ended = _span(history, path)
     groups = 1 + max(max(d.groups, default=-1) for d in history.decisions)
+    if not groups or ended <= began:
+        raise ValueError(f"{path}: nothing is told of the time after all its groups trained")
     asked = {a["key"] for a in history.decisions[0].actions if a["verb"] == "acquire"}
     failures, left_out, lost = [], dict[str, int](), dict[Kind, float]()
     # Which errors are one and the same is as it was judged then: a text alone does not say who had it from whom.
@@ -116,18 +121,63 @@ def as_measured(past: Past, assumed: Times) -> Times:
 
 
 def _history(path: Path) -> History:
-    with path.open(errors="replace") as file:
-        first = file.readline()
+    rows = path.read_text(errors="replace").splitlines()
+    if not any(row.strip() for row in rows):
+        raise ValueError(f"{path} is empty")
     try:
-        head = json.loads(first)
-        history = recorded.load(path) if head.get("type") == "history" else of_lines("", journal.read(path), (), ())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no journal and no history of a run: {error}") from error
+        head = json.loads(rows[0])
+    except ValueError:
+        raise ValueError(f"{path}: line 1 is no JSON: {GIVE}") from None
+    if not isinstance(head, dict):
+        raise ValueError(f"{path}: line 1 is JSON, but no object: {GIVE}")
+    for number, row in enumerate(rows, 1):
+        if lacking := _lacking(row):
+            raise ValueError(f"{path}: line {number}: {lacking}, so it cannot be played again")
+    history = recorded.load(path) if head.get("type") == "history" else of_lines("", journal.read(path), (), ())
     if not history.decisions:
-        raise ValueError(
-            f"{path} holds no decisions: give a run's journal.jsonl, or the history.jsonl of `supervisor chaos run`"
-        )
+        raise ValueError(f"{path} holds no decisions: {GIVE}")
     return history
+
+
+def _lacking(row: str) -> str:
+    """What a decision's line lacks that is needed here; empty: nothing, or it is none."""
+    try:
+        body = json.loads(row)
+    except ValueError:
+        return ""  # a torn one: who reads it leaves it out
+    if not isinstance(body, dict) or not (body.get("type") == "decision" or body.get("entry") == "intent"):
+        return ""
+    number = body.get("decision", body.get("number"))
+    where = f"decision {number}" if isinstance(number, int) else "a decision"
+    if (
+        not isinstance(body.get("t"), int | float)
+        or not isinstance(number, int)
+        or not isinstance(body.get("epoch"), int)
+    ):
+        return f"{where} says no `t`, no `epoch` or no number"
+    for name in ("actions", "incidents"):
+        found = body.get(name) or []
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            return f"the {name} of {where} are no list of objects"
+    groups = body.get("groups", {})
+    if not isinstance(groups, dict) or not all(isinstance(g, dict) and "phase" in g for g in groups.values()):
+        return f"the groups of {where} are no objects with a `phase`"
+    for action in body.get("actions") or []:
+        needs = ("verb", "key") if action.get("verb") == "acquire" else ("verb",)
+        if missing := [f"`{name}`" for name in needs if name not in action]:
+            return f"an action of {where} has no {' and no '.join(missing)}"
+    return next(filter(None, (_no_incident(each, where) for each in body.get("incidents") or [])), "")
+
+
+def _no_incident(body: dict[str, Any], where: str) -> str:
+    about = f"incident {body['id']} of {where}" if "id" in body else f"an incident of {where}"
+    if missing := [f"`{name}`" for name in ("id", "kind", "group", "opened") if name not in body]:
+        return f"{about} has no {' and no '.join(missing)}"
+    if body["kind"] not in {kind.value for kind in Kind}:
+        return f"{about} is of the kind {body['kind']!r}, which there is not"
+    numbers = [name for name in ("group", "opened", "decided", "acted", "recovered") if body.get(name) is not None]
+    wrong = [name for name in numbers if not isinstance(body[name], int | float)]
+    return f"{about}: `{wrong[0]}` is no number" if wrong else ""
 
 
 def _incidents(history: History) -> list[tuple[dict[str, Any], float]]:

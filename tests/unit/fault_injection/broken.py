@@ -19,6 +19,7 @@ SETTING = Setting(
     ended=23.0,
     budgets={"restart": 3, "replace": 4, "reallocate": 3},
     window_s=3600.0,
+    breaker_window_s=60.0,
     to_its_end=True,
     not_available={"gpu_xid": "no GPU"},
     versions={"torch": "2"},

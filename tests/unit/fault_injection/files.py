@@ -80,6 +80,15 @@ class Files:
         (line,) = [x for x in self.shims[node] if (x.get("name"), x["event"]) == (name, event)]
         return line
 
+    def leftover_killed(self, t: float) -> None:
+        """The process of generation 2 ends then, and so its node's next shim begins."""
+        self.of_shim("n2", "leftover_killed", 1, 2)["t"] = t
+        self.shims["n2"][-1]["t"] = t + 0.005
+
+    def nobody_saw_it_end(self) -> None:
+        """Generation 2 was lost with its node, where no shim began again."""
+        del self.shims["n2"][-2:]
+
     # --- written and read ---
 
     def write(self) -> None:
@@ -225,6 +234,7 @@ def story(folder: Path) -> Files:
     f.shim(10.6, "exited", "n2", 1, 1, exit_code=None, signal=9)
     f.shim(11.0, "spawned", "n2", 1, 2)
     f.shim(18.375, "leftover_killed", "n2", 1, 2)
+    f.shims["n2"].append({"t": 18.38, "event": "shim_started", "pid": 3, "allocation": "a-n2"})
     f.shim(19.5, "spawned", "n3", 1, 3)
     f.shim(23.2, "exited", "n3", 1, 3, exit_code=0, signal=None)
     f.shim(23.2, "exited", "n1", 0, 1, exit_code=0, signal=None)

@@ -47,6 +47,16 @@ def test_what_it_holds(history: History, tmp_path: Path) -> None:
     assert body["steps_committed"] == 17
 
 
+def test_a_step_that_does_not_say_its_quorum_leaves_a_certificate(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    for line in files.steps["n1", 0, 1]:
+        if line.get("committed"):
+            line["quorum_id"] = None
+    body = certificate.build(broken(files))
+    assert body["green"] is False
+    assert body["checkers"]["one_quorum_per_step"]["answer"] == "unknown"
+
+
 def test_a_fault_and_its_times(history: History) -> None:
     kill, lose = certificate.build(history)["faults"]
     assert {key: kill[key] for key in ("number", "name", "group", "rank", "step", "incident", "kind", "rung")} == {

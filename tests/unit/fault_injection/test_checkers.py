@@ -85,7 +85,7 @@ def generation_goes_back(f: Files) -> None:
 
 def stale_spawn(f: Files) -> None:
     f.of_shim("n2", "spawned", 1, 2)["t"] = 18.6
-    f.of_shim("n2", "leftover_killed", 1, 2)["t"] = 18.7
+    f.leftover_killed(18.7)
 
 
 def older_generation_commits(f: Files) -> None:
@@ -99,6 +99,36 @@ def step_goes_back(f: Files) -> None:
 
 def commits_after_its_end(f: Files) -> None:
     f.steps["n2", 1, 1].append(step(10.7, 10.9, 6, quorum_id=1, participants=2, participating_rank=1))
+
+
+def commits_after_the_next_shim_began(f: Files) -> None:
+    """Generation 2 takes part in step 14 of quorum 4 until 20 s; a shim of its node began at 18.38 s, with nothing left."""
+    f.steps["n2", 1, 2].append(step(18.0, 20.0, 14, quorum_id=4, participants=2, participating_rank=1))
+    of_step(f, "n1", 0, 1, 14).update(quorum_id=4, participants=2, participating_rank=0)
+
+
+def goes_on_after_its_fence(f: Files) -> None:
+    """Where generation 3 begins is decided at 19 s; generation 2 makes step 14, which is in flight, and then step 15."""
+    f.nobody_saw_it_end()
+    for start, t, number in ((18.0, 20.0, 14), (20.0, 21.0, 15)):
+        f.steps["n2", 1, 2].append(step(start, t, number, quorum_id=4, participants=2, participating_rank=1))
+        of_step(f, "n1", 0, 1, number).update(quorum_id=4, participants=2, participating_rank=0)
+
+
+def is_let_into_a_quorum_after_its_fence(f: Files) -> None:
+    """Generation 2 asked for a quorum before 19 s, was frozen, and is given one that group 0 began after that."""
+    f.nobody_saw_it_end()
+    f.steps["n2", 1, 2].append(step(18.0, 20.9, 15, quorum_id=4, participants=2, participating_rank=1, healed=True))
+    of_step(f, "n1", 0, 1, 14).update(quorum_id=3, participants=1, participating_rank=0)
+    of_step(f, "n1", 0, 1, 15).update(quorum_id=4, participants=2, participating_rank=0)
+
+
+def makes_a_step_beside_the_newer_one(f: Files) -> None:
+    """Frozen in step 16 since before its fence, generation 2 ends it in the quorum in which generation 3 makes it."""
+    f.nobody_saw_it_end()
+    f.steps["n2", 1, 2].append(step(18.0, 21.99, 16, quorum_id=5, participants=2, participating_rank=1, healed=True))
+    of_step(f, "n1", 0, 1, 15)["quorum_id"] = 5
+    of_step(f, "n1", 0, 1, 15)["start"] = 18.9
 
 
 def begun_beside_an_older_one(f: Files) -> None:
@@ -212,7 +242,7 @@ def resumed_behind_the_newest_checkpoint(f: Files) -> None:
 
 def lives_on(f: Files) -> None:
     """The process of generation 2 lives on on n2 until 22 s; generation 3 begins on n3 at 19.5 s."""
-    f.of_shim("n2", "leftover_killed", 1, 2)["t"] = 22.0
+    f.leftover_killed(22.0)
 
 
 def moved_without_a_fence(f: Files) -> None:
@@ -273,6 +303,10 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (stale_spawn, "no_stale_actuation", "generation 2 was spawned on n2 after generation 3 was decided"),
     (older_generation_commits, "single_owner", "generation 2 on n2 committed step 17 after generation 3 had begun"),
     (commits_after_its_end, "single_owner", "committed step 6 after its shim had seen it end"),
+    (commits_after_the_next_shim_began, "single_owner", "committed step 14 after its shim had seen it end"),
+    (goes_on_after_its_fence, "single_owner", "generation 2 on n2 began step 15 after generation 3 was to begin on n3"),
+    (is_let_into_a_quorum_after_its_fence, "single_owner", "generation 2 on n2 began step 15 after generation 3"),
+    (makes_a_step_beside_the_newer_one, "single_owner", "generations 2 and 3 both committed step 16 in quorum 5"),
     (begun_beside_an_older_one, "single_owner", "was begun on n2 while generation 1 still ran there"),
     (committed_on_two_nodes, "single_owner", "generation 3 committed on n3 and on n4"),
     (decides_on_after_its_term, "no_dead_epoch", "decision 6 was committed under epoch 1 when epoch 2 led"),
@@ -425,8 +459,9 @@ def test_a_node_that_does_not_say_whose_it_is_is_unknown(tmp_path: Path) -> None
 
 
 def test_a_step_that_a_frozen_process_ends_late_has_no_second_owner(tmp_path: Path) -> None:
-    """It had begun in the older quorum, before the newer generation's first."""
+    """It had begun in the older quorum, before the newer generation's first; its shim saw it end after that."""
     files = story(tmp_path)
+    files.leftover_killed(22.6)
     files.steps["n2", 1, 2].append(step(18.0, 22.5, 14, quorum_id=3, participants=2, participating_rank=1))
     found = files.answers()
     assert found["single_owner"] == "pass"
@@ -510,7 +545,7 @@ def test_after_a_resume_steps_may_not_go_back_again(tmp_path: Path) -> None:
 def test_an_end_that_nobody_saw_does_not_forbid_a_resume(tmp_path: Path) -> None:
     """n2 was lost with its shim: nobody wrote down when the process there ended."""
     files = resume(story(tmp_path))
-    files.shims["n2"].remove(files.of_shim("n2", "leftover_killed", 1, 2))
+    files.nobody_saw_it_end()
     assert set(files.answers().values()) == {"pass"}
 
 
@@ -627,6 +662,23 @@ def test_without_step_records_nothing_is_known_of_steps(tmp_path: Path) -> None:
     files.steps = {}
     found = files.answers()
     assert {name for name, answer in found.items() if answer == "unknown"} == {c.__name__ for c in OF_STEPS}
+
+
+@pytest.mark.parametrize("error", [AttributeError("no values"), ZeroDivisionError(), RecursionError()])
+def test_a_checker_that_crashes_in_any_way_is_unknown(tmp_path: Path, error: Exception) -> None:
+    def crashes(history: History) -> list[str]:
+        raise error
+
+    (verdict,) = check(story(tmp_path).history(), {"one": crashes})
+    assert (verdict.answer, verdict.sentences) == ("unknown", (f"the checker crashed: {error!r}",))
+
+
+def test_a_line_of_a_step_record_that_is_none_leaves_all_unknown(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.steps["n1", 0, 1][-1]["seconds"] = [1]
+    history = files.history()
+    assert history.unreadable == ["steps.jsonl of run.0.1.0: its seconds are not numbers by name"]
+    assert "pass" not in answers(history).values()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,14 @@ def test_what_stops_everybody_costs_more() -> None:
     assert command.whole(out, times()) == pytest.approx(1 - cost_s / DAY_S)
 
 
+@pytest.mark.parametrize(
+    ("freedom", "t"),
+    [(1, 12.706), (9, 2.2622), (10, 2.2281), (11, 2.2010), (19, 2.0930), (30, 2.0423), (49, 2.0096), (1000, 1.9623)],
+)
+def test_students_t_is_as_the_tables_have_it(freedom: int, t: float) -> None:
+    assert command.student_t_95(freedom) == pytest.approx(t, rel=2e-3 if freedom < 10 else 1e-4)
+
+
 def test_the_interval_of_seeds() -> None:
     assert command.interval([0.5]) == (0.5, None)
     mean, half = command.interval([1.0, 2.0, 3.0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,48 @@ def test_the_command(tmp_path: Path) -> None:
     assert "2 groups, 1 spares, 10.0 minutes since everybody trained; failures: 1 crash" in told.output
     assert "as shipped" in told.output
     assert "mine.toml" in told.output
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d["incidents"][0].pop("opened"), "line 4: incident i1 of decision 4 has no `opened`"),
+        (lambda d: d["incidents"][0].pop("id"), "line 4: an incident of decision 4 has no `id`"),
+        (lambda d: d["incidents"][0].update(opened="x"), "line 4: incident i1 of decision 4: `opened` is no number"),
+        (lambda d: d["incidents"][0].update(kind="foo"), "line 4: incident i1 of decision 4 is of the kind 'foo'"),
+        (lambda d: d.pop("t"), "line 4: decision 4 says no `t`"),
+        (lambda d: d.update(actions=[{"verb": "acquire"}]), "line 4: an action of decision 4 has no `key`"),
+        (lambda d: d.update(actions=[{"key": "x"}]), "line 4: an action of decision 4 has no `verb`"),
+        (lambda d: d.update(incidents="i1"), "line 4: the incidents of decision 4 are no list of objects"),
+        (lambda d: d.update(groups={"0": {}}), "line 4: the groups of decision 4 are no objects with a `phase`"),
+    ],
+)
+def test_what_a_line_lacks_is_named_with_it(tmp_path: Path, change: Callable[[dict[str, Any]], Any], says: str) -> None:
+    path = journal_of(tmp_path, incident(1, "crash", 1120.0))
+    rows = path.read_text().splitlines()
+    intent = json.loads(rows[3])
+    change(intent)
+    path.write_text("\n".join([*rows[:3], json.dumps(intent), *rows[4:]]) + "\n")
+    with pytest.raises(ValueError, match=f"^{path}: {says}"):
+        past.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "is empty"), ("\n", "is empty"), ("[1]\n", "line 1 is JSON, but no object"), ("no journal\n", "no JSON")],
+)
+def test_what_is_no_file_of_a_run_is_said_plainly(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "other").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        past.read(tmp_path / "other")
+
+
+def test_the_recorded_run_of_the_tests_is_named_for_what_it_lacks(tmp_path: Path) -> None:
+    """It was made lean for the page."""
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run/history.jsonl.gz").read_bytes()))
+    with pytest.raises(ValueError, match="line 3: an action of decision 1 has no `key`"):
+        past.read(path)
 
 
 @pytest.mark.parametrize("text", ["", "no journal\n", '{"a": 1}\n', '{"type": "history"}\n'])

@@ -16,7 +16,7 @@ from fault_injection.history import FaultDone, History, Left, Steps
 from fault_injection.incidents import incidents
 from fault_injection.promises import ALL, PROMISES
 from fault_injection.recorded import load, save
-from supervisor.core import away, breaker
+from supervisor.core import away, breaker, ladder
 from supervisor.core.ledger import Interval
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
 from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, story
@@ -500,6 +500,36 @@ def test_who_was_slow_is_back_with_its_next_step(tmp_path: Path) -> None:
     assert answers(history, tmp_path) == PASS
 
 
+def test_a_fault_that_makes_states_drift_apart_is_seen_to_do_so(tmp_path: Path) -> None:
+    """An order's mark is written before the act: what it did is told by the states alone."""
+    files = story(tmp_path)
+    for node, generation, group in (("n1", 1, 0), ("n2", 2, 1)):
+        files.steps[node, group, generation].append(digest(14.0, 9, "a"))
+    history = broken(files)
+    fault(history, 1, drifts=True)
+    never = (
+        "fail",
+        ("fault 1 (sigkill of group 1 rank 0 at step 5): the groups' states never differed while it lasted",),
+    )
+    assert judged(history, tmp_path)["digests_equal"] == never
+    history = broken(story(tmp_path))
+    fault(history, 1, drifts=True)
+    answer, (says,) = judged(history, tmp_path)["digests_equal"]
+    assert answer == "unknown"
+    assert says.endswith("the groups' states were not compared while it lasted")
+
+
+def test_every_ranks_states_are_compared(tmp_path: Path) -> None:
+    """Of rank 1 there is no record anywhere."""
+    history = broken(story(tmp_path))
+    history.setting = replace(SETTING, ranks=2)
+    answer, (says,) = judged(history, tmp_path)["digests_equal"]
+    assert answer == "unknown"
+    assert "the groups' states of rank 1 were not compared before the next" in says
+    history.steps += [replace(steps, rank=1) for steps in history.steps]
+    assert judged(history, tmp_path)["digests_equal"][0] == "pass"
+
+
 def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> None:
     files = story(tmp_path)
     for number in (4, 6):
@@ -515,8 +545,9 @@ def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> N
     [
         ("because", "fail"),
         ("another group is the cause: it hung", "pass"),
-        (breaker.IN_PLACE, "pass"),
-        (away.WAITED_FOR, "pass"),
+        (breaker.IN_PLACE, "fail"),  # the breaker did not hold
+        (away.WAITED_FOR, "fail"),  # one host alone has shown it
+        (f"{ladder.ONE_CAUSE} (it says so)", "fail"),
     ],
 )
 def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: str, answer: str) -> None:
@@ -529,12 +560,71 @@ def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: str, answer
     assert answers(history, tmp_path)["within_budgets"] == answer
 
 
-def test_what_a_person_gives_up_draws_no_budget(tmp_path: Path) -> None:
+def for_one_cause(files: Files, reason: str) -> History:
+    for number in (2, 3):
+        files.of_decision(number, "intent")["incidents"][0] |= {"kind": "error", "reason": reason}
+    history = broken(files)
+    fault(history, 1, kinds=("error",))
+    history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
+    return history
+
+
+@pytest.mark.parametrize(("let_go", "answer"), [(None, "pass"), (8.0, "pass"), (7.0, "fail")])
+def test_the_breaker_is_believed_where_the_journal_has_it_hold(
+    tmp_path: Path, let_go: float | None, answer: str
+) -> None:
+    """For its window after it has let go, too: group 1 is restarted at 10.8 s."""
+    files = story(tmp_path)
+    files.of_decision(1, "intent")["actions"].append({"verb": "hold", "key": "hold:0", "reason": "r"})
+    if let_go is not None:
+        files.decide(let_go, 2, {0: 1, 1: 1}, [{"verb": "let_go", "key": "let_go:1", "reason": "r"}])
+        files.journal[3:] = [*files.journal[-2:], *files.journal[3:-2]]
+        for line in files.journal[5:]:
+            line["decision"] += 1
+    for line in files.journal:
+        for found in line.get("incidents", []):
+            if found["id"] == "i1":
+                found |= {"kind": "error", "reason": breaker.IN_PLACE}
+    history = broken(files)
+    fault(history, 1, kinds=("error",))
+    no_restart = {"restart": 0, "replace": 4, "reallocate": 3}
+    history.setting = replace(SETTING, budgets=no_restart, breaker_window_s=3.0)
+    assert answers(history, tmp_path) == PASS | {"within_budgets": answer}
+
+
+def test_what_nodes_share_is_believed_where_processes_ended_on_two_of_them(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    assert answers(for_one_cause(files, away.WAITED_FOR), tmp_path)["within_budgets"] == "fail"
+    ended = files.of_shim("n1", "exited", 0, 1)
+    ended |= {"t": 10.5, "exit_code": 1}
+    assert answers(for_one_cause(files, away.WAITED_FOR), tmp_path)["within_budgets"] == "pass"
+
+
+def test_nobody_moves_for_one_cause(tmp_path: Path) -> None:
+    """Another node was taken, at no budget: it was said to be no node's fault."""
+    files = story(tmp_path)
+    files.of_decision(1, "intent")["actions"].append({"verb": "hold", "key": "hold:0", "reason": "r"})
+    for number in (4, 6):
+        files.of_decision(number, "intent")["incidents"][0] |= {"rung": 1, "reason": breaker.IN_PLACE}
+    history = broken(files)
+    history.setting = replace(SETTING, budgets={"restart": 1, "replace": 4, "reallocate": 3})
+    answer, sentences = judged(history, tmp_path)["within_budgets"]
+    assert (answer, sentences) == ("fail", ("2 times restart of group 1 within 3600 s: its budget is 1",))
+
+
+@pytest.mark.parametrize(("window_s", "answer"), [(60.0, "pass"), (4.0, "fail"), (None, "unknown")])
+def test_what_a_person_gives_up_draws_no_budget_for_the_breakers_window(
+    tmp_path: Path, window_s: float | None, answer: str
+) -> None:
+    """Said at 14.2 s; a node is left at 18.4 s."""
     files = story(tmp_path)
     history = replaced_too_often(files)
     assert answers(history, tmp_path)["within_budgets"] == "fail"
     files.of_decision(3, "intent")["actions"].append({"verb": "resume", "key": "evict:1", "reason": "a person says: r"})
-    assert answers(replaced_too_often(files), tmp_path) == PASS
+    history = replaced_too_often(files)
+    assert history.setting is not None
+    history.setting = replace(history.setting, breaker_window_s=window_s)
+    assert answers(history, tmp_path) == PASS | {"within_budgets": answer}
 
 
 def test_an_incident_that_climbs_may_be_about_one_node_after_the_other(tmp_path: Path) -> None:
@@ -555,7 +645,7 @@ def test_of_a_run_that_goes_on_the_end_is_not_asked_for(tmp_path: Path) -> None:
 def test_an_end_that_was_lost_with_its_node_is_not_asked_for(tmp_path: Path) -> None:
     """It was fenced, and its group is elsewhere."""
     files = story(tmp_path)
-    files.shims["n2"].remove(files.of_shim("n2", "leftover_killed", 1, 2))
+    files.nobody_saw_it_end()
     assert answers(broken(files), tmp_path) == PASS
 
 

@@ -14,6 +14,8 @@ from fault_injection.recorded import KINDS, NoHistory, load, save
 from tests.unit.fault_injection.broken import a_broken_run, broken
 from tests.unit.fault_injection.files import story
 
+STEP = '{"type":"step","of":{"group":1,"generation":1,"rank":0,"node":"n2"},"line":{"event":"step",%s}}'
+
 
 def saved(folder: Path) -> Path:
     save(a_broken_run(folder), folder / "history.jsonl")
@@ -62,6 +64,11 @@ def test_what_is_noted_as_unreadable_stays_so(tmp_path: Path) -> None:
         ('{"type":"step","of":{"group":1},"line":{}}', "there is no type 'generation'"),
         ("[]", ""),
         ("{}", ""),
+        (STEP % '"t":1.0,"start":NaN', "its start is no finite number"),
+        (STEP % '"t":"x"', "its t is no number"),
+        (STEP % '"t":1.0,"seconds":[1]', "its seconds are not numbers by name"),
+        (STEP % '"t":1.0,"seconds":{"compute":Infinity}', "its compute is no finite number"),
+        ('{"type":"outage","start":1.0,"end":NaN}', "its end is no finite number"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_unknown(tmp_path: Path, row: str, why: str) -> None:

@@ -141,7 +141,7 @@ def test_after_a_clean_end_the_rest_is_end(files: Files) -> None:
 def test_the_end_of_a_silent_process_is_no_detection_any_more(files: Files) -> None:
     """Its node was cut off at 18; the incident is there at 18.5; its process ends there by itself at 18.875, while the
     move goes on. From 18 on it is detected, from 18.5 on placed: whenever the process ends."""
-    files.of_shim("n2", "leftover_killed", 1, 2)["t"] = 18.875
+    files.leftover_killed(18.875)
     found = totals(ledger(files.history(), 1, SPAN))
     assert found[Cause.DETECT] == pytest.approx(0.3 + 0.5)
     assert found[Cause.LOST_STEP] == pytest.approx(0.6)
@@ -150,7 +150,7 @@ def test_the_end_of_a_silent_process_is_no_detection_any_more(files: Files) -> N
 
 def test_what_a_fenced_process_does_after_the_decision_is_not_kept(files: Files) -> None:
     """A failed attempt that ends only when the new generation was decided."""
-    files.shims["n2"].remove(files.of_shim("n2", "leftover_killed", 1, 2))
+    files.nobody_saw_it_end()
     files.steps["n2", 1, 2].append(step(18.0, 18.8, 14, committed=False))
     found = totals(ledger(files.history(), 1, SPAN))
     assert Cause.FAILED_STEP not in found
@@ -160,7 +160,7 @@ def test_what_a_fenced_process_does_after_the_decision_is_not_kept(files: Files)
 
 def test_what_runs_on_after_its_allocation_is_gone_counts_until_its_last_step(files: Files) -> None:
     """It committed once more after the decision at 18.5, and was ended at 18.875: from there on it is placing."""
-    files.of_shim("n2", "leftover_killed", 1, 2)["t"] = 18.875
+    files.leftover_killed(18.875)
     files.steps["n2", 1, 2].append(step(18.0, 18.75, 14))
     found = totals(ledger(files.history(), 1, SPAN))
     assert found[Cause.PRODUCTIVE] == pytest.approx(12.75)

@@ -1,0 +1,121 @@
+"""The checker `within_budgets`: what was done about failures, counted apart from the supervisor's own count."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from fault_injection.badput import SLACK_S
+from fault_injection.history import History, Process, Setting, Unknown
+from supervisor.core import away, breaker, ladder
+from supervisor.core.model import PLANNED, Kind, Rung
+
+PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
+"""Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
+
+
+def within_budgets(history: History) -> list[str]:
+    """No more is done within the window than the budgets allow: each time that a group gets another generation for a failure that
+    surely pays, and each node that was asked for at a budget's cost.
+
+    What is said to be free is so only as far as something else than that sentence bears it out. What a person gives up, for the
+    breaker's window from that decision on. What is put down to one cause, where the shims' records have the next process on the same
+    node, and the journal has the breaker hold, or the shims have processes that ended by themselves on two nodes."""
+    if history.setting is None:
+        raise Unknown("the history does not say what was to be broken")
+    setting = history.setting
+    if unsaid := {Rung(r).name.lower() for r in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)} - setting.budgets.keys():
+        raise Unknown(f"the history does not say what the budget of {' and '.join(sorted(unsaid))} is")
+    drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
+    asked: dict[tuple[int, int | None], list[float]] = defaultdict(list)
+    counted: set[tuple[str, int]] = set()
+    free = _Free(history, setting)
+    for decision in history.committed():
+        for incident in decision.incidents:
+            key = (incident["id"], incident["generation_after"])
+            raised = incident["generation_after"] > incident["generation_before"]
+            if key in counted or not raised or incident.get("shadow") or not _pays(incident):
+                continue
+            counted.add(key)
+            if free.given_up(decision.t) or free.of_one_cause(decision.t, incident):
+                continue
+            rung = int(incident["rung"])
+            drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
+        for action in decision.actions:
+            if action["verb"] == "acquire" and action.get("rung") in (Rung.REPLACE, Rung.REALLOCATE):
+                asked[int(action["rung"]), None].append(decision.t)
+    found = []
+    # the same draw may be in both: each is held against the budget by itself
+    for (rung, group), instants in sorted([*drawn.items(), *asked.items()], key=str):
+        name = Rung(rung).name.lower()
+        allowed = setting.budgets.get(name)
+        most = max(sum(t <= other < t + setting.window_s for other in instants) for t in instants)
+        if allowed is not None and most > allowed:
+            whose = f" of group {group}" if group is not None else ""
+            found.append(f"{most} times {name}{whose} within {setting.window_s:g} s: its budget is {allowed}")
+    return found
+
+
+def _pays(incident: Mapping[str, Any]) -> bool:
+    """All pay but what a person asked for, a node that is left before it is taken away, and who suffers another's failure. Whether
+    another allocation is paid for is told by what is asked for: nobody pays when all were taken, or when one in its place was
+    wanted already."""
+    if incident["kind"] in PLANNED or str(incident.get("reason", "")).startswith(ladder.ANOTHERS_FAULT):
+        return False
+    return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
+
+
+class _Free:
+    """When, and for what, no budget is drawn on."""
+
+    def __init__(self, history: History, setting: Setting) -> None:
+        self._history, self._window_s = history, setting.breaker_window_s
+        self._said: list[float] = []
+        """When a person has said that what is lost is given up."""
+        self._held: list[tuple[float, float]] = []
+        """From when until when the breaker held."""
+        since: float | None = None
+        for decision in history.committed():
+            verbs = {a["verb"] for a in decision.actions}
+            if any(a["verb"] == "resume" and "evict:" in a.get("key", "") for a in decision.actions):
+                self._said.append(decision.t)
+            if "hold" in verbs and since is None:
+                since = decision.t
+            if "let_go" in verbs and since is not None:
+                self._held.append((since, decision.t))
+                since = None
+        if since is not None:
+            self._held.append((since, float("inf")))
+
+    def given_up(self, t: float) -> bool:
+        return any(said <= t < said + self._window() + SLACK_S for said in self._said)
+
+    def of_one_cause(self, t: float, incident: Mapping[str, Any]) -> bool:
+        """Whether this was a restart in place for what is no node's own fault, as others bear out."""
+        reason = incident.get("reason", "")
+        if incident["rung"] != Rung.RESTART or incident["kind"] not in breaker.HELD or not self._in_place(incident):
+            return False
+        if reason == breaker.IN_PLACE:
+            return any(begun <= t < ended + self._window() + SLACK_S for begun, ended in self._held)
+        return bool(reason == away.WAITED_FOR and len({p.node for p in self._ended_by_themselves(t)}) > 1)
+
+    def _window(self) -> float:
+        if self._window_s is None:
+            raise Unknown("the history does not say what the breaker's window is")
+        return self._window_s
+
+    def _in_place(self, incident: Mapping[str, Any]) -> bool:
+        own = [p for p in self._history.processes if p.group == incident["group"]]
+        after = {p.node for p in own if p.generation == incident["generation_after"]}
+        before = max((p for p in own if p.generation < incident["generation_after"]), key=_generation, default=None)
+        return before is None or after <= {before.node}
+
+    def _ended_by_themselves(self, t: float) -> list[Process]:
+        told = {(s.node, s.group, s.generation, s.rank) for s in self._history.signals}
+        ended = (p for p in self._history.processes if p.exited is not None and p.exited <= t and p.exit_code != 0)
+        return [p for p in ended if (p.node, p.group, p.generation, p.rank) not in told]
+
+
+def _generation(process: Process) -> int:
+    return process.generation
