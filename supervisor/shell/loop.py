@@ -111,8 +111,6 @@ class Loop:
         self._reported: set[str] = set()
         self._look_again: dict[str, float] = {}
         self._accounted: dict[str, float] = {}
-        self._accounts_before: dict[str, Account] = {}
-        """By run, as the terms before this one left it."""
         self._policies: dict[str, int] = {}
         """By run, the version of the policy that was journaled last."""
         self._notified: set[str] = set()
@@ -238,7 +236,7 @@ class Loop:
             incidents=lambda: (i for _, i in self._mirror.records(keys.incident(run, ""), Incident)),
             faults=lambda: made.made if (made := self._mirror.record(keys.faults(run), FaultsMade)) else {},
             launched_unix_s=record.launched_unix_s,
-            committed=lambda: account.step if (account := self._mirror.record(keys.account(run), Account)) else 0,
+            account=lambda: self._mirror.record(keys.account(run), Account) or Account(),
         )
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
@@ -326,15 +324,10 @@ class Loop:
         if not term.seconds or not (changed or late):
             return {}
         self._accounted[run] = self.now()
-        if run not in self._accounts_before:
-            self._accounts_before[run] = self._mirror.record(keys.account(run), Account) or Account()
-        before = self._accounts_before[run]
-        seconds = dict(before.seconds)
-        for cause, value in term.seconds.items():
-            seconds[cause.value] = round(seconds.get(cause.value, 0.0) + value, 3)
-        known = self._mirror.record(keys.account(run), Account) or before
+        known = self._mirror.record(keys.account(run), Account) or Account()
         stepped = max(known.stepped_unix_s, stepped_unix_s(self._mirror, run))
-        account = Account(step=max(before.step, term.step), stepped_unix_s=stepped, seconds=seconds)
+        seconds = {cause: round(value, 3) for cause, value in term.since_launch.items()}
+        account = Account(step=term.step, stepped_unix_s=stepped, seconds=seconds)
         return {keys.account(run): encode(account)}
 
     def _difference(

@@ -298,6 +298,27 @@ def test_a_term_goes_on_from_the_newest_step_of_the_terms_before(store: MemorySt
     assert telemetry.accounts("run").step == 160
 
 
+def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> None:
+    """By the metric as by the page: a new leader does not begin it anew."""
+    at, telemetry = [0.0], Telemetry()
+    store.put(keys.account("run"), encode(Account(step=160, seconds={"productive": 900.0, "place": 90.0})))
+    term = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry, lambda: at[0])  # type: ignore[arg-type]
+
+    def told() -> float | None:
+        return telemetry.metrics.registry.get_sample_value("supervisor_ettr_ratio", {"run": "run"})
+
+    term.step()
+    assert told() == pytest.approx(900.0 / 990.0), "from the first look on"
+    for _ in range(3):
+        at[0] += loop.ACCOUNT_S
+        term.step()
+    item = store.get(keys.account("run"))
+    assert item is not None
+    seconds = decode(item.value, Account).seconds
+    assert sum(seconds.values()) > 990.0
+    assert told() == pytest.approx(seconds["productive"] / sum(seconds.values()), abs=1e-4)
+
+
 def test_when_the_last_step_was_outlives_the_trainers(store: MemoryStore) -> None:
     at = [0.0]
     term = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
