@@ -11,6 +11,7 @@ from supervisor.core import budget as budgets
 from supervisor.core import explain
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Kind, Memory, Rung
+from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
 from supervisor.shell.mirror import Mirror
@@ -154,6 +155,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
         "epoch": found.epoch,
         "lighthouse": _lighthouse(found.lighthouse),
         "lit": found.lighthouse.state == "open",
+        "over": found.phase in ENDED or (bool(found.groups) and all(g.phase == "finished" for g in found.groups)),
     }
     if newest is not None and newest.loss is not None:
         # a loss that is not finite is no JSON
@@ -170,7 +172,7 @@ def _process(leader: str) -> str:
 
 
 def _lighthouse(seat: LighthouseStatus) -> str:
-    if not seat.node:
+    if not seat.node or seat.state == "none":
         return "none"
     return f"{seat.state}, on node {seat.node}{f' ({seat.address})' if seat.address else ''}"
 
