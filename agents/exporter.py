@@ -38,9 +38,10 @@ _COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": 
 class Exporter:
     """Sets the metrics of the catalogue from what the agent knows."""
 
-    def __init__(self, node: str, version: str = "") -> None:
+    def __init__(self, node: str, version: str = "", metrics: Metrics | None = None) -> None:
+        """`metrics`: where several nodes' are told together, in the benchmark."""
         self._node = node
-        self._metrics = Metrics()
+        self._metrics = metrics if metrics is not None else Metrics()
         self._metrics.gauge("agent_info", node=node, version=version).set(1)
         for name, values in _FROM_0.items():  # that the first one is seen as an increase
             for chosen in itertools.product(*values.values()):

@@ -133,7 +133,7 @@ FLEET = Board(
                 kind="bars",
                 unit="percentunit",
                 queries=(("max by (run) (supervisor_ettr_ratio)", "{{run}}"),),
-                about="Of this leader's term.",
+                about="Since the launch of each.",
             ),
             _lines("Committed steps per second", PER_S, (f"max by (run) (sum by (run, group) (rate(trainer_commits_total[{RATE}])))", "{{run}}")),
             _lines("Tokens per second", "none", ("sum by (run) (trainer_tokens_per_second)", "{{run}}")),
@@ -165,7 +165,7 @@ RUN_BOARD = Board(
         "Now": (
             _stat(
                 "Effective training time", f"max(supervisor_ettr_ratio{{{RUN}}})", "percentunit", green_from=0.9,
-                about="Of this leader's term; the page has it since the launch.",
+                about="Since the launch, whoever led: what the page says too.",
             ),
             _stat("Committed step", f"max(supervisor_committed_steps{{{RUN}}})"),
             _stat("Newest checkpoint", f"max(supervisor_checkpoint_step{{{RUN}}})"),

@@ -21,7 +21,7 @@ from supervisor.cli.common import (
     print_timeouts,
     show,
 )
-from supervisor.shell import client, fit, policy, runfile
+from supervisor.shell import client, fit, notify, policy, runfile
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import PolicySet
@@ -82,4 +82,7 @@ def set_policy(
         for sentence in fit.short(replace(record.spec, policy=done.policy), seen):
             if sentence not in fit.short(record.spec, seen):
                 typer.echo(f"supervisor: {sentence}", err=True)
+        file = done.policy.webhook_file
+        if file != record.spec.policy.webhook_file and (missing := notify.not_here(file)):
+            typer.echo(f"supervisor: {missing}", err=True)
         typer.echo(f"{record.spec.name}: policy version {done.version}: {', '.join(changes)}")

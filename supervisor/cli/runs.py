@@ -26,7 +26,7 @@ from supervisor.core import timeouts
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client, fit, runfile, status
+from supervisor.shell import client, fit, notify, runfile, status
 from supervisor.shell import submit as submitting
 from supervisor.shell import up as up_module
 from supervisor.shell.engines.slurm_commands import Commands
@@ -53,7 +53,7 @@ def launch(
     if note:
         typer.echo(f"supervisor: {note}", err=True)
     if check:
-        _note_short(spec)
+        _note_what_is_short(spec)
         typer.echo(f"{file}: run {spec.name!r} is right")
         return
     with opened_store(etcd, home, security) as store:
@@ -147,11 +147,12 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
     if problems:
         print_timeouts(spec.name, timeouts.rows(spec, seen))
         raise typer.Exit(2)
-    _note_short(spec, seen)
+    _note_what_is_short(spec, seen)
 
 
-def _note_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
-    for sentence in fit.short(spec, seen):
+def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
+    """And what else may start, and is not as it should be."""
+    for sentence in (*fit.short(spec, seen), *filter(None, [notify.not_here(spec.policy.webhook_file)])):
         typer.echo(f"supervisor: {sentence}", err=True)
 
 

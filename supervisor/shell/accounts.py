@@ -94,6 +94,8 @@ class Accounts:
     step: int = 0
     """The newest that was seen to be committed; at first, in the terms before this one."""
     seconds: dict[Cause, float] = field(default_factory=dict)
+    before: Mapping[str, float] = field(default_factory=dict)
+    """What the terms before this one counted, by cause."""
     _last: float | None = None
     _ended: bool = False
     _groups: dict[int, _Group] = field(default_factory=dict)
@@ -148,10 +150,19 @@ class Accounts:
             self._settle(known, Cause.ACT)
 
     @property
+    def since_launch(self) -> dict[str, float]:
+        """Seconds of all terms, by cause."""
+        found = dict(self.before)
+        for cause, seconds in self.seconds.items():
+            found[cause.value] = found.get(cause.value, 0.0) + seconds
+        return found
+
+    @property
     def ettr(self) -> float | None:
-        """Share of productive seconds; None: none was counted."""
-        whole = sum(self.seconds.values())
-        return self.seconds.get(Cause.PRODUCTIVE, 0.0) / whole if whole > 0 else None
+        """Share of productive seconds since the launch; None: none was counted."""
+        seconds = self.since_launch
+        whole = sum(seconds.values())
+        return seconds.get(Cause.PRODUCTIVE.value, 0.0) / whole if whole > 0 else None
 
     def _hear(
         self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView, beyond: float

@@ -130,7 +130,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("supervisor_committed_steps", "steps", ("run",), "The newest committed step, as ranks that run tell it: after a resume from a checkpoint it is a smaller one."),
     _gauge("supervisor_checkpoint_step", "steps", ("run",), "Step of the newest complete checkpoint."),
     _counter("supervisor_group_seconds_total", "seconds", ("run", ("cause", CAUSES)), "Seconds of all groups in this term, each under one cause of the ledger; all but `productive` are badput."),
-    _gauge("supervisor_ettr_ratio", "ratio", ("run",), "Effective training time ratio of this term: the share of `productive` in supervisor_group_seconds_total."),
+    _gauge("supervisor_ettr_ratio", "ratio", ("run",), "Effective training time ratio since the launch, as the page tells it: the share of productive seconds in those of all groups, over all terms."),
     _counter("supervisor_injected_faults_total", "faults", ("run", "fault"), "Faults that `supervisor chaos` has made in the run."),
     # --- a node ---
     _gauge("agent_info", "bool", ("node", "version"), "1: an agent of this version runs."),

@@ -53,6 +53,9 @@ ROUTINE = ("checkpoint",)
 ACCOUNT_S = 30.0
 """So old may be what people are told of where the time went."""
 
+TERMS = 40
+"""Newest terms of which an account says when they were: of an older one the times are told as if the oldest had followed it at once."""
+
 LAST_WORDS_S = 2.0
 """How long the end of a term waits for a disk that is slow, for all journals together."""
 SILENCE_S = 2.0
@@ -103,6 +106,8 @@ class Loop:
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
         self._began = monotonic()
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
+        self._wall = time.time() - self._base
+        """What makes the run clock wall clock, for people alone."""
         self._stable_since = self._began
         self._made: dict[str, projection.Made] = {}
         self._store_up = True
@@ -111,8 +116,6 @@ class Loop:
         self._reported: set[str] = set()
         self._look_again: dict[str, float] = {}
         self._accounted: dict[str, float] = {}
-        self._accounts_before: dict[str, Account] = {}
-        """By run, as the terms before this one left it."""
         self._policies: dict[str, int] = {}
         """By run, the version of the policy that was journaled last."""
         self._notified: set[str] = set()
@@ -238,7 +241,7 @@ class Loop:
             incidents=lambda: (i for _, i in self._mirror.records(keys.incident(run, ""), Incident)),
             faults=lambda: made.made if (made := self._mirror.record(keys.faults(run), FaultsMade)) else {},
             launched_unix_s=record.launched_unix_s,
-            committed=lambda: account.step if (account := self._mirror.record(keys.account(run), Account)) else 0,
+            account=lambda: self._mirror.record(keys.account(run), Account) or Account(),
         )
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
@@ -323,18 +326,15 @@ class Loop:
         """Where the time went, over all terms: with each change, and else now and then while the run goes on."""
         late = self.now() - self._accounted.get(run, self._base) >= ACCOUNT_S and memory.phase not in ENDED
         term = self._telemetry.accounts(run)
-        if not term.seconds or not (changed or late):
+        seconds = {cause: round(value, 3) for cause, value in term.since_launch.items()}
+        if not seconds or not (changed or late):
             return {}
         self._accounted[run] = self.now()
-        if run not in self._accounts_before:
-            self._accounts_before[run] = self._mirror.record(keys.account(run), Account) or Account()
-        before = self._accounts_before[run]
-        seconds = dict(before.seconds)
-        for cause, value in term.seconds.items():
-            seconds[cause.value] = round(seconds.get(cause.value, 0.0) + value, 3)
-        known = self._mirror.record(keys.account(run), Account) or before
+        known = self._mirror.record(keys.account(run), Account) or Account()
         stepped = max(known.stepped_unix_s, stepped_unix_s(self._mirror, run))
-        account = Account(step=max(before.step, term.step), stepped_unix_s=stepped, seconds=seconds)
+        # one that began no earlier left no memory: no instant of its clock is told anywhere
+        clocks = (*(c for c in known.clocks if c[0] < self._base), (self._base, round(self._wall, 3)))[-TERMS:]
+        account = Account(step=term.step, stepped_unix_s=stepped, seconds=seconds, clocks=clocks)
         return {keys.account(run): encode(account)}
 
     def _difference(

@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
 from supervisor.shell.catalogue import CATALOGUE, Metric
+from supervisor.shell.exposition import application
 from supervisor.wire.security import Security, follow
 
 __all__ = ["CATALOGUE", "Metric", "Metrics", "serve"]
@@ -76,6 +77,7 @@ def serve(registry: CollectorRegistry, address: str, port: int, security: Securi
     """
     if not security.tls:
         server, _ = start_http_server(port, addr=address, registry=registry)
+        server.set_app(application(registry))
         return int(server.server_port)
     server, _ = start_http_server(
         port,
@@ -87,6 +89,7 @@ def serve(registry: CollectorRegistry, address: str, port: int, security: Securi
         client_auth_required=True,
         tls_min_version=ssl.TLSVersion.TLSv1_2,
     )
+    server.set_app(application(registry))
     listener: Any = server.socket  # an SSLSocket, whose type lacks the attribute below
     follow(listener.context, security)
     # In each request's own thread: one that connects and says nothing would else keep all others out.

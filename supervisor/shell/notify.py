@@ -101,6 +101,20 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
     return False
 
 
+def not_here(file: str) -> str:
+    """A sentence where the file of a policy does not hold its URL on this machine; empty: it does, or there is none."""
+    if not file:
+        return ""
+    try:
+        url_in(Path(file))
+    except ValueError as error:
+        return (
+            f"policy.webhook_file: {error}; the supervisor reads it, maybe on another machine: where it leads without the URL, "
+            "nobody is told when a run needs a person"
+        )
+    return ""
+
+
 def url_in(file: Path) -> str:
     """The URL that a file holds; raises ValueError with what is wrong, without the URL."""
     try:

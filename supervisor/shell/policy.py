@@ -21,6 +21,9 @@ from supervisor.wire.records import PolicyChange, PolicySet, RunRecord, decode, 
 KEPT = 50
 """Earlier changes that are kept in etcd."""
 
+FIXED = frozenset(f.name for f in dataclasses.fields(RunSpec)) - {f.name for f in dataclasses.fields(PolicySpec)}
+"""What else a run file has: a live run keeps its own."""
+
 AT_START = {"node_lease_s": "the nodes have it since they were started"}
 """Keys that a live run cannot change, and why."""
 
@@ -34,8 +37,13 @@ def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> Po
     for pair in given:
         key, equals, text = pair.partition("=")
         key = key.strip().removeprefix("policy.")
-        if not equals or not key:
+        section = key.partition(".")[0]
+        if not equals or not all(key.split(".")):
             problems.append(f"{pair!r}: give KEY=VALUE, as hang.factor=20")
+        elif section in FIXED:
+            problems.append(
+                f"{key} is no part of the policy: {section} is fixed when a run is launched, in its run file"
+            )
         elif key in AT_START:
             problems.append(f"policy.{key} cannot be changed on a live run: {AT_START[key]}")
         elif wrong := _put(body["policy"], key.split("."), _value(text.strip()) if text.strip() else None):

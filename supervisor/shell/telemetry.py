@@ -15,12 +15,25 @@ from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
 from supervisor.core.straggler import stragglers
 from supervisor.shell.accounts import Accounts, Told
-from supervisor.shell.catalogue import CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
+from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
 from supervisor.shell.metrics import Metrics
 from supervisor.shell.program import version
+from supervisor.wire.records import Account
 
 OVER = ("finished", "stopped")
 """Nothing comes of such a run any more."""
+
+OVER_S = 3600.0
+"""For so long a run that has ended is told whole: everybody has read its last numbers then."""
+
+FOR_A_DAY = ("supervisor_node_incidents_total", "supervisor_run_launched_timestamp_seconds")
+"""Asked for over a day (the alert FlappingNode), and so told for one."""
+
+_STAYS = (*FOR_A_DAY, "supervisor_run_phase")
+_DROPS = (
+    (OVER_S, tuple(m.name for m in CATALOGUE if "run" in m.labels and m.name not in _STAYS)),
+    (cordons.REPEATED_S, FOR_A_DAY),
+)
 
 FAULTS = 64
 """Kinds of injected faults that are told: more than there are."""
@@ -40,8 +53,8 @@ class Records:
     faults: Callable[[], Mapping[str, int]] = dict
     """How often `supervisor chaos` has made each."""
     launched_unix_s: float = 0.0
-    committed: Callable[[], int] = int
-    """The newest step that was committed in the terms before this one."""
+    account: Callable[[], Account] = Account
+    """What it had come to in the terms before this one; asked at the first round of a term."""
 
 
 @dataclass
@@ -49,7 +62,11 @@ class _Run:
     """One run, in this term."""
 
     over: bool
-    """It had ended before."""
+    """It had ended before, or so long ago that its phase alone is told."""
+    ended: float | None = None
+    """When it was first seen to have ended, on the run clock."""
+    drops: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
+    """So long after that, metrics that are not told of it any more."""
     decisions: int = -1
     looked: float = 0.0
     """On the run clock."""
@@ -87,11 +104,14 @@ class Telemetry:
         run, memory, m = spec.name, decision.memory, self.metrics
         records = records or Records()
         known = self._runs.get(run)
-        if known is None:
-            known = self._runs[run] = _Run(memory.phase in OVER, accounts=Accounts(records.committed()))
+        if known is None or (known.ended is not None and memory.phase not in OVER):
+            before = records.account()
+            accounts = Accounts(before.step, before=before.seconds)
+            over = memory.phase in OVER
+            known = self._runs[run] = _Run(over, drops=[] if over else [*_DROPS], accounts=accounts)
         for phase in RUN_PHASES:
             m.gauge("supervisor_run_phase", run=run, phase=phase).set(phase == memory.phase)
-        if known.over and memory.phase in OVER:
+        if memory.phase in OVER and self._has_gone(run, known, observed.now):
             return
         self._replay(run, records)
         m.counter("supervisor_decisions_total", run=run).inc()
@@ -104,6 +124,18 @@ class Telemetry:
         known.accounts.look(memory, observed, records.told(), stragglers(memory.groups, observed, spec))
         self._account(run, known)
         self._faults(run, known, records.faults())
+
+    def _has_gone(self, run: str, known: _Run, now: float) -> bool:
+        """Whether a run that has ended is told by its phase alone by now. All else is dropped when its time has come, or a leader that
+        lives through many runs would tell of all of them for ever."""
+        if known.ended is None:
+            known.ended = now
+        while known.drops and now - known.ended >= known.drops[0][0]:
+            for name in known.drops.pop(0)[1]:
+                self.metrics.drop(name, run=run)
+            self._closed.pop(run, None)
+            known.over = True
+        return known.over
 
     def _look(self, spec: RunSpec, observed: Observed, memory: Memory, known: _Run) -> None:
         run, m = spec.name, self.metrics
@@ -127,6 +159,8 @@ class Telemetry:
 
     def committed(self, run: str, decision: Decision, seconds: float) -> None:
         """A decision is written, which took so long."""
+        if self._is_over(run):
+            return
         self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)
         for action in decision.actions:
             self.metrics.counter("supervisor_actions_total", run=run, action=action.verb).inc()
@@ -135,8 +169,13 @@ class Telemetry:
 
     def outcome_unknown(self, run: str, seconds: float) -> None:
         """What was to be committed may be written or not, which was not told for so long: what etcd holds is counted anew."""
-        self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)
         self._closed.clear()
+        if not self._is_over(run):
+            self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)
+
+    def _is_over(self, run: str) -> bool:
+        known = self._runs.get(run)
+        return known is not None and known.over
 
     def _replay(self, run: str, records: Records) -> None:
         """All incidents that etcd holds: whoever leads tells the same numbers."""

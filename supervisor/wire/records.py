@@ -651,6 +651,9 @@ class Account:
     """As in Progress, the newest."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of all groups, by cause of the ledger (supervisor.core.ledger)."""
+    clocks: tuple[tuple[float, float], ...] = ()
+    """Of each leadership term, oldest first: the run clock as it began, and what is added to an instant of the run clock after that
+    to make it wall clock (Unix), by the machine that led."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,21 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             labels={"run": "r"},
             summary="run r trained in only 50% of its last hour",
         ),
+        Case(
+            # it waited in a queue for two hours: then it trains well, until it waits for half an hour for a node that replaces a lost one
+            series={
+                'supervisor_group_seconds_total{run="r",cause="productive"}': "0+0x119 0+60x119 7200+0x29 7200+60x60",
+                'supervisor_group_seconds_total{run="r",cause="allocate"}': "0+60x119 7200+0x119 7200+60x29 9000+0x60",
+                'supervisor_generation{run="r",group="0",instance="a"}': "0+0x119 1+0x20 _x200",
+                # another leads from then on: it tells of no time without a group, and it was there all the same
+                'supervisor_generation{run="r",group="0",instance="b"}': "_x142 1+0x200",
+            },
+            quiet=155,
+            fires=285,
+            over=330,
+            labels={"run": "r"},
+            summary="run r trained in only 50% of its last hour",
+        ),
     ),
     "BudgetNearlySpent": (
         Case(

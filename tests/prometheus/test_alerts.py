@@ -45,8 +45,8 @@ SPEEDS = {
     "StoreSlow": 40.0,
 }
 
-HEALTHY_S = 20.0
-"""Longer than any rule's window and `for` together, but for ETTR's (45 s)."""
+HEALTHY_S = 50.0
+"""Longer than any rule's window and `for` together; the longest is ETTR's, 45 s."""
 
 SOON_S = 45.0
 LATER_S = 75.0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 
 from supervisor.core.model import Memory
-from supervisor.shell import standing, status, views
+from supervisor.shell import notify, standing, status, views
 from supervisor.shell.audit import audit
 from supervisor.shell.doctor import timeouts
 from supervisor.shell.doctor.finding import Finding, bad, good, note
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import GateObserved, GatePresence, LeaderRecord, NodeObserved, Registration
+from supervisor.wire.records import GateObserved, GatePresence, LeaderRecord, NodeObserved, Registration, RunRecord
 
 CONNECT_S = 2.0
 
@@ -42,6 +43,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
         if memory.phase not in ENDED:
             yield from lighthouse(mirror, record.spec.name, memory)
             yield from forwarders(mirror, record.spec.name, memory)
+            yield from webhook(mirror, record)
             yield from timeouts.examine(mirror, record, memory)
     for key, reason in unreadable.items():
         yield bad(f"{key} cannot be read: {reason}", "it is left alone; delete it if nobody needs it")
@@ -101,6 +103,20 @@ def _hearing(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
         # A gate that has just opened has not heard everybody yet.
         coming = generation == group.generation and hearing in ("absent", "holding")
         yield note(what, f"look again in a moment; {do}") if coming else bad(what, do)
+
+
+def webhook(mirror: Mirror, record: RunRecord) -> Iterator[Finding]:
+    """Whether the file with its URL is there: where a supervisor of this machine leads it is needed here."""
+    file = record.spec.policy.webhook_file
+    missing = notify.not_here(file)
+    if not missing:
+        return
+    leader = mirror.record(keys.LEADER, LeaderRecord)
+    another_users = os.path.exists(file) and not os.access(file, os.R_OK)
+    needed = leader is not None and leader.host == socket.gethostname() and not another_users
+    do = f"write it, or: supervisor policy set webhook_file= --because WHY --run {record.spec.name}"
+    what = f"run {record.spec.name}: {missing}"
+    yield bad(what, do) if needed else note(what, f"look on the machines where supervisors run; {do}")
 
 
 def connects(address: str) -> str:

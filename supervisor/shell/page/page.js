@@ -100,14 +100,16 @@ function drawHead() {
 }
 
 function drawNumbers() {
-  const n = state.numbers, loss = n.loss === undefined ? "not known" : typeof n.loss === "string" ? `${n.loss} (no number)` : n.loss.toFixed(3);
-  const told = {
-    "Step": number(n.step), "Loss": loss, "Step time": n.step_s ? `${digits(n.step_s)} s` : "not known",
-    "Tokens/s": n.tokens_per_s ? number(n.tokens_per_s) : "not known",
-    "Quorum": n.quorum ? `${n.quorum} of ${n.groups} groups, its id is ${n.quorum_id}` : "none yet",
-    "Checkpoint": n.checkpoint === undefined ? "none yet" : `step ${number(n.checkpoint)}`,
-    "Spares": `${state.nodes_by_state.spare}${nodeless()}`, "Leader": n.leader ? `${n.leader}, epoch ${n.epoch}` : "none", "Lighthouse": n.lighthouse,
+  const n = state.numbers, yet = (words) => n.over ? "" : words; // of what has ended nothing is still to come
+  const all = {
+    "Step": number(n.step),
+    "Loss": n.loss === undefined ? yet("not known") : typeof n.loss === "string" ? `${n.loss} (no number)` : n.loss.toFixed(3),
+    "Step time": n.step_s ? `${digits(n.step_s)} s` : yet("not known"), "Tokens/s": n.tokens_per_s ? number(n.tokens_per_s) : yet("not known"),
+    "Quorum": n.quorum ? `${n.quorum} of ${n.groups} groups, its id is ${n.quorum_id}` : yet("none yet"),
+    "Checkpoint": n.checkpoint === undefined ? yet("none yet") : `step ${number(n.checkpoint)}`,
+    "Spares": `${state.nodes_by_state.spare}${nodeless()}`, "Leader": n.leader ? `${n.leader}, epoch ${n.epoch}` : "none", "Lighthouse": yet(n.lighthouse),
   };
+  const told = Object.fromEntries(Object.entries(all).filter(([, words]) => words));
   keep($("numbers"), Object.keys(told), (name) => make("div", {}, make("dt", {}, name), make("dd")), (div, name) => say(div.lastChild, told[name]));
 }
 

@@ -10,14 +10,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import MetricsHandler
 
+from supervisor.shell.exposition import answer
 from supervisor.shell.page.feed import Feed
 from supervisor.shell.page.watcher import Full, Page
 from supervisor.shell.targets import listed, of_page
@@ -115,14 +115,13 @@ def url_of(server: Server) -> str:
     return f"{'https' if server.security.tls else 'http'}://{name}:{port}/"
 
 
-class _Handler(MetricsHandler):
+class _Handler(BaseHTTPRequestHandler):
     server: Server
     server_version, sys_version = "supervisor", ""
     timeout = PATIENCE_S
 
-    @property
-    def registry(self) -> CollectorRegistry:  # type: ignore[override]
-        return self.server.registry
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: requests are no news."""
 
     def do_GET(self) -> None:
         try:
@@ -162,8 +161,14 @@ class _Handler(MetricsHandler):
     def _metrics(self) -> None:
         if self.command == "HEAD":
             self._send(HTTPStatus.OK, b"", "text/plain; charset=utf-8")
-        else:
-            super().do_GET()
+            return
+        asked = self.headers
+        body, headers = answer(self.server.registry, asked.get("Accept", ""), asked.get("Accept-Encoding", ""))
+        self.send_response(HTTPStatus.OK)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
     def _targets(self) -> None:
         """For Prometheus's http_sd_config. Without an answer it keeps the targets that it has."""

@@ -11,6 +11,7 @@ from supervisor.core import budget as budgets
 from supervisor.core import explain
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Kind, Memory, Rung
+from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
 from supervisor.shell.mirror import Mirror
@@ -40,7 +41,7 @@ class Live:
     now: float
     """Wall clock, for people only."""
     clock_at: Mapping[str, float] = field(default_factory=dict)
-    """By run, what is added to an instant of its run clock to make it wall clock; missing: not known yet."""
+    """By run, what is added to an instant of its run clock to make it wall clock, where no leader has kept that; missing: not known."""
     still_s: float = 0.0
     leaderless_s: float = math.inf
     unlit_s: float = math.inf
@@ -97,7 +98,8 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     nodes = status.node_status(mirror)
     newest = max((g for g in found.groups if g.step), key=lambda g: (g.step, g.participants), default=None)
     still = live.still_s if live.still_s > max(STILL_S, STILL * newest.step_s if newest else 0.0) else None
-    wall = live.clock_at.get(run)
+    account = status.account(mirror, run)
+    terms = account.clocks or tuple((-math.inf, live.clock_at[name]) for name in (run,) if name in live.clock_at)
     told = client.incidents(mirror, run)
     headline = attention.headline(found, verdicts, still)
     asked = attention.get_up(
@@ -106,7 +108,7 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
             allowed={scope: _allowed(spec, scope) for scope in found.budgets_left}, alarms=live.alarms, lasts=live.lasts,
         )
     )  # fmt: skip
-    now = live.now - wall if wall is not None else memory.clock
+    now = live.now - terms[-1][1] if terms else memory.clock
     return {
         "run": run,
         "letters": dict(LETTERS),
@@ -114,9 +116,9 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
         "headline": status.as_json(headline),
         "get_up": _get_up(asked),
         "numbers": _numbers(found, newest, memory),
-        "time": _time(status.account(mirror, run).seconds),
+        "time": _time(account.seconds),
         "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
-        "incidents": {i.id: _incident(i, wall) for i in chosen(told)},
+        "incidents": {i.id: _incident(i, terms) for i in chosen(told)},
         "incidents_all": len(told),
         "lost_s": round(sum(_lost_s(i, now) for i in told), 1),
         "nodes": {n.node or f"host {n.host}": _node(n, found) for n in _notable(nodes, found)},
@@ -153,6 +155,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
         "epoch": found.epoch,
         "lighthouse": _lighthouse(found.lighthouse),
         "lit": found.lighthouse.state == "open",
+        "over": found.phase in ENDED or (bool(found.groups) and all(g.phase == "finished" for g in found.groups)),
     }
     if newest is not None and newest.loss is not None:
         # a loss that is not finite is no JSON
@@ -169,7 +172,7 @@ def _process(leader: str) -> str:
 
 
 def _lighthouse(seat: LighthouseStatus) -> str:
-    if not seat.node:
+    if not seat.node or seat.state == "none":
         return "none"
     return f"{seat.state}, on node {seat.node}{f' ({seat.address})' if seat.address else ''}"
 
@@ -207,7 +210,13 @@ def chosen(incidents: Iterable[Incident]) -> list[Incident]:
     return [i for i in incidents if explain.is_open(i) or i.id in newest]
 
 
-def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
+def wall_clock(at: float, terms: Sequence[tuple[float, float]]) -> float | None:
+    """An instant of the run clock as wall clock, with the terms as Account.clocks has them; None: nothing is known. The clock stands
+    still while nobody leads, so each term has its own difference."""
+    return next((at + more for began, more in reversed(terms) if began < at), at + terms[0][1] if terms else None)
+
+
+def _incident(i: Incident, terms: Sequence[tuple[float, float]]) -> dict[str, Any]:
     body: dict[str, Any] = {
         "open": explain.is_open(i),
         "state": i.state,
@@ -232,8 +241,8 @@ def _incident(i: Incident, wall: float | None) -> dict[str, Any]:
     for name, at in (("opened", i.opened), ("decided", i.decided), ("acted", i.acted), ("recovered", i.recovered)):
         if at is not None:
             body[f"{name}_s"] = round(at - i.opened, 2)
-            if wall is not None:
-                body[name] = round(at + wall, 1)
+            if (wall := wall_clock(at, terms)) is not None:
+                body[name] = round(wall, 1)
     return body
 
 

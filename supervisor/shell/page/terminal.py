@@ -91,16 +91,20 @@ class Drawing:
 
     def _numbers(self) -> list[Text]:
         n = self._told["numbers"]
-        loss = n.get("loss")
+        loss, checkpoint = n.get("loss"), n.get("checkpoint")
+
+        def yet(words: str) -> str:
+            return "" if n["over"] else words  # of what has ended nothing is still to come
+
         said = [
             f"step {n['step']:,}",
-            f"loss {loss:.3f}" if isinstance(loss, float | int) else f"loss {loss or 'not known'}",
+            f"loss {loss:.3f}" if isinstance(loss, float | int) else f"loss {loss}" if loss else yet("loss not known"),
             f"{n['step_s']:.3g} s a step" if n["step_s"] else "",
             f"{n['tokens_per_s']:,} tokens/s" if n["tokens_per_s"] else "",
-            f"quorum {n['quorum']} of {n['groups']}, id {n['quorum_id']}" if n["quorum"] else "no quorum yet",
-            f"checkpoint step {n['checkpoint']:,}" if "checkpoint" in n else "no checkpoint yet",
+            f"quorum {n['quorum']} of {n['groups']}, id {n['quorum_id']}" if n["quorum"] else yet("no quorum yet"),
+            f"checkpoint step {checkpoint:,}" if checkpoint is not None else yet("no checkpoint yet"),
             f"leader {n['leader']}, epoch {n['epoch']}" if n["leader"] else "no leader",
-            f"lighthouse {n['lighthouse']}",
+            yet(f"lighthouse {n['lighthouse']}"),
         ]
         return [Text(), *self._flow(word for word in said if word)]
 

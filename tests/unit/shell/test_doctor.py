@@ -341,6 +341,22 @@ def test_the_whole_look() -> None:
     assert f"{keys.observed('n1')} cannot be read" in only(torn, "bad").what
 
 
+@pytest.mark.parametrize(("host", "level"), [(socket.gethostname(), "bad"), ("another", "note")])
+def test_a_webhook_whose_url_is_not_there_is_a_finding(host: str, level: str, tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    spec = RunSpec(name="run", policy=PolicySpec(webhook_file=str(file)))
+    record = RunRecord(spec=spec, run_dir="/r", launched_unix_s=1.0)
+    mirror = _mirror(leader=encode(LeaderRecord(host=host, pid=3, home="")))
+    found = only(system.webhook(mirror, record), level)
+    assert f"run run: policy.webhook_file: {file} cannot be read here" in found.what
+    file.write_text("no URL")
+    assert "does not hold one http or https URL" in only(system.webhook(mirror, record), level).what
+    file.write_text("https://chat.example/hook")
+    assert list(system.webhook(mirror, record)) == []
+    none = replace(record, spec=replace(spec, policy=PolicySpec()))
+    assert list(system.webhook(mirror, none)) == []
+
+
 # --- timeouts ---
 
 

@@ -166,3 +166,14 @@ def test_what_is_only_short_is_noted_in_a_line_and_what_fits_is_not_printed(laun
     assert note == "supervisor: policy.silent_timeout_s = 7 is safe but short: two leases; better 10"
     result, _ = launched("", NOTHING, *more)
     assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--check",)])
+def test_a_file_with_the_webhooks_url_that_is_not_here_is_said(
+    launched: Any, more: Sequence[str], tmp_path: Path
+) -> None:
+    """And no more: the supervisor, which reads it, may be on another machine."""
+    result, _ = launched(f'[policy]\nwebhook_file = "{tmp_path}/url"\n', NOTHING, *more)
+    assert result.exit_code == 0, result.output
+    (note,) = [line for line in result.output.splitlines() if "policy." in line]
+    assert note.startswith(f"supervisor: policy.webhook_file: {tmp_path}/url cannot be read here (No such file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,62 @@ def test_a_term_goes_on_from_the_newest_step_of_the_terms_before(store: MemorySt
     telemetry = Telemetry()
     Loop(store, Term(store), EngineDriver(store, Engine()), telemetry).step()  # type: ignore[arg-type]
     assert telemetry.accounts("run").step == 160
+
+
+def test_when_each_term_was_is_told_over_all_terms(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an instant of the run clock, to which a new leader goes back, can be told as the wall clock of then: as the journal's."""
+    at = [0.0]
+    monkeypatch.setattr(time, "time", lambda: 5000.0 + at[0])
+
+    def term() -> Loop:
+        return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
+
+    def step(leader: Loop, after: float) -> None:
+        at[0] += after
+        leader.step()
+
+    first = term()
+    step(first, 0.0)
+    step(first, 9.0)
+    item = store.get(keys.memory("run", "run"))
+    assert item is not None
+    written = decode(item.value, Memory).clock
+    store.commit({}, [keys.LEADER])
+    at[0] += 26.0
+    began = at[0]
+    second = term()
+    step(second, loop.ACCOUNT_S)
+    account = store.get(keys.account("run"))
+    assert account is not None
+    (one, offset), (two, later) = decode(account.value, Account).clocks
+    assert (one, two) == (MEMORY.clock, written)
+    assert offset == pytest.approx(5000.0 - MEMORY.clock)
+    assert later == pytest.approx(5000.0 + began - written)
+    intents = [line for line in read(tmp_path / "journal.jsonl") if line.get("entry") == "intent"]
+    assert all(line["t"] - line["now"] == pytest.approx(offset, abs=0.01) for line in intents if line["now"] <= written)
+
+
+def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> None:
+    """By the metric as by the page: a new leader does not begin it anew."""
+    at, telemetry = [0.0], Telemetry()
+    store.put(keys.account("run"), encode(Account(step=160, seconds={"productive": 900.0, "place": 90.0})))
+    term = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry, lambda: at[0])  # type: ignore[arg-type]
+
+    def told() -> float | None:
+        return telemetry.metrics.registry.get_sample_value("supervisor_ettr_ratio", {"run": "run"})
+
+    term.step()
+    assert told() == pytest.approx(900.0 / 990.0), "from the first look on"
+    for _ in range(3):
+        at[0] += loop.ACCOUNT_S
+        term.step()
+    item = store.get(keys.account("run"))
+    assert item is not None
+    seconds = decode(item.value, Account).seconds
+    assert sum(seconds.values()) > 990.0
+    assert told() == pytest.approx(seconds["productive"] / sum(seconds.values()), abs=1e-4)
 
 
 def test_when_the_last_step_was_outlives_the_trainers(store: MemoryStore) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import subprocess
 
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Kind, Rung, Verdict
 from supervisor.shell.catalogue import CATALOGUE, IDENTITIES, RECOVERY, Metric
+from supervisor.shell.exposition import answer, exposed
 from supervisor.shell.metrics import Metrics
 
 
@@ -99,3 +102,35 @@ def test_what_is_dropped_is_exported_no_more() -> None:
     assert left() == [("agent_store_up", "n0"), ("trainer_loss", "a", "1"), ("trainer_up", "a", "1", "0")]
     metrics.drop("trainer_", run=None)
     assert left() == [("agent_store_up", "n0")]
+
+
+def test_what_is_written_is_what_the_library_writes() -> None:
+    """Of everything that the catalogue has, and of values and words that are no plain ones."""
+    metrics = filled()
+    metrics.gauge("agent_info", node='a "node"\\ of\ntwo lines', version="=,}").set(1)
+    for node, number in (("n", float("nan")), ("i", float("inf")), ("m", -1.5e-9), ("b", 12345678.9)):
+        metrics.gauge("agent_disk_free_bytes", node=node).set(number)
+    metrics.histogram("trainer_heal_seconds", run="x").observe(0.3)
+    assert exposed(metrics.registry) == exposition.generate_latest(metrics.registry)
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.3", "openmetrics-text"),
+        ("application/openmetrics-text", "openmetrics-text"),
+        ("text/plain;version=0.0.4", "text/plain"),
+        ("", "text/plain"),
+    ],
+)
+def test_a_scrape_is_answered_as_it_was_asked_for(accept: str, kind: str) -> None:
+    registry = filled().registry
+    encode, expected = choose_encoder(accept)
+    body, headers = answer(registry, accept, "")
+    assert dict(headers) == {"Content-Type": expected, "Content-Length": str(len(body))}
+    assert kind in expected
+    assert body == encode(registry)
+    packed, headers = answer(registry, accept, "br, gzip")
+    assert gzip.decompress(packed) == body
+    assert dict(headers)["Content-Encoding"] == "gzip"
+    assert dict(headers)["Content-Length"] == str(len(packed))

@@ -72,6 +72,10 @@ def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() ->
         ("hang.at_least_s=1", ("policy.hang.at_least_s = 1 is below",)),
         ("hang.factor", ("'hang.factor': give KEY=VALUE",)),
         ("=3", ("give KEY=VALUE",)),
+        ("..=3", ("'..=3': give KEY=VALUE",)),
+        ("hang.=3", ("'hang.=3': give KEY=VALUE",)),
+        ("torchft.heartbeat_timeout_ms=10", ("is no part of the policy: torchft is fixed when a run is launched",)),
+        ("groups.count=3", ("groups is fixed when a run is launched",)),
         ("mode.now=observe", ("policy.mode.now: it is inside of what is no table",)),
         ("node_lease_s=9", ("cannot be changed on a live run", "since they were started")),
     ],
@@ -209,3 +213,26 @@ def test_the_command_holds_a_change_against_what_the_leader_has_written_down(mon
         assert any(keys.policy("run") in puts for puts in store.commits) is (code == 0)
     short = "policy.start_timeout_s = 130 is safe but short: three times the longest start; better 360"
     assert [line for line in result.output.splitlines() if "short" in line] == [f"supervisor: {short}"]
+
+
+def test_the_command_says_where_the_file_with_the_url_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set all the same: the supervisor may be on another machine."""
+    store = MemoryStore()
+    store.commit(run_values(MEMORY))
+    monkeypatch.setattr(store, "close", lambda: None)
+    monkeypatch.setattr(common, "connect", lambda *_, **__: store)
+
+    def said(change: str) -> str:
+        given = ["policy", "set", change, "--because", "why", "--etcd", "127.0.0.1:1"]
+        result = CliRunner().invoke(cli.app, given)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    file = tmp_path / "url"
+    assert f"{file} cannot be read here (No such file or directory); the supervisor" in said(f"webhook_file={file}")
+    assert "webhook_file" not in said("hang.factor=21"), "what was so before is the doctor's to say"
+    assert "cannot be read" not in said("webhook_file=")
+    file.write_text("https://chat.example/hook\n")
+    assert "cannot be read" not in said(f"webhook_file={file}")

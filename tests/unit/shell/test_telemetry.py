@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.core.cordons import REPEATED_S
 from supervisor.core.model import Decision, Kind, Rung
 from supervisor.core.round import Round
 from supervisor.ports.errors import Retryable
@@ -16,10 +17,11 @@ from supervisor.shell.loop import SILENCE_S
 from supervisor.shell.program import version
 from supervisor.shell.store.status import StoreStatus
 from supervisor.shell.store_watch import StoreWatch
-from supervisor.shell.telemetry import FAULTS, Records, Telemetry
+from supervisor.shell.telemetry import FAULTS, OVER_S, Records, Telemetry
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT, MEMORY
 
+_LABELS = {metric.name: metric.labels for metric in CATALOGUE}
 _SUFFIXES = ("_bucket", "_sum", "_count")
 
 
@@ -314,6 +316,34 @@ def test_a_run_that_had_ended_before_is_told_by_its_phase() -> None:
     of_runs = {m.name for m in CATALOGUE if "run" in m.labels}
     assert exported(world.telemetry).keys() & of_runs == {"supervisor_run_phase"}
     assert value(world.telemetry, "supervisor_run_phase", run="run", phase="stopped") == 1
+
+
+def test_a_run_that_has_ended_is_told_whole_for_an_hour_and_of_its_nodes_for_a_day() -> None:
+    """A leader that lives through many runs would else tell of all of them for ever."""
+    world = Told().bring_up()
+    world.crash(1)
+    world.round(1.0)
+    world.recover(1)
+    while world.memory.incidents:
+        world.round(1.0)
+
+    def told(after: float = 0.0) -> set[str]:
+        world.now += after
+        world.tell(Decision(memory=world.memory))
+        return {name for name in exported(world.telemetry) if "run" in _LABELS[name]}
+
+    whole = told()
+    world.memory = replace(world.memory, phase="stopped")
+    assert told() == whole
+    assert told(OVER_S - 1) == whole
+    of_nodes = {"supervisor_node_incidents_total", "supervisor_run_launched_timestamp_seconds"}
+    assert told(1) == {"supervisor_run_phase", *of_nodes}
+    assert told(REPEATED_S - OVER_S - 1) == {"supervisor_run_phase", *of_nodes}
+    assert told(1) == {"supervisor_run_phase"}
+    world.telemetry.outcome_unknown(world.spec.name, 1.0)
+    assert told(1) == {"supervisor_run_phase"}
+    world.memory = replace(world.memory, phase="running")
+    assert "supervisor_incidents_total" in told(1), "another of this name"
 
 
 def test_a_shadow_incident_is_counted_apart() -> None:

@@ -403,6 +403,24 @@ def test_what_is_to_be_done_is_a_command() -> None:
                 assert re.search(r"`?(supervisor|etcdctl) ", why), why
 
 
+def test_when_things_happened_is_told_by_the_clock_of_the_term_in_which_they_did() -> None:
+    """The run clock goes back to the newest memory when another leads, and stands still while nobody does."""
+    w = world()
+    w.crash(1)
+    w.round(0.5)
+    w.recover(1)
+    first = w.incidents["i1"]
+    assert first.recovered is not None
+    terms = ((0.0, 1000.0), (w.now, 1035.0))
+    w.store.put(keys.account("run"), encode(Account(clocks=terms)))
+    w.crash(0)
+    w.round(0.5)
+    seen = look(w, clock_at={"run": 2000.0})["incidents"]
+    assert seen["i1"]["opened"] == pytest.approx(first.opened + 1000.0, abs=0.06)
+    assert seen["i1"]["recovered"] == pytest.approx(first.recovered + 1000.0, abs=0.06)
+    assert seen["i2"]["opened"] == pytest.approx(w.incidents["i2"].opened + 1035.0, abs=0.06)
+
+
 def test_without_a_clock_nothing_is_told_of_when_but_all_of_how_long() -> None:
     w = world()
     w.crash(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,6 +142,20 @@ def test_no_run_and_one_that_cannot_be_read() -> None:
 def look_as_it_is(w: Any) -> dict[str, Any]:
     w.tell = lambda: None
     return look(w)
+
+
+def test_of_a_run_that_has_ended_nothing_is_said_to_be_missing() -> None:
+    """Its trainers are gone, and with them loss and quorum; its lighthouse is closed."""
+    w = world()
+    w.memory = replace(w.memory, phase="finished")
+    w.nodes = {name: replace(node, ranks=()) for name, node in w.nodes.items()}
+    w.lead_again()
+    told = look(w)
+    assert told["numbers"]["lighthouse"] == "none"
+    text = "\n".join(drawn(told))
+    assert "Finished" in text
+    for words in ("not known", "yet", "lighthouse none"):
+        assert words not in text, text
 
 
 def test_a_loss_that_is_no_number() -> None:
