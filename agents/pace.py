@@ -10,6 +10,7 @@ or sends a heal waits for others meanwhile, which is forgiven once it is over; a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 from typing import NamedTuple
@@ -28,7 +29,9 @@ STANDS_SHARE = 0.5
 """Of the bound: who waits for nobody is told only once it has been at the same thing for so long. What went before, a commit that
 failed or a quorum that was made anew, may have taken most of the bound; a hang is found within the bound from its beginning all the same."""
 MOVES_ON = 3.0
-"""In bounds: whoever goes from one thing to the next for so long, and commits nothing, hangs too."""
+"""In bounds: whoever goes from one thing to the next for so long, and comes to no commit, hangs too. Who comes to one that fails, again and
+again, as where collectives take longer than their timeout on machines with too much to do, hangs in nothing of its own: the policy's
+longest time is its bound."""
 KEPT = 64
 """Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
 UNSEEN_S = 0.5
@@ -62,6 +65,8 @@ class Pace:
         self._collective = 0.0
         """The longest of the step in progress: it counts once that is committed."""
         self._failed_commits = 0
+        self._tries, self._tried_at = 0, -math.inf
+        """How many steps of it came to their end and were not committed, and when the last of them did."""
         self._began: float | None = None
         self._seen_starting = False
         self._told_step_s = 0.0
@@ -113,6 +118,8 @@ class Pace:
         self._looked_at = now
         if progress is None:
             return
+        if progress.failed_commits != self._tries:
+            self._tries, self._tried_at = progress.failed_commits, now
         if activity != self._mark:
             self._end_of(now, activity)
             self._forgive(now, activity)
@@ -164,14 +171,18 @@ class Pace:
             start_s=round(self._start_s, 1),
         )
 
-    def stuck(self, now: float, bound_s: float, share: float = 1.0) -> Stuck | None:
-        """What it hangs in, once its step has taken longer than the bound, or than this share of it; None while all is well."""
+    def stuck(self, now: float, bound_s: float, longest_s: float, share: float = 1.0) -> Stuck | None:
+        """What it hangs in, once its step has taken longer than the bound, or than this share of it; None while all is well. `longest_s`: what
+        the policy gives to any step, if it comes to its end again and again and is not committed."""
         if self._moved_at is None or self._commits == 0:
             return None  # before the first commit the policy's time for a start counts
         still_s = now - self._moved_at
         waits = self._mark is None or self._mark[1] in WAITING
         stands_s = STANDS_S if waits else max(STANDS_S, STANDS_SHARE * bound_s)
-        if still_s <= share * bound_s or (now - self._mark_since < stands_s and still_s <= MOVES_ON * bound_s):
+        moves_on_s = MOVES_ON * bound_s
+        if now - self._tried_at <= moves_on_s:
+            moves_on_s = max(moves_on_s, longest_s)
+        if still_s <= share * bound_s or (now - self._mark_since < stands_s and still_s <= moves_on_s):
             return None
         return Stuck(
             activity=self._mark[1] if self._mark is not None else "",

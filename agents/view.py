@@ -201,9 +201,10 @@ class View:
         running = [name for name in names if not self.processes[name].exited]
         # they commit together: one that saves, or has learned that it takes longer, keeps the others waiting for as long
         bound_s = max((self._paces[name].bound_s(limits) for name in running), default=0.0)
-        hangs = any(self._paces[name].stuck(awake, bound_s) is not None for name in running)
+        longest_s = limits.at_most_s
+        hangs = any(self._paces[name].stuck(awake, bound_s, longest_s) is not None for name in running)
         share = NEARLY if hangs else 1.0
-        found = {n: stuck for n in running if (stuck := self._paces[n].stuck(awake, bound_s, share)) is not None}
+        found = {n: s for n in running if (s := self._paces[n].stuck(awake, bound_s, longest_s, share)) is not None}
         for name in names:
             stands = self._paces[name].stands(awake)
             if name not in found or (stands is not None and self._stuck_in.get(name, stands) != stands):

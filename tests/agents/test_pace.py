@@ -37,7 +37,7 @@ class Rank:
             failed_commits=self.failed,
         )  # fmt: skip
         self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold)
-        return self.pace.stuck(self.now, self.pace.bound_s(self.limits))
+        return self.pace.stuck(self.now, self.pace.bound_s(self.limits), self.limits.at_most_s)
 
     def does(self, activity: Activity, seconds: float = 0.0) -> Stuck | None:
         self.doing = activity
@@ -230,7 +230,7 @@ def test_what_a_newer_trainer_does_is_not_known_and_hangs_as_such(learned: Rank,
     )
     learned.pace.look(learned.now, progress, read(tmp_path), True)
     learned.pace.look(learned.now + 11.0, progress, read(tmp_path), True)
-    found = learned.pace.stuck(learned.now + 11.0, learned.pace.bound_s(LIMITS))
+    found = learned.pace.stuck(learned.now + 11.0, learned.pace.bound_s(LIMITS), LIMITS.at_most_s)
     assert found is not None
     assert (found.activity, found.bound_s) == ("", 10.0)
 
@@ -338,7 +338,7 @@ def test_one_that_does_not_say_what_it_does_is_bounded_too(learned: Rank) -> Non
     learned.pace.look(learned.now, progress, None, True)
     learned.now += 11.0
     learned.pace.look(learned.now, progress, None, True)
-    found = learned.pace.stuck(learned.now, learned.pace.bound_s(LIMITS))
+    found = learned.pace.stuck(learned.now, learned.pace.bound_s(LIMITS), LIMITS.at_most_s)
     assert found is not None
     assert found.activity == ""
 
@@ -491,6 +491,37 @@ def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_do
         learned.does("quorum", 0.3 * bound)
         learned.does("compute", 0.05 * bound)
     assert learned.look() is not None
+
+
+def in_vain(rank: Rank, seconds: float) -> Stuck | None:
+    """It makes its step again and again, and the commit fails each time, as where a collective takes longer than its timeout. The first
+    word that it hangs."""
+    until = rank.now + seconds
+    while rank.now < until:
+        found = rank.does("compute", 3.0) or rank.does("data", 0.5)
+        rank.does("collective", 2.0)
+        rank.failed += 1
+        if found is not None:
+            return found
+    return None
+
+
+def test_one_that_comes_to_a_commit_again_and_again_has_the_longest_time_of_the_policy(learned: Rank) -> None:
+    """Killed after a minute in a run that two cores had six times too much to do for; it commits once they have less."""
+    assert in_vain(learned, LIMITS.at_most_s) is None
+    assert in_vain(learned, LIMITS.at_most_s) is not None, "the waits for others are forgiven, the rest is not"
+
+
+def test_one_that_came_to_a_commit_in_vain_and_hangs_then_is_found_as_ever(learned: Rank) -> None:
+    bound = learned.pace.bound_s(LIMITS)
+    assert in_vain(learned, 0.8 * bound) is None
+    assert learned.does("compute", 0.6 * bound) is not None
+    learned.commits += 1
+    learned.step(1.0)
+    in_vain(learned, 0.8 * bound)
+    for _ in range(int(2 * MOVES_ON * bound)):
+        found = learned.does("compute", 0.6) or learned.does("data", 0.4)
+    assert found is not None, "no attempt came to its end for so long"
 
 
 def unseen(rank: Rank, seconds: float) -> None:
