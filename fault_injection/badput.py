@@ -205,5 +205,7 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
     for steps, lived in zip(history.of_group(group), processes, strict=True):
         silent = not any(p.generation == steps.generation and p.group == group and p.exited for p in history.processes)
         if lived and silent:
-            marks.append(Mark(max(i.end for i in lived), Cause.DETECT))
+            # Of one that was given up nobody knows when it ended; one that has not stepped yet may be at a long first step.
+            begins = not steps.committed() and steps.generation not in opened
+            marks.append(Mark(max(i.end for i in lived), Cause.START if begins else Cause.DETECT))
     return marks

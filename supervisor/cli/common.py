@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from supervisor.core.bounds import Row
-from supervisor.ports.errors import PortError
+from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.shell import failpoints, status, views
 from supervisor.shell import up as up_module
 from supervisor.shell.doctor.timeouts import table
@@ -55,6 +55,8 @@ SecurityFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HOME = Path("runs")
+DEFAULT = "127.0.0.1:2379"
+"""Where etcd is if nobody says where."""
 
 
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
@@ -82,18 +84,31 @@ def sentences() -> Iterator[None]:
 
 def endpoints_in(etcd: str, home: Path) -> list[str]:
     """Those given, or those of the `up` in a home, or etcd's own default."""
-    return (etcd or up_module.endpoints_of(home) or "127.0.0.1:2379").split(",")
+    return (etcd or up_module.endpoints_of(home) or DEFAULT).split(",")
 
 
 @contextlib.contextmanager
 def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStore]:
     with sentences():
         endpoints = endpoints_in(etcd, home)
-        store = connect(endpoints, security=checked(security or up_module.security_of(home), endpoints))
+        try:
+            store = connect(endpoints, security=checked(security or up_module.security_of(home), endpoints))
+        except Retryable as error:
+            if etcd or endpoints != [DEFAULT]:
+                raise
+            raise Fatal(_nobody_said(home)) from error
         try:
             yield store
         finally:
             store.close()
+
+
+def _nobody_said(home: Path) -> str:
+    return (
+        f"no `supervisor up` runs in {home}, and no etcd answers at {DEFAULT}, where one is by default: give --home of one that "
+        "runs, or --etcd, or set SUPERVISOR_ETCD; only for a first run: `supervisor up` starts one. What a run did whose etcd has "
+        f"gone is in its files: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
+    )
 
 
 @contextlib.contextmanager

@@ -154,6 +154,7 @@ def logs_command(
     """The newest lines that the trainers of this machine printed, newest generation of each group last."""
     with opened_mirror(etcd, home, security) as mirror:
         record = client.choose_run(mirror, run)
+        client.require(record, group, rank)
     name, system = record.spec.name, logs.kept_in(home)
     if follow:
         _follow(joined.Joined(system, name, Path(record.run_dir), group, rank), lines, as_json)

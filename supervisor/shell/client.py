@@ -142,11 +142,18 @@ def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
         raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
 
 
+def require(record: RunRecord, group: int | None = None, rank: int | None = None) -> None:
+    """Raises Fatal where the run has no such group, or its groups no such rank. None: not asked for."""
+    groups = record.spec.groups
+    if group is not None and not 0 <= group < groups.count:
+        raise Fatal(f"run {record.spec.name} has no group {group}: it has 0 to {groups.count - 1}")
+    if rank is not None and not 0 <= rank < groups.ranks_per_group:
+        raise Fatal(f"a group of run {record.spec.name} has no rank {rank}: it has 0 to {groups.ranks_per_group - 1}")
+
+
 def restart(store: Store, record: RunRecord, group: int) -> None:
     """Ask for a restart of a group; raises Fatal when the run has no such group."""
-    if not 0 <= group < record.spec.groups.count:
-        last = record.spec.groups.count - 1
-        raise Fatal(f"run {record.spec.name} has no group {group}: it has 0 to {last}")
+    require(record, group)
     change_control(
         store,
         record.spec.name,

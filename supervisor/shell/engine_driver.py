@@ -17,7 +17,7 @@ from supervisor.ports.store import MAX_OPERATIONS, Store, Term
 from supervisor.shell import views
 from supervisor.shell.failpoints import reach
 from supervisor.shell.mirror import Mirror
-from supervisor.wire import keys
+from supervisor.wire import keys, logged
 from supervisor.wire.records import Encoder, RecordError, RunRecord, decode
 
 log = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class EngineDriver:
             if told is not None and grant is not None and _is_queued_again(told, grant):
                 self._again[request.key] = f"it was granted and waits again ({grant.reason}): given back"
             if grant is not None and (allocation.state == "released" or request.key in self._again):
-                self._release(request.key, wanted.term)
+                self._release(request, wanted.term)
                 moved = True
             elif allocation.state == "wanted" and grant is None and self._may_ask(request.key, told):
                 self._acquire(request, allocation, wanted.term)
@@ -252,17 +252,21 @@ class EngineDriver:
             pause_s = (*REFUSED_PAUSES_S, 0.0)[times - 1]
             said = self._refused[request.key] = _Refusal(str(error), times, self._monotonic() + pause_s)
             then = "" if said.final else f" (it is asked again in {pause_s:g} s)"
-            log.error("engine %s refuses allocation %s: %s%s", self._engine.name, request.key, error, then)
+            about = logged.about(run=request.run)
+            log.error("engine %s refuses allocation %s: %s%s", self._engine.name, request.key, error, then, extra=about)
         reach("engine.after_acquire")
 
-    def _release(self, key: str, term: Term) -> None:
+    def _release(self, request: Request, term: Term) -> None:
         reach("engine.before_release")
         _still_leading(term)
         try:
-            self._engine.release(key)
+            self._engine.release(request.key)
         except Fatal as error:
             # the others go on: this one stays as the engine says
-            log.error("engine %s does not take allocation %s back: %s", self._engine.name, key, error)
+            about = logged.about(run=request.run)
+            log.error(
+                "engine %s does not take allocation %s back: %s", self._engine.name, request.key, error, extra=about
+            )
         reach("engine.after_release")
 
     def _write(self, wanted: _Wanted, known: dict[str, Grant], in_etcd: dict[str, Grant | None]) -> bool:
@@ -272,7 +276,7 @@ class EngineDriver:
             key = keys.grant(request.run, request.key)
             told = in_etcd[request.key]
             if told is not None and request.key not in known and not self._engine.knows(told):
-                self._leave(allocation, told)
+                self._leave(request, allocation, told)
                 continue
             value = self._encoder(key, self._fact(request, allocation, known, told))
             if wanted.grants.get(key) != value:
@@ -286,7 +290,7 @@ class EngineDriver:
             reach("engine.after_grant")
         return bool(changed)
 
-    def _leave(self, allocation: AllocationMemory, told: Grant) -> None:
+    def _leave(self, request: Request, allocation: AllocationMemory, told: Grant) -> None:
         """Another engine's: what etcd holds of it stays, for whoever leads there to go on from."""
         if allocation.state == "released" and told.state != "gone" and told.key not in self._left:
             self._left.add(told.key)
@@ -294,6 +298,7 @@ class EngineDriver:
                 "allocation %s (%s) is not of this engine: it is given back when a supervisor leads whose engine has it",
                 told.key,
                 told.engine_id,
+                extra=logged.about(run=request.run),
             )
 
     def _fact(

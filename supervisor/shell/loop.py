@@ -189,14 +189,22 @@ class Loop:
             return  # a person freed it meanwhile; or we lead no more, which the next write will say
         self._mirror.wrote(puts, revision)
         for _, suspicion in freed:
-            about = f"incident {suspicion.incident} of run {suspicion.run}"
-            log.info("host %s is free of %s: %s", suspicion.host, about, suspicion.freed)
+            run, incident = suspicion.run, suspicion.incident
+            about = logged.about(run=run, incident=incident)
+            log.info(
+                "host %s is free of incident %s of run %s: %s",
+                suspicion.host,
+                incident,
+                run,
+                suspicion.freed,
+                extra=about,
+            )
 
     def _round(self, run: str, record: RunRecord) -> None:
         try:
             memory = views.memory(self._mirror, run)
         except views.Unreadable as error:
-            self._report(f"memory:{run}", str(error))
+            self._report(f"memory:{run}", str(error), run)
             return
         self._note_policy(run, record)
         stable = self._monotonic() - self._stable_since
@@ -215,7 +223,7 @@ class Loop:
         broken = invariants.violations(memory, decision.memory, observed, record.spec)
         if broken:
             self._journal(run, record).event("invariant", violations=broken)
-            self._report(f"invariant:{run}", f"run {run}: refusing a decision that breaks an invariant: {broken}")
+            self._report(f"invariant:{run}", f"run {run}: refusing a decision that breaks an invariant: {broken}", run)
             return
         self._commit(run, record, memory, observed, decision)
         self._notify(run, record, memory, decision)
@@ -398,11 +406,11 @@ class Loop:
         for key, why in audit(self._mirror, changed).items():
             self._report(key, f"{key} is left alone: {why}")
 
-    def _report(self, about: str, sentence: str) -> None:
+    def _report(self, about: str, sentence: str, run: str = "") -> None:
         """Say it once."""
         if (about + sentence) not in self._reported:
             self._reported.add(about + sentence)
-            log.error(sentence)
+            log.error(sentence, extra=logged.about(run=run))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core.notice import Notice
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Store, Term
-from supervisor.wire import keys
+from supervisor.wire import keys, logged
 from supervisor.wire.records import encode
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,9 @@ class Notifier:
         try:
             self._waiting.put_nowait((notice, file))
         except queue.Full:
-            log.error("%s: %d notices wait already; not sent: %s", notice.run, MOST_WAITING, notice.text)
+            log.error(
+                "%s: %d notices wait already; not sent: %s", notice.run, MOST_WAITING, notice.text, extra=_about(notice)
+            )
 
     def stop(self) -> None:
         """What is under way is ended, or given up at its deadline; what waits is left to nobody."""
@@ -74,7 +76,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
     try:
         url = url_in(Path(file))
     except ValueError as error:
-        log.error("%s: not sent, policy.webhook_file: %s: %s", notice.run, error, notice.text)
+        log.error("%s: not sent, policy.webhook_file: %s: %s", notice.run, error, notice.text, extra=_about(notice))
         return False
     key = keys.notice(notice.run, notice.about)
     try:
@@ -82,7 +84,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
     except Fenced:
         return False  # somebody has sent it, or leads in our place
     except PortError as error:
-        log.error("%s: not sent, the store is away (%s): %s", notice.run, error, notice.text)
+        log.error("%s: not sent, the store is away (%s): %s", notice.run, error, notice.text, extra=_about(notice))
         return False
     body = json.dumps(to_jsonable_python(notice)).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
@@ -94,7 +96,12 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
             # Not the URL: whoever has it may write there.
             what = "given up" if pause_s is None else f"again in {pause_s:g} s"
             log.error(
-                "%s: the webhook did not take it (%s), %s: %s", notice.run, type(error).__name__, what, notice.text
+                "%s: the webhook did not take it (%s), %s: %s",
+                notice.run,
+                type(error).__name__,
+                what,
+                notice.text,
+                extra=_about(notice),
             )
         if pause_s is None or stopping.wait(pause_s):
             break
@@ -113,6 +120,10 @@ def not_here(file: str) -> str:
             "nobody is told when a run needs a person"
         )
     return ""
+
+
+def _about(notice: Notice) -> dict[str, dict[str, object]]:
+    return logged.about(run=notice.run, group=notice.group, incident=notice.incident, node=notice.node)
 
 
 def url_in(file: Path) -> str:

@@ -306,7 +306,8 @@ def _state(decided: Decided, told: Why) -> str:
     if now.state == "acting" and now.decided is not None and abs(now.decided - decided.clock) < SAME_S:
         return f"decided: {named(now.rung)}: {now.reason}"
     if now.state != "acting" or now.acted is None:
-        return f"{now.state}, a {now.kind.value}{'; ' if decided.waits else ''}{'; '.join(decided.waits)}"
+        kind = f", as {now.kind.value}" if now.state == "open" else ""
+        return "; ".join((f"{now.state}{kind}", *decided.waits))
     return "acted on: its new processes were seen" if started(now) else "ridden through: nothing is started"
 
 

@@ -154,6 +154,11 @@ def test_before_the_first_step_it_tells_what_there_is(folder: Path) -> None:
     found = ledger.of_run(folder, now=4.0)
     assert (found["seconds"], found["ettr"], found["wrong"]) == (3.0, 0.0, [])
     assert found["causes"] == {"act": pytest.approx(1.8), "allocate": pytest.approx(0.2), "start": pytest.approx(4.0)}
+    for shim in (folder.parent / ".supervisor").glob("nodes/*/shim.jsonl"):
+        lines = [line for line in shim.read_text().splitlines(True) if json.loads(line)["t"] <= 4.0]
+        shim.write_text("".join(lines))
+    found = ledger.of_run(folder, now=60.0)
+    assert found["causes"]["start"] == pytest.approx(2 * 58.0), "a long first step is no failure that nobody has seen"
 
 
 def test_a_run_that_was_halted_and_resumed_is_not_over(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -216,13 +217,18 @@ def held(store: MemoryStore) -> list[tuple[str, bool]]:
     return sorted((s.incident, not s.freed) for s in found)
 
 
-def test_the_leader_frees_a_host_from_what_was_before_its_passed_check(store: MemoryStore) -> None:
+def test_the_leader_frees_a_host_from_what_was_before_its_passed_check(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     before = put(store, suspicion("i1"))
     put(store, suspicion("i2", at=9.0, run="other"))
     put(store, check(state="passed", began=before))
     loop = _loop(store)
     loop.step()
     assert held(store) == [("i1", False), ("i2", True)]
+    (said,) = [r for r in caplog.records if "is free of incident i1 of run run" in r.getMessage()]
+    assert getattr(said, "about", None) == {"run": "run", "incident": "i1"}
     seen = cordons.seen_by(mirror(store), "run")["h9"]
     assert (seen.ours, seen.passed) == (False, "the checks that it passed on node n9 (before its first rank)")
     assert "within a day" in seen.why, "i2 came after the check, and within a day of i1"

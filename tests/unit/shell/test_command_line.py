@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common
+from supervisor.ports.errors import Retryable
 from supervisor.shell import client, hosts
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, registration, run_values
@@ -181,3 +182,22 @@ def test_what_is_wrong_about_a_cordon(
     assert "say why" in said(2, "n1", "--because", "  ")
     said(2, "--because", "disk")
     assert len(store.commits) == 1
+
+
+@pytest.mark.parametrize("command", [("status",), ("top",), ("explain", "i1")])
+def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str]
+) -> None:
+    """As after the end of `supervisor up`: its user has never had an etcd there."""
+
+    def connect(*_: object, **__: object) -> MemoryStore:
+        raise Retryable("no etcd answers at 127.0.0.1", 1.0)
+
+    monkeypatch.setattr(common, "connect", connect)
+    monkeypatch.delenv("SUPERVISOR_ETCD", raising=False)
+    said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
+    assert said.exit_code == 1
+    assert f"supervisor: no `supervisor up` runs in {tmp_path}, and no etcd answers at 127.0.0.1:2379" in said.stderr
+    assert f"supervisor ledger {tmp_path}/NAME" in said.stderr
+    said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path), "--etcd", "127.0.0.1:2379"])
+    assert said.stderr.strip() == "supervisor: no etcd answers at 127.0.0.1"

@@ -222,6 +222,7 @@ def test_anothers_allocation_is_not_given_back_and_that_is_said_once(caplog: pyt
         assert drive(store, engine) == THEIRS
     assert engine.released == []
     assert [KEY in r.message for r in caplog.records] == [True]
+    assert abouts(caplog) == [{"run": "run"}]
 
 
 def test_whose_it_is_gives_it_back() -> None:
@@ -308,12 +309,18 @@ def test_one_that_is_still_there_after_its_release_is_released_again() -> None:
     assert engine.released == [KEY] * 3
 
 
-def test_a_refusal_is_written_and_not_asked_again_whoever_leads() -> None:
+def abouts(caplog: pytest.LogCaptureFixture) -> list[object]:
+    """What the log's lines are about, as fields of JSON lines."""
+    return [getattr(r, "about", None) for r in caplog.records]
+
+
+def test_a_refusal_is_written_and_not_asked_again_whoever_leads(caplog: pytest.LogCaptureFixture) -> None:
     first, store = Engine(), store_with(None)
     first.fails = [RequestRefused("there is no partition nope") for _ in range(5)]
     refused = Grant(key=KEY, state="refused", reason="there is no partition nope")
     assert drive(store, first, turns=6) == refused
     assert first.acquired == [KEY] * 3
+    assert abouts(caplog) == [{"run": "run"}] * 3
     second = Engine()
     assert drive(store, second) == refused
     assert second.acquired == []
@@ -438,6 +445,7 @@ def test_one_that_is_not_taken_back_does_not_hold_up_the_others(caplog: pytest.L
     assert drive(store, engine) == OURS
     assert engine.acquired == ["run-a2"]
     assert any("it is not yours" in r.message for r in caplog.records)
+    assert {"run": "run"} in abouts(caplog)
 
 
 def test_an_engine_that_is_away_is_left_alone_ever_longer_and_served_when_it_is_back() -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from supervisor import cli
 from supervisor.cli import common, look
+from supervisor.core.spec import GroupsSpec, RunSpec
 from supervisor.shell import joined
 from supervisor.shell.joined import Entry, Joined, render
 from supervisor.wire import keys
@@ -266,7 +267,9 @@ def test_each_end_has_its_words(machine: Machine, exit_: dict[str, Any], said: s
 # --- the command ---
 
 
-def follow(machine: Machine, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+def follow(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, *arguments: str, spec: RunSpec = SPEC
+) -> tuple[int, str, str]:
     """Its output until it is interrupted, which is after it has looked twice."""
     looks = iter([lambda: machine.log("n1", 1, 2, 0, f"{stamp(T + 40)} it came later")])
 
@@ -279,7 +282,7 @@ def follow(machine: Machine, monkeypatch: pytest.MonkeyPatch, *arguments: str) -
                 raise KeyboardInterrupt from None
 
     store = MemoryStore()
-    record = RunRecord(spec=SPEC, run_dir=str(machine.run), launched_unix_s=0.0)
+    record = RunRecord(spec=spec, run_dir=str(machine.run), launched_unix_s=0.0)
     store.put(keys.spec("run"), encode(record))
     monkeypatch.setattr(common, "connect", lambda *_, **__: store)
     monkeypatch.setattr(look.threading, "Event", Event)
@@ -313,3 +316,21 @@ def test_there_is_nothing_to_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     code, out, err = follow(Machine(tmp_path), monkeypatch, "-f")
     assert (code, out) == (1, "")
     assert "no logs of run run below" in err
+
+
+@pytest.mark.parametrize("more", [(), ("-f",)])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--group", "9"), "supervisor: run run has no group 9: it has 0 to 1"),
+        (("--group", "-1"), "supervisor: run run has no group -1: it has 0 to 1"),
+        (("--rank", "7"), "supervisor: a group of run run has no rank 7: it has 0 to 0"),
+    ],
+)
+def test_a_group_or_a_rank_that_the_run_has_not_is_said_to_be_none(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], said: str, more: tuple[str, ...]
+) -> None:
+    """Its logs are there: those of the groups that it has."""
+    spec = RunSpec(name="run", groups=GroupsSpec(count=2, ranks_per_group=1))
+    code, out, err = follow(machine, monkeypatch, *more, *asked, spec=spec)
+    assert (code, out, err.strip()) == (1, "", said)

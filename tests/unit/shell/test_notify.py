@@ -24,6 +24,7 @@ from supervisor.shell.loop import Loop
 from supervisor.shell.notify import Notifier, send, url_in
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
+from supervisor.wire.logged import JsonLine
 from supervisor.wire.records import RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import eventually
@@ -133,6 +134,28 @@ def test_what_is_not_taken_is_sent_again_by_the_same_and_the_url_is_in_no_log(
     assert "the webhook did not take it (HTTPError), again in 0.01 s" in caplog.text
     assert "the webhook did not take it (HTTPError), given up" in caplog.text
     assert SECRET not in caplog.text
+
+
+def test_what_is_not_sent_says_in_the_log_whose_it_is(
+    hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fields of JSON lines, for each of the ways in which it is not."""
+    monkeypatch.setattr(notify, "AGAIN_S", (0.01,))
+    notice = replace(NOTICE, group=0, node="n4")
+    store, hook.code = MemoryStore(), 500
+    with caplog.at_level(logging.ERROR):
+        term = Term(store)
+        assert not send(store, term, notice, str(hook.file.parent / "none"))
+        store.fail_next(1, Retryable)
+        assert not send(store, term, notice, str(hook.file))
+        assert not send(store, term, notice, str(hook.file))
+        waiting = Notifier(store, term)
+        for _ in range(notify.MOST_WAITING + 1):
+            waiting.tell(notice, str(hook.file))
+    ours = [json.loads(JsonLine().format(r)) for r in caplog.records if r.name == notify.__name__]
+    assert len({line["text"].split("(")[0] for line in ours}) == 4
+    for line in ours:
+        assert (line["run"], line["group"], line["incident"], line["node"]) == ("run", 0, "i1", "n4")
 
 
 def test_a_webhook_that_is_back_gets_it(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_one_of_a_paused_run_says_that_nothing_was_done_and_why(tmp_path: Path) 
     paused = "group 1: rank 0 was ended by SIGSEGV (signal 11); the run is paused, nothing is done"
     text = page(world)
     assert "Nothing was done yet: nothing was decided.\nWhy not at once:\n  - " + paused in text
-    assert f"it is open, a crash; {paused}" in text
+    assert f"it is open, as crash; {paused}" in text
     assert "What was done" not in text
     table = Console(width=200, file=io.StringIO())
     table.print(render.incidents([world.incident]))
