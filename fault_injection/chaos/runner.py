@@ -74,7 +74,7 @@ def bounds(spec: RunSpec, fault: Fault) -> Bounds:
     ) / 1000 + policy.term_grace_s
     found = policy.hang.at_most_s + freed if fault.stalls else 2 * policy.node_lease_s + freed
     again = policy.start_timeout_s + policy.backoff_max_s
-    return Bounds(fault.stays_s + found + again, fault.stays_s + found if fault.stalls else freed)
+    return Bounds(fault.stays_s + fault.takes_s + found + again, fault.stays_s + found if fault.stalls else freed)
 
 
 def together(each: Sequence[Bounds]) -> Bounds:

@@ -270,3 +270,5 @@ def test_bounds_are_the_timeouts_of_the_run() -> None:
     assert (crash.others_within_s, crash.within_s) == (freed, 2 * 2 + freed + 30.0)
     assert (hang.others_within_s, hang.within_s) == (20.0 + freed, 20.0 + freed + 30.0)
     assert (agent.others_within_s, agent.within_s) == (freed, FAULTS["agent_stopped"].stays_s + crash.within_s)
+    full = bounds(SPEC, FAULTS["checkpoint_disk_full"])
+    assert (full.others_within_s, full.within_s) == (freed, FAULTS["checkpoint_disk_full"].takes_s + crash.within_s)
