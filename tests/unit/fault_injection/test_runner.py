@@ -176,6 +176,14 @@ def test_one_while_the_other_is_mended() -> None:
     assert second.began < first.over
 
 
+def test_what_comes_while_a_group_begins_anew_is_at_the_step_that_the_run_had_come_to() -> None:
+    played = Played()
+    look = played.look
+    played.look = lambda: replace(look(), step=0 if played.broken else played.step)  # type: ignore[method-assign]
+    first, second = run(played, planned(("sigkill", 5, ""), ("supervisor_killed", 5, "during")))
+    assert (first.step, second.step) == (5, 5)
+
+
 def test_what_did_not_happen_is_said_and_the_plan_goes_on() -> None:
     played = Played()
     first, second = run(played, planned(("sigabrt", 2, ""), ("sigkill", 4, "")))
