@@ -74,7 +74,7 @@ def bounds(spec: RunSpec, fault: Fault) -> Bounds:
     ) / 1000 + policy.term_grace_s
     found = policy.hang.at_most_s + freed if fault.stalls else 2 * policy.node_lease_s + freed
     again = policy.start_timeout_s + policy.backoff_max_s
-    return Bounds(fault.stays_s + found + again, fault.stays_s + found if fault.stalls else freed)
+    return Bounds(fault.stays_s + fault.takes_s + found + again, fault.stays_s + found if fault.stalls else freed)
 
 
 def together(each: Sequence[Bounds]) -> Bounds:
@@ -149,10 +149,11 @@ class Runner:
         fault = FAULTS[planned.name]
         heal = everything.enter_context(ExitStack())
         look = self._live.look()
+        step = max(known.step, look.step)  # a group that is being started has committed none yet
         began = self._clock()
         done = FaultDone(
             number=planned.number, name=planned.name, group=planned.group, rank=planned.rank, generation=0, node="",
-            step=look.step, began=began, made=None, evidence="", healed=None, over=None, kinds=tuple(fault.kinds),
+            step=step, began=began, made=None, evidence="", healed=None, over=None, kinds=tuple(fault.kinds),
             echoes=tuple(fault.echoes), drifts=fault.drifts, within_s=promised.within_s,
             others_within_s=promised.others_within_s, before="" if planned.together else look.not_well,
         )  # fmt: skip
@@ -163,7 +164,7 @@ class Runner:
                 done, generation=target.generation, node=target.node, group=target.group, rank=target.rank,
                 began=self._clock(),
             )  # fmt: skip
-            self._say(f"step {look.step}: {planned}: {fault.how}")
+            self._say(f"step {step}: {planned}: {fault.how}")
             evidence = fault.inject(self._live.scene, target, heal)
             done = replace(done, made=self._clock(), evidence=evidence)
             self._live.made(planned.name)
@@ -171,7 +172,7 @@ class Runner:
         except (PortError, OSError) as error:
             done = replace(done, after=str(error), over=self._clock())
             self._say(f"  it did not happen: {error}")
-        return _Made(fault, done, heal, known.acted, look.step)
+        return _Made(fault, done, heal, known.acted, step)
 
     def _until_something_is_done(self, open_: Sequence[_Made]) -> None:
         """About the fault that the next one is to come on top of. One about which nothing is to be done needs no wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -160,7 +161,9 @@ def trained(plan: twin.Plan, seconds: float) -> Retrained:
     with subprocess.Popen(PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             told, errors = process.communicate(asked, seconds)
-            if process.returncode:
+            if process.returncode < 0:
+                why = f"the twin was ended by {signal.Signals(-process.returncode).name}"
+            elif process.returncode:
                 why = f"the twin failed: {(errors.decode(errors='replace').strip().splitlines() or ['no word'])[-1]}"
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as broken_off:
             process.kill()

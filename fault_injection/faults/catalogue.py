@@ -145,7 +145,7 @@ _ALL = (
     _rides("disk_full", "state", "the disk of a node, for logs and records, is full for 30 s", made.disk_full, here, own_disks, stays_s=30.0, stalls=True),
     _hang("checkpoint_blocked", "rank 0 writes its checkpoint into a pipe that nobody reads", made.ordered(causes.BLOCK_CHECKPOINT), obeying, family="state", writers=True),
     *(
-        Fault(name=name, family="state", how=how, inject=inject, needs=(house, own_disks), writers=True)
+        Fault(name=name, family="state", how=how, inject=inject, needs=(house, own_disks), writers=True, takes_s=storage.TAKES_S)
         for name, how, inject in (
             ("checkpoint_disk_full", "the disk of the checkpoints is full until one fails", storage.checkpoint_disk_full),
             ("checkpoint_folder_gone", "the folder of the checkpoints is empty and read-only until one fails", storage.checkpoint_folder_gone),

@@ -137,6 +137,8 @@ class Fault:
     """Of the one incident that is right. Empty: nothing may be done about it."""
     stays_s: float = 0.0
     """It is healed after so long. 0: at once, or by the supervisor."""
+    takes_s: float = 0.0
+    """At the most, until it has happened: it waits for what the run does of itself."""
     stalls: bool = False
     """The others stand still until the supervisor acts: they wait inside a collective or a quorum."""
     drifts: bool = False

@@ -176,6 +176,14 @@ def test_one_while_the_other_is_mended() -> None:
     assert second.began < first.over
 
 
+def test_what_comes_while_a_group_begins_anew_is_at_the_step_that_the_run_had_come_to() -> None:
+    played = Played()
+    look = played.look
+    played.look = lambda: replace(look(), step=0 if played.broken else played.step)  # type: ignore[method-assign]
+    first, second = run(played, planned(("sigkill", 5, ""), ("supervisor_killed", 5, "during")))
+    assert (first.step, second.step) == (5, 5)
+
+
 def test_what_did_not_happen_is_said_and_the_plan_goes_on() -> None:
     played = Played()
     first, second = run(played, planned(("sigabrt", 2, ""), ("sigkill", 4, "")))
@@ -270,3 +278,5 @@ def test_bounds_are_the_timeouts_of_the_run() -> None:
     assert (crash.others_within_s, crash.within_s) == (freed, 2 * 2 + freed + 30.0)
     assert (hang.others_within_s, hang.within_s) == (20.0 + freed, 20.0 + freed + 30.0)
     assert (agent.others_within_s, agent.within_s) == (freed, FAULTS["agent_stopped"].stays_s + crash.within_s)
+    full = bounds(SPEC, FAULTS["checkpoint_disk_full"])
+    assert (full.others_within_s, full.within_s) == (freed, FAULTS["checkpoint_disk_full"].takes_s + crash.within_s)

@@ -448,5 +448,7 @@ def test_what_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_fails_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained(monkeypatch, "raise SystemExit('no room')").why == "the twin failed: no room"
+    killed = trained(monkeypatch, "import os; print('a warning', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)")
+    assert killed.why == "the twin was ended by SIGKILL"
     slow = trained(monkeypatch, "time.sleep(600)", 2.0)
     assert slow == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "the twin took longer than 2 s")
