@@ -124,9 +124,8 @@ class Exporter:
             more_s = max(0.0, seconds - (before.seconds.get(cause, 0.0) if before is not None else 0.0))
             known = cause if cause in CAUSES else "other"  # of a trainer that is newer than this agent
             self._metrics.counter("trainer_seconds_total", **group, cause=known).inc(more_s)
-            if (
-                cause == "heal" and more_s > 0 and (before is None or before.commits == 0)
-            ):  # later it waits while others heal
+            first = before is None or before.commits == 0  # later it waits while others heal
+            if cause == "heal" and more_s > 0 and first and progress.healed:
                 self._metrics.histogram("trainer_heal_seconds", run=progress.run).observe(more_s)
 
     def node(self, view: View, health: Health, standing: Standing) -> None:

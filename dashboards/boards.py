@@ -8,8 +8,9 @@ from typing import Any
 
 from grafana_foundation_sdk.models.common import StackingMode
 
+from dashboards.colours import GREEN, GREY, OF_CAUSE
 from dashboards.expressions import grown, since
-from dashboards.panels import GREEN, Panel
+from dashboards.panels import Panel
 from supervisor.core.model import Verdict
 
 RUN, GROUP, NODE = 'run="$run"', 'group=~"$group"', 'node=~"$node"'
@@ -95,16 +96,15 @@ def _lines(title: str, unit: str, *queries: tuple[str, str], about: str = "", **
     return Panel(title=title, kind="lines", unit=unit, queries=queries, about=about, **more)
 
 
-_GREY = "#8e8e8e"
 _PHASES = {
     "running": GREEN,
     "starting": "blue",
     "placing": "yellow",
     "fencing": "orange",
     "unplaced": "purple",
-    "finished": _GREY,
+    "finished": GREY,
 }
-_VERDICTS = {Verdict.HEALTHY.value: GREEN, Verdict.DEAD.value: "red", Verdict.UNKNOWN.value: _GREY}
+_VERDICTS = {Verdict.HEALTHY.value: GREEN, Verdict.DEAD.value: "red", Verdict.UNKNOWN.value: GREY}
 _BADPUT = grown(f'supervisor_group_seconds_total{{{RUN}, cause!="productive"}}', "cause", RANGE)
 
 
@@ -185,7 +185,7 @@ RUN_BOARD = Board(
                 unit="percentunit",
                 span=16,
                 stack=StackingMode.PERCENT,
-                colours={"productive": GREEN},
+                colours=OF_CAUSE,
                 queries=((f"sum by (cause) (rate(supervisor_group_seconds_total{{{RUN}}}[{RATE}])) > 0", "{{cause}}"),),
                 about="All but productive is badput. As the leader sees it; `trainer_seconds_total` is what the trainers say. "
                 "What passed without a process is counted when it is over, so it stands up to a minute late here.",
@@ -239,6 +239,9 @@ _ON_NODES = f"supervisor_node_incidents_total{{{RUN}, {NODE}}}"
 _RUNNING_S = f"scalar(sum_over_time((count({_started(RUN)}) > bool 0)[{RANGE}:15s])) * 15"
 _RECOVERY = f'supervisor_recovery_seconds_bucket{{{RUN}, phase="total"}}'
 
+# of agents that come and go with their nodes, each with its own counts
+_HEALS = grown(f"trainer_heal_seconds_bucket{{{RUN}}}", "le", RANGE)
+
 RECOVERY = Board(
     title="Recovery",
     file="recovery.json",
@@ -278,7 +281,8 @@ RECOVERY = Board(
             ),
             _lines(
                 "Heal: loading the peers' state", "s",
-                (f"histogram_quantile(0.9, sum by (le) (trainer_heal_seconds_bucket{{{RUN}}}))", "nine tenths"),
+                (f"histogram_quantile(0.9, {_HEALS})", "nine tenths"),
+                about="Of the heals within the length of the time that is chosen, before each point.",
             ),
             _lines("Incidents since the launch by rung", "none", (f"sum by (rung) ({_CLOSED})", "{{rung}}")),
         ),

@@ -22,9 +22,6 @@ from dashboards.expressions import checked
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 
-GREEN = "semi-dark-green"
-"""What is good."""
-
 Query = tuple[str, str]
 """Expression, legend."""
 

@@ -199,8 +199,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
             samples=samples,
             healed=self._healed,
         )
-        self._healed = False
         now, seconds = self.report.progress, self.seconds.total()
+        healed, self._healed = now.healed or self._healed, False
         tokens_per_s = tokens / took if self._committed and took > 0 else now.tokens_per_s
         devices = self.parallel_dims.non_data_parallel_size
         self.report.update(
@@ -216,6 +216,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
             tokens_per_s=tokens_per_s,
             step_s=took,
             seconds=self.ledger.seconds if self.launch.rank == 0 else {},
+            healed=healed,
             gradient_norm=self._gradient_norm if self._gradient_norm is not None else now.gradient_norm,
             mfu=mfu(self.device.type, tokens_per_s, self.metrics_processor, devices),
             quorum_id=self._quorum_id,

@@ -238,6 +238,8 @@ class Progress:
     """Of that, what it waited for its data."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Rank 0 only: where the seconds of its process went so far, by cause of the ledger (supervisor.core.ledger)."""
+    healed: bool = False
+    """This process has loaded its peers' state; who had none to load tells some `heal` seconds too, of giving its own."""
     gradient_norm: float | None = None
     """Of the averaged gradient, before it was clipped."""
     mfu: float | None = None

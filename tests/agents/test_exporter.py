@@ -72,7 +72,7 @@ def test_all_of_the_nodes_metrics_are_exported(node: Node) -> None:
     node.exporter.started(record)
     node.run("lighthouse.run.1")
     node.view.hearing["run"] = {"0": "beating", "1": "silent"}
-    node.tell(loss=2.5, gradient_norm=1.25, mfu=0.4, seconds={"heal": 0.5, "productive": 3.0})
+    node.tell(loss=2.5, gradient_norm=1.25, mfu=0.4, seconds={"heal": 0.5, "productive": 3.0}, healed=True)
     node.exporter.ended(record)
     node.exporter.reported(0.004)
     node.look()
@@ -137,11 +137,19 @@ def test_counters_go_on_over_generations(node: Node) -> None:
 
 def test_a_heal_is_that_of_a_groups_start(node: Node) -> None:
     node.tell(commits=0, step=0)
-    node.tell(commits=1, seconds={"heal": 0.5})
-    node.tell(commits=2, seconds={"heal": 0.7})  # it gave its state to another
+    node.tell(commits=1, seconds={"heal": 0.5}, healed=True)
+    node.tell(commits=2, seconds={"heal": 0.7}, healed=True)  # it gave its state to another
     assert node.value("trainer_heal_seconds_count", run="run") == 1
     assert node.value("trainer_heal_seconds_sum", run="run") == 0.5
     assert node.value("trainer_seconds_total", **GROUP, cause="heal") == pytest.approx(0.7)
+
+
+def test_who_had_nobody_to_heal_from_has_not_healed(node: Node) -> None:
+    """The first of all gives its state to the others at their start, which takes it a millisecond of `heal`."""
+    node.tell(commits=0, step=0)
+    node.tell(commits=1, seconds={"heal": 0.001})
+    assert node.value("trainer_heal_seconds_count", run="run") is None
+    assert node.value("trainer_seconds_total", **GROUP, cause="heal") == pytest.approx(0.001)
 
 
 def test_an_older_generation_says_nothing_any_more(node: Node) -> None:

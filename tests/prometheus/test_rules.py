@@ -139,11 +139,9 @@ def test_incidents_of_a_time_are_those_that_were_closed_in_it(
     assert_answer(asked, at, '{kind="crash"}', closed, series, tmp_path)
 
 
-def panel(title: str) -> str:
+def panel(title: str, kind: str = "stat") -> str:
     """What a panel of that title asks, of run r in the last hour."""
-    (asked,) = {
-        q for board in BOARDS for p in board.panels if p.title == title for q, _ in p.queries if p.kind == "stat"
-    }
+    (asked,) = {q for board in BOARDS for p in board.panels if p.title == title for q, _ in p.queries if p.kind == kind}
     return filled(asked, "r", 3600.0)
 
 
@@ -171,3 +169,15 @@ def test_a_group_that_hangs_still_tells_of_the_quorum_before(tmp_path: Path) -> 
         series |= {f"trainer_quorum_participants{about}": f"{participants}+0x20"}
         series |= {f"trainer_quorum_id{about}": f"{number}+0x20"}
     assert_answer(panel("Groups in the quorum"), "15m", "{}", 3, series, tmp_path)
+
+
+def test_how_long_heals_took_outlives_the_node_that_told_of_one(tmp_path: Path) -> None:
+    """n1 has told of one that took more than half a second, and is gone; n2 of a quick one."""
+    series = {LAUNCHED: "300+0x40"}
+    for node, until, slow in (("n1", 20, True), ("n2", 40, False)):
+        for bound in ("0.5", "1.0", "+Inf"):
+            count = 0 if slow and bound == "0.5" else 1
+            name = f'trainer_heal_seconds_bucket{{run="r",le="{bound}",instance="{node}"}}'
+            series[name] = f"_x10 {count}+0x{until - 10}"
+    asked = panel("Heal: loading the peers' state", "lines")
+    assert_answer(f"abs({asked} - 0.9) <= bool 0.01", "40m", "{}", 1, series, tmp_path)

@@ -13,7 +13,7 @@ from dashboards import build
 from dashboards.boards import BOARDS, VARIABLES, Board
 from dashboards.panels import Panel
 from supervisor.core.model import Verdict
-from supervisor.shell.catalogue import GROUP_PHASES
+from supervisor.shell.catalogue import CAUSES, GROUP_PHASES
 
 ALL = build.files()
 PANELS = [pytest.param(panel, id=f"{board.title}: {panel.title}") for board in BOARDS for panel in board.panels]
@@ -91,6 +91,13 @@ def test_what_is_good_is_green_and_every_phase_and_verdict_has_a_colour() -> Non
     (green,) = good
     assert "green" in green
     assert [*phases.values(), *verdicts.values()].count(green) == 2
+
+
+def test_every_cause_has_its_own_colour_and_what_trains_alone_is_green() -> None:
+    found = colours("Group-seconds by cause")
+    assert set(found) == set(CAUSES)
+    assert len(set(found.values())) == len(found)
+    assert [cause for cause, colour in found.items() if "green" in colour] == ["productive"]
 
 
 def panel(expression: str, legend: str = "") -> Panel:
