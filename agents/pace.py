@@ -98,12 +98,14 @@ class Pace:
         activity: tuple[int, Activity] | None,
         reaches: bool,
         untold: bool = False,
+        starved_s: float = 0.0,
     ) -> None:
         """To be called at every look, with a clock that stands still while nobody looks.
 
         `activity`: as read from its file. `reaches`: whether its forwarder reaches the gate: to wait for one that is away is
         no hang. `untold`: it cannot write its progress: then whether it commits is not known, and while it goes from one thing to
-        the next it does not hang."""
+        the next it does not hang. `starved_s`: seconds in which it could have gone on and others had its processor: they count for
+        nothing."""
         if self._began is None:
             # an agent that takes over a rank which steps already knows nothing of its start
             self._seen_starting = progress is None or progress.commits == 0
@@ -114,7 +116,8 @@ class Pace:
         blind, self._unseen = self._unseen, False
         if blind:
             self._in_part = self._mark_in_part = True
-            self._leave_out(now - self._looked_at - UNSEEN_S)
+            self._leave_out(now - self._looked_at - UNSEEN_S, now)
+        self._leave_out(starved_s, now)
         self._looked_at = now
         if progress is None:
             return
@@ -226,12 +229,12 @@ class Pace:
                 self._moved_at = min(now, self._moved_at + now - self._waits_since)
             self._waits_since = None
 
-    def _leave_out(self, seconds: float) -> None:
-        """As if they had not been."""
+    def _leave_out(self, seconds: float, now: float) -> None:
+        """As if they had not been. What has begun in the middle of them begins now."""
         if seconds > 0.0:
-            self._mark_since += seconds
-            self._moved_at = None if self._moved_at is None else self._moved_at + seconds
-            self._waits_since = None if self._waits_since is None else self._waits_since + seconds
+            self._mark_since = min(now, self._mark_since + seconds)
+            self._moved_at = None if self._moved_at is None else min(now, self._moved_at + seconds)
+            self._waits_since = None if self._waits_since is None else min(now, self._waits_since + seconds)
 
     def _end_of(self, now: float, then: tuple[int, Activity] | None) -> None:
         if self._mark_in_part:

@@ -65,6 +65,19 @@ def processor_s(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def waited_s(pid: int) -> dict[int, float]:
+    """By thread, the seconds so far in which it could run and had no processor (schedstat(5): the run delay). Empty: there is no such
+    process, or this kernel does not count them."""
+    found = {}
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                found[int(thread)] = int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return {}  # one that has just ended takes the others along for this look
+    return found
+
+
 def all_processes() -> list[Stat]:
     found = (stat_of(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
     return [stat for stat in found if stat is not None]

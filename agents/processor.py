@@ -10,6 +10,9 @@ LOOK_S = 2.0
 """A share of a processor is told over this long: the kernel counts in hundredths of a second."""
 BUSY = 0.5
 """Of one processor: a trainer that waits for a peer or a disk uses a few hundredths."""
+STARVED = 0.5
+"""Of the time: a thread that could run and had no processor for more of it was kept from its work by others. On a machine that has as many
+processors as it has to do it is a few hundredths."""
 
 State = Literal["", "stopped", "uninterruptible", "busy", "sleeping"]
 
@@ -22,19 +25,26 @@ class ProcessorUse:
         self._share = 0.0
         self._slept = False
         """It was in uninterruptible sleep at the last look, and had computed nothing since the one before."""
+        self._waited: dict[int, float] = {}
 
-    def look(self, now: float, pid: int) -> None:
-        """To be called at every look; reads /proc only every LOOK_S seconds."""
+    def look(self, now: float, pid: int) -> float:
+        """To be called at every look; reads /proc only every LOOK_S seconds. Returns the seconds since then in which it was starved."""
         if self._before is not None and now - self._before[0] < LOOK_S:
-            return
+            return 0.0
         used = process.processor_s(pid)
         if used is None:
-            return
+            return 0.0
+        before_s, before = self._waited, self._before
+        self._waited = process.waited_s(pid)
         if self._before is not None:
             self._share = (used - self._before[1]) / (now - self._before[0])
             stat = process.stat_of(pid)
             self._slept = stat is not None and stat.state == "D" and used == self._before[1]
         self._before = now, used
+        if before is None:
+            return 0.0
+        starved_s = max((waited - before_s[t] for t, waited in self._waited.items() if t in before_s), default=0.0)
+        return min(starved_s, now - before[0]) if starved_s > STARVED * (now - before[0]) else 0.0
 
     def state(self, pid: int) -> State:
         """Now; empty when there is no such process."""

@@ -187,10 +187,10 @@ class View:
             record, parsed = self.processes[name], parse(name)
             if not isinstance(parsed, TrainerName):
                 continue
+            starved_s = self._uses.setdefault(name, ProcessorUse()).look(awake, record.pid)
             self._paces.setdefault(name, Pace()).look(
-                awake, file.newest, self._activities.get(name), self.reaches.get(parsed.way, True), untold
+                awake, file.newest, self._activities.get(name), self.reaches.get(parsed.way, True), untold, starved_s
             )
-            self._uses.setdefault(name, ProcessorUse()).look(awake, record.pid)
             ways.setdefault(parsed.way, []).append(name)
         for way, names in ways.items():
             self._look_at(names, limits.get(way, HangSpec()), awake)

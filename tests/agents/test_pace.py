@@ -27,6 +27,7 @@ class Rank:
         self.doing: Activity = "other"
         self.reaches = True
         self.untold = False
+        self.starved_s = 0.0
         self.look()
 
     def look(self, phase: str = "step", own: Own = NOTHING) -> Stuck | None:
@@ -36,7 +37,7 @@ class Rank:
             compute_s=own.compute_s, data_s=own.data_s,
             failed_commits=self.failed,
         )  # fmt: skip
-        self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold)
+        self.pace.look(self.now, progress, (self.changes, self.doing), self.reaches, self.untold, self.starved_s)
         return self.pace.stuck(self.now, self.pace.bound_s(self.limits), self.limits.at_most_s)
 
     def does(self, activity: Activity, seconds: float = 0.0) -> Stuck | None:
@@ -522,6 +523,26 @@ def test_one_that_came_to_a_commit_in_vain_and_hangs_then_is_found_as_ever(learn
     for _ in range(int(2 * MOVES_ON * bound)):
         found = learned.does("compute", 0.6) or learned.does("data", 0.4)
     assert found is not None, "no attempt came to its end for so long"
+
+
+def test_the_time_in_which_others_had_its_processor_is_none_of_its_own(learned: Rank) -> None:
+    assert learned.does("compute") is None
+    learned.starved_s = 0.8
+    for _ in range(45):
+        assert learned.stays(1.0) is None, "a fifth of the time is its own: nine seconds of forty-five"
+    learned.starved_s = 0.0
+    assert learned.stays(2.0) is not None
+
+
+def test_what_it_begins_in_the_middle_of_a_starved_time_begins_then(learned: Rank) -> None:
+    learned.does("compute", 1.0)
+    learned.does("data")
+    learned.starved_s = 5.0
+    assert learned.does("compute") is None
+    learned.starved_s = 0.0
+    found = learned.stays(11.0)
+    assert found is not None
+    assert found.activity_s == 11.0
 
 
 def unseen(rank: Rank, seconds: float) -> None:
