@@ -11,6 +11,10 @@ from typing import Any
 
 from fault_injection.chaos.replay import tries_of
 from fault_injection.history import History, Process, Steps, Unknown
+from supervisor.core.model import Kind
+
+OUT_OF_REACH = frozenset({Kind.HANG, Kind.STALLED, Kind.NODE_LOST})
+"""Kinds of faults by which a process holds the run's state and gives it to nobody."""
 
 
 def single_owner(history: History) -> list[str]:
@@ -286,7 +290,7 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
 def without_life(history: History) -> list[float]:
     """The moments from which on no process had the run's state. Who takes it from a peer has it from then on, who reads it from
     disk from its start, since it could have taken it; who ends before either never had it. One whose end nobody saw (its node
-    was lost) lived until its last line."""
+    was lost) lived until its last line; one that was made to hang, or whose node was made silent, gives it to nobody from then on."""
     lines = {(s.group, s.generation, s.rank): s.lines for s in history.steps}
     lives = []
     for p in history.processes:
@@ -295,6 +299,8 @@ def without_life(history: History) -> list[float]:
         if first is not None:
             healed = first.get("event") == "heal" or first.get("healed")
             ended = p.exited if p.exited is not None else max(x["t"] for x in own)
+            if (since := _out_of_reach(history, p)) is not None:
+                ended = min(ended, max([since, *(x["t"] for x in own if x.get("committed"))]))
             lives.append((float(first["t"]) if healed else p.spawned, ended))
     found, until = [], None
     for begun, ended in sorted(lives):
@@ -302,3 +308,10 @@ def without_life(history: History) -> list[float]:
             found.append(until)
         until = ended if until is None else max(until, ended)
     return found
+
+
+def _out_of_reach(history: History, process: Process) -> float | None:
+    """Since when nobody can heal from a process, though it has not ended: by a fault of ours."""
+    of = (process.group, process.generation)
+    faults = (f for f in history.faults if f.made is not None and (f.group, f.generation) == of)
+    return min((f.began for f in faults if not OUT_OF_REACH.isdisjoint(f.kinds)), default=None)

@@ -1,0 +1,42 @@
+"""When nobody can heal from a process any more, though it has not ended: what is a resume from disk then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fault_injection.owners import without_life
+from tests.unit.fault_injection.broken import KILL
+
+
+def history(*faults: Any) -> Any:
+    """Group 0 commits until 10 s and ends at 30 s; group 1 is killed at 11 s, and its next generation, of 12 s, reads the disk."""
+    lives = {(0, 1): (1.0, 30.0, (5.0, 10.0)), (1, 1): (1.0, 11.0, (5.0, 10.0)), (1, 2): (12.0, None, (31.0, 40.0))}
+    process = [
+        SimpleNamespace(group=g, generation=n, rank=0, spawned=begin, exited=end)
+        for (g, n), (begin, end, _) in lives.items()
+    ]
+    steps = [
+        SimpleNamespace(group=g, generation=n, rank=0, lines=[{"t": t, "committed": True} for t in commits])
+        for (g, n), (_, _, commits) in lives.items()
+    ]
+    return SimpleNamespace(processes=process, steps=steps, faults=list(faults))
+
+
+FAULT = replace(KILL, group=0, generation=1, began=9.0, made=9.5)
+
+
+@pytest.mark.parametrize("kind", ["hang", "node_lost"])
+def test_who_hangs_or_is_silent_gives_its_state_to_nobody(kind: str) -> None:
+    """So the other's end leaves the run without it: compound faults of two groups."""
+    assert without_life(history(replace(FAULT, kinds=(kind,)))) == [11.0]
+
+
+def test_whoever_else_lives_could_have_been_healed_from() -> None:
+    assert without_life(history()) == []
+    assert without_life(history(replace(FAULT, kinds=("crash",)))) == []
+    assert without_life(history(replace(FAULT, kinds=("hang",), generation=2))) == [], "of another generation"
+    assert without_life(history(replace(FAULT, kinds=("hang",), made=None))) == [], "it did not happen"
