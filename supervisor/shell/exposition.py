@@ -17,6 +17,7 @@ OPENMETRICS = "application/openmetrics-text; version=1."
 GZIP_LEVEL = 1
 """Lines that are so much alike become an eighteenth at the quickest level, and a twenty-second at the highest, in 19 times as long."""
 
+_number: Callable[[float], str] = floatToGoString
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -28,7 +29,7 @@ def exposed(registry: CollectorRegistry) -> bytes:
         lines.append(f"# HELP {family.name} {words}\n# TYPE {family.name} {family.type}\n")
         for name, labels, value, _, exemplar, _ in family.samples:
             about = f" # {_braced(exemplar.labels)} {_measured(exemplar)}" if exemplar else ""
-            lines.append(f"{name}{_braced(labels) if labels else ''} {floatToGoString(value)}{about}\n")
+            lines.append(f"{name}{_braced(labels) if labels else ''} {_number(value)}{about}\n")
     lines.append("# EOF\n")
     return "".join(lines).encode()
 
@@ -41,7 +42,7 @@ def _braced(labels: dict[str, str]) -> str:
 
 
 def _measured(exemplar: Exemplar) -> str:
-    value = floatToGoString(exemplar.value)
+    value = _number(exemplar.value)
     return value if exemplar.timestamp is None else f"{value} {exemplar.timestamp}"
 
 

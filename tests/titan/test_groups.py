@@ -149,6 +149,10 @@ def test_killed_group_heals_to_equal_state(groups: Groups, sync: str, tmp_path: 
     back = groups.start(1, generation=2, resume="peers", environment={**quorum, TOLD: str(told["back"])}, **keeps)
     back.reached(lost.step + 1, commits=5)
     assert survivor.running
+    first = [group.progress.healed for group in (survivor, lost) if group.progress is not None]
+    assert sorted(first) == [False, True], "one of the first two had nobody to heal from"
+    assert back.progress is not None
+    assert back.progress.healed
     survivor.ask("drain")
     back.ask("drain")
     assert [survivor.exit_code(), back.exit_code()] == [0, 0]
