@@ -27,9 +27,9 @@ from fault_injection.chaos.campaign import Campaign
 from fault_injection.chaos.schedule import FaultAt, Schedule
 from fault_injection.history import FaultDone, History
 from fault_injection.sim import faults
+from fault_injection.sim.judge import recorded as told_by
 from fault_injection.sim.lane import commit
 from fault_injection.sim.pace import Pace, pace
-from fault_injection.sim.run import recorded as told_by
 from fault_injection.sim.world import World
 from supervisor.core.spec import RunSpec
 from supervisor.shell.engines.local import POLL_S

@@ -82,12 +82,18 @@ def no_stale_actuation(history: History) -> list[str]:
 
 
 def generations_grow(history: History) -> list[str]:
-    """A group's generation never goes back, nor does the decision count, and no two epochs share a decision."""
+    """A group's generation never goes back, nor do the decision count and the newest checkpoint, and no two epochs share a decision."""
     found = []
     last: dict[int, int] = {}
     seen: dict[int, int] = {}
-    newest = 0
+    newest = checkpoint = 0
     for decision in history.committed():
+        for action in decision.actions:
+            if action["verb"] == "checkpoint":
+                step = int(action["key"].removeprefix("checkpoint:"))
+                if step < checkpoint:
+                    found.append(f"the newest checkpoint went back from step {checkpoint} to {step}")
+                checkpoint = max(checkpoint, step)
         if decision.number in seen:
             found.append(
                 f"decision {decision.number} was committed twice (epochs {seen[decision.number]}, {decision.epoch})"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
 from fault_injection.budgets import within_budgets
@@ -102,33 +102,36 @@ def others_go_on(history: History) -> list[str]:
     setting, found = _setting(history), []
     if not any(steps.committed() for steps in history.steps):
         raise Unknown("there are no committed steps")
+    commits = _commits(history)
     for fault in history.faults:
         hit = {other.group for other in (fault, *_beside(history, fault)) if other.kinds}
         for group in set(range(setting.groups)) - hit:
-            stall = longest_stall(history, group, fault.began, fault.over if fault.over is not None else setting.ended)
+            until = fault.over if fault.over is not None else setting.ended
+            stall = longest_stall(commits[group], fault.began, until)
             # what comes with another is not to blame for what that one may take
             allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
             if not stall <= allowed:
                 found.append(
                     f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {allowed:.1f} s are allowed"
                 )
-    return found + list(_for_no_fault(history, setting))
+    return found + list(_for_no_fault(history, setting, commits))
 
 
-def _for_no_fault(history: History, setting: Setting) -> Iterator[str]:
+def _for_no_fault(history: History, setting: Setting, commits: Mapping[int, list[float]]) -> Iterator[str]:
     """Who stands still between two faults: nothing is allowed there, so the shortest that is allowed in any is generous."""
     allowed = min((f.others_within_s for f in history.faults), default=float("inf"))
     for group in range(setting.groups):
-        commits = sorted(line["t"] for steps in history.of_group(group) for line in steps.committed())
-        for one, two in itertools.pairwise(commits):
+        for one, two in itertools.pairwise(commits[group]):
+            if two - one <= allowed:
+                continue
             touched = any(f.began <= two and one <= (f.over or setting.ended) for f in history.faults)
-            if two - one > allowed and setting.began <= one and not touched:
+            if setting.began <= one and not touched:
                 yield f"group {group} stood still for {two - one:.1f} s, and no fault was there"
 
 
 def recovered_in_time(history: History) -> list[str]:
     """After each fault everything trains again within its bound, and its incident says so too."""
-    setting, found = _setting(history), []
+    setting, found, commits = _setting(history), [], _commits(history)
     for fault in history.faults:
         if fault.made is None:
             continue
@@ -136,7 +139,7 @@ def recovered_in_time(history: History) -> list[str]:
             found.append(f"{_name(fault)}: not everything trained again")
         elif not fault.began <= fault.made <= fault.over or fault.healed is None or fault.healed > fault.over:
             found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
-        elif away := _away(history, setting, fault, fault.over):
+        elif away := _away(history, setting, commits, fault, fault.over):
             found.append(f"{_name(fault)}: all was said to be well, and group {away[0]} committed no step")
         elif not fault.over - fault.began <= fault.within_s:
             took = fault.over - fault.began
@@ -149,17 +152,19 @@ def recovered_in_time(history: History) -> list[str]:
     return found
 
 
-def _away(history: History, setting: Setting, fault: FaultDone, over: float) -> list[int]:
+def _away(
+    history: History, setting: Setting, commits: Mapping[int, list[float]], fault: FaultDone, over: float
+) -> list[int]:
     """Groups that commit nothing from its beginning on, also when it was over, for longer than any may stand still. The next
     fault ends the look."""
     until = min([setting.ended, *(f.began for f in history.faults if f.began > over)])
-    first = {
-        group: min(
-            (x["t"] for s in history.of_group(group) for x in s.committed() if x["t"] >= fault.began), default=until
-        )
-        for group in range(setting.groups)
-    }
-    return [group for group, t in first.items() if min(t, until) > over + fault.others_within_s]
+    found = []
+    for group in range(setting.groups):
+        own = commits[group]
+        at = bisect_left(own, fault.began)
+        if min(own[at] if at < len(own) else until, until) > over + fault.others_within_s:
+            found.append(group)
+    return found
 
 
 def digests_equal(history: History) -> list[str]:
@@ -258,14 +263,25 @@ ALL: Mapping[str, Callable[[History], list[str]]] = {**CHECKERS, **PROMISES}
 # --- what they share with the report ---
 
 
-def longest_stall(history: History, group: int, begin: float, until: float) -> float:
-    """The longest time without a committed step of a group that touches begin..until, seconds; one that lasts longer ends with
-    the first commit after it."""
-    commits = sorted(line["t"] for steps in history.of_group(group) for line in steps.committed())
-    before = max((t for t in commits if t < begin), default=begin)
-    after = min((t for t in commits if t > until), default=until)
-    moments = [before, *(t for t in commits if begin <= t <= until), after]
+def longest_stall(commits: Sequence[float], begin: float, until: float) -> float:
+    """The longest time without a committed step that touches begin..until, seconds; one that lasts longer ends with the first
+    commit after it. `commits`: a group's, sorted."""
+    first, last = bisect_left(commits, begin), bisect(commits, until)
+    before = commits[first - 1] if first else begin
+    after = commits[last] if last < len(commits) else until
+    moments = [before, *commits[first:last], after]
     return max((float(b - a) for a, b in itertools.pairwise(moments)), default=0.0)
+
+
+def _commits(history: History) -> Mapping[int, list[float]]:
+    """When each group committed a step, in order."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for steps in history.steps:
+        if steps.rank == 0:
+            found[steps.group] += [line["t"] for line in steps.committed()]
+    for instants in found.values():
+        instants.sort()
+    return found
 
 
 def digests(history: History, groups: int) -> Digests:

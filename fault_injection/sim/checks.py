@@ -14,13 +14,15 @@ from fault_injection.sim.store import SimStore
 from supervisor.core.ladder import ONE_CAUSE
 from supervisor.core.model import Decision, Incident, Kind, Memory, Observed, Rung
 from supervisor.wire import keys
-from supervisor.wire.records import GateObserved, decode
+from supervisor.wire.records import GateObserved, NodeDesired, decode
 
 if TYPE_CHECKING:
     from fault_injection.sim.nodes import Trainer
     from fault_injection.sim.world import World
 
 AT_NO_BUDGET = (Kind.REQUESTED, Kind.LEAVING)
+OBEYS_S = 12.0
+"""From the withdrawal of what is wanted until an agent that reaches etcd has ended it: the grace (term_grace_s), and the latest watch."""
 ENOUGH = 5
 """So many violations of one seed are told."""
 
@@ -41,6 +43,7 @@ class Checks:
     _stepped: dict[int, int] = field(default_factory=dict)
     _fenced_below: dict[int, int] = field(default_factory=dict)
     """By group: a gate has said in etcd that it admits nothing older."""
+    _unwanted_since: dict[Trainer, float] = field(default_factory=dict)
     _drawn: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -103,6 +106,30 @@ class Checks:
                 self.broke(
                     f"steps: step {step} is committed again: {t.name}, which had it, was well, and was ended: {t.ending}"
                 )
+
+    # --- agents ---
+
+    def obeyed(self) -> None:
+        """What is wanted nowhere any more ends soon, wherever an agent reaches etcd: also where its successor needs no room of it, and
+        its allocation will be given back, with which it would end in any case."""
+        since: dict[Trainer, float] = {}
+        for node in self.world.nodes.values():
+            if node.power and node.agent and node.client.reaches:
+                for t in node.trainers.values():
+                    if t.ended is None and not self._is_current(t) and self._is_unwanted(t):
+                        since[t] = self._unwanted_since.get(t, self.world.clock.now)
+        self._unwanted_since = since
+        for t, at in since.items():
+            if self.world.clock.now - at > OBEYS_S:
+                self.broke(f"orphan: {t.name} still runs on {t.node.name}, where it is not wanted since {at:.2f} s")
+
+    def _is_unwanted(self, trainer: Trainer) -> bool:
+        """As its node's own record has it. Without one it is left alone, and so is what is newer than the record."""
+        found = self.world.etcd.items.get(keys.desired(trainer.node.name, self.world.spec.name))
+        if found is None:
+            return False
+        wanted = [t.generation for t in decode(found.value, NodeDesired).trainers if t.group == trainer.group]
+        return not wanted or max(wanted) > trainer.generation
 
     # --- what is written ---
 
@@ -213,5 +240,5 @@ class Checks:
         return f"orphan: {orphans[0].name} still runs on {orphans[0].node.name}" if orphans else ""
 
     def _is_current(self, trainer: Trainer) -> bool:
-        current = self.memory.groups[trainer.group]
+        current = self.memory.groups[trainer.group]  # committed before anything was started
         return (current.generation, current.node) == (trainer.generation, trainer.node.name)

@@ -7,33 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fault_injection import checkers, history
 from fault_injection.sim import faults
 from fault_injection.sim.faults import Fault
+from fault_injection.sim.judge import RECOVERY_BOUND_S, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
-from supervisor.core.model import Kind
 
-RECOVERY_BOUND_S = 300.0
-"""From the end of all faults until every group commits: seven times the model's longest timeout (allocation_timeout_s)."""
 LEFT_OVER_S = 60.0
 """After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
 ENDED = ("halted", "stopped", "finished")
-KINDS_OF = {
-    "crash": {Kind.CRASH},
-    "error": {Kind.ERROR},
-    "node_lost": {Kind.NODE_LOST, Kind.ALLOCATION_LOST},  # whoever says it first, its lease or the scheduler
-    "allocation_taken": {Kind.ALLOCATION_LOST},
-}
-"""Faults that are one group's, and what a supervisor that sees clearly calls them."""
-HARMLESS = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed",
-            "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away")  # fmt: skip
-"""What takes nothing from training: no incident may come of it."""
-
-
-CLOSER_HERE = "steps_not_lost"
-"""A step that one group alone had, and that is trained again when that group is frozen, is lost to this checker. The model knows who
-could have stepped (Checks._lost)."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +45,12 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
     chosen = tuple(faults.plan(seed) if plan is None else plan)
     world = World(spec(nodes, is_tight(seed)), seed)
     hit: list[str] = []
+    struck = Struck(world)
     began = world.clock.now
     for fault in chosen:
 
         def strike(fault: Fault = fault) -> None:
-            if faults.inject(world, fault):
+            if struck.add(fault, faults.inject):
                 hit.append(fault.kind)
 
         world.clock.after(fault.at, strike)
@@ -80,9 +63,9 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
         world.clock.run_until(began + end, broken)
         recovered_s = None if broken() else _recover(world, is_tight(seed))
         if not broken():
-            _incidents(world, chosen, hit)
-        if not broken():
-            _history(world)
+            trained_at = world.training.all_at  # before, a group may still be placed on a node that is lost already
+            in_time = trained_at is not None and all(f.at > trained_at for f in chosen)
+            judge(world, struck, in_time, world.clock.now if recovered_s is not None else None)
     return Result(
         seed, nodes, chosen, tuple(world.checks.broken), world.checks.digest, recovered_s, tuple(hit),
         world.clock.now - began,
@@ -115,38 +98,6 @@ def _recover(world: World, tight: bool) -> float | None:
     if left := checks.left_over():
         checks.broke(left)
     return recovered_s
-
-
-def _incidents(world: World, plan: Sequence[Fault], hit: Sequence[str]) -> None:
-    """One incident per fault and of its kind, where a plan leaves no doubt which it is; none where nothing failed. All of it
-    once everybody trains."""
-    found = [(i.kind, i.group) for i in world.checks.incidents.values()]
-    kinds = {fault.kind for fault in plan}
-    trained_at = world.training.all_at  # before, a group may still be placed on a node that is lost already
-    in_time = trained_at is not None and all(f.at > trained_at for f in plan)
-    if kinds <= set(HARMLESS) and in_time and found:
-        world.checks.broke(f"incidents: {found}, and nothing of training had failed: {[f.kind for f in plan]}")
-    if in_time and len(plan) == 1 and len(hit) == 1 and hit[0] in KINDS_OF:
-        right = [i for i in found if i[0] in KINDS_OF[hit[0]]]
-        if [g for _, g in right] != world.victims or len(found) != len(right):
-            world.checks.broke(f"incidents: {found} for one {hit[0]} of groups {world.victims}")
-
-
-def _history(world: World) -> None:
-    """The checkers that read what a real run leaves, over what this one would have left."""
-    for verdict in checkers.check(recorded(world)):
-        silent = verdict.answer == "unknown" and not world.training.newest  # nobody ever trained
-        if verdict.answer != "pass" and not silent and verdict.checker != CLOSER_HERE:
-            world.checks.broke(f"{verdict.checker}: {verdict.answer}: {'; '.join(verdict.sentences[:2])}")
-
-
-def recorded(world: World) -> history.History:
-    """What the files of the same run would say in the real world."""
-    steps = [
-        history.Steps(group, generation, 0, node, tuple(rows))
-        for (group, generation, node), rows in world.training.rows.items()
-    ]
-    return history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
 
 
 def state(world: World) -> str:

@@ -35,6 +35,7 @@ class Training:
 
     def _step(self) -> None:
         self.world.clock.after(self.world.pace.step_s, self._step)
+        self.world.checks.obeyed()
         for gate in self.world.gates:
             members = gate.members()
             if members:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from agents import reconcile
 from agents.gate_state import GateState, Verdict
-from supervisor.core import budget, detect, invariants
-from supervisor.core.model import Rung
+from supervisor.core import budget, detect, ending, invariants
+from supervisor.core.model import Failure, Kind, Rung
+from supervisor.core.round import Round
 from supervisor.core.spec import BudgetSpec
 from supervisor.ports.store import Expect
 from supervisor.shell.store.election import Leadership
@@ -40,10 +44,30 @@ def stale_generation_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GateState, "passage", passage)
 
 
+def nothing_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Round, "release", lambda self, key, reason: None)
+
+
+def agents_end_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconcile, "_unwanted", lambda desired, known: iter(()))
+
+
+def crash_called_oom(patch: pytest.MonkeyPatch) -> None:
+    right = ending.Failure
+
+    def named(kind: Kind, *args: Any, **more: Any) -> Failure:
+        return right(Kind.OOM if kind == Kind.CRASH else kind, *args, **more)
+
+    patch.setattr(ending, "Failure", named)
+
+
 PLANTED = (
     (budget_off_by_one, "budget: "),
     (no_epoch_compared, "fencing: "),
     (no_proof_of_emptiness, "single_owner: fail: "),  # its node was said to be empty
+    (nothing_is_given_back, "leak: "),
+    (agents_end_nothing, "orphan: "),
+    (crash_called_oom, "one_incident_each: fail: "),
     (stale_generation_accepted, "owners: "),  # the newer generation may step too
 )
 """With how the sentences begin that tell of it."""

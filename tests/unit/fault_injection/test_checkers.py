@@ -83,6 +83,12 @@ def generation_goes_back(f: Files) -> None:
     f.of_decision(6, "intent")["groups"]["1"]["generation"] = 2
 
 
+def checkpoint_goes_back(f: Files) -> None:
+    for number, at in ((3, 50), (5, 25)):
+        act = {"verb": "checkpoint", "key": f"checkpoint:{at}", "reason": "r", "group": 0}
+        f.of_decision(number, "intent")["actions"].append(act)
+
+
 def stale_spawn(f: Files) -> None:
     f.of_shim("n2", "spawned", 1, 2)["t"] = 18.6
     f.leftover_killed(18.7)
@@ -300,6 +306,7 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (started_by_two_decisions, "one_actuation_per_decision", "generation 3 of group 1 was started by 2 decisions"),
     (decision_committed_twice, "generations_grow", "decision 3 was committed twice (epochs 1, 2)"),
     (generation_goes_back, "generations_grow", "group 1 went back from generation 3 to 2 in decision 6"),
+    (checkpoint_goes_back, "generations_grow", "the newest checkpoint went back from step 50 to 25"),
     (stale_spawn, "no_stale_actuation", "generation 2 was spawned on n2 after generation 3 was decided"),
     (older_generation_commits, "single_owner", "generation 2 on n2 committed step 17 after generation 3 had begun"),
     (commits_after_its_end, "single_owner", "committed step 6 after its shim had seen it end"),

@@ -16,9 +16,10 @@ from fault_injection import history
 from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
 from fault_injection.sim.faults import KINDS, Fault
+from fault_injection.sim.judge import recorded
 from fault_injection.sim.lane import Kept, LaneError, Part
 from fault_injection.sim.nodes import Node
-from fault_injection.sim.run import recorded, run
+from fault_injection.sim.run import run
 from fault_injection.sim.shrink import ddmin, shrunk
 from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec

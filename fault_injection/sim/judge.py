@@ -1,0 +1,156 @@
+"""What a seed would have left, judged by the checkers of a real run: those of its files, and the promises that say something here.
+
+Left out are those of numbers, which the model has none of (digests, badput), and `every_fault_happened`: a plan's fault may find
+nobody. `steps_not_lost` is asked of the model, which knows more (`Checks._lost`): a step that one group alone had, and that is
+trained again when that group is frozen, is lost to that checker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fault_injection import checkers, history
+from fault_injection.budgets import within_budgets
+from fault_injection.history import FaultDone, History, Left, Setting
+from fault_injection.promises import nothing_left, one_incident_each, others_go_on, recovered_in_time
+from fault_injection.sim.faults import Fault
+from fault_injection.sim.world import World
+from supervisor.core.model import Kind
+
+RECOVERY_BOUND_S = 300.0
+"""From the end of all faults until every group commits: seven times the model's longest timeout (allocation_timeout_s)."""
+SEEN_S = 15.0
+"""From the end of a fault on nothing of it is still to be seen: the lease of a node and all timeouts of a silent one are shorter."""
+OTHERS_S = 20.0
+"""So long a group that was not hit may stand still for one that was: the lease of a node, the drop of who is silent, a heal."""
+KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
+    "crash": (Kind.CRASH,),
+    "error": (Kind.ERROR,),
+    "node_lost": (Kind.NODE_LOST, Kind.ALLOCATION_LOST),  # whoever says it first, its lease or the scheduler
+    "allocation_taken": (Kind.ALLOCATION_LOST,),
+}
+"""Faults that are one group's, and what a supervisor that sees clearly calls them."""
+HARMLESS = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed",
+            "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away")  # fmt: skip
+"""What takes nothing from training: no incident may come of it."""
+NOBODY = -1
+"""The group of a fault that is no one group's."""
+
+OF_FILES = {name: checker for name, checker in checkers.CHECKERS.items() if name != "steps_not_lost"}
+ALWAYS: Mapping[str, Callable[[History], list[str]]] = {
+    **OF_FILES,
+    "within_budgets": within_budgets,
+    "nothing_left": nothing_left,
+}
+WHEN_WELL = {"recovered_in_time": recovered_in_time}
+"""Of a run that got well again: one with tight budgets may halt."""
+WHERE_CLEAR = {"one_incident_each": one_incident_each, "others_go_on": others_go_on}
+"""Where the plan began once everybody trained."""
+
+
+@dataclass(eq=False)
+class _Struck:
+    """A fault that found somebody."""
+
+    fault: Fault
+    began: float
+    groups: tuple[int, ...]
+    clear: bool
+    """All was well, and nothing of another fault was still to be seen."""
+    over: float | None = None
+
+
+@dataclass
+class Struck:
+    """What was broken, in the order of time."""
+
+    world: World
+    all: list[_Struck] = field(default_factory=list)
+
+    def well(self) -> None:
+        """Whose doing is past, if all is well now."""
+        now = self.world.clock.now
+        if self.world.healthy():
+            for one in self.all:
+                if one.over is None and now >= one.began + one.fault.seconds + SEEN_S:
+                    one.over = now
+
+    def add(self, fault: Fault, inject: Callable[[World, Fault], bool]) -> bool:
+        """Break it; False when there was nobody to hit."""
+        world, now = self.world, self.world.clock.now
+        self.well()
+        clear = world.healthy() and all(one.over is not None or one.began == now for one in self.all)
+        before = len(world.victims)
+        if not inject(world, fault):
+            return False
+        self.all.append(_Struck(fault, now, tuple(world.victims[before:]), clear))
+        return True
+
+    def done(self, over: float | None) -> list[FaultDone]:
+        """As the history of a real run has them. What it is not clear of whom an incident would be may have any, of whomever."""
+        found: list[FaultDone] = []
+        clear = self._clear(over)
+        for struck in self.all:
+            free = struck in clear
+            kinds = KINDS_OF.get(struck.fault.kind) if free else None
+            # told twice, none is alone, and how many incidents it has is not held against it
+            whom = (struck.groups or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
+            for group in whom:
+                found.append(self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over))
+        return found
+
+    def _clear(self, over: float | None) -> list[_Struck]:
+        """Of whom it is known which incidents may come of them: none, or one of a kind, with nothing unclear beside them."""
+        end = over if over is not None else float("inf")
+        known = [s for s in self.all if s.fault.kind in HARMLESS or (s.fault.kind in KINDS_OF and s.clear)]
+        while True:
+            others = [s for s in self.all if s not in known]
+            kept = [
+                s for s in known if not any(s.began <= (o.over or end) and o.began <= (s.over or end) for o in others)
+            ]
+            if len(kept) == len(known):
+                return known
+            known = kept
+
+    def _done(
+        self, number: int, struck: _Struck, group: int, kinds: Sequence[Kind], clear: bool, over: float | None
+    ) -> FaultDone:
+        return FaultDone(
+            number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node="", step=0, began=struck.began,
+            made=struck.began, evidence=struck.fault.kind, healed=over, over=over, kinds=tuple(kinds) if group != NOBODY else (),
+            echoes=(Kind.PEERS_GONE,) if clear else tuple(Kind), within_s=(over or struck.began) - struck.began,
+            others_within_s=OTHERS_S if clear else RECOVERY_BOUND_S,
+        )  # fmt: skip
+
+
+def judge(world: World, struck: Struck, in_time: bool, over: float | None) -> None:
+    """Tell the checks what does not hold. `in_time`: everybody trained before the first fault. `over`: when all was well again."""
+    found = recorded(world)
+    policy = world.spec.policy
+    budget, began = policy.budget, world.launched_at
+    struck.well()
+    found.faults = struck.done(over)
+    found.left = Left(allocations=(left,) if over is not None and (left := world.checks.left_over()) else ())
+    found.setting = Setting(
+        seed=0, plan=(), planned=0, groups=world.spec.groups.count, ranks=1, began=began, ended=world.clock.now,
+        budgets={"restart": budget.restart, "replace": budget.replace, "reallocate": budget.reallocate},
+        window_s=budget.window_s, breaker_window_s=policy.breaker.window_s,
+    )  # fmt: skip
+    asked = {
+        **ALWAYS,
+        **(WHEN_WELL if over is not None else {}),
+        **(WHERE_CLEAR if in_time and over is not None else {}),
+    }
+    for verdict in checkers.check(found, asked):
+        silent = verdict.answer == "unknown" and not world.training.newest  # nobody ever trained
+        if verdict.answer != "pass" and not silent:
+            world.checks.broke(f"{verdict.checker}: {verdict.answer}: {'; '.join(verdict.sentences[:2])}")
+
+
+def recorded(world: World) -> history.History:
+    """What the files of the same run would say in the real world."""
+    steps = [
+        history.Steps(group, generation, 0, node, tuple(rows))
+        for (group, generation, node), rows in world.training.rows.items()
+    ]
+    return history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
