@@ -17,13 +17,13 @@ def steps_lost(history: History, group: int, begin: float, until: float) -> int:
 def _thrown_away(history: History, begin: float, until: float) -> int:
     """From the newest step back to the one that was gone on from. Groups commit a step in one quorum, so a quorum that commits an
     older one has gone back."""
-    first: dict[tuple[int, int], float] = {}
+    first: dict[tuple[int | None, int], float] = {}
     for steps in history.steps:
         for line in steps.committed():
-            key = (int(line.get("quorum_id", 0)), int(line["step"]))
+            key = (line.get("quorum_id"), int(line["step"]))  # of one that is not told the checkers say so
             first[key] = min(line["t"], first.get(key, line["t"]))
     lost = newest = 0
-    for (_, step), t in sorted(first.items(), key=lambda each: (each[1], each[0])):
+    for (_, step), t in sorted(first.items(), key=lambda each: (each[1], each[0][1])):
         if step <= newest and begin <= t <= until:
             lost += newest - step + 1
         newest = step
