@@ -32,6 +32,8 @@ MOVES_ON = 3.0
 """In bounds: whoever goes from one thing to the next for so long, and comes to no commit, hangs too. Who comes to one that fails, again and
 again, as where collectives take longer than their timeout on machines with too much to do, hangs in nothing of its own: the policy's
 longest time is its bound."""
+IN_VAIN = 2
+"""One commit fails wherever a peer is lost."""
 KEPT = 64
 """Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
 UNSEEN_S = 0.5
@@ -65,8 +67,11 @@ class Pace:
         self._collective = 0.0
         """The longest of the step in progress: it counts once that is committed."""
         self._failed_commits = 0
-        self._tries, self._tried_at = 0, -math.inf
-        """How many steps of it came to their end and were not committed, and when the last of them did."""
+        self._tries, self._tried_s = 0, 0.0
+        """Since the last commit: how many attempts at the step came to their end and were not committed, and of what it had taken itself how
+        much when the last of them did."""
+        self._last_tries = 0
+        self._committed_at = 0.0
         self._began: float | None = None
         self._seen_starting = False
         self._told_step_s = 0.0
@@ -121,8 +126,6 @@ class Pace:
         self._looked_at = now
         if progress is None:
             return
-        if progress.failed_commits != self._tries:
-            self._tries, self._tried_at = progress.failed_commits, now
         if activity != self._mark:
             self._end_of(now, activity)
             self._forgive(now, activity)
@@ -134,9 +137,14 @@ class Pace:
             self._apart.setdefault(activity[1], 0.0)
         if progress.commits != self._commits or progress.phase not in STEPPING:
             self._note(progress, now)
-            self._moved_at = now
+            self._moved_at = self._committed_at = now
+            self._tries = 0
         elif not reaches:
             self._moved_at = now
+        if progress.failed_commits != self._last_tries:
+            self._last_tries = progress.failed_commits
+            self._tries += self._moved_at is not None and self._moved_at != now
+            self._tried_s = now - self._moved_at if self._moved_at is not None else 0.0
 
     def bound_s(self, limits: HangSpec) -> float:
         """How long the step in progress may take."""
@@ -183,8 +191,8 @@ class Pace:
         waits = self._mark is None or self._mark[1] in WAITING
         stands_s = STANDS_S if waits else max(STANDS_S, STANDS_SHARE * bound_s)
         moves_on_s = MOVES_ON * bound_s
-        if now - self._tried_at <= moves_on_s:
-            moves_on_s = max(moves_on_s, longest_s)
+        if self._in_vain(still_s, now, moves_on_s, longest_s):
+            stands_s, moves_on_s = bound_s, math.inf
         if still_s <= share * bound_s or (now - self._mark_since < stands_s and still_s <= moves_on_s):
             return None
         return Stuck(
@@ -194,6 +202,11 @@ class Pace:
             lasted_s=round(still_s, 2),
             usual_s=round(median(self._steps), 3) if self._steps else 0.0,
         )
+
+    def _in_vain(self, still_s: float, now: float, moves_on_s: float, longest_s: float) -> bool:
+        """Whether it makes its step again and again: then only what it stands still in for a whole bound is no part of that."""
+        lately = self._tries >= IN_VAIN and still_s - self._tried_s <= moves_on_s
+        return lately and now - self._committed_at <= longest_s
 
     def _longest_of(self, *names: Activity) -> float:
         return round(max(self._longest_apart.get(name, 0.0) for name in names), 1)
@@ -234,6 +247,7 @@ class Pace:
         if seconds > 0.0:
             self._mark_since = min(now, self._mark_since + seconds)
             self._moved_at = None if self._moved_at is None else min(now, self._moved_at + seconds)
+            self._committed_at = min(now, self._committed_at + seconds)
             self._waits_since = None if self._waits_since is None else min(now, self._waits_since + seconds)
 
     def _end_of(self, now: float, then: tuple[int, Activity] | None) -> None:

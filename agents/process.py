@@ -65,17 +65,14 @@ def processor_s(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def waited_s(pid: int) -> dict[int, float]:
-    """By thread, the seconds so far in which it could run and had no processor (schedstat(5): the run delay). Empty: there is no such
-    process, or this kernel does not count them."""
-    found = {}
+def waited_s(pid: int) -> float | None:
+    """Seconds so far in which the main thread of a process could run and had no processor (schedstat: the run delay). None: there is no
+    such process, or this kernel does not count them."""
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-                found[int(thread)] = int(file.read().split()[1]) / 1e9
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
-        return {}  # one that has just ended takes the others along for this look
-    return found
+        return None
 
 
 def all_processes() -> list[Stat]:

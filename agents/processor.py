@@ -11,8 +11,10 @@ LOOK_S = 2.0
 BUSY = 0.5
 """Of one processor: a trainer that waits for a peer or a disk uses a few hundredths."""
 STARVED = 0.5
-"""Of the time: a thread that could run and had no processor for more of it was kept from its work by others. On a machine that has as many
-processors as it has to do it is a few hundredths."""
+"""Of the time: whoever could run and had no processor for more of it was kept from its work. On a machine that has as many processors as it
+has to do it is a few hundredths."""
+COUNTS = 0.25
+"""Of such a time so much counts all the same: one that waits for a processor for ever is found, if late."""
 
 State = Literal["", "stopped", "uninterruptible", "busy", "sleeping"]
 
@@ -25,10 +27,11 @@ class ProcessorUse:
         self._share = 0.0
         self._slept = False
         """It was in uninterruptible sleep at the last look, and had computed nothing since the one before."""
-        self._waited: dict[int, float] = {}
+        self._waited: float | None = None
 
     def look(self, now: float, pid: int) -> float:
-        """To be called at every look; reads /proc only every LOOK_S seconds. Returns the seconds since then in which it was starved."""
+        """To be called at every look; reads /proc only every LOOK_S seconds. Returns the seconds since then in which its main
+        thread, whose activity is told, was starved."""
         if self._before is not None and now - self._before[0] < LOOK_S:
             return 0.0
         used = process.processor_s(pid)
@@ -41,10 +44,10 @@ class ProcessorUse:
             stat = process.stat_of(pid)
             self._slept = stat is not None and stat.state == "D" and used == self._before[1]
         self._before = now, used
-        if before is None:
+        if before is None or before_s is None or self._waited is None:
             return 0.0
-        starved_s = max((waited - before_s[t] for t, waited in self._waited.items() if t in before_s), default=0.0)
-        return min(starved_s, now - before[0]) if starved_s > STARVED * (now - before[0]) else 0.0
+        passed_s, starved_s = now - before[0], self._waited - before_s
+        return min(starved_s, (1 - COUNTS) * passed_s) if starved_s > STARVED * passed_s else 0.0
 
     def state(self, pid: int) -> State:
         """Now; empty when there is no such process."""

@@ -64,6 +64,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
 
     def __init__(self, config: Any, launch: TrainerLaunch, report: Report, ledger: Ledger, control: Control) -> None:
         self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
+        self._saved_before = self._saved()
         self.seconds = Seconds()
         self.activity = ActivityFile(launch.rank_dir)
         self.compiling = Compiling(self.activity, self.seconds)
@@ -478,12 +479,20 @@ class ReplicaTrainer(FaultTolerantTrainer):
         """After the first quorum: training on from behind the others, or the checkpoint, would throw their steps away. Where no
         checkpoint was known at this start there may be one by now: whoever starts this group again looks."""
         launch, manager = self.launch, self.manager
-        if launch.resume != "peers" or manager.errored() is not None:
+        if manager.errored() is not None:
             return
-        known = launch.checkpoint.step if launch.checkpoint is not None else 0
-        if manager.current_step() < max(known, 1):
-            behind = f"the checkpoint at {known}" if known else "and the others had trained"
-            raise PeersGone(f"at step {manager.current_step()}, {behind}")
+        step, known = int(manager.current_step()), launch.checkpoint.step if launch.checkpoint is not None else 0
+        if launch.resume == "peers" and step < max(known, 1):
+            raise PeersGone(
+                f"at step {step}, {f'the checkpoint at {known}' if known else 'and the others had trained'}"
+            )
+        saved = self._saved() - self._saved_before if step == 0 else set()
+        if saved:
+            raise PeersGone(f"at step 0, and {min(saved)} was saved while it waited for its first quorum")
+
+    def _saved(self) -> set[str]:
+        """The folders of the run's complete checkpoints."""
+        return {str(folder) for _, folder, mark in listed(self.launch.run_dir) if mark is not None}
 
     # --- start and checkpoint results ---
 

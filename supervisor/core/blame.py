@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from supervisor.core import disks, gpu
 from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
@@ -245,14 +246,20 @@ def _listed(groups: Collection[int]) -> str:
 
 def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
     """The one group of which a rank is where no rank of another group is, while those wait only where ranks of several groups do: as
-    one is that left a collective out. Empty while a stack is not known."""
-    places = {g: {_place(rank) for rank in ranks} for g, ranks in stuck.items()}
-    if any("" in at for at in places.values()):
+    one is that left a collective out. Empty while a stack is not known; and where it waits for others and several of those do not:
+    then it is for these."""
+    places = {g: [_place(rank) for rank in ranks] for g, ranks in stuck.items()}
+    if any(place is None for at in places.values() for place in at):
         return ()
-    shared = {place for place, n in Counter(place for at in places.values() for place in at).items() if n > 1}
-    odd = tuple(g for g, at in places.items() if at - shared)
+    times = Counter(place for at in places.values() for place in dict.fromkeys(at))
+    shared = {place for place, n in times.items() if n > 1}
+    odd = tuple(g for g, at in places.items() if set(at) - shared)
     others = sum(len(ranks) for g, ranks in stuck.items() if g not in odd)
-    return odd if len(odd) == 1 and others >= OTHERS_AT_LEAST else ()
+    if len(odd) != 1 or others < OTHERS_AT_LEAST:
+        return ()
+    alone = {place.activity for place in places[odd[0]] if place is not None and place not in shared}
+    waits_for_them = alone <= WAITING and any(place.activity not in WAITING for place in shared)
+    return () if waits_for_them else odd
 
 
 def _ill(running: Mapping[int, GroupMemory], observed: Observed) -> tuple[int, ...]:
@@ -268,15 +275,21 @@ def _unseen(group: GroupMemory, observed: Observed) -> bool:
     return node is not None and node.registered and UNSEEN in node.facts
 
 
-def _place(rank: RankView) -> str:
-    """Where it waits, without line numbers: a loop that waits is seen at any of its lines. Empty: not known. That a stack cannot be read
-    since the process is in uninterruptible sleep is a place of its own."""
+class _Place(NamedTuple):
+    activity: str
+    where: str
+    """By its stack, without line numbers: a loop that waits is seen at any of its lines."""
+
+
+def _place(rank: RankView) -> _Place | None:
+    """Where it waits; None: not known. That a stack cannot be read since the process is in uninterruptible sleep is a place of its own."""
     stuck = rank.stuck
     if stuck is None:
-        return ""
+        return None
     if not stuck.stack.startswith("in "):
-        return f"{stuck.activity}, {stuck.process}" if stuck.stack and stuck.process == "uninterruptible" else ""
-    return f"{stuck.activity} {_LINE.sub(')', stuck.stack)}"
+        asleep = stuck.stack and stuck.process == "uninterruptible"
+        return _Place(stuck.activity, stuck.process) if asleep else None
+    return _Place(stuck.activity, _LINE.sub(")", stuck.stack))
 
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:

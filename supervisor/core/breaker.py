@@ -189,17 +189,19 @@ def _may_start_again(r: Round, group: GroupMemory) -> bool:
 
 
 def _too_many(r: Round, hit: Hit) -> bool:
-    if not hit.dear:
+    unpaid = len(hit.dear) > r.left(Rung.REPLACE, 0) + r.left(Rung.REALLOCATE, 0)
+    unpaid = unpaid and len(hit.dear) + hit.given_up >= r.spec.policy.breaker.at_least
+    return bool(hit.dear) and (unpaid or _would_halt(r, hit) or are_many(r, hit.count))
+
+
+def _would_halt(r: Round, hit: Hit) -> bool:
+    """Whether several nodes are lost at one time, more than the run may have others for, and too few groups train on to leave the rest
+    out: held they may come back, where the last of them would halt the run. A GPU that is lost does not come back."""
+    nodes = [g for g in hit.lost if hit.groups[g] == Kind.NODE_LOST]
+    on = sum(g.phase == "running" and g.group not in hit.groups and not g.left_out for g in r.groups.values())
+    if len(nodes) < 2 or on >= max(1, r.spec.groups.min_groups):
         return False
-    paid = min(r.left(Rung.REPLACE, 0), len(r.spares())) + r.left(Rung.REALLOCATE, 0)
-    unpaid = len(hit.dear) > paid and len(hit.dear) + hit.given_up >= r.spec.policy.breaker.at_least
-    return unpaid or _unpaid_nodes(hit, paid) or are_many(r, hit.count)
-
-
-def _unpaid_nodes(hit: Hit, paid: int) -> bool:
-    """Whether several nodes, or GPUs, are lost at one time, and more than the run may have others for: held they may come back, where the
-    rest of them would be a reason to halt."""
-    return len(hit.lost) > max(1, paid)
+    return len(nodes) > min(r.left(Rung.REPLACE, 0), len(r.spares())) + r.left(Rung.REALLOCATE, 0)
 
 
 def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:

@@ -23,6 +23,7 @@ from supervisor.core import (
     late,
     left_out,
     numerics,
+    often,
     repeat,
     shadow,
     straggler,
@@ -70,6 +71,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     seat_lighthouse(r)
     for host in cordons.freed(observed, memory.cordons):
         r.uncordon(host)
+        often.freed(r, host)
     _note_checkpoint(r)
     _note_measured(r)
     _want_allocations(r)

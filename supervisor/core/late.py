@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from supervisor.core import shadow
 from supervisor.core.detect import ranks_of
 from supervisor.core.model import GroupMemory, Observed, Waited
 from supervisor.core.round import Round
@@ -19,6 +20,10 @@ FROM = 0.5
 
 LOOKED_AT = 10
 """So often within the timeout it is seen whether the others make steps: in what part of it they do counts whole."""
+
+
+SHOWN = 8
+"""Of many groups so many are named in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +89,34 @@ def _excused_s(seen: Waited, now: float, others: _Others) -> float:
 
 
 def _others(r: Round) -> _Others:
-    running = [g for g in r.groups.values() if g.phase == "running"]
+    alive = shadow.there(r.groups, r.incidents, r.observed)
+    running = [g for g in alive.values() if g.phase == "running"]
     step = max((rank.step for g in running for rank in ranks_of(g, r.observed)), default=0)
     apart = any(ranks_of(g, r.observed) and not _in_quorum(g, r.observed) for g in running)
-    return _Others(step, apart or _too_few(r))
+    return _Others(step, apart or _too_few(r, alive))
 
 
-def _too_few(r: Round) -> bool:
-    """Whether fewer groups wait in a quorum than may step, while one is still to come: it is being placed, waits for its allocation, or
-    is not built yet. It has a timeout of its own."""
+def _too_few(r: Round, alive: Mapping[int, GroupMemory]) -> bool:
+    """Whether fewer groups wait in a quorum than may step, while one is still to come: it is being started, by a timeout of its own, or
+    there is a node for it, or an allocation that the engine has not refused."""
     there = [g for g in r.groups.values() if g.phase in ("starting", "running") and _in_quorum(g, r.observed)]
-    named = {g.group for g in there}
-    to_come = [g for g in r.groups.values() if g.group not in named and g.phase != "finished" and not g.left_out]
-    few = len(there) < r.spec.groups.min_groups and bool(to_come)
-    if few and there:
+    if not there or len(there) >= r.spec.groups.min_groups:
+        return False
+    named, brought = {g.group for g in there}, bool(r.next_spare or r.pending())
+    to_come = [g for n, g in alive.items() if n not in named and g.phase != "finished" and (g.node or brought)]
+    if to_come:
         r.wait(
             f"{_listed(there)} in a quorum for more: {len(there)} of the {r.spec.groups.min_groups} groups that a step needs are "
             f"there (groups.min_groups)"
         )
-    return few
+    return bool(to_come)
 
 
 def _listed(groups: list[GroupMemory]) -> str:
-    names = ", ".join(str(g.group) for g in groups)
-    return f"groups {names} wait" if len(groups) > 1 else f"group {names} waits"
+    if len(groups) == 1:
+        return f"group {groups[0].group} waits"
+    more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
+    return f"groups {', '.join(str(g.group) for g in groups[:SHOWN])}{more} wait"
 
 
 def _in_quorum(group: GroupMemory, observed: Observed) -> bool:

@@ -42,9 +42,17 @@ def here(r: Round, group: GroupMemory, kind: Kind) -> str:
 def hold(r: Round, group: GroupMemory, incident: Incident) -> None:
     """Where there is no spare to leave it for, the group is started there once more, and the host is held to it all the same: no other
     group comes, and what befalls another run there within a day bars it for all."""
-    host = r.host_of(group.node)
-    if host not in r.cordons and here(r, group, incident.kind):
+    host, known = r.host_of(group.node), r.allocations.get(r.placed_by(group))
+    leaves = known is not None and known.leaving_since is not None
+    if not (incident.followed or leaves or host in r.cordons) and here(r, group, incident.kind):
         r.cordon(host, group.node, incident)
+
+
+def freed(r: Round, host: str) -> None:
+    """A person, or a check that it passed, has freed the host: what was there before is not held against it again."""
+    for group in r.groups.values():
+        if group.restarts_host == host and group.restarts_here:
+            r.groups[group.group] = replace(group, restarts_here=())
 
 
 def _lately(r: Round, group: GroupMemory) -> int:

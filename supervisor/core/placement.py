@@ -135,6 +135,9 @@ def _start_elsewhere(r: Round, group: GroupMemory, why: str) -> None:
 def _start(r: Round, group: GroupMemory, node: str) -> None:
     generation = max(1, group.generation)
     incident = r.incidents.get(group.incident)
+    checkpoint = r.rest.get("checkpoint", r.before.checkpoint)
+    # one that trains behind the checkpoint has none of its steps: it heals from this one then
+    behind = checkpoint is not None and _newest_step(r, group) < checkpoint.step
     cost.note_placed(r, group, r.allocation_of(node))
     r.set_group(
         replace(
@@ -146,8 +149,8 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             phase="starting",
             since=r.now,
             old_node="",
-            checkpoint=r.rest.get("checkpoint", r.before.checkpoint),
-            resume="peers" if shadow.trains_beside(r, group) else "disk",
+            checkpoint=checkpoint,
+            resume="peers" if shadow.trains_beside(r, group) and not behind else "disk",
         )
     )
     r.act(
@@ -161,6 +164,12 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
         incident=group.incident,
     )
     r.look_again(r.now + r.spec.policy.start_timeout_s + 0.001)
+
+
+def _newest_step(r: Round, group: GroupMemory) -> int:
+    """Of the others that train, as far as they have told."""
+    others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
+    return max((rank.step for g in others for rank in detect.ranks_of(g, r.observed)), default=0)
 
 
 def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:

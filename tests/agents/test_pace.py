@@ -494,13 +494,12 @@ def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_do
     assert learned.look() is not None
 
 
-def in_vain(rank: Rank, seconds: float) -> Stuck | None:
+def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5) -> Stuck | None:
     """It makes its step again and again, and the commit fails each time, as where a collective takes longer than its timeout. The first
     word that it hangs."""
     until = rank.now + seconds
     while rank.now < until:
-        found = rank.does("compute", 3.0) or rank.does("data", 0.5)
-        rank.does("collective", 2.0)
+        found = rank.does("compute", own_s - 0.5) or rank.does("data", 0.5) or rank.does("collective", waits_s)
         rank.failed += 1
         if found is not None:
             return found
@@ -509,20 +508,50 @@ def in_vain(rank: Rank, seconds: float) -> Stuck | None:
 
 def test_one_that_comes_to_a_commit_again_and_again_has_the_longest_time_of_the_policy(learned: Rank) -> None:
     """Killed after a minute in a run that two cores had six times too much to do for; it commits once they have less."""
-    assert in_vain(learned, LIMITS.at_most_s) is None
-    assert in_vain(learned, LIMITS.at_most_s) is not None, "the waits for others are forgiven, the rest is not"
+    assert in_vain(learned, LIMITS.at_most_s - 10.0) is None, "nor is it told, each time, for whom it waits"
+    found = in_vain(learned, 20.0)
+    assert found is not None, "waits for others do not lengthen it"
 
 
-def test_one_that_came_to_a_commit_in_vain_and_hangs_then_is_found_as_ever(learned: Rank) -> None:
+def test_one_whose_attempts_are_starved_has_it_too(learned: Rank) -> None:
+    """An attempt takes 100 s of which 75 are others'."""
+    for _ in range(5):
+        learned.starved_s = 0.75
+        for _ in range(50):
+            assert learned.does("compute", 1.0) is None
+            assert learned.does("data", 1.0) is None
+        learned.failed += 1
+
+
+def test_who_tried_in_vain_and_waited_long_for_another_then_does_not_hang_as_it_goes_on(learned: Rank) -> None:
+    assert in_vain(learned, 400.0) is None
+    learned.does("quorum", 100.0)
+    assert learned.does("compute", 0.2) is None
+
+
+def test_one_that_came_to_a_commit_in_vain_and_hangs_then_is_found_within_the_bound(learned: Rank) -> None:
     bound = learned.pace.bound_s(LIMITS)
-    assert in_vain(learned, 0.8 * bound) is None
-    assert learned.does("compute", 0.6 * bound) is not None
-    learned.commits += 1
+    assert in_vain(learned, 3 * bound) is None
+    assert learned.does("compute", 0.9 * bound) is None
+    assert learned.stays(0.2 * bound) is not None
+    learned.step(1.0)
+    assert in_vain(learned, 3 * bound) is None
+    assert learned.does("collective", 0.9 * bound) is None
+    assert learned.stays(0.2 * bound) is not None, "who waits is told too, once that wait has lasted"
     learned.step(1.0)
     in_vain(learned, 0.8 * bound)
     for _ in range(int(2 * MOVES_ON * bound)):
         found = learned.does("compute", 0.6) or learned.does("data", 0.4)
     assert found is not None, "no attempt came to its end for so long"
+
+
+def test_one_commit_that_fails_changes_nothing(learned: Rank) -> None:
+    """It does wherever a peer is lost."""
+    bound = learned.pace.bound_s(LIMITS)
+    assert learned.does("compute", 0.5 * bound) is None
+    learned.failed += 1
+    assert learned.does("data", 0.45 * bound) is None
+    assert learned.stays(0.1 * bound) is not None
 
 
 def test_the_time_in_which_others_had_its_processor_is_none_of_its_own(learned: Rank) -> None:

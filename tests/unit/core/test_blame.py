@@ -666,6 +666,23 @@ def test_where_two_groups_have_a_place_of_their_own_nobody_is_blamed() -> None:
     assert not w.incidents
 
 
+@pytest.mark.parametrize("first", ["quorum", "collective"])
+def test_the_one_that_waits_where_several_others_do_not_is_not_to_blame(first: str) -> None:
+    w = World(groups=3, ranks=2).bring_up()
+    for group in range(3):
+        waits = group == 1
+        hangs(w, group, first if waits else "quorum", 0, stack="in wait (manager.py:1)")
+        hangs(
+            w,
+            group,
+            "collective" if waits else "compute",
+            1,
+            stack="in wait (manager.py:1)" if waits else "in read (nfs.py:1)",
+        )
+    w.round()
+    assert not w.incidents
+
+
 @pytest.mark.parametrize(("first", "second", "named"), [
     ("other", "data", 1), ("compute", "save", 1), ("data", "other", 0),
     ("compute", "other", None), ("checkpoint", "compute", None),

@@ -827,3 +827,27 @@ def test_a_late_start_of_a_paused_run_does_not_keep_the_leader_awake() -> None:
     w.round(w.spec.policy.start_timeout_s + 10)
     w.round(1.0)
     assert w.last.look_again_at is None or w.last.look_again_at >= w.now
+
+
+def test_beside_one_that_trains_behind_the_checkpoint_it_resumes_from_disk() -> None:
+    """It was started when there was no checkpoint, and those that then saved one were lost before its first quorum: it has none of
+    their steps. Healed from it, one group after the other would end as it finds nobody who is as far as the checkpoint."""
+    w = World(groups=2, spares=1).bring_up()
+    w.save(0, step=100)
+    w.round(1.0)
+    w.crash(0, step=100, commits=5)
+    w.round(1.0)
+    w.commit(1, step=3)
+    w.start_again(0)
+    assert (w.group(0).resume, w.group(0).checkpoint and w.group(0).checkpoint.step) == ("disk", 100)
+
+
+def test_beside_one_that_is_past_the_checkpoint_it_heals() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    w.save(0, step=100)
+    w.commit(1, step=101)
+    w.round(1.0)
+    w.crash(0, step=101, commits=5)
+    w.round(1.0)
+    w.start_again(0)
+    assert w.group(0).resume == "peers"

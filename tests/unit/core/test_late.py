@@ -208,3 +208,52 @@ def test_who_waits_for_nobody_that_comes_is_late_as_ever() -> None:
     w.start_again(1)
     assert after(w, 300.0, pause) <= TIMEOUT_S + 4.0
     assert (w.incident.kind, w.incident.group) == (Kind.START_TIMEOUT, 1)
+
+
+def refused(w: World) -> None:
+    """The engine gives group 1 no other node."""
+    w.report(0, phase="quorum")
+    for number in range(1, len(w.memory.allocations) + 1):
+        if f"run-a{number}" not in w.grants:
+            w.grant(number, "refused")
+    if w.group(1).phase == "fencing":
+        w.admit(1)
+
+
+def test_who_waits_for_a_group_that_nobody_brings_is_not_waited_for() -> None:
+    w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S).start_up()
+    w.report(0, phase="quorum")
+    w.round(20.0)
+    w.lapse(w.group(1).node)
+    found = kinds(w, 3 * TIMEOUT_S, refused)
+    assert (Kind.START_TIMEOUT, 0) in found or w.memory.phase != "running"
+
+
+@pytest.mark.parametrize("kind", ["crash", "error"])
+def test_nor_for_one_that_has_ended_and_is_left_so(kind: str) -> None:
+    w = World(groups=2, spares=0, min_groups=2, start_timeout_s=TIMEOUT_S, observe=(kind,)).bring_up()
+    if kind == "crash":
+        w.crash(1, step=50, commits=5)
+    else:
+        w.fail(1, error="ValueError: no", step=50, commits=5)
+    w.crash(0, step=50, commits=5) if kind == "error" else w.fail(0, error="ValueError: no", step=50, commits=5)
+    w.round(1.0)
+    w.round(1.0)
+    w.start_again(0)
+    began = w.now
+    while w.now < began + 3 * TIMEOUT_S and w.group(0).generation == 2:
+        w.report(0, phase="quorum")
+        w.round(5.0)
+    assert w.now - began <= TIMEOUT_S + 10.0
+
+
+def test_of_many_that_wait_a_few_are_named() -> None:
+    w = World(groups=14, spares=0, min_groups=14, start_timeout_s=TIMEOUT_S).start_up()
+
+    def seen(w: World) -> None:
+        for group in range(13):
+            w.report(group, phase="quorum")
+        w.report(13, phase="starting")
+
+    kinds(w, TIMEOUT_S - 5.0, seen)
+    assert "groups 0, 1, 2, 3, 4, 5, 6, 7 and 5 more wait in a quorum for more: 13 of the 14" in w.waits()

@@ -72,3 +72,27 @@ def test_what_a_program_says_of_itself_is_held_against_no_host() -> None:
         w.round()
         assert w.incident.rung == Rung.RESTART
         w.recover(1, step=30 + number)
+
+
+def test_what_follows_a_group_is_held_against_no_host() -> None:
+    w = World(groups=2, spares=1).bring_up()
+    assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
+    assert crashes(w) == Rung.REPLACE
+    assert [crashes(w) for _ in range(9)] == [Rung.RESTART] * 9
+    assert w.memory.cordons == {}
+    assert w.suspicions == []
+
+
+def test_a_host_that_was_freed_begins_anew() -> None:
+    w = World(groups=2, spares=0).bring_up()
+    node = w.group(1).node
+    assert [crashes(w) for _ in range(7)] == [Rung.RESTART] * 7
+    assert w.memory.cordons.keys() == {node}
+    w.cordons.clear()
+    w.suspicions.clear()
+    w.round(1.0)
+    assert w.memory.cordons == {}
+    assert [crashes(w) for _ in range(6)] == [Rung.RESTART] * 6
+    assert w.memory.cordons == {}
+    crashes(w)
+    assert w.memory.cordons.keys() == {node}

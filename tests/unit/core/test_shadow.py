@@ -258,6 +258,7 @@ def test_nobody_heals_from_it() -> None:
 def test_that_another_heals_from_a_group_which_is_only_silent_stays() -> None:
     w = World(groups=2, observe=("crash",)).bring_up()
     w.save(1, step=50)
+    w.commit(0, step=50)
     w.hear(0, "silent")
     w.round(1.0)
     w.fail(1, error="RuntimeError: x", step=50, commits=1)

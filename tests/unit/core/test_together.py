@@ -92,6 +92,7 @@ def test_a_run_is_not_halted_while_the_gate_hears_another_group_train() -> None:
     """The whole run is halted as `the program's fault` though the same program trains beside it (only its agent is away)."""
     w = World(groups=2, observe=("node_lost",)).bring_up()
     w.save(1, step=50)
+    w.commit(0, step=50)
     w.hear(0, "gone")
     w.lapse(w.group(0).node)
     w.round(1.0)
