@@ -252,7 +252,7 @@ def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
     if any(place is None for at in places.values() for place in at):
         return ()
     times = Counter(place for at in places.values() for place in dict.fromkeys(at))
-    shared = {place for place, n in times.items() if n > 1}
+    shared = {place for place, n in times.items() if place is not None and n > 1}
     odd = tuple(g for g, at in places.items() if set(at) - shared)
     others = sum(len(ranks) for g, ranks in stuck.items() if g not in odd)
     if len(odd) != 1 or others < OTHERS_AT_LEAST:
