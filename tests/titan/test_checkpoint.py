@@ -141,23 +141,16 @@ def test_without_peers_and_without_a_checkpoint_it_ends_too(groups: Groups) -> N
 
 
 @pytest.mark.trainers
-@pytest.mark.parametrize("before", [False, True])
-def test_a_checkpoint_that_others_save_while_it_waits_for_its_first_quorum_is_not_trained_past(
-    groups: Groups, before: bool
-) -> None:
-    """They were lost then, and would come back from there. One that was there before is no such thing: whoever started this rank has said
-    that it begins anew."""
-    if before:
-        folder(groups.run_dir, 50)
+def test_a_checkpoint_that_others_save_while_it_waits_for_its_first_quorum_is_not_trained_past(groups: Groups) -> None:
+    """They were lost then, and come back from there."""
     rank = groups.start(0, steps=2)
     eventually(lambda: rank.lines("constructed"), STEPS_WITHIN_S)
     rank.signal(signal.SIGSTOP)
     assert not rank.lines("quorum"), "stopped too late to say anything"
-    if not before:
-        folder(groups.run_dir, 50)
+    folder(groups.run_dir, 50)
     rank.signal(signal.SIGCONT)
-    assert rank.exit_code() == (0 if before else PEERS_GONE)
-    assert rank.step == (2 if before else 0)
+    assert rank.exit_code() == PEERS_GONE
+    assert not rank.lines("step")
 
 
 @pytest.mark.trainers
