@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def command(
 
     No second is of two incidents: the newest has what two might have, and what is no incident's has a row of its own.
     From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now.
-    Ends with 1 where the sums are not the run's time, or files of a node are not on this machine."""
+    Ends with 1 where the sums are not the run's time, or files of a node or of a generation that trained are not on this machine."""
     with sentences():
         found = of_run(folder)
     show(found, as_json, _Printed(found))
@@ -65,10 +66,12 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
         )
     folder = folder.resolve()
     system = next((s for s in map(system_folder, (folder, folder.parent)) if s.is_dir()), system_folder(folder.parent))
-    lasted = lasts(read_journal(journal), time.time() if now is None else now)
+    lines = list(read_journal(journal))
+    name = _name(lines, system) or folder.name
+    lasted = lasts(lines, time.time() if now is None else now)
     if lasted is None:
-        raise Fatal(f"run {folder.name}: nothing was decided yet: its journal has no decision")
-    history = read(folder.name, folder, system)
+        raise Fatal(f"run {name}: nothing was decided yet: its journal has no decision")
+    history = read(name, folder, system)
     span, in_flight_s = _span(history, lasted)
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}
     ettr, badput = ratios(ledgers.values())
@@ -76,7 +79,7 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     causes = totals(interval for intervals in ledgers.values() for interval in intervals)
     costs = of_incidents(history, ledgers)
     return {
-        "run": folder.name,
+        "run": name,
         "seconds": round(span.end - span.begin, 3),
         "begin_unix_s": span.begin,
         "phase": lasted.phase,
@@ -92,11 +95,21 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
         "no_incident_s": _seconds(_without(causes, costs.values())),
         "wrong": [
             *_not_here(history, system),
+            *_without_a_trace(history, system),
             *(f"{where} is no JSON" for where in history.unreadable),
             *does_not_add_up(history, ledgers, span),
             *_not_all_of_it(history, ledgers, lasted, in_flight_s),
         ],
     }
+
+
+def _name(lines: Iterable[Mapping[str, Any]], system: Path) -> str:
+    """Of the run, whatever its folder is called: by the first allocation that its journal asks for, else by its ranks' folders; empty:
+    neither says."""
+    keys = (str(action.get("key", "")) for line in lines for action in line.get("actions", ()))
+    found = next((match[1] for key in keys if (match := re.fullmatch(r"acquire:(.+)-a\d+", key))), "")
+    ranks = {path.name.rsplit(".", 3)[0] for path in system.glob("nodes/*/ranks/*.*.*.*")}
+    return found or (ranks.pop() if len(ranks) == 1 else "")
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,22 @@ def _not_here(history: History, system: Path) -> list[str]:
     nodes = {str(g.get("node") or "") for d in history.committed() for g in d.groups.values()} - {""}
     away = sorted(node for node in nodes if not (system / "nodes" / node).is_dir())
     return [f"node {n}: its files are not below {system}: what its groups did there counts as no process" for n in away]
+
+
+def _without_a_trace(history: History, system: Path) -> list[str]:
+    """Generations that have trained, by the journal, on a node whose files are here and tell nothing of them."""
+    known = {(p.group, p.generation) for p in (*history.processes, *history.steps)}
+    trained = {
+        (group, int(says["generation"]), str(says.get("node") or ""))
+        for d in history.committed()
+        for group, says in d.groups.items()
+        if says.get("phase") == "running"
+    }
+    return [
+        f"group {group} generation {generation}: it has trained, and there is no step file and no shim's line of it below {system}"
+        for group, generation, node in sorted(trained)
+        if (group, generation) not in known and (not node or (system / "nodes" / node).is_dir())
+    ]
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,50 @@ def test_files_that_are_on_another_machine_are_missed(folder: Path) -> None:
     assert "WRONG: node n3: its files are not below" in said.output
 
 
+def test_a_folder_may_be_called_as_one_likes(folder: Path) -> None:
+    """As a copy that is kept: the run's name is what its journal says, or its ranks' folders alone."""
+    whole = ledger.of_run(folder)
+    copy = folder.rename(folder.parent / "archived")
+    assert ledger.of_run(copy) == whole
+    (folder.parent / ".supervisor" / "nodes" / "n1" / "ranks" / "another.0.1.0").mkdir()
+    journal = copy / "journal.jsonl"
+    said = ledger.of_run(copy)
+    assert said["run"] == "archived", "two runs have ranks here"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    begins = next(line for line in lines if line["entry"] == "intent")
+    begins["actions"].append({"verb": "acquire", "key": f"acquire:{RUN}-a1", "reason": "the run starts"})
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ledger.of_run(copy) == whole
+
+
+def test_what_has_trained_and_left_no_file_is_missed(folder: Path) -> None:
+    """Nothing of it is counted as trained then."""
+    system = folder.parent / ".supervisor"
+    for path in system.glob("nodes/*/ranks"):
+        shutil.rmtree(path)
+    for path in system.glob("nodes/*/shim.jsonl"):
+        path.unlink()
+    said = asked(str(folder), "--json")
+    assert said.exit_code == 1
+    assert json.loads(said.output)["wrong"] == [
+        f"group {g} generation {n}: it has trained, and there is no step file and no shim's line of it below {system}"
+        for g, n in ((0, 1), (1, 1), (1, 2), (1, 3))
+    ]
+
+
+def test_what_was_only_started_may_have_left_none(folder: Path) -> None:
+    """Its node was lost before it had begun."""
+    with (folder / "journal.jsonl").open("a") as file:
+        about = {"t": 23.4, "epoch": 1, "decision": 9}
+        groups = {"0": {"generation": 2, "node": "n1", "phase": "starting"}}
+        acts = [{"verb": "start", "key": "start:0:2", "reason": "", "group": 0, "generation": 2}]
+        file.write(
+            json.dumps({**about, "entry": "intent", "phase": "running", "actions": acts, "groups": groups}) + "\n"
+        )
+        file.write(json.dumps({**about, "entry": "outcome", "refused": ""}) + "\n")
+    assert ledger.of_run(folder, now=24.0)["wrong"] == []
+
+
 def test_a_line_that_cannot_be_read_is_named_and_one_that_is_being_written_is_not(folder: Path) -> None:
     journal = folder / "journal.jsonl"
     whole = journal.read_text()
