@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -31,6 +33,9 @@ MOST = 3
 IN_FLIGHT = 2.0
 """Of a run that is not over, what has passed since the newest step is counted once that is so many ordinary steps ago."""
 
+SILENT_S = 300.0
+"""A run of which no file has said anything for so long, or twice as long as a trainer ever was silent, may have lost its supervisor."""
+
 ROUNDED_S = 0.0005
 """What is less is none: JSON has milliseconds."""
 
@@ -47,7 +52,8 @@ def command(
     """Where each second of each group went, and what each incident cost, from the files of a run; no etcd is asked.
 
     No second is of two incidents: the newest has what two might have, and what is no incident's has a row of its own.
-    From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now.
+    From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now,
+    or until it was last heard of, where no `supervisor up` of its folder lives and its files have been silent for minutes.
     Ends with 1 where the sums are not the run's time, or files of a node or of a generation that trained are not on this machine."""
     with sentences():
         found = of_run(folder)
@@ -72,6 +78,7 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     if lasted is None:
         raise Fatal(f"run {name}: nothing was decided yet: its journal has no decision")
     history = read(name, folder, system)
+    lasted = _heard(lasted, lines, history, system)
     span, in_flight_s = _span(history, lasted)
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}
     ettr, badput = ratios(ledgers.values())
@@ -84,6 +91,7 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
         "begin_unix_s": span.begin,
         "phase": lasted.phase,
         "over": lasted.over,
+        "silent_since_unix_s": lasted.until if lasted.silent else None,
         "ettr": round(ettr, 4),
         "badput": {cause: round(share, 4) for cause, share in badput.items()},
         "causes": _seconds(causes),
@@ -118,16 +126,18 @@ class Lasted:
 
     began: float
     until: float
-    """Its end; of one that is not over: now."""
+    """Its end; of one that is not over: now, or when it was last heard of."""
     phase: str
     over: bool
+    silent: bool = False
+    """Nothing was heard of it since."""
 
 
 def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     """From the first decision until the run had finished, was stopped or halted, and was not resumed; None: nothing was decided."""
     phases: list[tuple[float, str]] = []
     open_: tuple[float, str] | None = None
-    for line in lines:
+    for line in (line for line in lines if "t" in line):
         if line.get("entry") == "intent":
             phases += [open_] if open_ is not None else []  # its supervisor died before it could say
             open_ = (float(line["t"]), str(line.get("phase", "")))
@@ -142,10 +152,31 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     return Lasted(began, now if over is None else over, phase, over is not None)
 
 
+def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History, system: Path) -> Lasted:
+    """Of a run that is not over and that nobody supervises any more: until it was last heard of. What came later nobody knows."""
+    steps = [[line["t"] for line in s.lines if "t" in line] for s in history.steps]
+    longest_s = max((two - one for times in steps for one, two in itertools.pairwise(times)), default=0.0)
+    shims = (at for p in history.processes for at in (p.spawned, p.exited) if at is not None)
+    newest = max(itertools.chain((float(line.get("t") or 0.0) for line in lines), shims, *steps), default=lasted.began)
+    silent = lasted.until - newest > max(SILENT_S, 2 * longest_s) and not _is_up(system)
+    return lasted if lasted.over or not silent else replace(lasted, until=newest, silent=True)
+
+
+def _is_up(system: Path) -> bool:
+    """Whether a `supervisor up` of this folder lives on this machine: a run that stands still is silent, and costs all the same."""
+    for path in system.glob("up*.lock"):
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
 def _span(history: History, lasted: Lasted) -> tuple[Span, float]:
     """What is counted, and how long the newest step may be under way without being counted: what it becomes is not known yet."""
     steps = [line for s in history.steps for line in s.committed() if "start" in line]
-    if lasted.over or not steps:
+    if lasted.over or lasted.silent or not steps:
         return Span(lasted.began, lasted.until), 0.0
     newest, in_flight_s = max(line["t"] for line in steps), IN_FLIGHT * median(x["t"] - x["start"] for x in steps)
     goes_on = lasted.until - newest <= in_flight_s
@@ -209,6 +240,9 @@ class _Printed:
         found, groups = self.found, self.found["groups"]
         whole = sum(found["causes"].values()) or 1.0
         until = found["phase"] if found["over"] else "not over: until now"
+        if (since := found["silent_since_unix_s"]) is not None:
+            at = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            until = f"not over: nothing is heard of it since {at}; counted until then"
         yield f"run {found['run']}: {found['seconds']:.1f} s of {len(groups)} groups ({until}); ETTR {found['ettr']:.1%}"
         yield _table(
             ("cause", "group-seconds", "share"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
@@ -191,6 +192,28 @@ def test_what_stands_still_costs_until_now(folder: Path) -> None:
     assert early["wrong"] == late["wrong"] == []
 
 
+def test_what_nobody_supervises_is_counted_until_it_was_last_heard_of(folder: Path) -> None:
+    """Its machine lost its power: nobody knows what came of it."""
+    live(folder, 22.0)
+    found = ledger.of_run(folder, now=100_000.0)
+    assert (found["over"], found["silent_since_unix_s"], found["seconds"], found["wrong"]) == (False, 23.2, 22.2, [])
+    assert "nothing is heard of it since 1970-01-01 00:00:23 UTC; counted until then" in asked(str(folder)).output
+    with (folder.parent / ".supervisor" / "up.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = ledger.of_run(folder, now=100_000.0)
+        assert (found["silent_since_unix_s"], found["seconds"]) == (None, 99_999.0), "it stands still, as one paused"
+    assert ledger.of_run(folder, now=100_000.0)["seconds"] == 22.2
+
+
+def test_a_run_whose_trainers_are_silent_for_longer_at_times_is_heard_of(folder: Path) -> None:
+    live(folder, 22.0)
+    (steps,) = (folder.parent / ".supervisor").glob("nodes/n1/ranks/*/steps.jsonl")
+    with steps.open("a") as file:
+        file.write(json.dumps({"event": "evaluated", "start": 24.0, "t": 1024.0}) + "\n")
+    for now, silent in ((2900.0, None), (3200.0, 1024.0)):
+        assert ledger.of_run(folder, now=now)["silent_since_unix_s"] == silent
+
+
 def test_the_step_that_is_under_way_is_not_counted_yet(folder: Path) -> None:
     live(folder, 22.95)
     found = ledger.of_run(folder, now=24.0)
@@ -229,6 +252,7 @@ def test_a_decision_that_was_refused_ends_no_run() -> None:
     assert ledger.lasts(lines, 9.0) == ledger.Lasted(1.0, 9.0, "running", False)
     assert ledger.lasts(lines[:3], 9.0) == ledger.Lasted(1.0, 5.0, "halted", True)
     assert ledger.lasts([], 9.0) is None
+    assert ledger.lasts([{"entry": "intent", "phase": "running"}, *lines], 9.0) == ledger.lasts(lines, 9.0)
 
 
 def test_a_ledger_that_leaves_out_some_of_the_run_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
