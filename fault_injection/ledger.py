@@ -218,7 +218,7 @@ def _not_here(history: History, system: Path) -> list[str]:
 
 def _without_a_trace(history: History, system: Path) -> list[str]:
     """Generations that have trained, by the journal, on a node whose files are here and tell nothing of them."""
-    known = {(p.group, p.generation) for p in (*history.processes, *history.steps)}
+    known = {(p.group, p.generation) for p in history.processes} | {(s.group, s.generation) for s in history.steps}
     trained = {
         (group, int(says["generation"]), str(says.get("node") or ""))
         for d in history.committed()
