@@ -3,16 +3,22 @@
 Of its group: all from the last step that was committed before it until it was over, and what is computed again of the steps that were
 lost with it. Of the others: the steps that failed and the waits for a quorum meanwhile, what they stood still for one that hung, and
 what they waited for one that was slow. Where two may have a second, the one that began last has it.
+
+One for which nothing was started, as one that was only observed, has seconds until its group commits again: from then on it trains. What
+an ordinary step brings with it is nobody's.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 from fault_injection.badput import Window, windows
 from fault_injection.history import History
-from supervisor.core.ledger import Cause, Interval
+from supervisor.core.ledger import LONGER, Cause, Interval
 from supervisor.core.model import Kind
 
 TRAINED = (Kind.STRAGGLER, Kind.LEAVING)
@@ -20,6 +26,9 @@ TRAINED = (Kind.STRAGGLER, Kind.LEAVING)
 
 ROUTINE = (Cause.DATA, Cause.CHECKPOINT, Cause.EVALUATE, Cause.DIGEST)
 """What a step brings with it, or follows it, whatever befalls the group then."""
+
+IN_ANY_STEP = (*ROUTINE, Cause.QUORUM, Cause.OTHER)
+"""What a committed step of usual length takes beside computing."""
 
 WAITED = (Cause.QUORUM, Cause.FAILED_STEP)
 """What a group costs the others that go on."""
@@ -30,10 +39,11 @@ HELD_UP: Mapping[Cause, Kind] = {Cause.HUNG: Kind.HANG, Cause.STRAGGLING: Kind.S
 
 @dataclass(frozen=True)
 class _Share:
-    """An incident, and since when its group did not train for it; infinite: it trained on."""
+    """An incident, and since when and until when its group did not train for it; since infinite: it trained on."""
 
     window: Window
     since: float
+    over: float
 
     @property
     def id(self) -> str:
@@ -45,10 +55,10 @@ class _Share:
 
     @property
     def restarted(self) -> bool:
-        return bool(self.window.incident["generation_after"] > self.window.incident["generation_before"])
+        return _restarted(self.window.incident)
 
     def is_at(self, at: float) -> bool:
-        return self.since <= at < self.window.over
+        return self.since <= at < self.over
 
 
 def of_incidents(history: History, ledgers: Mapping[int, Sequence[Interval]]) -> dict[str, dict[Cause, float]]:
@@ -57,8 +67,9 @@ def of_incidents(history: History, ledgers: Mapping[int, Sequence[Interval]]) ->
     found: dict[str, dict[Cause, float]] = {share.id: {} for share in shares}
     for group, intervals in ledgers.items():
         own = [share for share in shares if share.group == group]
+        usual = _usual_steps(history, group)
         for interval in _cut(intervals, own):
-            whose = _whose(interval, group, own, shares)
+            whose = None if _is_usual(interval, usual) else _whose(interval, group, own, shares)
             if whose is not None:
                 seconds = found[whose.id]
                 seconds[interval.cause] = seconds.get(interval.cause, 0.0) + interval.seconds
@@ -69,20 +80,37 @@ def _share(history: History, window: Window) -> _Share:
     incident = window.incident
     first = window.acted if incident["kind"] in TRAINED else window.began
     if first == float("inf"):
-        return _Share(window, first)
-    commits = (
-        line["t"]
-        for steps in history.of_group(incident["group"])
-        if steps.generation == incident["generation_before"]
-        for line in steps.committed()
-        if line["t"] <= first
-    )
-    return _Share(window, max(commits, default=first))
+        return _Share(window, first, window.over)
+    of_group = history.of_group(incident["group"])
+    commits = [(line["t"], steps.generation) for steps in of_group for line in steps.committed()]
+    since = max((t for t, n in commits if n == incident["generation_before"] and t <= first), default=first)
+    again = () if _restarted(incident) else (t for t, _ in commits if t > first)
+    return _Share(window, since, min((window.over, *again)))
+
+
+def _restarted(incident: Mapping[str, Any]) -> bool:
+    return bool(incident["generation_after"] > incident["generation_before"])
+
+
+def _usual_steps(history: History, group: int) -> list[tuple[float, float]]:
+    """From when until when a group made each committed step that took no longer than an ordinary one."""
+    steps = [(x["start"], x["t"]) for s in history.of_group(group) for x in s.committed() if "start" in x]
+    ordinary_s = median(end - start for start, end in steps) if steps else 0.0
+    return sorted((start, end) for start, end in steps if end - start <= LONGER * ordinary_s)
+
+
+def _is_usual(interval: Interval, steps: Sequence[tuple[float, float]]) -> bool:
+    """Whether it would have been there without any incident."""
+    if interval.cause not in IN_ANY_STEP:
+        return False
+    at = (interval.start + interval.end) / 2
+    before = bisect(steps, (at, float("inf")))
+    return before > 0 and at < steps[before - 1][1]
 
 
 def _cut(intervals: Iterable[Interval], own: Sequence[_Share]) -> Iterator[Interval]:
     """The same seconds, so that an incident of the group has all of an interval, or none of it."""
-    ends = sorted({at for share in own for at in (share.since, share.window.began, share.window.over)})
+    ends = sorted({at for share in own for at in (share.since, share.window.began, share.over)})
     for interval in intervals:
         start = interval.start
         for at in (at for at in ends if interval.start < at < interval.end):
@@ -107,7 +135,7 @@ def _whose(interval: Interval, group: int, own: Sequence[_Share], shares: Sequen
     if cause not in WAITED:
         return None
     others = (s for s in shares if s.group != group)
-    return _newest(s for s in others if s.since < interval.end and s.window.over > interval.start)
+    return _newest(s for s in others if s.since < interval.end and s.over > interval.start)
 
 
 def _touches(share: _Share, interval: Interval) -> bool:

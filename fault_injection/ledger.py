@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -30,6 +33,9 @@ MOST = 3
 IN_FLIGHT = 2.0
 """Of a run that is not over, what has passed since the newest step is counted once that is so many ordinary steps ago."""
 
+SILENT_S = 300.0
+"""A run of which no file has said anything for so long, or twice as long as a trainer ever was silent, may have lost its supervisor."""
+
 ROUNDED_S = 0.0005
 """What is less is none: JSON has milliseconds."""
 
@@ -46,8 +52,9 @@ def command(
     """Where each second of each group went, and what each incident cost, from the files of a run; no etcd is asked.
 
     No second is of two incidents: the newest has what two might have, and what is no incident's has a row of its own.
-    From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now.
-    Ends with 1 where the sums are not the run's time, or files of a node are not on this machine."""
+    From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now,
+    or until it was last heard of, where no `supervisor up` of its folder lives and its files have been silent for minutes.
+    Ends with 1 where the sums are not the run's time, or files of a node or of a generation that trained are not on this machine."""
     with sentences():
         found = of_run(folder)
     show(found, as_json, _Printed(found))
@@ -65,10 +72,13 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
         )
     folder = folder.resolve()
     system = next((s for s in map(system_folder, (folder, folder.parent)) if s.is_dir()), system_folder(folder.parent))
-    lasted = lasts(read_journal(journal), time.time() if now is None else now)
+    lines = list(read_journal(journal))
+    name = _name(lines, system) or folder.name
+    lasted = lasts(lines, time.time() if now is None else now)
     if lasted is None:
-        raise Fatal(f"run {folder.name}: nothing was decided yet: its journal has no decision")
-    history = read(folder.name, folder, system)
+        raise Fatal(f"run {name}: nothing was decided yet: its journal has no decision")
+    history = read(name, folder, system)
+    lasted = _heard(lasted, lines, history, system)
     span, in_flight_s = _span(history, lasted)
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}
     ettr, badput = ratios(ledgers.values())
@@ -76,11 +86,12 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     causes = totals(interval for intervals in ledgers.values() for interval in intervals)
     costs = of_incidents(history, ledgers)
     return {
-        "run": folder.name,
+        "run": name,
         "seconds": round(span.end - span.begin, 3),
         "begin_unix_s": span.begin,
         "phase": lasted.phase,
         "over": lasted.over,
+        "silent_since_unix_s": lasted.until if lasted.silent else None,
         "ettr": round(ettr, 4),
         "badput": {cause: round(share, 4) for cause, share in badput.items()},
         "causes": _seconds(causes),
@@ -92,11 +103,21 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
         "no_incident_s": _seconds(_without(causes, costs.values())),
         "wrong": [
             *_not_here(history, system),
+            *_without_a_trace(history, system),
             *(f"{where} is no JSON" for where in history.unreadable),
             *does_not_add_up(history, ledgers, span),
             *_not_all_of_it(history, ledgers, lasted, in_flight_s),
         ],
     }
+
+
+def _name(lines: Iterable[Mapping[str, Any]], system: Path) -> str:
+    """Of the run, whatever its folder is called: by the first allocation that its journal asks for, else by its ranks' folders; empty:
+    neither says."""
+    keys = (str(action.get("key", "")) for line in lines for action in line.get("actions", ()))
+    found = next((match[1] for key in keys if (match := re.fullmatch(r"acquire:(.+)-a\d+", key))), "")
+    ranks = {path.name.rsplit(".", 3)[0] for path in system.glob("nodes/*/ranks/*.*.*.*")}
+    return found or (ranks.pop() if len(ranks) == 1 else "")
 
 
 @dataclass(frozen=True)
@@ -105,16 +126,18 @@ class Lasted:
 
     began: float
     until: float
-    """Its end; of one that is not over: now."""
+    """Its end; of one that is not over: now, or when it was last heard of."""
     phase: str
     over: bool
+    silent: bool = False
+    """Nothing was heard of it since."""
 
 
 def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     """From the first decision until the run had finished, was stopped or halted, and was not resumed; None: nothing was decided."""
     phases: list[tuple[float, str]] = []
     open_: tuple[float, str] | None = None
-    for line in lines:
+    for line in (line for line in lines if "t" in line):
         if line.get("entry") == "intent":
             phases += [open_] if open_ is not None else []  # its supervisor died before it could say
             open_ = (float(line["t"]), str(line.get("phase", "")))
@@ -129,10 +152,31 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     return Lasted(began, now if over is None else over, phase, over is not None)
 
 
+def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History, system: Path) -> Lasted:
+    """Of a run that is not over and that nobody supervises any more: until it was last heard of. What came later nobody knows."""
+    steps = [[line["t"] for line in s.lines if "t" in line] for s in history.steps]
+    longest_s = max((two - one for times in steps for one, two in itertools.pairwise(times)), default=0.0)
+    shims = (at for p in history.processes for at in (p.spawned, p.exited) if at is not None)
+    newest = max(itertools.chain((float(line.get("t") or 0.0) for line in lines), shims, *steps), default=lasted.began)
+    silent = lasted.until - newest > max(SILENT_S, 2 * longest_s) and not _is_up(system)
+    return lasted if lasted.over or not silent else replace(lasted, until=newest, silent=True)
+
+
+def _is_up(system: Path) -> bool:
+    """Whether a `supervisor up` of this folder lives on this machine: a run that stands still is silent, and costs all the same."""
+    for path in system.glob("up*.lock"):
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
 def _span(history: History, lasted: Lasted) -> tuple[Span, float]:
     """What is counted, and how long the newest step may be under way without being counted: what it becomes is not known yet."""
     steps = [line for s in history.steps for line in s.committed() if "start" in line]
-    if lasted.over or not steps:
+    if lasted.over or lasted.silent or not steps:
         return Span(lasted.began, lasted.until), 0.0
     newest, in_flight_s = max(line["t"] for line in steps), IN_FLIGHT * median(x["t"] - x["start"] for x in steps)
     goes_on = lasted.until - newest <= in_flight_s
@@ -172,6 +216,22 @@ def _not_here(history: History, system: Path) -> list[str]:
     return [f"node {n}: its files are not below {system}: what its groups did there counts as no process" for n in away]
 
 
+def _without_a_trace(history: History, system: Path) -> list[str]:
+    """Generations that have trained, by the journal, on a node whose files are here and tell nothing of them."""
+    known = {(p.group, p.generation) for p in history.processes} | {(s.group, s.generation) for s in history.steps}
+    trained = {
+        (group, int(says["generation"]), str(says.get("node") or ""))
+        for d in history.committed()
+        for group, says in d.groups.items()
+        if says.get("phase") == "running"
+    }
+    return [
+        f"group {group} generation {generation}: it has trained, and there is no step file and no shim's line of it below {system}"
+        for group, generation, node in sorted(trained)
+        if (group, generation) not in known and (not node or (system / "nodes" / node).is_dir())
+    ]
+
+
 @dataclass(frozen=True)
 class _Printed:
     found: dict[str, Any]
@@ -180,6 +240,9 @@ class _Printed:
         found, groups = self.found, self.found["groups"]
         whole = sum(found["causes"].values()) or 1.0
         until = found["phase"] if found["over"] else "not over: until now"
+        if (since := found["silent_since_unix_s"]) is not None:
+            at = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            until = f"not over: nothing is heard of it since {at}; counted until then"
         yield f"run {found['run']}: {found['seconds']:.1f} s of {len(groups)} groups ({until}); ETTR {found['ettr']:.1%}"
         yield _table(
             ("cause", "group-seconds", "share"),

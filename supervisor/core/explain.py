@@ -25,6 +25,10 @@ IN_PLACE = "restart in place: "
 """Begins the reason, among what was considered, for which a group was started again elsewhere after all."""
 
 
+FRAMES = 6
+"""Of a traceback those that are told, the newest; of a number that is not finite the one that found it."""
+
+
 def explain(
     incident: Incident, detected: str = "", became: Sequence[tuple[float, Kind]] = (), waits: Sequence[str] = ()
 ) -> list[str]:
@@ -45,11 +49,14 @@ def explain(
     if waits:
         lines += ["Why not at once:", *(f"  - {sentence}" for sentence in waits)]
     if incident.trace:
-        lines += ["The traceback:", *(f"  {line}" for line in incident.trace.splitlines())]
+        lines += _trace(incident)
     if incident.considered:
         lines += ["What else was considered:", *(f"  - {sentence}" for sentence in incident.considered)]
     if incident.costs:
-        lines += ["What each would cost, in lost group-seconds:", *(f"  - {sentence}" for sentence in incident.costs)]
+        lines += [
+            "What each would cost, in lost group-seconds until it steps again:",
+            *(f"  - {sentence}" for sentence in incident.costs),
+        ]
     lines += ["", f"State: {incident.state}."]
     if incident.generation_after != incident.generation_before:
         lines.append(f"Generation {incident.generation_before} -> {incident.generation_after}.")
@@ -92,6 +99,15 @@ def started(incident: Incident) -> bool:
     return incident.generation_after > incident.generation_before
 
 
+def _trace(incident: Incident) -> list[str]:
+    lines = incident.trace.splitlines()
+    frames = [n for n, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    left_out = max(0, len(frames) - (1 if incident.kind == Kind.NUMERICS else FRAMES))
+    told = lines[frames[left_out] :] if left_out else lines
+    without = f", without its {left_out} oldest of {len(frames)} frames (--json has all)" if left_out else ""
+    return [f"The traceback{without}:", *(f"  {line}" for line in told)]
+
+
 def _rank(incident: Incident) -> str:
     return f", rank {incident.rank}," if incident.rank is not None else ""
 
@@ -125,10 +141,8 @@ def done(incident: Incident) -> list[str]:
     rung = named(incident.rung)
     if incident.shadow:
         ends = {"recovered": "It recovered by itself.", "halted": "It did not recover by itself."}
-        return [
-            f"What would have been done: {rung}. The policy was only to observe.",
-            f"  {ends.get(incident.state, '')}",
-        ]
+        said = [f"  {ends[incident.state]}"] if incident.state in ends else []
+        return [f"What would have been done: {rung}. The policy was only to observe.", *said]
     done = DONE[incident.rung]
     if incident.rung == Rung.REPLACE and (incident.followed or incident.kind == Kind.LEAVING):
         done = FOLLOWED if incident.followed else LEFT

@@ -499,7 +499,7 @@ class Incident:
     considered: tuple[str, ...] = ()
     """What else could have been done, and why it was not."""
     costs: tuple[str, ...] = ()
-    """What each thing that could be done would cost, in lost group-seconds, when it was decided."""
+    """What each thing that could be done would cost, in lost group-seconds until it steps again, when it was decided."""
     state: Literal["open", "acting", "recovered", "halted"] = "open"
     opened: float = 0.0
     decided: float | None = None

@@ -49,13 +49,15 @@ class Decided:
     input: str
     """Digest of what was decided on; empty: none is kept."""
     known: bool
-    """The journal says that it took effect."""
+    """It took effect: the journal says so, or a later decision was made on it, or etcd has its digest."""
     then: Answer
     """All of it, for the comparison."""
     own: tuple[Action, ...]
     """Its actions that are about the incident."""
     waits: tuple[str, ...] = ()
     """Why nothing was done about it yet."""
+    cut_off: bool = False
+    """Its supervisor ended before it wrote what came of it: its input was not written either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class Why:
 
 def why(incident: Incident, journal: Path, digests: tuple[Digest, ...] = ()) -> Why:
     """Reads the journal, and asks `decide` again on each recorded input. Raises OSError when a file cannot be read."""
-    decided = tuple(_decided(journal, incident.id))
+    decided = tuple(_decided(journal, incident.id, {d.decision: d.epoch for d in digests}))
     kept = inputs.find(journal.parent, {d.input for d in decided if d.input})
     again = tuple(_again(d, kept.get(d.input), journal) for d in decided)
     told = Why(incident=incident, journal=str(journal), decided=decided, again=again, digests=digests)
@@ -167,23 +169,52 @@ def _lines(journal: Path, *words: str) -> Iterator[dict[str, Any]]:
                     yield body
 
 
-def _decided(journal: Path, incident: str) -> Iterator[Decided]:
-    """In the journal's order, without those that were refused."""
-    waiting: dict[tuple[int, int], Decided] = {}
-    for line in _lines(journal, f'"{incident}"', '"entry":"outcome"'):
+def _decided(journal: Path, incident: str, made: Mapping[int, int]) -> list[Decided]:
+    """In the order in which they were made, without those that were refused. `made`: decision -> epoch, of those in etcd.
+
+    One without an outcome, whose supervisor ended or whose store went away, took effect if a later one was made on it. It did not
+    if its number came again."""
+    open_: dict[tuple[int, int], int] = {}
+    without: dict[int, tuple[int, Decided | None]] = {}
+    found: list[Decided] = []
+    told: set[int] = set()
+    reached = 0
+    for at, line in enumerate(_lines(journal, '"entry":"intent"', '"entry":"outcome"', '"event":"outcome_unknown"')):
         place = (line.get("epoch", 0), line.get("decision", 0))
-        if line.get("entry") == "outcome":
-            known = waiting.pop(place, None)
-            if known is not None and not line.get("refused"):
-                yield replace(known, known=True)
-        elif line.get("entry") == "intent":
-            then = _answer(line)
-            own = tuple(a for a in then.actions if a.incident == incident)
-            state = next((i for i in then.incidents if i.id == incident), None)
-            if own or state is not None:
-                waits = _waits(line, state) if state is not None and state.decided is None else ()
-                waiting[place] = replace(_one(line, then, own), waits=waits)
-    yield from waiting.values()
+        if line.get("entry") == "intent":
+            reached = max(reached, place[1] - 1)
+            open_.pop(place, None)
+            if line.get("actions") or line.get("incidents"):  # one that only waits has the number of the one before it
+                open_[place] = at
+                without[at] = (place[1], _about(line, incident))
+        elif line.get("entry") == "outcome":
+            _, one = without.pop(open_.pop(place, -1), (0, None))
+            if not line.get("refused"):
+                reached = max(reached, place[1])
+                told.add(place[1])
+                found += [] if one is None else [replace(one, known=True, cut_off=False)]
+        elif (one := without.get(open_.get(place, -1), (0, None))[1]) is not None:
+            without[open_[place]] = (
+                place[1],
+                replace(one, cut_off=False),
+            )  # the store went away, its supervisor went on
+    for number, one in dict(without.values()).items():  # of each number the newest
+        if one is not None and number not in told and made.get(number, one.epoch) == one.epoch:
+            found.append(replace(one, known=number <= reached or number in made))
+    return sorted(found, key=lambda d: (d.epoch, d.decision))
+
+
+def _about(line: Mapping[str, Any], incident: str) -> Decided | None:
+    """What an intent says of an incident; None: it is about something else."""
+    if not any(i.get("id") == incident for i in line.get("incidents", ())) and not any(
+        a.get("incident") == incident for a in line.get("actions", ())
+    ):
+        return None
+    then = _answer(line)
+    state = next((i for i in then.incidents if i.id == incident), None)
+    waits = _waits(line, state) if state is not None and state.decided is None else ()
+    own = tuple(a for a in then.actions if a.incident == incident)
+    return replace(_one(line, then, own), waits=waits)
 
 
 def _one(line: Mapping[str, Any], then: Answer, own: tuple[Action, ...]) -> Decided:
@@ -197,6 +228,7 @@ def _one(line: Mapping[str, Any], then: Answer, own: tuple[Action, ...]) -> Deci
         known=False,
         then=then,
         own=own,
+        cut_off=True,
     )
 
 
@@ -236,6 +268,8 @@ def _again(decided: Decided, kept: inputs.Kept | inputs.LostInput | None, journa
         reason = str(kept)
     elif not decided.input:
         reason = "the journal names no input of it: an older version wrote it, which kept none"
+    elif decided.cut_off:
+        reason = "its input was not written: its supervisor ended as it decided"
     else:
         reason = (
             f"its input is not in {journal.parent} any more: the newest {2 * inputs.BYTES >> 20} MiB are kept there; "

@@ -232,7 +232,7 @@ function drawSpent() {
   });
 }
 
-const PARTS = [["What was seen", "seen"], ["What else was considered, and why not", "considered"], ["What each would cost, in lost group-seconds", "costs"]];
+const PARTS = [["What was seen", "seen"], ["What else was considered, and why not", "considered"], ["What each would cost, in lost group-seconds until it steps again", "costs"]];
 function drawIncidents() {
   const of = state.incidents, ids = Object.keys(of).sort((a, b) => of[b].open - of[a].open || of[b].order - of[a].order || b.localeCompare(a, "en", { numeric: true }));
   say($("incidents-sum"), ids.length ? `${state.incidents_all} so far, ${ids.filter((id) => of[id].open).length} open. They cost ${lasted(state.lost_s)} of group time so far: of each, from when its group was lost until it trained again, or until now.` : "None so far.");

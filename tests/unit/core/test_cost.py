@@ -52,7 +52,7 @@ def test_what_was_measured_is_told_in_group_seconds() -> None:
         "reallocate: about 43 (43.0 s x 1 group, 40.0 s until an allocation came, 3.0 s to start)",
         "going on with 3 of 4 groups: 1 a second",
     )
-    assert "What each would cost, in lost group-seconds:" in explain(w.incident)
+    assert "What each would cost, in lost group-seconds until it steps again:" in explain(w.incident)
 
 
 def test_one_that_is_slow_and_only_observed_is_not_counted_as_lost() -> None:

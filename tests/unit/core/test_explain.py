@@ -67,6 +67,26 @@ def test_it_shows_the_traceback_of_an_error() -> None:
     assert "The traceback:" not in explain(INCIDENT)
 
 
+@pytest.mark.parametrize(("kind", "told"), [(Kind.ERROR, 6), (Kind.NUMERICS, 1)])
+def test_of_a_long_traceback_it_shows_the_newest_frames(kind: Kind, told: int) -> None:
+    """Of a number that is not finite the last one alone: how it came there is the same of each."""
+    frames = [part for n in range(9) for part in (f'  File "/x.py", line {n}, in f', f"    g({n})")]
+    trace = "\n".join(["Traceback (most recent call last):", *frames, "NotFinite: loss is nan"])
+    lines = explain(replace(INCIDENT, kind=kind, trace=trace))
+    at = lines.index(f"The traceback, without its {9 - told} oldest of 9 frames (--json has all):")
+    shown = [*frames[-2 * told :], "NotFinite: loss is nan"]
+    assert lines[at + 1 :][: len(shown)] == [f"  {line}" for line in shown]
+    assert not any("line 2," in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("state", "more"), [("open", []), ("acting", []), ("recovered", ["  It recovered by itself."])]
+)
+def test_what_was_only_observed_says_how_it_ended_once_it_has(state: str, more: list[str]) -> None:
+    told = done(replace(INCIDENT, shadow=True, state=state))
+    assert told == ["What would have been done: rung 2 (replace). The policy was only to observe.", *more]
+
+
 def test_what_has_not_happened_is_not_told() -> None:
     text = "\n".join(explain(FRESH))
     assert "on node -" in text

@@ -153,6 +153,50 @@ def test_a_group_that_is_slow_costs_only_what_is_beyond_an_ordinary_step_until_i
     assert costs == {"i1": {Cause.STRAGGLING: pytest.approx(4.0)}}
 
 
+def observed(folder: Path, lost: tuple[float, ...] = ()) -> Files:
+    """Two groups train from 5 s to 195 s, and a fault of group 1's GPU is only observed from 12 s on. Steps that end at one of `lost`
+    are not there: the group stands still, and the other waits."""
+    f = Files(folder)
+    f.decide(1.0, 1, {0: 1, 1: 1}, [place(0, 1, "n1"), place(1, 1, "n2")])
+    f.decide(12.0, 2, {0: 1, 1: 1}, [], [incident("i1", "gpu", 1, 1, 1, "open", shadow=True)])
+    parts = {"data": 0.1875, "quorum": 0.1875, "compute": 0.5, "other": 0.125}
+    for group, node in ((0, "n1"), (1, "n2")):
+        f.shims[node] = []
+        f.shim(2.0, "spawned", node, group, 1)
+        each = [{**x, "seconds": parts} for x in seconds(5.0, 1, 190) if x["t"] not in lost]
+        waits = [line("quorum", t - 1.0, t) for t in lost if group == 0]
+        f.steps[node, group, 1] = [line("start", 2.0, 5.0), *sorted([*each, *waits], key=lambda x: x["t"])]
+    return f
+
+
+def test_what_was_only_observed_costs_nothing_while_its_group_trains(tmp_path: Path) -> None:
+    """It stays open: the data, the quorums and the rest of all steps are theirs."""
+    history = observed(tmp_path).history()
+    assert no_second_twice(history, ledgers_of(history, Span(2.0, 195.0))) == {"i1": {}}
+
+
+def test_it_costs_what_its_group_stood_still_for(tmp_path: Path) -> None:
+    history = observed(tmp_path, lost=(13.0, 14.0, 50.0)).history()
+    costs = no_second_twice(history, ledgers_of(history, Span(2.0, 195.0)))
+    assert sum(costs["i1"].values()) == pytest.approx(2 + 2), (
+        "what befell it later, when it had trained again, is not of it"
+    )
+    assert costs["i1"][Cause.QUORUM] == pytest.approx(2.0)
+
+
+def test_an_ordinary_steps_quorum_is_of_no_incident(tmp_path: Path) -> None:
+    """Of the others, which go on while a group is restarted: only what they wait beyond."""
+    f = story(tmp_path)
+    for (node, _, _), lines in f.steps.items():
+        for x in lines:
+            if node == "n1" and x["event"] == "step" and x["committed"]:
+                x["seconds"] = {"quorum": 0.25, "compute": 0.75}
+    history = f.history()
+    costs = no_second_twice(history, ledgers_of(history, Span(1.0, 23.0)))
+    assert Cause.QUORUM not in costs["i1"]
+    assert costs["i2"][Cause.QUORUM] == pytest.approx(0.5), "of the step that took two seconds"
+
+
 def test_what_a_group_left_of_its_own_will_costs_from_then_on(tmp_path: Path) -> None:
     """Its node is to be taken away: it trains until it moves."""
     f = crash(tmp_path)

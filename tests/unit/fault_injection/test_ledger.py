@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
@@ -100,6 +101,50 @@ def test_files_that_are_on_another_machine_are_missed(folder: Path) -> None:
     assert "WRONG: node n3: its files are not below" in said.output
 
 
+def test_a_folder_may_be_called_as_one_likes(folder: Path) -> None:
+    """As a copy that is kept: the run's name is what its journal says, or its ranks' folders alone."""
+    whole = ledger.of_run(folder)
+    copy = folder.rename(folder.parent / "archived")
+    assert ledger.of_run(copy) == whole
+    (folder.parent / ".supervisor" / "nodes" / "n1" / "ranks" / "another.0.1.0").mkdir()
+    journal = copy / "journal.jsonl"
+    said = ledger.of_run(copy)
+    assert said["run"] == "archived", "two runs have ranks here"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    begins = next(line for line in lines if line["entry"] == "intent")
+    begins["actions"].append({"verb": "acquire", "key": f"acquire:{RUN}-a1", "reason": "the run starts"})
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ledger.of_run(copy) == whole
+
+
+def test_what_has_trained_and_left_no_file_is_missed(folder: Path) -> None:
+    """Nothing of it is counted as trained then."""
+    system = folder.parent / ".supervisor"
+    for path in system.glob("nodes/*/ranks"):
+        shutil.rmtree(path)
+    for path in system.glob("nodes/*/shim.jsonl"):
+        path.unlink()
+    said = asked(str(folder), "--json")
+    assert said.exit_code == 1
+    assert json.loads(said.output)["wrong"] == [
+        f"group {g} generation {n}: it has trained, and there is no step file and no shim's line of it below {system}"
+        for g, n in ((0, 1), (1, 1), (1, 2), (1, 3))
+    ]
+
+
+def test_what_was_only_started_may_have_left_none(folder: Path) -> None:
+    """Its node was lost before it had begun."""
+    with (folder / "journal.jsonl").open("a") as file:
+        about = {"t": 23.4, "epoch": 1, "decision": 9}
+        groups = {"0": {"generation": 2, "node": "n1", "phase": "starting"}}
+        acts = [{"verb": "start", "key": "start:0:2", "reason": "", "group": 0, "generation": 2}]
+        file.write(
+            json.dumps({**about, "entry": "intent", "phase": "running", "actions": acts, "groups": groups}) + "\n"
+        )
+        file.write(json.dumps({**about, "entry": "outcome", "refused": ""}) + "\n")
+    assert ledger.of_run(folder, now=24.0)["wrong"] == []
+
+
 def test_a_line_that_cannot_be_read_is_named_and_one_that_is_being_written_is_not(folder: Path) -> None:
     journal = folder / "journal.jsonl"
     whole = journal.read_text()
@@ -147,6 +192,28 @@ def test_what_stands_still_costs_until_now(folder: Path) -> None:
     assert early["wrong"] == late["wrong"] == []
 
 
+def test_what_nobody_supervises_is_counted_until_it_was_last_heard_of(folder: Path) -> None:
+    """Its machine lost its power: nobody knows what came of it."""
+    live(folder, 22.0)
+    found = ledger.of_run(folder, now=100_000.0)
+    assert (found["over"], found["silent_since_unix_s"], found["seconds"], found["wrong"]) == (False, 23.2, 22.2, [])
+    assert "nothing is heard of it since 1970-01-01 00:00:23 UTC; counted until then" in asked(str(folder)).output
+    with (folder.parent / ".supervisor" / "up.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = ledger.of_run(folder, now=100_000.0)
+        assert (found["silent_since_unix_s"], found["seconds"]) == (None, 99_999.0), "it stands still, as one paused"
+    assert ledger.of_run(folder, now=100_000.0)["seconds"] == 22.2
+
+
+def test_a_run_whose_trainers_are_silent_for_longer_at_times_is_heard_of(folder: Path) -> None:
+    live(folder, 22.0)
+    (steps,) = (folder.parent / ".supervisor").glob("nodes/n1/ranks/*/steps.jsonl")
+    with steps.open("a") as file:
+        file.write(json.dumps({"event": "evaluated", "start": 24.0, "t": 1024.0}) + "\n")
+    for now, silent in ((2900.0, None), (3200.0, 1024.0)):
+        assert ledger.of_run(folder, now=now)["silent_since_unix_s"] == silent
+
+
 def test_the_step_that_is_under_way_is_not_counted_yet(folder: Path) -> None:
     live(folder, 22.95)
     found = ledger.of_run(folder, now=24.0)
@@ -185,6 +252,7 @@ def test_a_decision_that_was_refused_ends_no_run() -> None:
     assert ledger.lasts(lines, 9.0) == ledger.Lasted(1.0, 9.0, "running", False)
     assert ledger.lasts(lines[:3], 9.0) == ledger.Lasted(1.0, 5.0, "halted", True)
     assert ledger.lasts([], 9.0) is None
+    assert ledger.lasts([{"entry": "intent", "phase": "running"}, *lines], 9.0) == ledger.lasts(lines, 9.0)
 
 
 def test_a_ledger_that_leaves_out_some_of_the_run_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

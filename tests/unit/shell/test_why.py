@@ -40,6 +40,9 @@ class Journaled(World):
         super().__init__(**about)
         self.journal = Journal(folder / "journal.jsonl")
         self.keep_inputs = True
+        self.epoch = EPOCH
+        self.dies = False
+        """At the failpoint `committed`, in the next round with a decision."""
         self.digests: dict[str, bytes] = {}
 
     def round(self, after: float = 0.0) -> Decision:
@@ -48,11 +51,17 @@ class Journaled(World):
         told = decision.incidents or any(a.verb not in ROUTINE for a in decision.actions)
         given = self.journal.take(self.observed_then(), self.spec, before) if told and self.keep_inputs else None
         if decision.memory is not before:
-            self.journal.intent(EPOCH, self.observed_then(), decision, before, given, 3)
-            self.journal.outcome(EPOCH, decision.memory.decisions, self.rounds)
+            self.journal.intent(self.epoch, self.observed_then(), decision, before, given, 3)
         if given is not None:
-            by = projection.Decider(EPOCH, "head", program(), 3)
+            by = projection.Decider(self.epoch, "head", program(), 3)
             self.digests |= projection.digest_record("run", decision, by, given.digest)
+        if decision.memory is not before and self.dies:
+            self.epoch, self.dies = self.epoch + 30, False
+            self.journal.event("term", epoch=self.epoch)
+            return decision
+        if decision.memory is not before:
+            self.journal.outcome(self.epoch, decision.memory.decisions, self.rounds)
+        if given is not None:
             self.journal.keep(given)
         return decision
 
@@ -245,6 +254,81 @@ def test_one_without_an_outcome_is_told_with_a_doubt(tmp_path: Path) -> None:
     told = why.why(world.incident, path)
     assert [d.known for d in told.decided] == [True, False]
     assert "whether it took effect is not in the journal" in page(world)
+
+
+def killed(folder: Path) -> Journaled:
+    """A group crashed, and the supervisor was killed once it had committed what to do: the next one went on."""
+    world = Journaled(folder)
+    world.bring_up()
+    world.crash(1)
+    world.dies = True
+    world.round(1.0)
+    assert world.epoch > EPOCH
+    world.recover(1)
+    while world.memory.incidents:
+        world.round(1.0)
+    return world
+
+
+def append(path: Path, *lines: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+
+def test_one_whose_supervisor_was_killed_as_it_decided_is_told_from_the_one_journal_that_there_is(
+    tmp_path: Path,
+) -> None:
+    world = killed(tmp_path)
+    told = why.why(world.incident, world.journal.path)
+    first, second = told.decided
+    assert (first.epoch, second.epoch) == (EPOCH, EPOCH + 30), "in the order in which they were made"
+    assert (first.known, second.known) == (True, True), "the second one was made on the first"
+    assert told.gaps == ()
+    text = "\n".join(why.page(told))
+    at = datetime.fromtimestamp(why.seen(world.journal.path)["i1"], UTC)
+    assert f"detected  {at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 10000:02d} UTC" in text
+    assert "another machine" not in text
+    assert "whether it took effect" not in text
+    ended = "its input was not written: its supervisor ended as it decided"
+    assert f"not known (decision {first.decision}): {ended}." in text
+    assert f"the same answer (decision {second.decision})." in text
+    assert not told.same
+
+
+def test_what_was_not_committed_when_its_supervisor_was_killed_was_not_decided(tmp_path: Path) -> None:
+    """The next one gave its number again: here, or on another machine, as its digest in etcd says."""
+    world = killed(tmp_path)
+    path = world.journal.path
+    first, second = why.why(world.incident, path).decided
+    digests = why.digests(mirror_of(world.digests), "run", world.incident.id)
+    anew = tuple(replace(d, epoch=EPOCH + 9) if d.decision == first.decision else d for d in digests)
+    assert [d.decision for d in why.why(world.incident, path, anew).decided] == [second.decision]
+    about = {"t": 1.0, "epoch": EPOCH + 9, "decision": first.decision}
+    waits = {**about, "entry": "intent", "waits": ["group 1: it is started"]}
+    append(path, waits)
+    assert len(why.why(world.incident, path).decided) == 2, "one that only waits has the number of the one before it"
+    append(path, {**about, "entry": "intent"}, {**about, "entry": "outcome", "refused": ""})
+    assert [d.decision for d in why.why(world.incident, path).decided] == [second.decision]
+
+
+def test_what_a_store_that_went_away_left_open_has_its_input(tmp_path: Path) -> None:
+    """Its supervisor went on, and kept it: that it is not there has another reason."""
+    world = killed(tmp_path)
+    first = why.why(world.incident, world.journal.path).decided[0]
+    path = world.journal.path
+    append(path, {"entry": "event", "event": "outcome_unknown", "epoch": first.epoch, "decision": first.decision})
+    assert "any more: the newest" in page(world)
+
+
+def test_one_of_which_nothing_is_told_but_etcds_digest_took_effect(tmp_path: Path) -> None:
+    world = Journaled(tmp_path)
+    world.bring_up()
+    world.crash(1)
+    world.dies = True
+    world.round(1.0)
+    digests = why.digests(mirror_of(world.digests), "run", world.incident.id)
+    assert [d.known for d in why.why(world.incident, world.journal.path).decided] == [False]
+    assert [d.known for d in why.why(world.incident, world.journal.path, digests).decided] == [True]
 
 
 def test_without_a_journal_etcds_digests_say_where_it_is(tmp_path: Path) -> None:
