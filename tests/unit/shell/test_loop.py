@@ -326,10 +326,12 @@ def test_when_each_term_was_is_told_over_all_terms(
     step(second, loop.ACCOUNT_S)
     account = store.get(keys.account("run"))
     assert account is not None
-    (one, offset), (two, later) = decode(account.value, Account).clocks
+    found = decode(account.value, Account)
+    (one, offset), (two, later) = found.clocks
     assert (one, two) == (MEMORY.clock, written)
     assert offset == pytest.approx(5000.0 - MEMORY.clock)
     assert later == pytest.approx(5000.0 + began - written)
+    assert found.stood == ((written, pytest.approx(began - (written - MEMORY.clock))),), "as long as nobody led"
     intents = [line for line in read(tmp_path / "journal.jsonl") if line.get("entry") == "intent"]
     assert all(line["t"] - line["now"] == pytest.approx(offset, abs=0.01) for line in intents if line["now"] <= written)
 
