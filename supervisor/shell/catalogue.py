@@ -156,7 +156,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("trainer_quorum_participants", "groups", _GROUP, "Groups that stepped in the newest quorum."),
     _gauge("trainer_quorum_id", "id", _GROUP, "Id of the newest quorum: it only grows."),
     _counter("trainer_seconds_total", "seconds", ("run", "group", ("cause", CAUSES)), "Seconds of its processes that this agent saw, each under one cause of the ledger."),
-    _histogram("trainer_heal_seconds", ("run",), "How long a group took to load its peers' state, at its start.", SECONDS_BUCKETS),
+    _histogram("trainer_heal_seconds", ("run",), "How long a group took to load its peers' state, at its start: once for each start, whether its agent starts again or not.", SECONDS_BUCKETS),
     # --- a rank ---
     _gauge("trainer_up", "bool", _RANK, "1 while the process runs."),
     _gauge("trainer_step_seconds", "seconds", (*_RANK, ("phase", STEP_PHASES)), "Length of the newest step by phase: data, compute, and the wait for others."),
