@@ -11,7 +11,6 @@ from supervisor.core import budget as budgets
 from supervisor.core import explain
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Kind, Memory, Rung
-from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
 from supervisor.shell.lasted import lasted_s
@@ -156,7 +155,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
         "epoch": found.epoch,
         "lighthouse": _lighthouse(found.lighthouse),
         "lit": found.lighthouse.state == "open",
-        "over": found.phase in ENDED or (bool(found.groups) and all(g.phase == "finished" for g in found.groups)),
+        "over": _is_over(found),
     }
     if newest is not None and newest.loss is not None:
         # a loss that is not finite is no JSON
@@ -164,6 +163,14 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
     if memory.checkpoint is not None:
         numbers["checkpoint"] = memory.checkpoint.step
     return numbers
+
+
+def _is_over(found: RunStatus) -> bool:
+    """Whether nothing comes of it any more. One that is halted waits for a person, who asks what it would resume from, and where."""
+    if found.phase in ("halted", "resuming"):
+        return False
+    ended = bool(found.groups) and all(g.phase == "finished" for g in found.groups)
+    return ended or found.phase in ("finished", "stopped")
 
 
 def _process(leader: str) -> str:

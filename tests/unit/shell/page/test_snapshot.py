@@ -205,6 +205,7 @@ def test_a_halted_run_needs_a_person() -> None:
     assert found["get_up"]["level"] == "now"
     assert "ValueError: a bad batch" in found["get_up"]["why"][0]
     assert 'supervisor resume run --because "..."' in found["get_up"]["why"][0]
+    assert not found["numbers"]["over"], "whether there is a checkpoint is asked before it is resumed"
     assert words(found, 0) == ["ended", "ended"]
 
 
