@@ -32,6 +32,9 @@ STEPS, AT_LEAST_S = 3.0, 10.0
 """A rank that takes longer for a step than so many of its own, and than so many seconds, has no throughput now: it hangs, waits,
 evaluates or saves."""
 
+JUST_STARTED = 2
+"""A process of which the first that is heard is of no later step has healed within the last moments, if it has."""
+
 _COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": "failed_commits"}
 
 
@@ -124,7 +127,8 @@ class Exporter:
             more_s = max(0.0, seconds - (before.seconds.get(cause, 0.0) if before is not None else 0.0))
             known = cause if cause in CAUSES else "other"  # of a trainer that is newer than this agent
             self._metrics.counter("trainer_seconds_total", **group, cause=known).inc(more_s)
-            first = before is None or before.commits == 0  # later it waits while others heal
+            # later it waits while others heal; and a heal of long ago is none that this agent has seen
+            first = progress.commits <= JUST_STARTED if before is None else before.commits == 0
             if cause == "heal" and more_s > 0 and first and progress.healed:
                 self._metrics.histogram("trainer_heal_seconds", run=progress.run).observe(more_s)
 

@@ -87,8 +87,8 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             name="EttrLow",
             expression=f'sum by (run) (increase({group_seconds}{{cause="productive"}}[{hour}]))\n'
             f"/ sum by (run) (increase({group_seconds}[{hour}])) < {ETTR_BOUND}\n"
-            # what passed before its first groups were started, in a queue, is no hour in which it was to train
-            f"and on (run) min_over_time((max by (run) (supervisor_generation))[{hour}:]) > 0",
+            # an hour ago its first groups were started: what passed before, in a queue, is no time in which it was to train
+            f"and on (run) max_over_time((max by (run) (supervisor_generation))[{recent}:] offset {hour}) > 0",
             for_s=30 * MINUTE_S,
             summary="run {{ $labels.run }} trained in only {{ $value | humanizePercentage }} of its last hour",
         ),

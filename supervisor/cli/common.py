@@ -94,7 +94,7 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
         try:
             store = connect(endpoints, security=checked(security or up_module.security_of(home), endpoints))
         except Retryable as error:
-            if etcd or endpoints != [DEFAULT]:
+            if etcd or up_module.endpoints_of(home):
                 raise
             raise Fatal(_nobody_said(home)) from error
         try:
@@ -105,9 +105,10 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
 
 def _nobody_said(home: Path) -> str:
     return (
-        f"no `supervisor up` runs in {home}, and no etcd answers at {DEFAULT}, where one is by default: give --home of one that "
-        "runs, or --etcd, or set SUPERVISOR_ETCD; only for a first run: `supervisor up` starts one. What a run did whose etcd has "
-        f"gone is in its files: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
+        # one without nodes of its own tells nobody: its etcd is another's
+        f"no `supervisor up` in {home} tells where its etcd is, and none answers at {DEFAULT}, where one is by default: "
+        "give --home of one that runs, or --etcd, or set SUPERVISOR_ETCD; only for a first run: `supervisor up` starts one. "
+        f"What a run did whose etcd has gone is in its files: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
     )
 
 

@@ -85,7 +85,8 @@ def incidents(
             found = [incident for incident in found if incident.shadow]
         seen = why_module.seen(Path(record.run_dir) / "journal.jsonl")
         told = [{**status.as_json(i), "seen_unix_s": seen.get(i.id)} for i in found]
-        show(told, as_json, render.shadows(found, seen) if shadow else render.incidents(found, seen))
+        table = render.shadows if shadow else render.incidents
+        show(told, as_json, table(found, seen, status.account(mirror, record.spec.name).stood))
 
 
 @app.command(

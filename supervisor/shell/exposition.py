@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -46,10 +47,15 @@ def _measured(exemplar: Exemplar) -> str:
     return value if exemplar.timestamp is None else f"{value} {exemplar.timestamp}"
 
 
-def answer(registry: CollectorRegistry, accept: str, encodings: str) -> tuple[bytes, list[tuple[str, str]]]:
-    """What a scrape with these headers (Accept, Accept-Encoding) is answered, and the headers of that."""
+def answer(
+    registry: CollectorRegistry, accept: str, encodings: str, query: str = ""
+) -> tuple[bytes, list[tuple[str, str]]]:
+    """What a scrape with these headers (Accept, Accept-Encoding) is answered, and the headers of that. `query`: of its URL; each
+    `name[]` in it is a series that is asked for, and no others are then."""
     encode, kind = choose_encoder(accept)
-    body = exposed(registry) if kind.startswith(OPENMETRICS) else encode(registry)
+    names = parse_qs(query).get("name[]")
+    asked: Any = registry.restricted_registry(names) if names else registry
+    body = exposed(asked) if kind.startswith(OPENMETRICS) else encode(asked)
     headers = [("Content-Type", kind)]
     if gzip_accepted(encodings):
         body = gzip.compress(body, GZIP_LEVEL, mtime=0)
@@ -64,7 +70,12 @@ def application(registry: CollectorRegistry) -> Callable[[dict[str, Any], Callab
         if environ["REQUEST_METHOD"] != "GET":
             start("405 Method Not Allowed", [("Allow", "GET")])
             return [b"use GET\n"]
-        body, headers = answer(registry, environ.get("HTTP_ACCEPT", ""), environ.get("HTTP_ACCEPT_ENCODING", ""))
+        body, headers = answer(
+            registry,
+            environ.get("HTTP_ACCEPT", ""),
+            environ.get("HTTP_ACCEPT_ENCODING", ""),
+            environ.get("QUERY_STRING", ""),
+        )
         start("200 OK", headers)
         return [body]
 

@@ -56,6 +56,9 @@ ACCOUNT_S = 30.0
 TERMS = 40
 """Newest terms of which an account says when they were: of an older one the times are told as if the oldest had followed it at once."""
 
+SET_S = 1.0
+"""A wall clock that has moved by so much against the monotonic one was set, or this machine slept."""
+
 LAST_WORDS_S = 2.0
 """How long the end of a term waits for a disk that is slow, for all journals together."""
 SILENCE_S = 2.0
@@ -106,8 +109,10 @@ class Loop:
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
         self._began = monotonic()
         self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
-        self._wall = time.time() - self._base
-        """What makes the run clock wall clock, for people alone."""
+        self._clocks = [(self._base, round(time.time() - self._base, 3))]
+        """Of this term, as Account.clocks, for people alone."""
+        self._stood: dict[str, tuple[tuple[float, float], ...]] = {}
+        """By run, as Account.stood: this term's too."""
         self._stable_since = self._began
         self._made: dict[str, projection.Made] = {}
         self._store_up = True
@@ -150,6 +155,7 @@ class Loop:
         while changes is not None:
             self._mirror.apply(changes)
             changes = self._watch.poll(0.0)
+        self._note_clock()
         changed = self._mirror.fresh()
         self.stands_down = standing.why_not(self._mirror, changed)
         if self.stands_down:
@@ -168,6 +174,13 @@ class Loop:
             self._resynchronise()
         self._note_store(self._watch.silent_s <= SILENCE_S)
         self._report_unreadable(changed)
+
+    def _note_clock(self) -> None:
+        """Before anything is decided: what happens from now on is told by the clock as it is now, as the journal's lines are."""
+        more = time.time() - self.now()
+        if abs(more - self._clocks[-1][1]) >= SET_S:
+            began, *others = self._clocks
+            self._clocks = [began, *others[2 - TERMS :], (self.now(), round(more, 3))]
 
     def _note_store(self, up: bool) -> None:
         """Journal what changed, whether etcd answers."""
@@ -250,7 +263,17 @@ class Loop:
             faults=lambda: made.made if (made := self._mirror.record(keys.faults(run), FaultsMade)) else {},
             launched_unix_s=record.launched_unix_s,
             account=lambda: self._mirror.record(keys.account(run), Account) or Account(),
+            stood=lambda: self._stood_still(run),
         )
+
+    def _stood_still(self, run: str) -> tuple[tuple[float, float], ...]:
+        """As Account.stood, with what this term knows of the time before it: only its first look sees the clock of the last one."""
+        if run not in self._stood:
+            known = self._mirror.record(keys.account(run), Account) or Account()
+            before = [more for began, more in known.clocks if began < self._base]
+            own = [(self._base, round(max(0.0, self._clocks[0][1] - before[-1]), 3))] if before else []
+            self._stood[run] = (*(s for s in known.stood if s[0] < self._base), *own)[-TERMS:]
+        return self._stood[run]
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
         """Journal what a person has set, each change once in a term: also those that were replaced before anybody looked."""
@@ -341,8 +364,9 @@ class Loop:
         known = self._mirror.record(keys.account(run), Account) or Account()
         stepped = max(known.stepped_unix_s, stepped_unix_s(self._mirror, run))
         # one that began no earlier left no memory: no instant of its clock is told anywhere
-        clocks = (*(c for c in known.clocks if c[0] < self._base), (self._base, round(self._wall, 3)))[-TERMS:]
-        account = Account(step=term.step, stepped_unix_s=stepped, seconds=seconds, clocks=clocks)
+        clocks = (*(c for c in known.clocks if c[0] < self._base), *self._clocks)[-TERMS:]
+        stood = self._stood_still(run)
+        account = Account(step=term.step, stepped_unix_s=stepped, seconds=seconds, clocks=clocks, stood=stood)
         return {keys.account(run): encode(account)}
 
     def _difference(

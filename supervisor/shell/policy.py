@@ -40,6 +40,8 @@ def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> Po
         section = key.partition(".")[0]
         if not equals or not all(key.split(".")):
             problems.append(f"{pair!r}: give KEY=VALUE, as hang.factor=20")
+        elif key == "policy":
+            problems.append(f"{pair!r}: policy is no key, all of them are in it: give KEY=VALUE, as hang.factor=20")
         elif section in FIXED:
             problems.append(
                 f"{key} is no part of the policy: {section} is fixed when a run is launched, in its run file"

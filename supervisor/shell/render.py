@@ -11,6 +11,7 @@ from rich.text import Text
 from supervisor.core import explain
 from supervisor.core.model import Incident
 from supervisor.shell.cordons import failure
+from supervisor.shell.lasted import lasted_s
 from supervisor.shell.page.terminal import lasted
 from supervisor.shell.status import GroupStatus, NodeStatus, RunStatus
 
@@ -121,12 +122,14 @@ def _kept_away(n: NodeStatus) -> list[str]:
     return found + ([f"cordoned: {n.cordon}"] if n.cordon and n.cordon != n.leaving else [])
 
 
-def incidents(found: Sequence[Incident], seen: Mapping[str, float] | None = None) -> RenderableType:
+def incidents(
+    found: Sequence[Incident], seen: Mapping[str, float] | None = None, stood: Sequence[tuple[float, float]] = ()
+) -> RenderableType:
     """Two lines an incident, that 80 columns hold; what each option cost is for `explain`. `seen`: by id, when it was detected, in Unix
-    seconds; None: that is left out."""
+    seconds; None: that is left out. `stood` as Account.stood."""
     rows: list[tuple[str, ...]] = [("id", "seen (UTC)", "kind", "group", "node", "state", "seconds")]
     for i in found:
-        seconds = "-" if i.recovered is None else f"{i.recovered - i.opened:.2f}"
+        seconds = "-" if i.recovered is None else f"{lasted_s(i.opened, i.recovered, stood):.2f}"
         at = _instant((seen or {}).get(i.id))
         rows.append((i.id, at, i.kind.value, str(i.group), i.node or "-", i.state, seconds))
     if seen is None:
@@ -160,8 +163,10 @@ def _instant(unix_s: float | None) -> str:
     return "-" if unix_s is None else f"{datetime.fromtimestamp(unix_s, UTC):%m-%d %H:%M:%S}"
 
 
-def shadows(found: Sequence[Incident], seen: Mapping[str, float] | None = None) -> RenderableType:
-    """What would have been done, and how much of it was not needed."""
+def shadows(
+    found: Sequence[Incident], seen: Mapping[str, float] | None = None, stood: Sequence[tuple[float, float]] = ()
+) -> RenderableType:
+    """What would have been done, and how much of it was not needed. As `incidents`."""
     if not found:
         return "no shadow incidents: nothing was only observed (policy.mode, policy.observe)"
     lines = [
@@ -170,7 +175,7 @@ def shadows(found: Sequence[Incident], seen: Mapping[str, float] | None = None) 
     for kind in sorted({i.kind.value for i in found}):
         of_kind = [i for i in found if i.kind.value == kind]
         lines.append(f"  {kind}: {len(of_kind)}, {_by_itself(of_kind)} by themselves, {_open(of_kind)} still open")
-    return Group(incidents(found, seen), "", *lines)
+    return Group(incidents(found, seen, stood), "", *lines)
 
 
 def _by_itself(found: Sequence[Incident]) -> int:

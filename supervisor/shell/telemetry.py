@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supervisor.core import budget as budgets
@@ -16,6 +16,7 @@ from supervisor.core.spec import RunSpec
 from supervisor.core.straggler import stragglers
 from supervisor.shell.accounts import Accounts, Told
 from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
+from supervisor.shell.lasted import lasted_s
 from supervisor.shell.metrics import Metrics
 from supervisor.shell.program import version
 from supervisor.wire.records import Account
@@ -55,6 +56,8 @@ class Records:
     launched_unix_s: float = 0.0
     account: Callable[[], Account] = Account
     """What it had come to in the terms before this one; asked at the first round of a term."""
+    stood: Callable[[], Sequence[tuple[float, float]]] = tuple
+    """As Account.stood, with this term's; asked as the account is."""
 
 
 @dataclass
@@ -71,6 +74,7 @@ class _Run:
     looked: float = 0.0
     """On the run clock."""
     accounts: Accounts = field(default_factory=Accounts)
+    stood: Sequence[tuple[float, float]] = ()
     counted: dict[Cause, float] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     generations: dict[int, int] = field(default_factory=dict)
@@ -108,7 +112,8 @@ class Telemetry:
             before = records.account()
             accounts = Accounts(before.step, before=before.seconds)
             over = memory.phase in OVER
-            known = self._runs[run] = _Run(over, drops=[] if over else [*_DROPS], accounts=accounts)
+            drops = [] if over else [*_DROPS]
+            known = self._runs[run] = _Run(over, drops=drops, accounts=accounts, stood=records.stood())
         for phase in RUN_PHASES:
             m.gauge("supervisor_run_phase", run=run, phase=phase).set(phase == memory.phase)
         if memory.phase in OVER and self._has_gone(run, known, observed.now):
@@ -210,17 +215,19 @@ class Telemetry:
         m.counter("supervisor_incidents_total", run=run, kind=kind, rung=rung).inc(exemplar=about)
         if incident.node and incident.kind not in PLANNED:
             m.counter("supervisor_node_incidents_total", run=run, node=incident.node).inc(exemplar=about)
-        began = incident.opened - incident.took_s
+        known = self._runs.get(run)
+        stood = known.stood if known is not None else ()
+        m.histogram("supervisor_recovery_seconds", run=run, phase="detect").observe(incident.took_s, about)
         spans = (
-            ("detect", began, incident.opened),
             ("decide", incident.opened, incident.decided),
             ("act", incident.decided, incident.acted),
             ("rejoin", incident.acted, incident.recovered),
-            ("total", began, incident.recovered),
+            ("total", incident.opened, incident.recovered),
         )
         for phase, begin, end in spans:
             if begin is not None and end is not None:
-                m.histogram("supervisor_recovery_seconds", run=run, phase=phase).observe(end - begin, about)
+                seconds = lasted_s(begin, end, stood) + (incident.took_s if phase == "total" else 0.0)
+                m.histogram("supervisor_recovery_seconds", run=run, phase=phase).observe(seconds, about)
 
     def _groups(self, run: str, known: _Run, memory: Memory) -> None:
         phases = Counter(str(g.phase) for g in memory.groups.values())

@@ -655,7 +655,10 @@ class Account:
     """Of all groups, by cause of the ledger (supervisor.core.ledger)."""
     clocks: tuple[tuple[float, float], ...] = ()
     """Of each leadership term, oldest first: the run clock as it began, and what is added to an instant of the run clock after that
-    to make it wall clock (Unix), by the machine that led."""
+    to make it wall clock (Unix), by the machine that led. Again whenever its clock was set."""
+    stood: tuple[tuple[float, float], ...] = ()
+    """Of each leadership term after another, oldest first: the run clock as it began, and for how many seconds it had stood still then.
+    By the wall clocks of both machines, and never less than 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ def test_all_of_the_nodes_metrics_are_exported(node: Node) -> None:
     node.exporter.started(record)
     node.run("lighthouse.run.1")
     node.view.hearing["run"] = {"0": "beating", "1": "silent"}
-    node.tell(loss=2.5, gradient_norm=1.25, mfu=0.4, seconds={"heal": 0.5, "productive": 3.0}, healed=True)
+    node.tell(commits=1, loss=2.5, gradient_norm=1.25, mfu=0.4, seconds={"heal": 0.5, "productive": 3.0}, healed=True)
     node.exporter.ended(record)
     node.exporter.reported(0.004)
     node.look()
@@ -142,6 +142,14 @@ def test_a_heal_is_that_of_a_groups_start(node: Node) -> None:
     assert node.value("trainer_heal_seconds_count", run="run") == 1
     assert node.value("trainer_heal_seconds_sum", run="run") == 0.5
     assert node.value("trainer_seconds_total", **GROUP, cause="heal") == pytest.approx(0.7)
+
+
+def test_an_agent_that_starts_again_counts_no_heal_of_long_ago(node: Node) -> None:
+    node.tell(commits=900, seconds={"heal": 7.5}, healed=True)
+    node.tell(commits=901, seconds={"heal": 7.6}, healed=True)
+    assert node.value("trainer_heal_seconds_count", run="run") is None
+    node.tell(group=1, commits=1, seconds={"heal": 0.5}, healed=True)
+    assert node.value("trainer_heal_seconds_sum", run="run") == 0.5, "it has just healed"
 
 
 def test_who_had_nobody_to_heal_from_has_not_healed(node: Node) -> None:

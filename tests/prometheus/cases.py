@@ -132,6 +132,20 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             summary="run r trained in only 50% of its last hour",
         ),
         Case(
+            # launched on nodes that waited for it, it took twelve minutes to start: its first hour is no whole one
+            series={
+                'supervisor_group_seconds_total{run="r",cause="start"}': "0+60x12 720+0x288",
+                'supervisor_group_seconds_total{run="r",cause="productive"}': "0+0x12 60+60x107 6510+30x59 8340+60x120",
+                'supervisor_group_seconds_total{run="r",cause="hung"}': "0+0x120 30+30x59 1800+0x120",
+                _STARTED: "1+0x300",
+            },
+            quiet=45,
+            fires=180,
+            over=240,
+            labels={"run": "r"},
+            summary="run r trained in only 50% of its last hour",
+        ),
+        Case(
             # it waited in a queue for two hours: then it trains well, until it waits for half an hour for a node that replaces a lost one
             series={
                 'supervisor_group_seconds_total{run="r",cause="productive"}': "0+0x119 0+60x119 7200+0x29 7200+60x60",

@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         url = urlsplit(self.path)
         if url.path == "/metrics":
-            self._metrics()
+            self._metrics(url.query)
         elif not self._may_read():
             who = ", ".join(READ_BY)
             self._say(HTTPStatus.FORBIDDEN, f"the page is for the certificates of {who} (docs/SECURITY.md)")
@@ -158,12 +158,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._say(HTTPStatus.NOT_FOUND, "there is / (the page), /snapshot.json, /events, /metrics and /targets")
 
-    def _metrics(self) -> None:
+    def _metrics(self, query: str) -> None:
         if self.command == "HEAD":
             self._send(HTTPStatus.OK, b"", "text/plain; charset=utf-8")
             return
         asked = self.headers
-        body, headers = answer(self.server.registry, asked.get("Accept", ""), asked.get("Accept-Encoding", ""))
+        body, headers = answer(self.server.registry, asked.get("Accept", ""), asked.get("Accept-Encoding", ""), query)
         self.send_response(HTTPStatus.OK)
         for name, value in headers:
             self.send_header(name, value)

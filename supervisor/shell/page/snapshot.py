@@ -11,9 +11,9 @@ from supervisor.core import budget as budgets
 from supervisor.core import explain
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Kind, Memory, Rung
-from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
+from supervisor.shell.lasted import lasted_s
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import attention
 from supervisor.shell.page.history import Point
@@ -118,9 +118,9 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
         "numbers": _numbers(found, newest, memory),
         "time": _time(account.seconds),
         "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
-        "incidents": {i.id: _incident(i, terms) for i in chosen(told)},
+        "incidents": {i.id: _incident(i, terms, account.stood) for i in chosen(told)},
         "incidents_all": len(told),
-        "lost_s": round(sum(_lost_s(i, now) for i in told), 1),
+        "lost_s": round(sum(_lost_s(i, now, account.stood) for i in told), 1),
         "nodes": {n.node or f"host {n.host}": _node(n, found) for n in _notable(nodes, found)},
         "nodes_by_state": _by_state(nodes, found),
         "spares": list(found.spares),
@@ -155,7 +155,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
         "epoch": found.epoch,
         "lighthouse": _lighthouse(found.lighthouse),
         "lit": found.lighthouse.state == "open",
-        "over": found.phase in ENDED or (bool(found.groups) and all(g.phase == "finished" for g in found.groups)),
+        "over": _is_over(found),
     }
     if newest is not None and newest.loss is not None:
         # a loss that is not finite is no JSON
@@ -163,6 +163,14 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
     if memory.checkpoint is not None:
         numbers["checkpoint"] = memory.checkpoint.step
     return numbers
+
+
+def _is_over(found: RunStatus) -> bool:
+    """Whether nothing comes of it any more. One that is halted waits for a person, who asks what it would resume from, and where."""
+    if found.phase in ("halted", "resuming"):
+        return False
+    ended = bool(found.groups) and all(g.phase == "finished" for g in found.groups)
+    return ended or found.phase in ("finished", "stopped")
 
 
 def _process(leader: str) -> str:
@@ -216,7 +224,9 @@ def wall_clock(at: float, terms: Sequence[tuple[float, float]]) -> float | None:
     return next((at + more for began, more in reversed(terms) if began < at), at + terms[0][1] if terms else None)
 
 
-def _incident(i: Incident, terms: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def _incident(
+    i: Incident, terms: Sequence[tuple[float, float]], stood: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
     body: dict[str, Any] = {
         "open": explain.is_open(i),
         "state": i.state,
@@ -240,20 +250,20 @@ def _incident(i: Incident, terms: Sequence[tuple[float, float]]) -> dict[str, An
         body["rank"] = i.rank
     for name, at in (("opened", i.opened), ("decided", i.decided), ("acted", i.acted), ("recovered", i.recovered)):
         if at is not None:
-            body[f"{name}_s"] = round(at - i.opened, 2)
+            body[f"{name}_s"] = round(lasted_s(i.opened, at, stood), 2)
             if (wall := wall_clock(at, terms)) is not None:
                 body[name] = round(wall, 1)
     return body
 
 
-def _lost_s(i: Incident, now: float) -> float:
-    """Seconds for which its group did not train, so far. `now` is on the run clock."""
+def _lost_s(i: Incident, now: float, stood: Sequence[tuple[float, float]]) -> float:
+    """Seconds for which its group did not train, so far. `now` is on the run clock; `stood` as in Account."""
     if i.shadow:
         return 0.0
     trained = i.kind in (Kind.STRAGGLER, Kind.LEAVING)  # until something was done about it
-    began = i.acted if trained else i.opened - i.took_s
+    began, before_s = (i.acted, 0.0) if trained else (i.opened, i.took_s)
     ended = i.recovered if i.recovered is not None else now if explain.is_open(i) else None
-    return max(0.0, ended - began) if began is not None and ended is not None else 0.0
+    return max(0.0, lasted_s(began, ended, stood) + before_s) if began is not None and ended is not None else 0.0
 
 
 def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:

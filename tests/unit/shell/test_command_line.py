@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from supervisor import cli
 from supervisor.cli import common
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, hosts
+from supervisor.shell import client, hosts, up
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, registration, run_values
 
@@ -197,7 +197,14 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     monkeypatch.delenv("SUPERVISOR_ETCD", raising=False)
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert said.exit_code == 1
-    assert f"supervisor: no `supervisor up` runs in {tmp_path}, and no etcd answers at 127.0.0.1:2379" in said.stderr
+    assert (
+        f"supervisor: no `supervisor up` in {tmp_path} tells where its etcd is, and none answers at 127.0.0.1:2379"
+        in said.stderr
+    )
     assert f"supervisor ledger {tmp_path}/NAME" in said.stderr
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path), "--etcd", "127.0.0.1:2379"])
     assert said.stderr.strip() == "supervisor: no etcd answers at 127.0.0.1"
+    up.system_folder(tmp_path).mkdir()
+    (up.system_folder(tmp_path) / "up.json").write_text('{"etcd": "127.0.0.1:2379"}')
+    said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
+    assert said.stderr.strip() == "supervisor: no etcd answers at 127.0.0.1", "of an `up --etcd` that runs there"

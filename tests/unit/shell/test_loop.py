@@ -19,6 +19,7 @@ from supervisor.shell import inputs, loop, projection
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import read
 from supervisor.shell.loop import Loop
+from supervisor.shell.page.snapshot import wall_clock
 from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
@@ -326,12 +327,48 @@ def test_when_each_term_was_is_told_over_all_terms(
     step(second, loop.ACCOUNT_S)
     account = store.get(keys.account("run"))
     assert account is not None
-    (one, offset), (two, later) = decode(account.value, Account).clocks
+    found = decode(account.value, Account)
+    (one, offset), (two, later) = found.clocks
     assert (one, two) == (MEMORY.clock, written)
     assert offset == pytest.approx(5000.0 - MEMORY.clock)
     assert later == pytest.approx(5000.0 + began - written)
+    assert found.stood == ((written, pytest.approx(began - (written - MEMORY.clock))),), "as long as nobody led"
     intents = [line for line in read(tmp_path / "journal.jsonl") if line.get("entry") == "intent"]
     assert all(line["t"] - line["now"] == pytest.approx(offset, abs=0.01) for line in intents if line["now"] <= written)
+
+
+def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ntp, say: what happened before is told by the clock of then, as in the journal; and how long a thing took does not change."""
+    at, ahead = [0.0], [5000.0]
+    monkeypatch.setattr(time, "time", lambda: ahead[0] + at[0])
+
+    def monotonic() -> float:
+        at[0] += 0.001  # a look takes some time
+        return at[0]
+
+    leader = Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), monotonic)  # type: ignore[arg-type]
+
+    def step(after: float, forward: float) -> Account:
+        at[0] += after
+        ahead[0] += forward
+        leader.step()
+        item = store.get(keys.account("run"))
+        return decode(item.value, Account) if item is not None else Account()
+
+    step(0.0, 0.0)
+    step(3.0, loop.SET_S / 2)
+    found = step(6.0, 3600.0)
+    (begin, offset), (since, later) = found.clocks
+    assert (begin, since, found.stood) == (MEMORY.clock, pytest.approx(MEMORY.clock + 9.0, abs=0.1), ())
+    assert later - offset == pytest.approx(3600.0 + loop.SET_S / 2, abs=0.1)
+    intents = [line for line in read(tmp_path / "journal.jsonl") if line.get("entry") == "intent"]
+    told = [wall_clock(line["now"], found.clocks) for line in intents]
+    assert told == [pytest.approx(line["t"], abs=loop.SET_S) for line in intents]
+    for _ in range(2 * loop.TERMS):
+        found = step(loop.ACCOUNT_S, 2.0)
+    assert (len(found.clocks), found.clocks[0][0]) == (loop.TERMS, MEMORY.clock)
 
 
 def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> None:

@@ -130,6 +130,9 @@ def test_a_scrape_is_answered_as_it_was_asked_for(accept: str, kind: str) -> Non
     assert dict(headers) == {"Content-Type": expected, "Content-Length": str(len(body))}
     assert kind in expected
     assert body == encode(registry)
+    some, _ = answer(registry, accept, "", "name[]=agent_up&name[]=agent_disk_free_bytes&other=1")
+    assert some == encode(registry.restricted_registry(["agent_disk_free_bytes"]))
+    assert b"agent_disk_free_bytes{" in some
     packed, headers = answer(registry, accept, "br, gzip")
     assert gzip.decompress(packed) == body
     assert dict(headers)["Content-Encoding"] == "gzip"

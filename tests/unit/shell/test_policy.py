@@ -72,6 +72,8 @@ def test_kinds_are_keys_too_and_without_a_value_a_key_has_its_default_again() ->
         ("hang.at_least_s=1", ("policy.hang.at_least_s = 1 is below",)),
         ("hang.factor", ("'hang.factor': give KEY=VALUE",)),
         ("=3", ("give KEY=VALUE",)),
+        ("policy=x", ("'policy=x': policy is no key, all of them are in it: give KEY=VALUE",)),
+        ("policy.policy=x", ("policy is no key",)),
         ("..=3", ("'..=3': give KEY=VALUE",)),
         ("hang.=3", ("'hang.=3': give KEY=VALUE",)),
         ("torchft.heartbeat_timeout_ms=10", ("is no part of the policy: torchft is fixed when a run is launched",)),

@@ -51,6 +51,13 @@ def test_incidents_say_when_each_was_seen_in_which_zone_within_80_columns() -> N
     assert "  -  " in lines[3]
 
 
+def test_what_outlasted_a_leader_took_the_time_without_one_too() -> None:
+    found = [replace(ONE, opened=5.0, recovered=9.5, shadow=False), replace(ONE, id="i2", opened=20.0, recovered=21.25)]
+    out = io.StringIO()
+    Console(file=out, width=200).print(shadows(found, {}, ((5.0, 60.0), (10.0, 500.0))))
+    assert [line.split()[-1] for line in out.getvalue().splitlines()[1:4:2]] == ["64.50", "1.25"]
+
+
 NODE = NodeStatus(
     node="gpu-node-17", alive=True, role="trainer", address="10.0.12.117", allocation="debug-a12", host="gpu-node-17", leaving="",
     runs=("debug group 0 rank 0 generation 1 (running)",), warm="ready", disk_free_bytes=2**40, memory_available_bytes=2**40,

@@ -155,6 +155,23 @@ def test_a_crash_and_its_recovery() -> None:
     assert total == pytest.approx(incident.recovered - incident.opened)
 
 
+def test_recovery_that_outlasted_a_leader_took_the_time_without_one_too() -> None:
+    """In the term in which it ended, and in each after that, which counts it anew."""
+    over = replace(
+        INCIDENT, took_s=2.0, state="recovered", rung=Rung.RESTART, opened=5.0, decided=5.5, acted=7.0, recovered=9.0
+    )
+    world = Told().bring_up()
+    for before in ((), (over,)):
+        records = Records(incidents=lambda known=before: known, stood=lambda: ((5.5, 60.0), (9.0, 500.0)))  # type: ignore[misc]
+        telemetry = Telemetry()
+        telemetry.round(world.spec, world.observed(), Decision(memory=world.memory), 0.002, records)
+        if not before:
+            telemetry.committed("run", Decision(memory=MEMORY, incidents=(over,)), 0.001)
+        told = partial(value, telemetry, "supervisor_recovery_seconds_sum", run="run")
+        parts = {phase: told(phase=phase) for phase in ("detect", "decide", "act", "rejoin", "total")}
+        assert parts == {"detect": 2.0, "decide": 0.5, "act": 61.5, "rejoin": 2.0, "total": 66.0}
+
+
 def test_each_number_of_an_incident_leads_to_it() -> None:
     """By an exemplar."""
     t = Told().bring_up().telemetry

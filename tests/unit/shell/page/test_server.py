@@ -175,6 +175,10 @@ def test_metrics_are_beside_it(site: Site) -> None:
         assert b"supervisor_leader 1.0" in answer.read()
     with site.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0") as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+    for name, found in (("supervisor_leader", ["supervisor_leader"]), ("supervisor_none", [])):
+        with site.ask(f"/metrics?name[]={name}") as answer:
+            lines = answer.read().decode().splitlines()
+        assert [line.split()[0] for line in lines if not line.startswith("#")] == found
 
 
 def test_a_web_site_that_names_this_machine_its_own_reads_nothing(site: Site) -> None:

@@ -205,6 +205,7 @@ def test_a_halted_run_needs_a_person() -> None:
     assert found["get_up"]["level"] == "now"
     assert "ValueError: a bad batch" in found["get_up"]["why"][0]
     assert 'supervisor resume run --because "..."' in found["get_up"]["why"][0]
+    assert not found["numbers"]["over"], "whether there is a checkpoint is asked before it is resumed"
     assert words(found, 0) == ["ended", "ended"]
 
 
@@ -419,6 +420,35 @@ def test_when_things_happened_is_told_by_the_clock_of_the_term_in_which_they_did
     assert seen["i1"]["opened"] == pytest.approx(first.opened + 1000.0, abs=0.06)
     assert seen["i1"]["recovered"] == pytest.approx(first.recovered + 1000.0, abs=0.06)
     assert seen["i2"]["opened"] == pytest.approx(w.incidents["i2"].opened + 1035.0, abs=0.06)
+
+
+def test_what_outlasted_a_leader_cost_the_time_without_one_too() -> None:
+    """In which the run clock stood still: the worst incidents looked like the best."""
+    w = world()
+    w.crash(1)
+    w.round(0.5)
+    opened = w.incidents["i1"].opened
+    w.recover(1)
+    first = w.incidents["i1"]
+    assert first.recovered is not None
+    before = look(w)
+    stood = ((opened - 1.0, 500.0), (opened, 60.0), (first.recovered, 500.0))
+    w.store.put(keys.account("run"), encode(Account(stood=stood)))
+    after = look(w)
+    seen = after["incidents"]["i1"]
+    assert seen["decided_s"] == 0.0, "decided as it was seen, before nobody led"
+    assert seen["recovered_s"] == pytest.approx(first.recovered - opened + 60.0, abs=0.01)
+    assert after["lost_s"] == pytest.approx(before["lost_s"] + 60.0, abs=0.11)
+
+
+def test_what_is_open_since_before_another_led_costs_all_of_it_so_far() -> None:
+    w = world()
+    w.crash(1)
+    w.round(0.5)
+    before = look(w)["lost_s"]
+    w.store.put(keys.account("run"), encode(Account(stood=((w.incidents["i1"].opened, 60.0),))))
+    w.round(0.5)
+    assert look(w)["lost_s"] == pytest.approx(before + 60.5, abs=0.11)
 
 
 def test_without_a_clock_nothing_is_told_of_when_but_all_of_how_long() -> None:

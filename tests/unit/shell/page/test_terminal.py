@@ -69,6 +69,18 @@ def test_an_incident_says_when_what_was_done_and_why() -> None:
     assert "over after " in text[at + 3]
 
 
+def test_before_a_halted_run_is_resumed_one_sees_what_there_is_to_resume_from() -> None:
+    w = world()
+    for group in range(3):
+        w.fail(group, error="ValueError: a bad batch")
+    for _ in range(5):
+        w.round(1.0)
+    assert w.memory.phase == "halted"
+    text = "\n".join(drawn(look(w), ENDLESS, ENDLESS))
+    assert "no checkpoint yet" in text
+    assert "lighthouse none" in text
+
+
 def test_what_is_not_shown_is_counted() -> None:
     told = hurt()
     told["incidents"] |= {f"i{n}": told["incidents"]["i1"] for n in range(3, 40)}
