@@ -216,6 +216,14 @@ class Asked:
         except AssertionError:
             raise AssertionError(f"after {deadline_s:g} s there still fire: {sorted(still)}") from None
 
+    def told_over(self, names: Sequence[str], deadline_s: float) -> None:
+        """Until somebody was told of the end of each, once at least: of one that is inhibited as it ends nobody is told."""
+        eventually(
+            lambda: set(names) <= self.person.of("resolved"),
+            deadline_s,
+            f"a person is told of the end of {sorted(names)}",
+        )
+
     def close(self) -> None:
         for process in reversed(self._processes):
             process.terminate()
