@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from supervisor.core.lasted import lasted_s
 from supervisor.core.model import Incident, Kind, Rung
 
 DONE = {
@@ -28,17 +29,25 @@ IN_PLACE = "restart in place: "
 FRAMES = 6
 """Of a traceback those that are told, the newest; of a number that is not finite the one that found it."""
 
+AT_LEAST_S = 0.01
+"""A shorter time without a leader is not told."""
+
 
 def explain(
-    incident: Incident, detected: str = "", became: Sequence[tuple[float, Kind]] = (), waits: Sequence[str] = ()
+    incident: Incident,
+    detected: str = "",
+    became: Sequence[tuple[float, Kind]] = (),
+    waits: Sequence[str] = (),
+    stood: Sequence[tuple[float, float]] = (),
 ) -> list[str]:
     """Lines: what happened, when, what was done and why, and what else was considered. `detected` is when that was, for people;
-    `became`: since when it was of which kind, on the run clock; `waits`: why nothing was decided at first."""
+    `became`: since when it was of which kind, on the run clock; `waits`: why nothing was decided at first; `stood`: where the run clock stood still for
+    want of a leader, and for how many seconds."""
     lines = [
         f"Incident {incident.id}: group {incident.group}{_rank(incident)} on node {incident.node or '-'}: {incident.kind.value}"
         f" ({incident.confidence.value})",
         "",
-        *_when(incident, detected, became),
+        *_when(incident, detected, became, stood),
         "",
         "What was seen:",
         *(f"  - {sentence}" for sentence in incident.evidence),
@@ -63,7 +72,9 @@ def explain(
     return lines
 
 
-def _when(incident: Incident, detected: str, became: Sequence[tuple[float, Kind]]) -> list[str]:
+def _when(
+    incident: Incident, detected: str, became: Sequence[tuple[float, Kind]], stood: Sequence[tuple[float, float]]
+) -> list[str]:
     """Each instant, how long after the one before, and after the first."""
     rows = [
         (at, name, what)
@@ -81,10 +92,12 @@ def _when(incident: Incident, detected: str, became: Sequence[tuple[float, Kind]
     ]
     before = incident.opened
     for at, name, what in sorted(rows, key=lambda row: row[0]):
-        total = f", {at - incident.opened:.2f} s after it was detected" if before != incident.opened else ""
-        lines.append(f"  {name:8}  {at - before:.2f} s later{total}{what}")
+        since = lasted_s(incident.opened, at, stood)
+        total = f", {since:.2f} s after it was detected" if before != incident.opened else ""
+        lines.append(f"  {name:8}  {lasted_s(before, at, stood):.2f} s later{total}{what}")
         before = at
-    return lines
+    nobody_s = sum(s for at, s in stood if incident.opened <= at < before)
+    return [*lines, f"  ({nobody_s:.2f} s of it nobody led)"] if nobody_s >= AT_LEAST_S else lines
 
 
 def _first(incident: Incident, became: Sequence[tuple[float, Kind]]) -> str:

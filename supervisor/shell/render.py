@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from supervisor.core import explain
+from supervisor.core.lasted import lasted_s
 from supervisor.core.model import Incident
 from supervisor.shell.cordons import failure
-from supervisor.shell.lasted import lasted_s
 from supervisor.shell.page.terminal import lasted
 from supervisor.shell.status import GroupStatus, NodeStatus, RunStatus
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from supervisor.core import budget as budgets
 from supervisor.core import cordons
 from supervisor.core.detect import node_verdict
+from supervisor.core.lasted import lasted_s
 from supervisor.core.ledger import Cause
 from supervisor.core.model import PLANNED, Decision, Incident, Memory, Observed, Rung, Verdict
 from supervisor.core.round import Round
@@ -16,7 +17,6 @@ from supervisor.core.spec import RunSpec
 from supervisor.core.straggler import stragglers
 from supervisor.shell.accounts import Accounts, Told
 from supervisor.shell.catalogue import CATALOGUE, CAUSES, GROUP_PHASES, KINDS, RECOVERY, RUN_PHASES, RUNGS
-from supervisor.shell.lasted import lasted_s
 from supervisor.shell.metrics import Metrics
 from supervisor.shell.program import version
 from supervisor.wire.records import Account

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core.again import Answer, answer, compare
 from supervisor.core.decide import decide
 from supervisor.core.explain import explain, named, started
+from supervisor.core.lasted import lasted_s
 from supervisor.core.model import Action, Incident, Kind
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs
@@ -292,8 +294,14 @@ def as_json(told: Why) -> dict[str, Any]:
 def page(told: Why) -> list[str]:
     """Lines of plain words."""
     waits = tuple(dict.fromkeys(sentence for d in told.decided for sentence in d.waits))
-    lines = explain(told.incident, _instant(told), _became(told), waits)
+    lines = explain(told.incident, _instant(told), _became(told), waits, _stood(told))
     return [*lines, "", *_steps(told), "", *_today(told)]
+
+
+def _stood(told: Why) -> list[tuple[float, float]]:
+    """Where the run clock stood still, and for how many seconds: nobody led. By the leaders' wall clocks."""
+    pairs = ((a, b, b.at_unix_s - b.clock - (a.at_unix_s - a.clock)) for a, b in pairwise(told.decided))
+    return [(a.clock, seconds) for a, b, seconds in pairs if a.epoch != b.epoch and seconds > 0.0]
 
 
 def _became(told: Why) -> list[tuple[float, Kind]]:
@@ -324,7 +332,7 @@ def _steps(told: Why) -> list[str]:
 
 
 def _step(decided: Decided, told: Why) -> list[str]:
-    after = decided.clock - told.incident.opened
+    after = lasted_s(told.incident.opened, decided.clock, _stood(told))
     version = {None: "", 0: ", policy as launched"}.get(decided.policy, f", policy version {decided.policy}")
     sure = "" if decided.known else "; whether it took effect is not in the journal"
     did = [f"      {a.verb}{_where(a)}: {a.reason}" for a in decided.own] or [f"      it is {_state(decided, told)}"]

@@ -9,11 +9,11 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import explain
+from supervisor.core.lasted import lasted_s
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Kind, Memory, Rung
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
-from supervisor.shell.lasted import lasted_s
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import attention
 from supervisor.shell.page.history import Point

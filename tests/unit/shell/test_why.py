@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -293,6 +294,26 @@ def test_one_whose_supervisor_was_killed_as_it_decided_is_told_from_the_one_jour
     assert f"not known (decision {first.decision}): {ended}." in text
     assert f"the same answer (decision {second.decision})." in text
     assert not told.same
+
+
+def test_the_time_in_which_nobody_led_is_part_of_how_long_it_took(tmp_path: Path) -> None:
+    world = killed(tmp_path)
+    path = world.journal.path
+
+    def moved(seconds: float) -> str:
+        """The next leader's wall clock is so much later."""
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        later = [line | {"t": line["t"] + seconds * (line.get("epoch", 0) > EPOCH)} for line in lines]
+        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in later))
+        return "\n".join(why.page(why.why(world.incident, path)))
+
+    before, after = moved(0.0), moved(4.0)
+    back = re.compile(r"back .* ([0-9.]+) s after it was detected")
+    first, second = (float(back.search(text)[1]) for text in (before, after))  # type: ignore[index]
+    nobody = re.search(r"\(([0-9.]+) s of it nobody led\)", after)
+    assert nobody is not None
+    assert 2.0 < second - first == pytest.approx(float(nobody[1]), abs=0.02), "the clocks differed by a second before"
+    assert "nobody led" not in before
 
 
 def test_what_was_not_committed_when_its_supervisor_was_killed_was_not_decided(tmp_path: Path) -> None:
