@@ -36,6 +36,8 @@ IN_VAIN = 2
 """One commit fails wherever a peer is lost."""
 KEPT = 64
 """Steps that a bound is learned from: minutes of a large run, and a change of its pace is known after half of them."""
+NEWEST = 8
+"""Of these: where they are slower than the rest the machine has become so, and the next one may be as long as they make it."""
 UNSEEN_S = 0.5
 """Of a time in which nothing could be seen so much counts: a disk that is slow at each look must not hide a hang for ever."""
 APART: frozenset[Activity] = frozenset({"checkpoint", "heal", "evaluate", "compile", "save"})
@@ -152,7 +154,7 @@ class Pace:
         learned = len(self._steps) >= LEARNED_AT_LEAST
         if not (learned or self._told_step_s) or unlike or self._apart.keys() - self._longest_apart.keys():
             return limits.at_most_s
-        ordinary = median(self._steps) if learned else self._told_step_s
+        ordinary = max(median(self._steps), median(list(self._steps)[-NEWEST:])) if learned else self._told_step_s
         usual = ordinary + sum(self._longest_apart[name] for name in self._apart)
         # one step tells nothing of the spread: as much again
         spread = median(abs(step - ordinary) for step in self._steps) if learned else ordinary

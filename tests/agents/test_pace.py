@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.pace import KEPT, LEARNED_AT_LEAST, MOVES_ON, STANDS_S, WARM_UP_COMMITS, Own, Pace
+from agents.pace import KEPT, LEARNED_AT_LEAST, MOVES_ON, NEWEST, STANDS_S, WARM_UP_COMMITS, Own, Pace
 from supervisor.core.spec import HangSpec
 from supervisor.wire.activity import FILE, LAYOUT, NAMES, Activity, read
 from supervisor.wire.records import Progress, Stuck
@@ -492,6 +492,20 @@ def test_one_that_goes_from_wait_to_wait_and_commits_nothing_hangs_by_what_it_do
         learned.does("quorum", 0.3 * bound)
         learned.does("compute", 0.05 * bound)
     assert learned.look() is not None
+
+
+def test_a_run_that_has_become_slower_is_bounded_by_its_newest_steps(learned: Rank) -> None:
+    """Other work on its machine: a step five times as long as those is fifteen times as long as the ones before."""
+    for _ in range(60):
+        learned.step(1.0)
+    assert learned.pace.bound_s(LIMITS) == pytest.approx(10.0)
+    for _ in range(NEWEST):
+        assert learned.step(3.0) is None
+    assert learned.does("compute", 15.0) is None
+    learned.step(3.0)
+    for _ in range(NEWEST):
+        learned.step(1.0)
+    assert learned.pace.bound_s(LIMITS) == pytest.approx(10.0), "and by all of them once it is as quick as before"
 
 
 def in_vain(rank: Rank, seconds: float, waits_s: float = 2.0, own_s: float = 3.5) -> Stuck | None:
