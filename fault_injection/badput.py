@@ -19,6 +19,7 @@ from supervisor.core.ledger import (
     kept_waiting,
     of_lines,
 )
+from supervisor.core.model import Rung
 
 SLACK_S = 0.05
 """Between the clock's readings of two processes of one machine."""
@@ -198,7 +199,8 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
             if incident["group"] == group and incident.get("state") == "open":
                 marks.append(Mark(at, Cause.DECIDE))
             if incident["group"] == group and incident.get("state") == "acting" and incident.get("acted") is None:
-                marks.append(Mark(at, Cause.PLACE))
+                waited = incident["rung"] == Rung.RIDE_THROUGH  # until it is heard again, or is worse
+                marks.append(Mark(at, Cause.DECIDE if waited else Cause.PLACE))
         for action in decision.actions:
             if action.get("group") == group and action["verb"] in ("start", "place"):
                 marks.append(Mark(at, Cause.ACT))

@@ -40,7 +40,7 @@ class Cause(StrEnum):
     DETECT = "detect"
     """From the end of a process, or its last sign of life, until an incident is open."""
     DECIDE = "decide"
-    """Detected and not decided on: the run is paused, or lost nodes are too many to be the nodes' fault."""
+    """Detected and not decided on: it may be heard again, the run is paused, or lost nodes are too many to be the nodes' fault."""
     STORE_AWAY = "store_away"
     """No process, and nothing could be detected, decided or wanted, since the store was away."""
     PLACE = "place"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from supervisor.core import shadow
 from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
@@ -124,9 +125,7 @@ class Accounts:
             trains_on = left_alone and not shadow.has_ended(group, memory.incidents, observed)
             cause = cause_of(group, None if trains_on else incident)
             if known.generation != group.generation or cause not in HELD:
-                hung = incident is not None and incident.kind == Kind.HANG
-                ended = Cause.END if cause == Cause.END else Cause.LOST_STEP
-                self._settle(known, Cause.HUNG if hung else ended)
+                self._give_up(known, cause, incident, now)
             elif known.cause == Cause.START and cause == Cause.PRODUCTIVE:
                 self._settle(known, Cause.ACT if known.told else Cause.START)  # until its process was born
             if known.generation != group.generation:
@@ -185,9 +184,19 @@ class Accounts:
         known.held -= whole * share
         known.told, known.commits = told, rank.commits
 
-    def _settle(self, known: _Group, cause: Cause) -> None:
-        self._add(cause, known.held)
-        known.held = 0.0
+    def _give_up(self, known: _Group, cause: Cause, incident: Incident | None, now: float) -> None:
+        """What a process has not told that is over: of one that was silent, the end is what nobody saw, and what was waited then."""
+        if incident is not None and incident.kind == Kind.HANG:
+            self._settle(known, Cause.HUNG)
+        elif incident is not None and incident.kind not in _TRAINS:
+            self._settle(known, Cause.DECIDE, now - incident.opened)
+            self._settle(known, Cause.DETECT, incident.took_s)
+        self._settle(known, Cause.END if cause == Cause.END else Cause.LOST_STEP)
+
+    def _settle(self, known: _Group, cause: Cause, most_s: float = inf) -> None:
+        seconds = min(known.held, max(0.0, most_s))
+        self._add(cause, seconds)
+        known.held -= seconds
 
     def _add(self, cause: Cause, seconds: float) -> None:
         if seconds > 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.titan.groups import Groups, Lighthouse, Warm
+from tests.titan.groups import Gate, Groups, Lighthouse, Warm
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -26,6 +26,13 @@ def warm() -> Iterator[Warm]:
 @pytest.fixture
 def lighthouse() -> Iterator[Lighthouse]:
     server = Lighthouse()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def gate(lighthouse: Lighthouse) -> Iterator[Gate]:
+    server = Gate(lighthouse)
     yield server
     server.close()
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,52 @@ class Lighthouse:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 return self.process.wait()
+
+
+class Gate:
+    """Holds TorchFT's connections back until a trainer has said that it is built and the test lets it in."""
+
+    def __init__(self, lighthouse: Lighthouse, port: int = 0) -> None:
+        self._lighthouse = lighthouse
+        self._server = socket.create_server(("127.0.0.1", port))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self.built: list[str] = []
+        self.held = 0
+        self.open = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self._server.accept()[0],), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError):
+            first = client.recv(65536)
+            if first.startswith(b"BUILT "):
+                self.built.append(first.decode())
+                # the first word gets no answer: it is said again
+                if len(self.built) > 1:
+                    self.open.wait()
+                    client.sendall(b"OK\n")
+                return
+            self.held += 1
+            self.open.wait()
+            with socket.create_connection(("127.0.0.1", self._lighthouse.port)) as upstream:
+                upstream.sendall(first)
+                back = threading.Thread(target=pump, args=(upstream, client), daemon=True)
+                back.start()
+                pump(client, upstream)
+
+    def close(self) -> None:
+        self.open.set()
+        self._server.close()
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
 
 
 class Warm:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, encode
 from tests.helpers.waiting import eventually
-from tests.titan.groups import STEPS_WITHIN_S, Groups, complete
+from tests.titan.groups import STEPS_WITHIN_S, Gate, Groups, complete
 from titan_actor import checkpoint
 
 
@@ -141,14 +140,14 @@ def test_without_peers_and_without_a_checkpoint_it_ends_too(groups: Groups) -> N
 
 
 @pytest.mark.trainers
-def test_a_checkpoint_that_others_save_while_it_waits_for_its_first_quorum_is_not_trained_past(groups: Groups) -> None:
+def test_a_checkpoint_that_others_save_while_it_waits_for_its_first_quorum_is_not_trained_past(
+    groups: Groups, gate: Gate
+) -> None:
     """They were lost then, and come back from there."""
-    rank = groups.start(0, steps=2)
-    eventually(lambda: rank.lines("constructed"), STEPS_WITHIN_S)
-    rank.signal(signal.SIGSTOP)
-    assert not rank.lines("quorum"), "stopped too late to say anything"
+    rank = groups.start(0, steps=2, lighthouse=gate.address, environment={"SUPERVISOR_NO_GATE": "0"})
+    eventually(lambda: len(gate.built) >= 2, STEPS_WITHIN_S, "it is built, and not let in")
     folder(groups.run_dir, 50)
-    rank.signal(signal.SIGCONT)
+    gate.open.set()
     assert rank.exit_code() == PEERS_GONE
     assert not rank.lines("step")
 

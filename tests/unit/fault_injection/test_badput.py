@@ -164,6 +164,29 @@ def test_what_was_detected_and_not_decided_on_waits_for_the_decision(tmp_path: P
     }
 
 
+def test_a_lost_node_is_waited_for_before_that_is_decided(tmp_path: Path) -> None:
+    """Silent at 9, missed at 10, given up at 15, fenced until 16, started elsewhere at 16.6."""
+    f = Files(tmp_path)
+    f.decide(1.0, 1, {0: 1}, [place(0, 1, "n1")])
+    f.decide(9.9, 2, {0: 1}, [], [incident("i1", "silent", 0, 1, 1, "acting", rung=0)])
+    f.decide(14.9, 3, {0: 2}, [], [incident("i1", "node_lost", 0, 1, 2, "acting", rung=2)])
+    f.decide(15.9, 4, {0: 2}, [place(0, 2, "n2")])
+    f.shims["n1"], f.shims["n2"] = [], []
+    f.shim(2.0, "spawned", "n1", 0, 1)
+    f.shim(16.6, "spawned", "n2", 0, 2)
+    f.steps["n1", 0, 1] = [line("start", 2.0, 5.0), *seconds(5.0, 1, 4)]
+    f.steps["n2", 0, 2] = [line("start", 16.6, 18.0), *seconds(18.0, 5, 6)]
+    found = totals(ledger(f.history(), 0, Span(2.0, 20.0)))
+    assert found == {
+        Cause.START: pytest.approx(3.0 + 1.4),
+        Cause.PRODUCTIVE: pytest.approx(4.0 + 2.0),
+        Cause.DETECT: pytest.approx(1.0),
+        Cause.DECIDE: pytest.approx(5.0),
+        Cause.PLACE: pytest.approx(1.0),
+        Cause.ACT: pytest.approx(0.6),
+    }
+
+
 def test_a_store_that_was_away_is_told_as_the_cause(tmp_path: Path) -> None:
     """While a group has no process; one that trains goes on."""
     f = crash(tmp_path)

@@ -98,6 +98,37 @@ def test_what_is_not_told_when_a_group_is_given_up_was_a_lost_step() -> None:
     assert b.look(2.0) == {C.PRODUCTIVE: 5.0, C.LOST_STEP: 1.5, C.PLACE: 2.0}
 
 
+def test_of_a_lost_node_the_silence_is_no_lost_step() -> None:
+    """Nobody saw its end: one second until it was missed, the rest of its lease until that was decided on."""
+    b = Books()
+    b.tell(productive=10.0)
+    b.look()
+    b.look(0.5)  # a step was under way
+    silent = replace(
+        INCIDENT, id="i1", group=0, kind=Kind.SILENT, rung=Rung.RIDE_THROUGH, opened=b.now + 1.0, took_s=1.0
+    )
+    b.incidents = {"i1": silent}
+    b.group(incident="i1")
+    assert b.look(1.0) == {}, "it may train on"
+    b.ranks.clear()
+    b.look(4.0)
+    b.incidents = {"i1": replace(silent, kind=Kind.NODE_LOST, rung=Rung.REPLACE)}
+    b.group(phase="fencing", generation=2, node="")
+    lost = {C.LOST_STEP: 0.5, C.DETECT: 1.0, C.DECIDE: 6.0}
+    assert b.look(2.0) == lost
+    assert b.look(3.0) == {**lost, C.PLACE: 3.0}
+
+
+def test_a_slow_group_that_is_given_up_had_a_step_under_way() -> None:
+    b = Books()
+    b.tell(productive=10.0)
+    b.look()
+    slow = replace(INCIDENT, id="i1", group=0, kind=Kind.STRAGGLER, opened=b.now, took_s=600.0)
+    b.incidents = {"i1": slow}
+    b.group(phase="fencing", generation=2, incident="i1")
+    assert b.look(0.5) == {C.LOST_STEP: 0.5}
+
+
 def test_a_hang_is_counted_from_the_last_word_on() -> None:
     b = Books(groups=2)
     for g in (0, 1):
