@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -41,6 +42,8 @@ def _log_level() -> str:
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a file's name may be no UTF-8
     logging.basicConfig(level=_log_level(), format="supervisor: %(message)s")
     _add_commands()
     try:

@@ -19,7 +19,8 @@ from supervisor.shell.mirror import Mirror
 from supervisor.wire.records import NodeObserved
 
 HELD_S, HELD_STEPS = 60.0, 3.0
-"""Seconds of which a trainer says nothing for longer than this, and longer than so many steps, are counted by what it is in."""
+"""Seconds of which a trainer says nothing for longer than this, and longer than so many steps, are counted by what it is in, where that
+is known."""
 
 _BY_NAME = {cause.value: cause for cause in Cause}
 
@@ -41,7 +42,8 @@ _IN = {
     "finished": Cause.END,
     "failed": Cause.LOST_STEP,
 }
-"""By the phase that a rank says; it hangs in any other."""
+"""By the phase that a rank says. In any other it hangs where it is longer in it than it may; before, it may evaluate or compile, and
+tells so with its step."""
 
 HELD = (Cause.START, Cause.PRODUCTIVE)
 """What only the trainer can tell apart."""
@@ -143,9 +145,9 @@ class Accounts:
     def _count_what_is_held(self, known: _Group, rank: RankView | None) -> None:
         if known.held <= max(HELD_S, HELD_STEPS * rank.step_s if rank is not None else 0.0):
             return
-        if rank is not None:
+        if rank is not None and (rank.phase in _IN or rank.stuck is not None):
             self._settle(known, _IN.get(rank.phase, Cause.HUNG))
-        elif known.cause == Cause.START:
+        elif rank is None and known.cause == Cause.START:
             self._settle(known, Cause.ACT)
 
     @property

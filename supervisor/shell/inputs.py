@@ -11,17 +11,18 @@ import os
 import re
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_json
 
 from supervisor.core.model import Memory, Observed
 from supervisor.core.spec import RunSpec, TitanSpec
 from supervisor.shell.program import program
+from supervisor.wire.records import ascii_json
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def take(observed: Observed, spec: RunSpec, memory: Memory) -> Given:
     """The input of a decision, without what nothing is decided by and a secret may be in."""
     slurm = replace(spec.allocation.slurm, setup="", agent_command="", flags=())
     lean = replace(spec, titan=TitanSpec(steps=spec.titan.steps), allocation=replace(spec.allocation, slurm=slurm))
-    body = to_json(Input(observed, lean, memory))
+    body = ascii_json(Input(observed, lean, memory))
     return Given(body, hashlib.sha256(body).hexdigest()[:16])
 
 
@@ -130,8 +131,10 @@ def _read(line: bytes, digest: str) -> Kept:
     if hashlib.sha256(body).hexdigest()[:16] != digest:
         raise LostInput("it is not what was decided on: its digest is another")
     by = str(written.get("program", "unknown"))
-    try:
+    with suppress(ValidationError):
         return Kept(_adapter().validate_json(body), by)
+    try:  # half of a surrogate pair is in it, or it is of another version
+        return Kept(_adapter().validate_python(json.loads(body)), by)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -49,8 +49,12 @@ class Journal:
         self._lost = 0
 
     def take(self, observed: Observed, spec: RunSpec, memory: Memory) -> Given | None:
-        """What is to be kept of the input of a decision; None: nothing."""
-        return take(observed, spec, memory)
+        """What is to be kept of the input of a decision; None: nothing, for it cannot be written."""
+        try:
+            return take(observed, spec, memory)
+        except ValueError:  # whoever led next would fail of the same
+            log.exception("what is decided on is not kept: it cannot be written")
+            return None
 
     def intent(
         self,

@@ -66,13 +66,18 @@ def _newer(kind: str, version: int) -> str:
     return f"version {version} is newer than this program's {known}" if version > known else ""
 
 
+def ascii_json(value: Any) -> bytes:
+    """JSON bytes of dataclasses and what they hold. Half of a surrogate pair, as in the name of a file that is no UTF-8, is written
+    as it is; who reads it back takes json.loads, for pydantic refuses it."""
+    try:
+        return to_json(value, ensure_ascii=True)
+    except PydanticSerializationError:
+        return _JSON.encode(to_jsonable_python(value)).encode()
+
+
 def encode(record: Any) -> bytes:
     """JSON bytes of a record, with its kind and version."""
-    kind = type(record).__name__
-    try:
-        body = to_json(record, ensure_ascii=True)
-    except PydanticSerializationError:  # half of a surrogate pair, as in the name of a file
-        body = _JSON.encode(to_jsonable_python(record)).encode()
+    kind, body = type(record).__name__, ascii_json(record)
     head = f'{{"$kind":"{kind}","$version":{version_of(kind)}'.encode()
     return head + (body[1:] if body == b"{}" else b"," + body[1:])
 

@@ -68,4 +68,5 @@ def _event(name: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="replace")  # half of a surrogate pair, as in the name of a file

@@ -148,6 +148,11 @@ class Page:
                     away_since = away_since or asked
                     self.look(self._mirror, away_since)
                 self._stop.wait(AGAIN_S)
+            except Exception as error:  # a bug: who looks at the page, or scrapes, is to hear of the rest
+                if repr(error) != said:
+                    log.exception("the page is not fed")
+                said = repr(error)
+                self._stop.wait(AGAIN_S)
 
     def _follow(self, mirror: Mirror, watch: Watch) -> None:
         due, away_since = self._monotonic() + self._pause_s(), 0.0

@@ -125,5 +125,9 @@ def test_the_leader_counts_what_the_ledger_finds(tmp_path: Path) -> None:
     )
     apart = {cause: round(one - other, 4) for cause, (one, other) in shares.items() if abs(one - other) > 0.005}
     assert not apart
-    told_apart = (Cause.LOST_STEP, Cause.DETECT, Cause.DECIDE)  # of a crash, the moments until it was seen are in the files alone
+    told_apart = (
+        Cause.LOST_STEP,
+        Cause.DETECT,
+        Cause.DECIDE,
+    )  # of a crash, the moments until it was seen are in the files alone
     assert sum(shares[c][0] for c in told_apart) == pytest.approx(sum(shares[c][1] for c in told_apart), abs=0.001)

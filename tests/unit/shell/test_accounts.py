@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.ledger import Cause
-from supervisor.core.model import Confidence, GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
+from supervisor.core.model import (
+    Confidence,
+    GroupMemory,
+    Incident,
+    Kind,
+    Memory,
+    NodeView,
+    Observed,
+    RankView,
+    Rung,
+    StuckView,
+)
 from supervisor.core.straggler import Slow
 from supervisor.shell.accounts import HELD_S, Accounts, Told, cause_of, told
 from supervisor.shell.catalogue import GROUP_PHASES
@@ -237,13 +248,26 @@ def test_what_is_made_again_is_so_also_for_the_next_leader() -> None:
 )
 def test_what_is_not_told_for_long_is_counted_by_what_it_is_in(phase: str, cause: Cause) -> None:
     b = Books()
-    b.rank(phase=phase, step_s=10.0)
+    b.rank(phase=phase, step_s=10.0, stuck=StuckView(activity="compute") if cause == C.HUNG else None)
     b.tell(productive=1.0)
     b.look()
     assert b.look(HELD_S) == {}
     assert b.look(1.0) == {cause: HELD_S + 1.0}
     b.rank(step_s=100.0)
     assert b.look(3 * 100.0) == {cause: HELD_S + 1.0}, "three of its steps are no long time"
+
+
+def test_a_long_step_that_is_no_hang_is_counted_once_it_is_told() -> None:
+    """TorchTitan evaluates and compiles within a step, for minutes."""
+    b = Books()
+    b.rank(step=5, commits=5, step_s=1.0, phase="step")
+    b.tell(productive=100.0)
+    b.look()
+    for _ in range(181):
+        assert b.look(1.0) == {}
+    b.rank(step=6, commits=6)
+    b.tell(productive=101.0, evaluate=180.0)
+    assert b.look() == {C.PRODUCTIVE: 1.0, C.EVALUATE: 180.0}
 
 
 def test_nothing_is_said_of_what_runs_while_the_store_is_away() -> None:

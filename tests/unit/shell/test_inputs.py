@@ -54,6 +54,20 @@ def test_so_is_all_that_a_node_may_say(tmp_path: Path) -> None:
     assert decide(found.observed, found.spec, found.memory) == decide(world.observed(), world.spec, world.memory)
 
 
+def test_a_name_that_is_no_utf_8_is_kept_too(tmp_path: Path) -> None:
+    """As of a file, or what a person typed: whoever leads next would meet it again."""
+    odd = "/data/caf\udce9"
+    world = World(groups=2).bring_up()
+    name = world.group(0).node
+    world.nodes[name] = replace(world.nodes[name], facts={"disk_full": odd})
+    taken = take(world.observed(), replace(world.spec, name="run"), world.memory)
+    Inputs(tmp_path).keep(taken)
+    found = kept(tmp_path, taken.digest).given
+    assert found.observed == world.observed()
+    assert found.memory == world.memory
+    assert found.observed.nodes[name].facts["disk_full"] == odd
+
+
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(0, 2**40))
 def test_no_number_is_rounded(now: float, stable: float, revision: int) -> None:

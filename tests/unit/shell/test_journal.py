@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.model import Action, Decision, Observed
+from supervisor.core.spec import RunSpec
+from supervisor.shell import journal as journal_module
 from supervisor.shell.inputs import Given
 from supervisor.shell.journal import Journal, read
 from tests.unit.shell.records import INCIDENT, MEMORY
@@ -119,6 +121,17 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(
     blocker.unlink()
     journal.event("second")
     assert [line["event"] for line in read(journal.path)] == ["second"]
+
+
+def test_an_input_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def take(*_: object) -> Given:
+        raise ValueError("no JSON")
+
+    monkeypatch.setattr(journal_module, "take", take)
+    assert Journal(tmp_path / "journal.jsonl").take(OBSERVED, RunSpec(name="run"), MEMORY) is None
+    assert "it cannot be written" in caplog.text
 
 
 def test_a_disk_that_stalls_is_not_waited_for(

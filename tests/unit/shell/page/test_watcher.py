@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.page import watcher
 from supervisor.shell.page.calls import AWAY_S, STILL_S
 from supervisor.shell.page.history import Since
 from supervisor.shell.page.watcher import UNREAD_EVERY_S, Page
 from supervisor.wire import keys
+from supervisor.wire.records import Cordon, encode
 from tests.helpers.told import ToldWorld
 from tests.helpers.waiting import eventually
 
@@ -123,3 +125,37 @@ def test_an_etcd_that_goes_away_as_the_page_begins_to_follow_it_is_said_to_be_aw
             eventually(lambda: not feed.newest["store_since"], 10, "it is back")
     finally:
         page.stop()
+
+
+def test_text_that_is_no_utf_8_is_told_with_a_question_mark(world: ToldWorld) -> None:
+    host = world.nodes[world.group(0).node].machine
+    cordon = Cordon(host=host, why="caf\udce9", by="me@here", at_unix_s=1.0)
+    world.store.put(keys.cordon(host), encode(cordon))
+    page = Page(world.store)
+    page.begin()
+    with page.reading("") as feed:
+        page.begin()
+        told = feed.whole()
+    assert told is not None
+    assert b"caf?" in told
+
+
+def test_it_goes_on_after_an_error_that_nobody_foresaw(
+    world: ToldWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watcher, "AGAIN_S", 0.01)
+    page, failures = Page(world.store), iter((True, True, False))
+    begin = page.begin
+
+    def begins() -> Mirror:
+        if next(failures, False):
+            raise RuntimeError("a bug")
+        return begin()
+
+    monkeypatch.setattr(page, "begin", begins)
+    page.start()
+    try:
+        eventually(lambda: page.targets is not None, 10)
+    finally:
+        page.stop()
+    assert [r.getMessage() for r in caplog.records if r.exc_info] == ["the page is not fed"], "and it is said once"
