@@ -103,7 +103,8 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             name="NoSpares",
             expression="max by (run) (supervisor_spare_nodes) == 0\n"
             "and on (run) max by (run) (supervisor_spare_nodes_wanted) > 0\n"
-            'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1',
+            'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1\n'
+            "and on (run) max by (run) (supervisor_generation) > 0",  # not one that waits for its first nodes
             for_s=10 * MINUTE_S,
             summary="run {{ $labels.run }} has no spare node: the next lost node waits for an allocation",
         ),

@@ -183,8 +183,14 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(
             series={
                 _ON: "1+0x60",
+                _STARTED: "1+0x60",
                 'supervisor_spare_nodes{run="r"}': "1+0x10 0+0x20 1+0x20",
                 'supervisor_spare_nodes_wanted{run="r"}': "1+0x60",
+                # one that waits for its first nodes in a queue
+                'supervisor_run_phase{run="queued",phase="running"}': "1+0x60",
+                'supervisor_generation{run="queued",group="0"}': "0+0x60",
+                'supervisor_spare_nodes{run="queued"}': "0+0x60",
+                'supervisor_spare_nodes_wanted{run="queued"}': "1+0x60",
                 # one that asks for none
                 'supervisor_run_phase{run="bare",phase="running"}': "1+0x60",
                 'supervisor_spare_nodes{run="bare"}': "0+0x60",

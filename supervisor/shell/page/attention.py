@@ -270,7 +270,8 @@ def _of_incidents(seen: Seen) -> Iterable[Sign]:
 
 def _of_what_is_left(seen: Seen) -> Iterable[Sign]:
     status = seen.status
-    if status.phase == "running" and seen.spec.allocation.spares > 0 and not status.spares:
+    wanted = status.phase == "running" and _could_step(seen) and seen.spec.allocation.spares > 0
+    if wanted and not status.spares:
         yield CALLS["NoSpares"], "no spare is left: the next lost node waits for the engine (`supervisor nodes`)"
     left = {scope: n for scope, n in status.budgets_left.items() if n <= 1 and n < seen.allowed[scope]}
     if left:

@@ -94,12 +94,14 @@ def test_a_run_that_stands_still_calls_when_the_alert_does(world: ToldWorld) -> 
 
 
 def test_a_run_that_never_steps_calls_once_it_could(world: ToldWorld) -> None:
-    queued = ToldWorld(groups=2)
+    queued = ToldWorld(groups=2, spares=1)
     queued.lead()
     queued.host()
     queued.round()
     watcher = Watcher(queued)
-    assert watcher.up(after_s=2 * STILL_S)["level"] != "now", "it waits in the queue"
+    up = watcher.up(after_s=2 * STILL_S)
+    assert up["level"] != "now", "it waits in the queue"
+    assert not any("spare" in why for why in up["why"]), "no node is there yet"
     queued.start_up()
     assert watcher.up(after_s=STILL_S / 2)["level"] != "now"
     assert watcher.up(after_s=STILL_S)["level"] == "now"
