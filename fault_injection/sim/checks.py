@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
 from supervisor.core.ladder import ONE_CAUSE
-from supervisor.core.model import Decision, Incident, Kind, Memory, Observed, Rung
+from supervisor.core.model import Decision, GroupMemory, Incident, Kind, Memory, Observed, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, NodeDesired, decode
 
@@ -43,6 +43,8 @@ class Checks:
     _stepped: dict[int, int] = field(default_factory=dict)
     _fenced_below: dict[int, int] = field(default_factory=dict)
     """By group: a gate has said in etcd that it admits nothing older."""
+    _complete: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By group and generation: step of the newest checkpoint that was known when its start was committed."""
     _unwanted_since: dict[Trainer, float] = field(default_factory=dict)
     _drawn: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -89,8 +91,9 @@ class Checks:
             if t.generation < newest:
                 self.broke(f"stale: {t.name} on {t.node.name} steps after generation {newest} took its place")
             self._stepped[t.group] = max(t.generation, self._stepped.get(t.group, 0))
-            if step <= t.floor:
-                self.broke(f"steps: {t.name} commits step {step}, and began with the checkpoint of step {t.floor}")
+            known = self._complete.get((t.group, t.generation), 0)
+            if step <= known:
+                self.broke(f"steps: {t.name} commits step {step}, and step {known} was complete when it was started")
         if step <= self.world.training.newest:
             self._lost(members, step)
         self.owners()
@@ -175,7 +178,11 @@ class Checks:
         before, self.memory = self.memory, decision.memory
         self.changes += 1
         self._monotonic(before, decision.memory)
-        self._emptied(before, decision.memory)
+        starts = _starts(before, decision.memory)
+        self._complete |= {
+            (g, new.generation): mark.step for g, new in starts.items() if (mark := self.memory.checkpoint)
+        }
+        self._emptied(starts)
         self._budgets(observed, decision)
         self.incidents |= {i.id: i for i in decision.incidents}
 
@@ -189,14 +196,8 @@ class Checks:
         if was is not None and (now is None or now.step < was.step):
             self.broke(f"monotonic: the newest checkpoint goes back from step {was.step} to {now and now.step}")
 
-    def _emptied(self, before: Memory, after: Memory) -> None:
+    def _emptied(self, starts: Mapping[int, GroupMemory]) -> None:
         """A group starts elsewhere only once its old generation is gone or shut out."""
-        starts = {
-            g: new
-            for g, new in after.groups.items()
-            if new.phase == "starting"
-            and ((old := before.groups.get(g)) is None or (old.phase, old.generation) != ("starting", new.generation))
-        }
         for t in [t for gate in self.world.gates for t in gate.able()] if starts else []:
             next_ = starts.get(t.group)
             if next_ is not None and t.generation < next_.generation and t.node.name != next_.node:
@@ -242,3 +243,13 @@ class Checks:
     def _is_current(self, trainer: Trainer) -> bool:
         current = self.memory.groups[trainer.group]  # committed before anything was started
         return (current.generation, current.node) == (trainer.generation, trainer.node.name)
+
+
+def _starts(before: Memory, after: Memory) -> dict[int, GroupMemory]:
+    """The groups that a decision starts."""
+    return {
+        g: new
+        for g, new in after.groups.items()
+        if new.phase == "starting"
+        and ((old := before.groups.get(g)) is None or (old.phase, old.generation) != ("starting", new.generation))
+    }

@@ -1,8 +1,8 @@
 """What a seed would have left, judged by the checkers of a real run: those of its files, and the promises that say something here.
 
-Left out are those of numbers, which the model has none of (digests, badput), and `every_fault_happened`: a plan's fault may find
-nobody. `steps_not_lost` is asked of the model, which knows more (`Checks._lost`): a step that one group alone had, and that is
-trained again when that group is frozen, is lost to that checker."""
+Left out are those of numbers, which the model has none of (digests, badput), `every_fault_happened`: a plan's fault may find
+nobody, and `nothing_left`: what is left over has ended the seed before. `steps_not_lost` is asked of the model, which knows more
+(`Checks._lost`): a step that one group alone had, and that is trained again when that group is frozen, is lost to that checker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from fault_injection import checkers, history
 from fault_injection.budgets import within_budgets
-from fault_injection.history import FaultDone, History, Left, Setting
-from fault_injection.promises import nothing_left, one_incident_each, others_go_on, recovered_in_time
+from fault_injection.history import FaultDone, History, Setting
+from fault_injection.promises import one_incident_each, others_go_on, recovered_in_time
 from fault_injection.sim.faults import Fault
 from fault_injection.sim.world import World
 from supervisor.core.model import Kind
@@ -23,6 +23,8 @@ SEEN_S = 15.0
 """From the end of a fault on nothing of it is still to be seen: the lease of a node and all timeouts of a silent one are shorter."""
 OTHERS_S = 20.0
 """So long a group that was not hit may stand still for one that was: the lease of a node, the drop of who is silent, a heal."""
+UNTOUCHED_S = 3.0
+"""As OTHERS_S, for what takes nothing from training: three steps."""
 KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
     "crash": (Kind.CRASH,),
     "error": (Kind.ERROR,),
@@ -40,7 +42,6 @@ OF_FILES = {name: checker for name, checker in checkers.CHECKERS.items() if name
 ALWAYS: Mapping[str, Callable[[History], list[str]]] = {
     **OF_FILES,
     "within_budgets": within_budgets,
-    "nothing_left": nothing_left,
 }
 WHEN_WELL = {"recovered_in_time": recovered_in_time}
 """Of a run that got well again: one with tight budgets may halt."""
@@ -119,8 +120,12 @@ class Struck:
             number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node="", step=0, began=struck.began,
             made=struck.began, evidence=struck.fault.kind, healed=over, over=over, kinds=tuple(kinds) if group != NOBODY else (),
             echoes=(Kind.PEERS_GONE,) if clear else tuple(Kind), within_s=(over or struck.began) - struck.began,
-            others_within_s=OTHERS_S if clear else RECOVERY_BOUND_S,
+            others_within_s=_others_s(struck.fault.kind) if clear else RECOVERY_BOUND_S,
         )  # fmt: skip
+
+
+def _others_s(kind: str) -> float:
+    return UNTOUCHED_S if kind in HARMLESS else OTHERS_S
 
 
 def judge(world: World, struck: Struck, in_time: bool, over: float | None) -> None:
@@ -130,7 +135,6 @@ def judge(world: World, struck: Struck, in_time: bool, over: float | None) -> No
     budget, began = policy.budget, world.launched_at
     struck.well()
     found.faults = struck.done(over)
-    found.left = Left(allocations=(left,) if over is not None and (left := world.checks.left_over()) else ())
     found.setting = Setting(
         seed=0, plan=(), planned=0, groups=world.spec.groups.count, ranks=1, began=began, ended=world.clock.now,
         budgets={"restart": budget.restart, "replace": budget.replace, "reallocate": budget.reallocate},

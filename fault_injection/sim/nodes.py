@@ -68,7 +68,7 @@ class Trainer:
     told: bool = False
     """Its end is in etcd."""
     floor: int = 0
-    """Step of the newest checkpoint that was known when it was started."""
+    """Step of the checkpoint that it was given."""
     group: int = field(init=False)
     generation: int = field(init=False)
     said: str = field(init=False)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agents import reconcile
 from agents.gate_state import GateState, Verdict
-from supervisor.core import budget, detect, ending, invariants
-from supervisor.core.model import Failure, Kind, Rung
+from agents.names import Name, TrainerName
+from supervisor.core import budget, decide, detect, ending, invariants
+from supervisor.core.ladder import Choice
+from supervisor.core.model import Failure, Incident, Kind, Rung
 from supervisor.core.round import Round
 from supervisor.core.spec import BudgetSpec
 from supervisor.ports.store import Expect
+from supervisor.shell import projection
 from supervisor.shell.store.election import Leadership
+from supervisor.wire.records import NodeDesired, ProcessRecord, TrainerDesired
 
 
 def budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -61,13 +67,109 @@ def crash_called_oom(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ending, "Failure", named)
 
 
+def gate_closes_for_good(patch: pytest.MonkeyPatch) -> None:
+    right = GateState.judge_etcd
+
+    def judge_etcd(self: GateState, silent_s: float, read_again: bool, now: float) -> bool:
+        return not self.closed and right(self, silent_s, read_again, now)
+
+    patch.setattr(GateState, "judge_etcd", judge_etcd)
+
+
+def gate_closes_whomever_it_hears(patch: pytest.MonkeyPatch) -> None:
+    right = GateState.judge_etcd
+
+    def judge_etcd(self: GateState, silent_s: float, read_again: bool, now: float) -> bool:
+        if self.closed or silent_s <= self.etcd_silence_s:
+            return right(self, silent_s, read_again, now)
+        self.closed = True
+        return True
+
+    patch.setattr(GateState, "judge_etcd", judge_etcd)
+
+
+def agents_begin_again_what_has_ended(patch: pytest.MonkeyPatch) -> None:
+    right = reconcile._trainer
+
+    def trainer(
+        wanted: TrainerDesired, known: Sequence[tuple[Name, ProcessRecord]], allocation: str
+    ) -> Iterator[reconcile.Action]:
+        return right(wanted, [(name, record) for name, record in known if not record.exited], allocation)
+
+    patch.setattr(reconcile, "_trainer", trainer)
+
+
+def agents_end_who_has_no_gate(patch: pytest.MonkeyPatch) -> None:
+    right = reconcile._unwanted
+
+    def unwanted(
+        desired: Mapping[str, NodeDesired], known: Sequence[tuple[Name, ProcessRecord]]
+    ) -> Iterator[reconcile.Stop]:
+        yield from right(desired, known)
+        waiting = {(t.run, t.group) for node in desired.values() for t in node.trainers if not t.gate}
+        for name, record in known:
+            if not record.exited and isinstance(name, TrainerName) and (name.run, name.group) in waiting:
+                yield reconcile.Stop(record.name, "it has no gate")
+
+    patch.setattr(reconcile, "_unwanted", unwanted)
+
+
+def checkpoint_not_handed_on(patch: pytest.MonkeyPatch) -> None:
+    right = projection.TrainerDesired
+
+    def desired(**said: Any) -> Any:
+        return right(**{**said, "checkpoint": None})
+
+    patch.setattr(projection, "TrainerDesired", desired)
+
+
+def no_reason_kept(patch: pytest.MonkeyPatch) -> None:
+    right = Round.decide_incident
+
+    def decided(self: Round, incident: Incident, choice: Choice, generation: int) -> Incident:
+        return right(self, incident, replace(choice, reason=""), generation)
+
+    patch.setattr(Round, "decide_incident", decided)
+
+
+def checkpoint_is_what_is_told_now(patch: pytest.MonkeyPatch) -> None:
+    def note(r: Round) -> None:
+        ranks = [(g, rank) for g in r.groups.values() for rank in detect.ranks_of(g, r.observed)]
+        marks = [rank.checkpoint for g, rank in ranks if rank.checkpoint and rank.checkpoint.generation == g.generation]
+        r.rest["checkpoint"] = max(marks, key=lambda mark: mark.step, default=None)
+
+    patch.setattr(decide, "_note_checkpoint", note)
+
+
+def fence_names_the_generation_that_it_shuts_out(patch: pytest.MonkeyPatch) -> None:
+    right = Round.act
+
+    def act(self: Round, verb: Any, key: str, reason: str, **about: Any) -> None:
+        if verb == "fence":
+            about["generation"] -= 1
+        right(self, verb, key, reason, **about)
+
+    patch.setattr(Round, "act", act)
+
+
+FEW, ONE_GROUP = 8, 2
+"""Nodes, a spare among them. Whatever ends the only group is followed by a resume from disk."""
+
 PLANTED = (
-    (budget_off_by_one, "budget: "),
-    (no_epoch_compared, "fencing: "),
-    (no_proof_of_emptiness, "single_owner: fail: "),  # its node was said to be empty
-    (nothing_is_given_back, "leak: "),
-    (agents_end_nothing, "orphan: "),
-    (crash_called_oom, "one_incident_each: fail: "),
-    (stale_generation_accepted, "owners: "),  # the newer generation may step too
+    (budget_off_by_one, "budget", FEW),
+    (no_epoch_compared, "fencing", FEW),
+    (no_proof_of_emptiness, "single_owner", FEW),  # its node was said to be empty
+    (nothing_is_given_back, "leak", FEW),
+    (agents_end_nothing, "orphan", FEW),
+    (crash_called_oom, "one_incident_each", FEW),
+    (stale_generation_accepted, "owners", FEW),  # the newer generation may step too
+    (fence_names_the_generation_that_it_shuts_out, "stale", FEW),
+    (gate_closes_for_good, "progress", FEW),
+    (gate_closes_whomever_it_hears, "others_go_on", FEW),
+    (agents_begin_again_what_has_ended, "start", FEW),
+    (agents_end_who_has_no_gate, "no_kill_without_reason", FEW),
+    (checkpoint_not_handed_on, "steps", ONE_GROUP),
+    (no_reason_kept, "reason", FEW),
+    (checkpoint_is_what_is_told_now, "monotonic", FEW),
 )
-"""With how the sentences begin that tell of it."""
+"""With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
