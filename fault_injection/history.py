@@ -34,6 +34,8 @@ class Decided:
     refused: str = ""
     line: int = 0
     """Of its intent, in the journal."""
+    replaced: bool = False
+    """Its number was given once more: whoever gave it had not found this one in etcd."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ class History:
     def committed(self) -> list[Decided]:
         """Decisions that took effect. One without an outcome (its supervisor died in between, or the store went away)
         did if a later one built on it and none took its number again."""
-        final = {d.number: d for d in self.decisions if not d.refused}
+        final = {d.number: d for d in self.decisions if not d.refused and not d.replaced}
         return [
             d
             for d in self.decisions
@@ -289,6 +291,7 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
     outcomes: dict[int, dict[str, Any]] = {}
     intents: list[dict[str, Any]] = []
     intent_lines: list[int] = []
+    given: list[tuple[int, int]] = []
     open_: dict[tuple[int, int], int] = {}
     intended_at: dict[tuple[int, int], int] = {}
     away: float | None = None
@@ -316,12 +319,16 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
             history.reached = max(history.reached, line["decision"] - 1)
             intended_at[line["epoch"], line["decision"]] = at
             open_.pop((line["epoch"], line["decision"]), None)  # one that did nothing may take the number too
+            if line.get("changed"):
+                given.append((line["decision"], at))
             if line.get("actions") or line.get("incidents"):
                 open_[line["epoch"], line["decision"]] = len(intents)
                 intents.append(line)
                 intent_lines.append(at)
     if away is not None:
         history.outages.append(Outage(start=away, end=last))
+    refused = {outcome.intent_line for outcome in history.outcomes if outcome.refused}
+    newest = {number: at for number, at in given if at not in refused}
     for number, line in enumerate(intents):
         outcome = outcomes.get(number)
         history.decisions.append(
@@ -335,6 +342,7 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
                 committed_at=outcome["t"] if outcome is not None and not outcome.get("refused") else None,
                 refused=str(outcome.get("refused", "")) if outcome is not None else "",
                 line=intent_lines[number],
+                replaced=newest.get(line["decision"], 0) > intent_lines[number],
             )
         )
 

@@ -66,7 +66,7 @@ class Journal:
         policy: int = 0,
     ) -> None:
         """What is about to be committed, and why. Of the groups those that are not as in `before`: a thousand of them would be 60
-        kB in each line. `policy` is the version of a policy that a person has set."""
+        kB in each line. `policy` is the version of a policy that a person has set. What changes nothing has its predecessor's number."""
         known = before.groups if before is not None and self._told_all and not _resumes(decision) else {}
         self._told_all = True
         self._append(
@@ -74,6 +74,7 @@ class Journal:
                 "entry": "intent",
                 "epoch": epoch,
                 "decision": decision.memory.decisions,
+                "changed": decision.memory is not before,
                 "revision": observed.revision,
                 "now": round(observed.now, 4),
                 "actions": [_lean(a) for a in decision.actions],

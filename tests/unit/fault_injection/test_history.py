@@ -159,6 +159,26 @@ def test_one_whose_number_a_decision_without_actions_took_did_not(tmp_path: Path
     assert set(answers(history).values()) == {"pass"}
 
 
+def test_one_whose_number_was_given_to_a_decision_without_actions_and_without_an_outcome_did_not(
+    tmp_path: Path,
+) -> None:
+    """Two supervisors died, the first before the commit of what it had written down, the second after that of its own."""
+    files = story(tmp_path)
+    files.intent(14.0, 3, {0: 1, 1: 7}, [place(1, 7, "n7")])
+    files.journal = [x for x in files.journal if x.get("decision") != 3 or x["t"] == 14.0]
+    files.intent(14.2, 3, {0: 1, 1: 2}, epoch=2)
+    files.journal[-1]["changed"] = True
+    for line in files.journal:
+        if line.get("decision", 0) > 3:
+            line["epoch"] = 3
+    files.journal.sort(key=lambda x: x["t"])
+    assert [d.number for d in files.history().committed()] == [1, 2, 4, 5, 6, 7]
+    next(x for x in files.journal if x["t"] == 14.2)["changed"] = (
+        False  # it says what it waits for, and has found the first
+    )
+    assert [d.number for d in files.history().committed()] == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_later_decision_that_acts_on_nothing_tells_of_the_one_before_too(tmp_path: Path) -> None:
     """The last thing that was done has no outcome; after it the new leader only saw the group run."""
     files = story(tmp_path)

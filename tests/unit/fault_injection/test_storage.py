@@ -95,6 +95,10 @@ def made(name: str, run_dir: Path, after: ExitStack, silent: bool = False) -> st
         writer.thread.join()
 
 
+def hidden(run_dir: Path) -> bool:
+    return f"{storage.HIDES} {folder_of(str(run_dir))} " in Path("/proc/self/mounts").read_text()
+
+
 @pytest.mark.parametrize(("name", "why"), [(NAMES[0], "No space left"), (NAMES[1], "Read-only file system")])
 def test_it_lasts_until_a_checkpoint_has_failed_and_has_happened_when_one_is_written_again(
     run_dir: Path, name: str, why: str
@@ -104,7 +108,7 @@ def test_it_lasts_until_a_checkpoint_has_failed_and_has_happened_when_one_is_wri
     assert "long ago" not in said, "of this fault"
     assert "; it was healed, and that of step " in said
     assert not (folder_of(str(run_dir)) / acts.FILLER).exists()
-    assert storage.HIDES not in Path("/proc/self/mounts").read_text()
+    assert not hidden(run_dir)
     assert listed(str(run_dir)), "what it hid is there again"
 
 
@@ -113,7 +117,7 @@ def test_where_no_checkpoint_fails_it_did_not_happen_and_is_healed_all_the_same(
     with pytest.raises(Fatal, match="a checkpoint fails"), ExitStack() as after:
         made(name, run_dir, after, silent=True)
     assert not (folder_of(str(run_dir)) / acts.FILLER).exists()
-    assert storage.HIDES not in Path("/proc/self/mounts").read_text()
+    assert not hidden(run_dir)
 
 
 def test_where_nothing_is_hidden_nothing_is_unmounted(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

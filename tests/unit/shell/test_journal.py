@@ -36,8 +36,17 @@ def test_an_intent_says_what_and_why(tmp_path: Path) -> None:
         {"verb": "cordon", "key": "cordon:n9:i1", "reason": "incident i1", "node": "n9", "group": 0}
     ]
     assert line["waits"] == ["draining"]
+    assert line["changed"] is True
     assert line["incidents"][0]["id"] == "i1"
     assert line["groups"]["1"] == {"generation": 2, "node": "", "phase": "fencing"}
+
+
+def test_what_changes_nothing_says_so(tmp_path: Path) -> None:
+    """It has the number of what was committed before it."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.intent(7, OBSERVED, DECISION, MEMORY)
+    (line,) = read(journal.path)
+    assert line["changed"] is False
 
 
 def test_of_the_groups_only_those_that_changed_are_told_again(tmp_path: Path) -> None:
