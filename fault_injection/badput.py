@@ -18,6 +18,7 @@ from supervisor.core.ledger import (
     during,
     kept_waiting,
     of_lines,
+    without,
 )
 from supervisor.core.model import Rung
 
@@ -34,10 +35,21 @@ class Span:
 
     begin: float
     end: float
+    halts: tuple[tuple[float, float], ...] = ()
+    """From when until when the run was halted. They are left out, as the leader leaves them out (`Accounts`): what a person takes to
+    look at it says nothing of how well it trains."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin - self.halted_s(self.begin, self.end)
+
+    def halted_s(self, start: float, end: float) -> float:
+        """Of these seconds those that are left out."""
+        return sum(max(0.0, min(end, resumed) - max(start, halted)) for halted, resumed in self.halts)
 
 
 def ledger(history: History, group: int, span: Span) -> list[Interval]:
-    """Every second of a group, once."""
+    """Every second of a group, once; those in which the run was halted are left out."""
     generations = history.of_group(group)
     ends = _generation_ends(history, group)
     processes = []
@@ -52,7 +64,10 @@ def ledger(history: History, group: int, span: Span) -> list[Interval]:
     found = cover(processes, _marks(history, group, processes), span.begin, span.end)
     for outage in history.outages:
         found = during(found, outage.start, outage.end, Cause.STORE_AWAY, WITHOUT_A_PROCESS)
-    return _waits(history, group, found)
+    found = _waits(history, group, found)
+    for halted, resumed in span.halts:
+        found = without(found, halted, resumed)
+    return found
 
 
 @dataclass(frozen=True)
@@ -87,13 +102,14 @@ def windows(history: History) -> list[Window]:
 
 def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span: Span) -> list[str]:
     """What contradicts the ledgers of a run: seconds under two causes or none, and what the trainers wrote that was cut to fit."""
-    length = span.end - span.begin
+    length = span.seconds
     wrong = list(_cut_to_fit(history))
     for group, intervals in found.items():
         seconds = sum(interval.seconds for interval in intervals)
         if abs(seconds - length) > SHARE * length:
             wrong.append(f"group {group}: {seconds:.1f} s of {length:.1f} s are under a cause")
-        apart = [(a, b) for a, b in itertools.pairwise(intervals) if abs(b.start - a.end) > SLACK_S]
+        pairs = itertools.pairwise(intervals)
+        apart = [(a, b) for a, b in pairs if abs(b.start - a.end - span.halted_s(a.end, b.start)) > SLACK_S]
         wrong += [f"group {group}: from {a.end:.2f} to {b.start:.2f} twice, or under no cause" for a, b in apart[:3]]
     return wrong
 
@@ -204,6 +220,8 @@ def _marks(history: History, group: int, processes: list[list[Interval]]) -> lis
         for action in decision.actions:
             if action.get("group") == group and action["verb"] in ("start", "place"):
                 marks.append(Mark(at, Cause.ACT))
+            if action["verb"] == "resume":  # every group waits for a node again, whatever it waited for before the halt
+                marks.append(Mark(decision.t, Cause.ALLOCATE))
     for steps, lived in zip(history.of_group(group), processes, strict=True):
         silent = not any(p.generation == steps.generation and p.group == group and p.exited for p in history.processes)
         if lived and silent:

@@ -2,7 +2,8 @@
 
 Of its group: all from the last step that was committed before it until it was over, and what is computed again of the steps that were
 lost with it. Of the others: the steps that failed and the waits for a quorum meanwhile, what they stood still for one that hung, and
-what they waited for one that was slow. Where two may have a second, the one that began last has it.
+what they waited for one that was slow. Where two may have a second, the one that began last has it, and not before it began: a group that
+waits for another one has not committed a step since, and what befalls it later has none of that wait.
 
 One for which nothing was started, as one that was only observed, has seconds until its group commits again: from then on it trains. What
 an ordinary step brings with it is nobody's.
@@ -10,7 +11,7 @@ an ordinary step brings with it is nobody's.
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -50,6 +51,11 @@ class _Share:
         return str(self.window.incident["id"])
 
     @property
+    def begins(self) -> float:
+        """Since when it costs anybody more than the step that was under way."""
+        return max(self.since, self.window.began)
+
+    @property
     def group(self) -> int:
         return int(self.window.incident["group"])
 
@@ -68,7 +74,7 @@ def of_incidents(history: History, ledgers: Mapping[int, Sequence[Interval]]) ->
     for group, intervals in ledgers.items():
         own = [share for share in shares if share.group == group]
         usual = _usual_steps(history, group)
-        for interval in _cut(intervals, own):
+        for interval in _cut(intervals, own, shares):
             whose = None if _is_usual(interval, usual) else _whose(interval, group, own, shares)
             if whose is not None:
                 seconds = found[whose.id]
@@ -108,15 +114,20 @@ def _is_usual(interval: Interval, steps: Sequence[tuple[float, float]]) -> bool:
     return before > 0 and at < steps[before - 1][1]
 
 
-def _cut(intervals: Iterable[Interval], own: Sequence[_Share]) -> Iterator[Interval]:
-    """The same seconds, so that an incident of the group has all of an interval, or none of it."""
-    ends = sorted({at for share in own for at in (share.since, share.window.began, share.over)})
+def _cut(intervals: Iterable[Interval], own: Sequence[_Share], shares: Sequence[_Share]) -> Iterator[Interval]:
+    """The same seconds, so that an incident which may have an interval has all of it, or none: one of the group, or, of what the
+    others may have cost it, any."""
+    of_own, of_any = _ends(own), _ends(shares)
     for interval in intervals:
-        start = interval.start
-        for at in (at for at in ends if interval.start < at < interval.end):
+        ends, start = of_any if interval.cause in (*WAITED, *HELD_UP) else of_own, interval.start
+        for at in ends[bisect(ends, interval.start) : bisect_left(ends, interval.end)]:
             yield Interval(start, at, interval.cause)
             start = at
         yield Interval(start, interval.end, interval.cause)
+
+
+def _ends(shares: Iterable[_Share]) -> list[float]:
+    return sorted({at for s in shares for at in (s.since, s.window.began, s.over, s.window.over)})
 
 
 def _whose(interval: Interval, group: int, own: Sequence[_Share], shares: Sequence[_Share]) -> _Share | None:
@@ -125,23 +136,26 @@ def _whose(interval: Interval, group: int, own: Sequence[_Share], shares: Sequen
     if cause == Cause.PRODUCTIVE:
         return None
     if cause in HELD_UP:
-        return _newest(s for s in shares if s.window.incident["kind"] == HELD_UP[cause] and _touches(s, interval))
+        held = (s for s in shares if s.window.incident["kind"] == HELD_UP[cause])
+        there = [s for s in held if min(s.since, s.window.began) <= at < s.window.over]
+        begun = [s for s in there if s.window.began <= at]
+        return max(begun, key=_began, default=None) or min(there, key=_began, default=None)
     if cause == Cause.RECOMPUTE:
         restarts = [s for s in shares if s.restarted and s.since <= at]
         return _newest(s for s in restarts if s.group == group) or _newest(restarts)
+    if cause in WAITED:
+        there = [s for s in shares if s.is_at(at)]
+        begun = [s for s in there if s.begins <= at]
+        # where none has begun, the step that was under way is of the first that did
+        return _newest(s for s in begun if s.group == group) or _newest(begun) or min(there, key=_began, default=None)
     mine = _newest(s for s in own if s.is_at(at))
-    if mine is not None:
-        return None if cause in ROUTINE and at < mine.window.began else mine
-    if cause not in WAITED:
-        return None
-    others = (s for s in shares if s.group != group)
-    return _newest(s for s in others if s.since < interval.end and s.over > interval.start)
+    return None if mine is None or (cause in ROUTINE and at < mine.window.began) else mine
 
 
-def _touches(share: _Share, interval: Interval) -> bool:
-    return share.window.began < interval.end and share.window.over > interval.start
+def _began(share: _Share) -> float:
+    return share.window.began
 
 
 def _newest(shares: Iterable[_Share]) -> _Share | None:
     """The one that began last."""
-    return max(shares, key=lambda s: (s.since, s.window.began), default=None)
+    return max(shares, key=lambda s: s.begins, default=None)

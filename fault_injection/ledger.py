@@ -54,6 +54,7 @@ def command(
     No second is of two incidents: the newest has what two might have, and what is no incident's has a row of its own.
     From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now,
     or until it was last heard of, where no `supervisor up` of its folder lives and its files have been silent for minutes.
+    What passed from a halt until a person resumed it is left out: it is under no cause and in no ratio.
     Ends with 1 where the sums are not the run's time, or files of a node or of a generation that trained are not on this machine."""
     with sentences():
         found = of_run(folder)
@@ -87,7 +88,8 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     costs = of_incidents(history, ledgers)
     return {
         "run": name,
-        "seconds": round(span.end - span.begin, 3),
+        "seconds": round(span.seconds, 3),
+        "halted_s": round(span.halted_s(span.begin, span.end), 3),
         "begin_unix_s": span.begin,
         "phase": lasted.phase,
         "over": lasted.over,
@@ -131,6 +133,8 @@ class Lasted:
     over: bool
     silent: bool = False
     """Nothing was heard of it since."""
+    halts: tuple[tuple[float, float], ...] = ()
+    """From when until when it was halted, of those of which it was resumed."""
 
 
 def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
@@ -147,9 +151,13 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     phases += [open_] if open_ is not None else []
     if not phases:
         return None
-    began, phase = phases[0][0], phases[-1][1]
-    over = next((at for at, _ in reversed(list(itertools.takewhile(lambda p: p[1] in ENDED, reversed(phases))))), None)
-    return Lasted(began, now if over is None else over, phase, over is not None)
+    ended: float | None = None
+    halts: list[tuple[float, float]] = []
+    for at, phase in phases:
+        if phase not in ENDED and ended is not None:
+            halts.append((ended, at))
+        ended = (at if ended is None else ended) if phase in ENDED else None
+    return Lasted(phases[0][0], now if ended is None else ended, phase, ended is not None, halts=tuple(halts))
 
 
 def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History, system: Path) -> Lasted:
@@ -177,26 +185,29 @@ def _span(history: History, lasted: Lasted) -> tuple[Span, float]:
     """What is counted, and how long the newest step may be under way without being counted: what it becomes is not known yet."""
     steps = [line for s in history.steps for line in s.committed() if "start" in line]
     if lasted.over or lasted.silent or not steps:
-        return Span(lasted.began, lasted.until), 0.0
+        return Span(lasted.began, lasted.until, lasted.halts), 0.0
     newest, in_flight_s = max(line["t"] for line in steps), IN_FLIGHT * median(x["t"] - x["start"] for x in steps)
     goes_on = lasted.until - newest <= in_flight_s
-    return Span(lasted.began, newest if goes_on else lasted.until), in_flight_s
+    return Span(lasted.began, newest if goes_on else lasted.until, lasted.halts), in_flight_s
 
 
 def _not_all_of_it(
     history: History, ledgers: Mapping[int, list[Interval]], lasted: Lasted, in_flight_s: float
 ) -> Iterator[str]:
     """What the ledgers leave out of the run, as its journal and its trainers tell it."""
-    whole = lasted.until - lasted.began
+    whole = lasted.until - lasted.began - sum(resumed - halted for halted, resumed in lasted.halts)
     for group, intervals in ledgers.items():
         seconds = sum(interval.seconds for interval in intervals)
         if abs(seconds - whole) > SHARE * whole + in_flight_s:
             yield f"group {group}: {seconds:.1f} s are under a cause, and the run has lasted {whole:.1f} s by its journal"
     for steps in history.steps:
-        late = [line["t"] for line in steps.committed() if line["t"] > lasted.until + SLACK_S]
-        if late:
-            beyond = max(late) - lasted.until
-            yield f"{steps.name}: steps until {beyond:.1f} s after the end of the run: they are not counted"
+        for what, since, until in (
+            *(("a halt", *halt) for halt in lasted.halts),
+            ("the end of the run", lasted.until, float("inf")),
+        ):
+            late = [line["t"] for line in steps.committed() if since + SLACK_S < line["t"] <= until]
+            if late:
+                yield f"{steps.name}: steps until {max(late) - since:.1f} s after {what}: they are not counted"
 
 
 def _without(causes: Mapping[Cause, float], costs: Iterable[Mapping[Cause, float]]) -> dict[Cause, float]:
@@ -243,6 +254,8 @@ class _Printed:
         if (since := found["silent_since_unix_s"]) is not None:
             at = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"
             until = f"not over: nothing is heard of it since {at}; counted until then"
+        if found["halted_s"]:
+            until += f"; {found['halted_s']:.1f} s for which it was halted are left out"
         yield f"run {found['run']}: {found['seconds']:.1f} s of {len(groups)} groups ({until}); ETTR {found['ettr']:.1%}"
         yield _table(
             ("cause", "group-seconds", "share"),

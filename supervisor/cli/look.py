@@ -117,8 +117,9 @@ def explain(
                 record = client.choose_run(mirror, run)
                 known = {i.id: i for i in client.incidents(mirror, record.spec.name)}
                 digests = why_module.digests(mirror, record.spec.name, incident)
+                stood = status.account(mirror, record.spec.name).stood
             found = _named(incident, known, f"run {record.spec.name}")
-            told = why_module.why(found, Path(record.run_dir) / "journal.jsonl", digests)
+            told = why_module.why(found, Path(record.run_dir) / "journal.jsonl", digests, stood)
     show(why_module.as_json(told), as_json, Text("\n".join(why_module.page(told))))
     if not told.same:
         raise typer.Exit(1)

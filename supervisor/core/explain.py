@@ -30,7 +30,7 @@ FRAMES = 6
 """Of a traceback those that are told, the newest; of a number that is not finite the one that found it."""
 
 AT_LEAST_S = 0.01
-"""A shorter time without a leader is not told."""
+"""Less than this that the run clock does not have is not told."""
 
 
 def explain(
@@ -41,8 +41,8 @@ def explain(
     stood: Sequence[tuple[float, float]] = (),
 ) -> list[str]:
     """Lines: what happened, when, what was done and why, and what else was considered. `detected` is when that was, for people;
-    `became`: since when it was of which kind, on the run clock; `waits`: why nothing was decided at first; `stood`: where the run clock stood still for
-    want of a leader, and for how many seconds."""
+    `became`: since when it was of which kind, on the run clock; `waits`: why nothing was decided at first; `stood`: as
+    Account.stood."""
     lines = [
         f"Incident {incident.id}: group {incident.group}{_rank(incident)} on node {incident.node or '-'}: {incident.kind.value}"
         f" ({incident.confidence.value})",
@@ -96,8 +96,10 @@ def _when(
         total = f", {since:.2f} s after it was detected" if before != incident.opened else ""
         lines.append(f"  {name:8}  {lasted_s(before, at, stood):.2f} s later{total}{what}")
         before = at
-    nobody_s = sum(s for at, s in stood if incident.opened <= at < before)
-    return [*lines, f"  ({nobody_s:.2f} s of it nobody led)"] if nobody_s >= AT_LEAST_S else lines
+    # whether anybody led then is not known: who leads and changes nothing leaves no memory
+    more_s = lasted_s(incident.opened, before, stood) - (before - incident.opened)
+    told = f"  ({more_s:.2f} s of it are not on the run clock: another supervisor took the lead)"
+    return [*lines, told] if more_s >= AT_LEAST_S else lines
 
 
 def _first(incident: Incident, became: Sequence[tuple[float, Kind]]) -> str:

@@ -197,6 +197,12 @@ def during(
     return found
 
 
+def without(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
+    """The same seconds but those between start and end."""
+    cut = (part for i in intervals for part in (replace(i, end=min(i.end, start)), replace(i, start=max(i.start, end))))
+    return [part for part in cut if part.seconds > 0]
+
+
 def kept_waiting(
     intervals: Iterable[Interval], start: float, end: float, cause: Cause, ordinary_s: float
 ) -> list[Interval]:

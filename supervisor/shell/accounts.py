@@ -92,7 +92,8 @@ class _Group:
 
 @dataclass
 class Accounts:
-    """Of one run, in one term. `seconds` add up to the time of all groups since the first look, but for what is held."""
+    """Of one run, in one term. `seconds` add up to the time of all groups since the first look, but for what is held, and for
+    what passes once the run has ended: from a halt until a person resumes it."""
 
     step: int = 0
     """The newest that was seen to be committed; at first, in the terms before this one."""

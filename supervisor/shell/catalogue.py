@@ -117,7 +117,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _counter("supervisor_incidents_total", "incidents", ("run", _KIND, _RUNG), "Incidents closed since the launch, by kind and rung."),
     _counter("supervisor_node_incidents_total", "incidents", ("run", "node"), "The same, by the node where it happened; not what a person asked for, nor what the engine announced."),
     _counter("supervisor_shadow_incidents_total", "incidents", ("run", _RUNG), "Failures that were only observed since the launch, by the rung that would have been."),
-    _histogram("supervisor_recovery_seconds", ("run", ("phase", RECOVERY)), "Parts of the incidents closed since the launch: detect, decide, act, rejoin, and all of them; with the time without a leader.", RECOVERY_BUCKETS),
+    _histogram("supervisor_recovery_seconds", ("run", ("phase", RECOVERY)), "Parts of the incidents closed since the launch: detect, decide, act, rejoin, and all of them; with what the run clock does not have, as another takes the lead.", RECOVERY_BUCKETS),
     _gauge("supervisor_budget_left", "uses", ("run", _BUDGET), "What is left of a rung's budget in its window; restart: of the group that has the least."),
     _gauge("supervisor_budget_allowed", "uses", ("run", _BUDGET), "How much a rung's budget is."),
     _gauge("supervisor_spare_nodes", "nodes", ("run",), "Nodes on which a group would be placed now: healthy, registered, checked, not about to leave, and without a rank."),

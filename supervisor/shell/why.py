@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -34,6 +34,9 @@ MOST_LINES = 24
 
 SAME_S = 0.01
 """Two times of the run clock that are one, whatever was rounded."""
+
+EXACT_S = 0.0001
+"""By so much the journal rounds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,8 @@ class Why:
     """What etcd has of the decisions about it: the newest ones only."""
     gaps: tuple[str, ...] = ()
     """What the journal lacks, for another supervisor led then."""
+    stood: tuple[tuple[float, float], ...] = ()
+    """As Account.stood, and what the journal alone has of it."""
 
     @property
     def same(self) -> bool:
@@ -99,13 +104,41 @@ class Why:
         return tuple(d for d in self.digests if (d.epoch, d.decision) not in here)
 
 
-def why(incident: Incident, journal: Path, digests: tuple[Digest, ...] = ()) -> Why:
-    """Reads the journal, and asks `decide` again on each recorded input. Raises OSError when a file cannot be read."""
-    decided = tuple(_decided(journal, incident.id, {d.decision: d.epoch for d in digests}))
+def why(
+    incident: Incident,
+    journal: Path,
+    digests: tuple[Digest, ...] = (),
+    stood: tuple[tuple[float, float], ...] = (),
+) -> Why:
+    """Reads the journal, and asks `decide` again on each recorded input. `stood`: Account.stood, where etcd is read. Raises OSError when
+    a file cannot be read."""
+    exact = [at for at in (incident.opened, incident.decided, incident.acted, incident.recovered) if at is not None]
+    exact += [at for at, _ in stood]
+    found = _decided(journal, incident.id, {d.decision: d.epoch for d in digests})
+    # or one that is rounded up would seem to be after the term that it ends
+    decided = tuple(replace(d, clock=next((at for at in exact if abs(at - d.clock) < EXACT_S), d.clock)) for d in found)
     kept = inputs.find(journal.parent, {d.input for d in decided if d.input})
     again = tuple(_again(d, kept.get(d.input), journal) for d in decided)
-    told = Why(incident=incident, journal=str(journal), decided=decided, again=again, digests=digests)
+    told = Why(
+        incident=incident,
+        journal=str(journal),
+        decided=decided,
+        again=again,
+        digests=digests,
+        stood=_stood(decided, stood),
+    )
     return replace(told, gaps=tuple(_gaps(told)))
+
+
+def _stood(decided: Iterable[Decided], known: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """As Account.stood: what etcd has, and of the changes of leader that are not in it what two decisions tell, by their wall clocks."""
+    pairs = (
+        (a, b, b.at_unix_s - b.clock - (a.at_unix_s - a.clock)) for a, b in pairwise(decided) if a.epoch != b.epoch
+    )
+    return (
+        *known,
+        *((a.clock, s) for a, b, s in pairs if s > 0.0 and not any(a.clock <= at < b.clock for at, _ in known)),
+    )
 
 
 def _gaps(told: Why) -> Iterator[str]:
@@ -283,7 +316,7 @@ def _again(decided: Decided, kept: inputs.Kept | inputs.LostInput | None, journa
 def as_json(told: Why) -> dict[str, Any]:
     """The incident, with what was found of it."""
     body = to_jsonable_python(told)
-    found = {key: body[key] for key in ("journal", "digests", "gaps")}
+    found = {key: body[key] for key in ("journal", "digests", "gaps", "stood")}
     decisions = [{k: v for k, v in d.items() if k != "then"} for d in body["decided"]]
     return {**body["incident"], **found, "decisions": decisions, "asked_again": body["again"], "same_today": told.same}
 
@@ -294,14 +327,8 @@ def as_json(told: Why) -> dict[str, Any]:
 def page(told: Why) -> list[str]:
     """Lines of plain words."""
     waits = tuple(dict.fromkeys(sentence for d in told.decided for sentence in d.waits))
-    lines = explain(told.incident, _instant(told), _became(told), waits, _stood(told))
+    lines = explain(told.incident, _instant(told), _became(told), waits, told.stood)
     return [*lines, "", *_steps(told), "", *_today(told)]
-
-
-def _stood(told: Why) -> list[tuple[float, float]]:
-    """Where the run clock stood still, and for how many seconds: nobody led. By the leaders' wall clocks."""
-    pairs = ((a, b, b.at_unix_s - b.clock - (a.at_unix_s - a.clock)) for a, b in pairwise(told.decided))
-    return [(a.clock, seconds) for a, b, seconds in pairs if a.epoch != b.epoch and seconds > 0.0]
 
 
 def _became(told: Why) -> list[tuple[float, Kind]]:
@@ -332,7 +359,7 @@ def _steps(told: Why) -> list[str]:
 
 
 def _step(decided: Decided, told: Why) -> list[str]:
-    after = lasted_s(told.incident.opened, decided.clock, _stood(told))
+    after = lasted_s(told.incident.opened, decided.clock, told.stood)
     version = {None: "", 0: ", policy as launched"}.get(decided.policy, f", policy version {decided.policy}")
     sure = "" if decided.known else "; whether it took effect is not in the journal"
     did = [f"      {a.verb}{_where(a)}: {a.reason}" for a in decided.own] or [f"      it is {_state(decided, told)}"]

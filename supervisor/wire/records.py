@@ -662,8 +662,8 @@ class Account:
     """Of each leadership term, oldest first: the run clock as it began, and what is added to an instant of the run clock after that
     to make it wall clock (Unix), by the machine that led. Again whenever its clock was set."""
     stood: tuple[tuple[float, float], ...] = ()
-    """Of each leadership term after another, oldest first: the run clock as it began, and for how many seconds it had stood still then.
-    By the wall clocks of both machines, and never less than 0."""
+    """Of each leadership term after another, oldest first: the run clock as it began, and for how many seconds it had stood still then:
+    since the newest memory, whether anybody led or not. By the wall clocks of both machines, and never less than 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

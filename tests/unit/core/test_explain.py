@@ -129,6 +129,18 @@ def test_one_whose_kind_changed_tells_its_first_sign_and_when_it_counted_as_what
     ]
 
 
+def test_what_the_run_clock_does_not_have_is_added_where_it_was_lost() -> None:
+    """Not what it lost before it was detected, nor once it was over; and who led then is not said."""
+    text = explain(INCIDENT, stood=((99.0, 500.0), (100.5, 30.0), (110.0, 500.0)))
+    when = text[text.index("When:") + 1 :]
+    assert when[1:5] == [
+        "  decided   0.50 s later",
+        "  acted     31.75 s later, 32.25 s after it was detected: its new processes were seen",
+        "  back      7.75 s later, 40.00 s after it was detected",
+        "  (30.00 s of it are not on the run clock: another supervisor took the lead)",
+    ]
+
+
 def test_an_instant_of_zero_is_an_instant() -> None:
     assert "  decided   0.00 s later" in explain(replace(INCIDENT, opened=0.0, decided=0.0))
 

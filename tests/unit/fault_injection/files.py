@@ -204,7 +204,27 @@ def seconds(first: float, number: int, count: int) -> list[dict[str, Any]]:
     return [step(first + i, first + i + 1, number + i) for i in range(count)]
 
 
-# --- the story ---
+# --- the stories ---
+
+
+def resumed(folder: Path) -> Files:
+    """One group trains from 5 s on and ends by an error at 10.6 s, for which the run is halted at 11 s; a person resumes it eight hours
+    later, at 28811 s. It is placed at 28812 s, steps from 28814 s to 28864 s, and the run has finished then."""
+    f = Files(folder)
+    f.decide(1.0, 1, {0: 1}, [place(0, 1, "n1")])
+    f.decide(11.0, 2, {0: 1}, [], [incident("i1", "error", 0, 1, 1, "halted", rung=4)])
+    f.decide(28811.0, 3, {0: 2}, [{"verb": "resume", "key": "resume:1", "reason": "a person resumes it"}])
+    f.decide(28812.0, 4, {0: 2}, [place(0, 2, "n1")])
+    f.decide(28864.0, 5, {0: 2})
+    for number, phase in enumerate(("running", "halted", "resuming", "running", "finished"), 1):
+        about = f.of_decision(number, "intent")
+        about["phase"], about["groups"]["0"]["node"] = phase, "n1"
+    f.shim(2.0, "spawned", "n1", 0, 1)
+    f.shim(10.6, "exited", "n1", 0, 1, exit_code=1, signal=None)
+    f.shim(28813.0, "spawned", "n1", 0, 2)
+    f.steps["n1", 0, 1] = [line("start", 2.0, 5.0), *seconds(5.0, 1, 5), line("failed", 10.0, 10.5)]
+    f.steps["n1", 0, 2] = [line("start", 28813.0, 28814.0), *seconds(28814.0, 6, 50)]
+    return f
 
 
 def story(folder: Path) -> Files:

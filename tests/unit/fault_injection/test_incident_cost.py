@@ -66,8 +66,10 @@ def test_a_crash_costs_what_was_under_way_in_all_groups_until_it_steps_again(run
     of = {g: totals(x) for g, x in near.items()}
     assert of[1][Cause.LOST_STEP] > 0.5
     assert of[0][Cause.FAILED_STEP] > 0.5
-    for cause, group in ((Cause.LOST_STEP, 1), (Cause.DETECT, 1), (Cause.START, 1), (Cause.FAILED_STEP, 0)):
+    for cause, group in ((Cause.LOST_STEP, 1), (Cause.DETECT, 1), (Cause.START, 1)):
         assert cost[cause] == pytest.approx(of[group][cause], abs=1e-3), cause
+    # by so much group 0 had committed the last step before group 1 did: until then nothing was lost
+    assert cost[Cause.FAILED_STEP] == pytest.approx(of[0][Cause.FAILED_STEP] - 0.021, abs=1e-3)
 
 
 def test_where_all_were_lost_each_group_is_of_its_own_incident(run: History) -> None:
@@ -131,6 +133,58 @@ def test_of_two_that_last_at_one_time_each_has_its_own_group_and_the_newest_the_
     assert whole_wait == pytest.approx(20.2)
     assert summed(costs)[Cause.FAILED_STEP] == pytest.approx(0.8 + 0.8)
     assert sum(summed(costs).values()) == pytest.approx(sum(badput(ledgers).values()) - 3 * 3.0)
+
+
+def test_a_wait_is_of_the_one_that_had_begun(tmp_path: Path) -> None:
+    """Groups 1 and 2 wait for group 0, which ended at 9.5; group 1 ends at 28.5, and has not committed since 9 either."""
+    f = paused(tmp_path)
+    for entry in f.journal[-2:]:
+        entry["t"] += 18.0
+    f.of_shim("n1", "exited", 1, 1)["t"] = 28.5
+    f.steps["n1", 1, 1][-1] = line("quorum", 9.0, 28.4)
+    history = f.history()
+    assert [w.began for w in windows(history)] == [9.9, 28.9]
+    costs = no_second_twice(history, ledgers_of(history, Span(2.0, 30.0), groups=3))
+    assert costs["i1"] == {
+        Cause.LOST_STEP: pytest.approx(0.5),
+        Cause.DETECT: pytest.approx(0.5),
+        Cause.DECIDE: pytest.approx(20.0),
+        Cause.FAILED_STEP: pytest.approx(0.8),
+        Cause.QUORUM: pytest.approx(19.4 + 19.1),  # group 1 until 28.4, group 2 from 9.8 until 28.9
+    }
+    assert costs["i2"] == {
+        Cause.LOST_STEP: pytest.approx(0.1),
+        Cause.DETECT: pytest.approx(0.5),
+        Cause.DECIDE: pytest.approx(1.0),
+        Cause.QUORUM: pytest.approx(1.1),
+    }
+
+
+def test_so_is_what_was_waited_for_two_that_hang(tmp_path: Path) -> None:
+    """Group 0 from 10 to 15.1, and group 1 from 14 to 19.1; group 2 tries a step from 9 to 20, of which a second is an ordinary one's."""
+    f = Files(tmp_path)
+    f.decide(1.0, 1, {0: 1, 1: 1, 2: 1}, [place(g, 1, f"n{g}") for g in range(3)])
+    for number, (t, took_s, about) in enumerate(
+        (
+            (12.0, 2.0, ("i1", "hang", 0, 1, 1, "open")),
+            (15.0, 5.0, ("i1", "hang", 0, 1, 2, "acting")),
+            (18.0, 4.0, ("i2", "hang", 1, 1, 1, "open")),
+            (19.0, 5.0, ("i2", "hang", 1, 1, 2, "acting")),
+        ),
+        2,
+    ):
+        f.decide(t, number, {0: 1, 1: 1, 2: 1}, [], [incident(*about, took_s=took_s)])
+    for group in range(3):
+        f.shims[f"n{group}"] = []
+        f.shim(2.0, "spawned", f"n{group}", group, 1)
+        each = [{**x, "seconds": {"data": 0.0, "compute": 1.0}} for x in seconds(5.0, 1, 4)]
+        f.steps[f"n{group}", group, 1] = [line("start", 2.0, 5.0), *each]
+    f.steps["n2", 2, 1].append(step(9.0, 20.0, 5, committed=False))
+    history = f.history()
+    assert [(w.began, w.acted) for w in windows(history)] == [(10.0, 15.1), (14.0, 19.1)]
+    costs = no_second_twice(history, {2: ledger(history, 2, Span(2.0, 20.0))})
+    assert costs["i1"][Cause.HUNG] == pytest.approx(4.0)
+    assert costs["i2"][Cause.HUNG] == pytest.approx(6.0)
 
 
 def test_a_group_that_is_slow_costs_only_what_is_beyond_an_ordinary_step_until_it_is_acted_on(tmp_path: Path) -> None:

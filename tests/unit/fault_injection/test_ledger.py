@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fault_injection import ledger
-from tests.unit.fault_injection.files import RUN, story
+from tests.unit.fault_injection.files import RUN, Files, resumed, seconds, story
 
 app = typer.Typer()
 ledger.register(app)
@@ -241,7 +241,48 @@ def test_a_run_that_was_halted_and_resumed_is_not_over(folder: Path) -> None:
     with journal.open("a") as file:
         file.write('{"t":30.0,"entry":"intent","epoch":1,"decision":9,"phase":"resuming"}\n')
     found = ledger.of_run(folder, now=60.0)
-    assert (found["phase"], found["over"], found["seconds"]) == ("resuming", False, 59.0)
+    assert (found["phase"], found["over"], found["seconds"]) == ("resuming", False, 59.0 - 6.5)
+
+
+def written(files: Files) -> Path:
+    """As `supervisor up` lays it out."""
+    files.write()
+    (files.folder / "system").rename(files.folder / ".supervisor")
+    return files.folder / RUN
+
+
+def test_what_a_person_takes_to_resume_it_is_left_out(tmp_path: Path) -> None:
+    """As in the leader's accounts (`test_live_accounts`): eight hours of a halt were `detect`."""
+    folder = written(resumed(tmp_path))
+    found = ledger.of_run(folder)
+    assert (found["phase"], found["over"], found["wrong"]) == ("finished", True, [])
+    assert (found["seconds"], found["halted_s"]) == (28864.0 - 1.0 - 28800.0, 28800.0)
+    assert found["groups"][0] == {
+        "productive": 55.0,
+        "start": 4.0,  # 2 s to 5 s, 28813 s to 28814 s
+        "act": pytest.approx(0.9 + 0.9),
+        "lost_step": pytest.approx(0.6),
+        "detect": pytest.approx(0.4),  # 10.6 s to 11 s
+        "allocate": pytest.approx(0.1 + 1.1),  # until a node was found, at 28812.1 s
+    }
+    assert found["ettr"] == pytest.approx(55.0 / 63.0, abs=1e-4)
+    assert sum(found["incidents"][0]["lost_s"].values()) == pytest.approx(1.0), "what the halt cost is no incident's"
+    assert "(finished; 28800.0 s for which it was halted are left out)" in asked(str(folder)).output
+
+
+def test_a_step_in_a_halt_is_wrong(tmp_path: Path) -> None:
+    """Nothing runs then: what a trainer says of it is not counted."""
+    files = resumed(tmp_path)
+    files.steps["n1", 0, 1] += seconds(11.0, 6, 2)
+    wrong = ledger.of_run(written(files))["wrong"]
+    assert "group 0 generation 1: steps until 2.0 s after a halt: they are not counted" in wrong
+
+
+def test_a_halt_is_as_long_as_the_journal_says() -> None:
+    phases = ((1.0, "running"), (5.0, "halted"), (6.0, "halted"), (9.0, "resuming"), (12.0, "halted"), (20.0, "new"))
+    lines = [{"t": at, "entry": "intent", "phase": phase} for at, phase in phases]
+    assert ledger.lasts(lines, 30.0) == ledger.Lasted(1.0, 30.0, "new", False, halts=((5.0, 9.0), (12.0, 20.0)))
+    assert ledger.lasts(lines[:5], 30.0) == ledger.Lasted(1.0, 12.0, "halted", True, halts=((5.0, 9.0),))
 
 
 def test_a_decision_that_was_refused_ends_no_run() -> None:

@@ -17,6 +17,7 @@ from supervisor.core.ledger import Cause, of_lines, totals
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, NodeView, Observed, RankView, Rung
 from supervisor.shell.accounts import Accounts
 from supervisor.shell.telemetry import LOOK_S
+from tests.unit.fault_injection.files import resumed
 
 RECORDED = Path(__file__).parent / "recorded_run" / "history.jsonl.gz"
 
@@ -56,6 +57,7 @@ class Followed:
         self.incidents: dict[str, Incident] = {}
         self.opened: dict[str, float] = {}
         self.accounts = Accounts()
+        self.phase: Any = "running"
 
     def follow(self, begin: float, end: float) -> None:
         at = begin
@@ -79,12 +81,18 @@ class Followed:
             if not over:
                 self.incidents[incident.id] = incident
             self._group(incident.group, incident="" if over else incident.id)
+            if i["state"] == "halted" and incident.rung == Rung.STOP:
+                self.phase = "halted"
             if i.get("acted") is not None and self.groups[incident.group].phase == "fencing":
                 self._group(incident.group, phase="starting")
         for action in decision.actions:
             phase = {"start": "starting", "fence": "fencing", "place": "starting"}.get(action["verb"])
             if phase is not None:
                 self._group(action["group"], phase=phase, generation=action["generation"])
+            if action["verb"] == "resume":
+                self.phase = "new"
+                for group in self.groups.values():
+                    self._group(group.group, phase="unplaced", generation=group.generation + 1)
 
     def _group(self, group: int, **about: Any) -> None:
         self.groups[group] = replace(self.groups[group], **about)
@@ -101,8 +109,20 @@ class Followed:
             if (group.generation, group.phase) == (rank.generation, "starting") and rank.commits:
                 self._group(rank.group, phase="running")
         node = NodeView(name="n", registered=True, ranks=tuple(ranks))
-        memory = Memory(phase="running", groups=self.groups, incidents=self.incidents)
+        memory = Memory(phase=self.phase, groups=self.groups, incidents=self.incidents)
         self.accounts.look(memory, Observed(revision=1, now=at, store_stable_s=1e6, nodes={"n": node}), told)
+
+
+def test_neither_counts_a_halt(tmp_path: Path) -> None:
+    history = resumed(tmp_path).history()
+    followed = Followed(history)
+    followed.follow(1.0, 28864.0)
+    exact = totals(ledger(history, 0, Span(1.0, 28864.0, halts=((11.0, 28811.0),))))
+    live = followed.accounts.seconds
+    assert sum(live.values()) == pytest.approx(63.0, abs=2 * LOOK_S)
+    assert sum(exact.values()) == pytest.approx(63.0)
+    apart = {cause: (live.get(cause, 0.0), exact.get(cause, 0.0)) for cause in Cause}
+    assert not {cause: two for cause, two in apart.items() if two[0] != pytest.approx(two[1], abs=2 * LOOK_S)}
 
 
 def test_the_leader_counts_what_the_ledger_finds(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_when_each_term_was_is_told_over_all_terms(
     assert (one, two) == (MEMORY.clock, written)
     assert offset == pytest.approx(5000.0 - MEMORY.clock)
     assert later == pytest.approx(5000.0 + began - written)
-    assert found.stood == ((written, pytest.approx(began - (written - MEMORY.clock))),), "as long as nobody led"
+    assert found.stood == ((written, pytest.approx(began - (written - MEMORY.clock))),), "since the newest memory"
     intents = [line for line in read(tmp_path / "journal.jsonl") if line.get("entry") == "intent"]
     assert all(line["t"] - line["now"] == pytest.approx(offset, abs=0.01) for line in intents if line["now"] <= written)
 

@@ -436,7 +436,7 @@ def test_what_outlasted_a_leader_cost_the_time_without_one_too() -> None:
     w.store.put(keys.account("run"), encode(Account(stood=stood)))
     after = look(w)
     seen = after["incidents"]["i1"]
-    assert seen["decided_s"] == 0.0, "decided as it was seen, before nobody led"
+    assert seen["decided_s"] == 0.0, "decided as it was seen, before the clock stood still"
     assert seen["recovered_s"] == pytest.approx(first.recovered - opened + 60.0, abs=0.01)
     assert after["lost_s"] == pytest.approx(before["lost_s"] + 60.0, abs=0.11)
 
