@@ -13,6 +13,7 @@ from typing import Any
 
 from dashboards.expressions import checked, since
 from supervisor.core.cordons import REPEATED_S
+from supervisor.core.unsaved import BEHIND
 from supervisor.shell.page.calls import AWAY_S, CALLS, STILL_S, Level
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
@@ -107,6 +108,15 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
             "and on (run) max by (run) (supervisor_generation) > 0",  # not one that waits for its first nodes
             for_s=10 * MINUTE_S,
             summary="run {{ $labels.run }} has no spare node: the next lost node waits for an allocation",
+        ),
+        Alert(
+            name="CheckpointsBehind",
+            expression="max by (run) (supervisor_unsaved_steps)\n"
+            f"> {BEHIND} * (max by (run) (supervisor_checkpoint_interval_steps) > 0)\n"
+            'and on (run) max by (run) (supervisor_run_phase{phase="running"}) == 1',
+            # where three intervals take less, a disk that was full for a moment is nothing to look at in the morning
+            for_s=5 * MINUTE_S,
+            summary="run {{ $labels.run }} has {{ $value }} steps that no checkpoint holds: the loss of all its groups at once loses them",
         ),
         Alert(
             name="FlappingNode",

@@ -514,8 +514,9 @@ class ReplicaTrainer(FaultTolerantTrainer):
         )
         if mark is None:
             self.report.update(error=error)
-        elif self.launch.rank == 0:
-            self.report.update(checkpoint=mark, error="")
+        else:
+            written = {"checkpoint": mark} if self.launch.rank == 0 else {}
+            self.report.update(error="", **written)
 
     def purge(self) -> None:
         """Remove old checkpoints, if the pointer names this process as the holder. Any thread, rank 0 only."""

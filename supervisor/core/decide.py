@@ -28,6 +28,7 @@ from supervisor.core import (
     shadow,
     straggler,
     timeouts,
+    unsaved,
 )
 from supervisor.core.acting import apply, look_at_silence
 from supervisor.core.all_lost import all_lost, nobody_left
@@ -83,7 +84,8 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     slow = straggler.look(r)
     spike = numerics.spike(r.groups, r.observed, r.spec)
     no_way = detect.without_a_way(r.groups, r.observed, spec, memory.lighthouse.opened)
-    for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way))):
+    behind = unsaved.sentence(r.groups, r.rest.get("checkpoint", memory.checkpoint), r.observed, spec)
+    for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
         r.wait(sentence)
     numbers, hang, excused = detect.not_finite(r.observed, r.before), frozenset(hanging.groups), late.excused(r)
     found = {

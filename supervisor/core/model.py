@@ -148,6 +148,8 @@ class RankView:
     commits: int = 0
     step_s: float = 0.0
     checkpoint: Checkpoint | None = None
+    save_failed: str = ""
+    """Why the newest checkpoint that it was to write failed, while it runs; empty: it did not."""
     quorum_id: int = -1
     participants: int = 0
     """How many groups made its newest step; 0: not known."""

@@ -129,6 +129,8 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("supervisor_generation", "generation", _GROUP, "Current generation of a group."),
     _gauge("supervisor_committed_steps", "steps", ("run",), "The newest committed step, as ranks that run tell it: after a resume from a checkpoint it is a smaller one."),
     _gauge("supervisor_checkpoint_step", "steps", ("run",), "Step of the newest complete checkpoint."),
+    _gauge("supervisor_checkpoint_interval_steps", "steps", ("run",), "How often one is due, as the run file asks for."),
+    _gauge("supervisor_unsaved_steps", "steps", ("run",), "Committed steps since the newest complete checkpoint, or since the run began where there is none: what the loss of all groups at once would cost."),
     _counter("supervisor_group_seconds_total", "seconds", ("run", ("cause", CAUSES)), "Seconds of all groups in this term, each under one cause of the ledger; all but `productive` are badput."),
     _gauge("supervisor_ettr_ratio", "ratio", ("run",), "Effective training time ratio since the launch, as the page tells it: the share of productive seconds in those of all groups, over all terms."),
     _counter("supervisor_injected_faults_total", "faults", ("run", "fault"), "Faults that `supervisor chaos` has made in the run."),

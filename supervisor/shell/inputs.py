@@ -72,7 +72,8 @@ class Kept:
 def take(observed: Observed, spec: RunSpec, memory: Memory) -> Given:
     """The input of a decision, without what nothing is decided by and a secret may be in."""
     slurm = replace(spec.allocation.slurm, setup="", agent_command="", flags=())
-    lean = replace(spec, titan=TitanSpec(steps=spec.titan.steps), allocation=replace(spec.allocation, slurm=slurm))
+    titan = TitanSpec(steps=spec.titan.steps, checkpoint_interval_steps=spec.titan.checkpoint_interval_steps)
+    lean = replace(spec, titan=titan, allocation=replace(spec.allocation, slurm=slurm))
     body = ascii_json(Input(observed, lean, memory))
     return Given(body, hashlib.sha256(body).hexdigest()[:16])
 

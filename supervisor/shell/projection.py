@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from supervisor.core import unsaved
 from supervisor.core.model import Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
@@ -141,7 +142,7 @@ def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = Non
     of_all = (spec, run_dir, seat.address, seat.node, _last_step(memory), memory.silent)
     if made.of_all != of_all:
         made.of_all, made.trainers = of_all, {}
-    writer = _writer(memory)
+    writer = unsaved.writer(memory.groups)
     for group in memory.groups.values():
         if group.phase in ("starting", "running") and group.node:
             own = (memory.checkpoint,) if writer == group.group else ()
@@ -200,15 +201,6 @@ def _last_step(memory: Memory) -> int | None:
     if memory.phase == "stopping":
         return memory.stop_at_step
     return memory.handover_at_step if memory.phase == "running" else None
-
-
-def _writer(memory: Memory) -> int | None:
-    """The group that writes checkpoints: the lowest that trains, else the lowest that starts."""
-    for phase in ("running", "starting"):
-        groups = [g.group for g in memory.groups.values() if g.phase == phase]
-        if groups:
-            return min(groups)
-    return None
 
 
 def _mark(checkpoint: Checkpoint | None) -> CheckpointMark | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supervisor.core import budget as budgets
-from supervisor.core import cordons
+from supervisor.core import cordons, unsaved
 from supervisor.core.detect import node_verdict
 from supervisor.core.lasted import lasted_s
 from supervisor.core.ledger import Cause
@@ -150,6 +150,10 @@ class Telemetry:
         m.gauge("supervisor_breaker_held", run=run).set(memory.breaker_since is not None)
         if memory.checkpoint is not None:
             m.gauge("supervisor_checkpoint_step", run=run).set(memory.checkpoint.step)
+        m.gauge("supervisor_checkpoint_interval_steps", run=run).set(spec.titan.checkpoint_interval_steps)
+        behind = unsaved.steps(memory.groups, memory.checkpoint, observed)
+        if behind is not None:  # while nobody trains none is added, and none is saved
+            m.gauge("supervisor_unsaved_steps", run=run).set(behind)
         newest = max((rank.step for node in observed.nodes.values() for rank in node.ranks), default=0)
         if newest:  # while no rank tells of one the last one stands: coming and going is no progress
             m.gauge("supervisor_committed_steps", run=run).set(newest)

@@ -224,6 +224,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         commits=progress.commits if progress is not None else 0,
         step_s=progress.step_s if progress is not None else 0.0,
         checkpoint=Checkpoint(mark.step, mark.path, mark.group, mark.generation) if mark is not None else None,
+        save_failed=_save_failed(trainer),
         quorum_id=progress.quorum_id if progress is not None else -1,
         participants=progress.participants if progress is not None else 0,
         gate=trainer.gate,
@@ -237,6 +238,14 @@ def _rank(trainer: TrainerObserved) -> RankView:
         spike=SpikeView(**asdict(progress.spike)) if progress is not None and progress.spike is not None else None,
         measured=trainer.measured,
     )
+
+
+def _save_failed(trainer: TrainerObserved) -> str:
+    """What a rank that trains says of an error: one that ends has another to tell."""
+    progress = trainer.progress
+    if progress is None or progress.phase == "failed" or trainer.state == "exited":
+        return ""
+    return progress.error
 
 
 def _stuck(trainer: TrainerObserved) -> StuckView | None:

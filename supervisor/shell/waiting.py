@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supervisor.core import breaker, detect, disks, left_out, numerics, shadow, straggler
+from supervisor.core import breaker, detect, disks, left_out, numerics, shadow, straggler, unsaved
 from supervisor.core.blame import blame
 from supervisor.core.decide import UNSURE
 from supervisor.core.model import AllocationMemory, Memory, Observed
@@ -42,7 +42,8 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     """What is wrong and left as it is: groups that are left out, slow groups, a loss that rose, a gate that nobody reaches, a hang that is
-    nobody's, what the breaker holds, and nodes that are given no group or say that their disks cannot be used."""
+    nobody's, what the breaker holds, checkpoints that are not written, and nodes that are given no group or say that their disks cannot
+    be used."""
     if memory.phase != "running":
         return ()
     found = [left_out.sentence(group) for group in memory.groups.values() if group.left_out]
@@ -52,11 +53,9 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
     spike = numerics.spike(memory.groups, observed, spec)
     no_way = detect.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)
-    found += [
-        sentence
-        for sentence in (straggler.together(memory.groups, observed, spec), spike, no_way, hangs, tripped)
-        if sentence
-    ]
+    behind = unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec)
+    together = straggler.together(memory.groups, observed, spec)
+    found += [sentence for sentence in (together, spike, no_way, hangs, tripped, behind) if sentence]
     return (*found, *disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
 
 

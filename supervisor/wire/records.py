@@ -256,6 +256,7 @@ class Progress:
     """Newest checkpoint that this rank has completed (writer's rank 0 only)."""
     digest: DigestMark | None = None
     error: str = ""
+    """Why it ends; before that, why its newest checkpoint failed. Empty once one was written."""
     spike: LossSpike | None = None
     """The largest of the last steps; None: there was none."""
     numerics: Literal["", "own", "group", "peers", "parameters"] = ""

@@ -7,6 +7,7 @@ toy.exit_code, toy.build_s, toy.ignore_term, toy.step_s, toy.fail_at (rank 0 onl
 toy.needs: a path without which it fails at once.
 toy.raise_at: it raises after this step, counted by itself from 1. toy.segfault_at: the kernel ends it there.
 toy.hog: once this path exists it takes memory (at most 1 GiB) until something ends it.
+toy.saves: while this path exists it says that it writes its checkpoints (idle only; else none is written).
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
 """
 
@@ -28,7 +29,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from agents import sockets
-from supervisor.wire.records import Progress, TrainerLaunch, decode, encode
+from supervisor.wire.records import CheckpointMark, Progress, TrainerLaunch, decode, encode
 from titan_actor.ledger import write_error_file
 
 
@@ -118,13 +119,21 @@ class Toy:
             step = self.progress.step + 1 if "raise_at" in self.options else self.run_step(step_s)
             self.note_step(start, step)
             start = time.time()
-            self.say(phase="step", step=step, commits=self.progress.commits + 1, stepped_unix_s=start)
+            commits, saved = self.progress.commits + 1, self.saved(step)
+            self.say(phase="step", step=step, commits=commits, stepped_unix_s=start, checkpoint=saved)
             if self.progress.step == self.options.get("fail_at") and self.launch.rank == 0:
                 print("the toy fails as it was asked to", flush=True)
                 (self.folder / "error.json").write_text(json.dumps({"message": {"message": "ToyError: asked to"}}))
                 return int(self.options.get("exit_code", 3))
         self.say(phase="finished")
         return 0
+
+    def saved(self, step: int) -> CheckpointMark | None:
+        """The newest checkpoint that is told."""
+        if not Path(self.options.get("saves", "none")).exists():
+            return self.progress.checkpoint
+        due = step - step % self.launch.titan.checkpoint_interval_steps
+        return CheckpointMark(step=due, path="nowhere", group=self.launch.group, generation=self.launch.generation)
 
     def bugs(self) -> None:
         """What is asked for to go wrong at this step."""

@@ -112,7 +112,7 @@ class ToldWorld(World):
             step=r.step, commits=r.commits, loss=self.loss(r.step) if r.step else None, tokens_per_s=8192.0 if r.step else 0.0,
             step_s=r.step_s or (1.0 + 0.02 * (r.step * 31 % 7) if r.step else 0.0),
             quorum_id=3 + len(self.incidents), participants=trains,
-            checkpoint=CheckpointMark(**asdict(r.checkpoint)) if r.checkpoint is not None else None,
+            checkpoint=CheckpointMark(**asdict(r.checkpoint)) if r.checkpoint is not None else None, error=r.save_failed,
         )  # fmt: skip
         ended = r.state == "exited"
         return TrainerObserved(

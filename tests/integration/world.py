@@ -37,9 +37,10 @@ LEASE_S = 2
 
 
 def toy_spec(name: str = "toy", groups: int = 2, spares: int = 1, **policy: Any) -> RunSpec:
+    """Of toys, which write no checkpoint: none is due."""
     return RunSpec(
         name=name,
-        titan=TitanSpec(steps=10**6),
+        titan=TitanSpec(steps=10**6, checkpoint_interval_steps=10**6),
         groups=GroupsSpec(count=groups),
         allocation=AllocationSpec(nodes=groups, spares=spares),
         torchft=TorchFTSpec(),

@@ -27,6 +27,7 @@ _STARTED = 'supervisor_generation{run="r",group="0",instance="a"}'
 _LAUNCHED = 'supervisor_run_launched_timestamp_seconds{run="r",instance="a"}'
 _STILL = "run r gets no further: no step for a quarter of an hour, or only old ones again for an hour"
 _STEPS = 'supervisor_committed_steps{run="r",instance="a"}'
+_EVERY = 'supervisor_checkpoint_interval_steps{run="r",instance="a"}'
 
 CASES: Mapping[str, tuple[Case, ...]] = {
     "RunNotProgressing": (
@@ -201,6 +202,47 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             over=33,
             labels={"run": "r"},
             summary="run r has no spare node: the next lost node waits for an allocation",
+        ),
+    ),
+    "CheckpointsBehind": (
+        Case(
+            # 50 steps a minute; one that was complete in the sixth minute is the last until the 29th
+            series={
+                _ON: "1+0x40",
+                _EVERY: "100+0x40",
+                'supervisor_unsaved_steps{run="r",instance="a"}': "0+50x2 0+50x2 0+50x22 30+50x2 0+50x2 0+50x2 0+50x2",
+                # in a run that is well the one that is being written is a little late
+                'supervisor_run_phase{run="well",phase="running"}': "1+0x40",
+                'supervisor_checkpoint_interval_steps{run="well"}': "100+0x40",
+                'supervisor_unsaved_steps{run="well"}': "0+100x3 200 300 200 300 200 300 0+100x3 200+0x20",
+                # one that asks for none; one that is halted, and whose steps are lost by now or saved
+                'supervisor_run_phase{run="never",phase="running"}': "1+0x40",
+                'supervisor_checkpoint_interval_steps{run="never"}': "0+0x40",
+                'supervisor_unsaved_steps{run="never"}': "0+50x40",
+                'supervisor_run_phase{run="halted",phase="running"}': "0+0x40",
+                'supervisor_checkpoint_interval_steps{run="halted"}': "100+0x40",
+                'supervisor_unsaved_steps{run="halted"}': "900+0x40",
+            },
+            quiet=17,
+            fires=18,
+            over=29,
+            labels={"run": "r"},
+            summary="run r has 600 steps that no checkpoint holds: the loss of all its groups at once loses them",
+        ),
+        Case(
+            # none from its first step on; the next leader goes on where the last one was
+            series={
+                _ON: "1+0x10 _x30",
+                'supervisor_run_phase{run="r",phase="running",instance="b"}': "_x11 1+0x30",
+                _EVERY: "100+0x10 _x30",
+                'supervisor_checkpoint_interval_steps{run="r",instance="b"}': "_x11 100+0x30",
+                'supervisor_unsaved_steps{run="r",instance="a"}': "0+50x10 _x30",
+                'supervisor_unsaved_steps{run="r",instance="b"}': "_x11 550+50x30",
+            },
+            quiet=11,
+            fires=12,
+            labels={"run": "r"},
+            summary="run r has 600 steps that no checkpoint holds: the loss of all its groups at once loses them",
         ),
     ),
     "FlappingNode": (

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ SOON_S = 45.0
 LATER_S = 75.0
 """An hour is half a minute, and what has led to it must be out of it."""
 
+SAVED_STEPS = 40
+"""A toy's two seconds."""
+
 UNTESTED = {"StoreLarge"}
 """It takes 1.5 GiB of etcd: by promtool alone."""
 
@@ -88,7 +92,11 @@ class Watched:
         self.toy = w.launch(toy_spec("toy", budget=budget))
         # one of one is more than any share
         self.held = w.launch(toy_spec("held", groups=1, spares=0, breaker=BreakerSpec(at_least=1)))
-        self.shadow = w.launch(toy_spec("shadow", groups=1, spares=0, mode="observe"))
+        self.saves = w.runs.parent / "saves"
+        self.saves.touch()
+        observed = toy_spec("shadow", groups=1, spares=0, mode="observe")
+        titan = replace(observed.titan, checkpoint_interval_steps=SAVED_STEPS, overrides={"toy.saves": str(self.saves)})
+        self.shadow = w.launch(replace(observed, titan=titan))
         for record in (self.toy, self.held, self.shadow):
             eventually(w.running(record), 60, f"{record.spec.name} runs")
         eventually(lambda: w.status(self.toy).spares, 30, "the spare is there")
@@ -214,17 +222,19 @@ def _faults_of_runs(watched: Watched, path: str) -> None:
 
 
 def _nobody_repairs(watched: Watched) -> None:
-    """A paused run, of which everything breaks."""
+    """A paused run, of which everything breaks; and one that trains on, and whose checkpoints are not written."""
     w, a = watched.w, watched.asked
+    watched.saves.unlink()
     watched.say("pause", "--run", "toy")
     (lighthouse,) = [name for name in w.host_processes() if name.startswith("lighthouse.toy.")]
     w.kill_host_process(lighthouse)
     for group in (0, 1):
         w.kill_trainer(watched.toy, group)
-    a.fire(each("toy", "LighthouseAway", "RunNotProgressing", "EttrLow"), LATER_S)
+    a.fire([*each("toy", "LighthouseAway", "RunNotProgressing", "EttrLow"), "CheckpointsBehind shadow"], LATER_S)
+    watched.saves.touch()
     watched.say("resume", "toy")
     eventually(w.running(watched.toy), 60, "all groups run again")
-    a.clear(["LighthouseAway", "RunNotProgressing"], SOON_S)
+    a.clear(["LighthouseAway", "RunNotProgressing", "CheckpointsBehind"], SOON_S)
 
 
 def _faults_of_etcd(watched: Watched, folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from supervisor.core.ledger import Cause, of_lines
 from supervisor.core.spec import TitanSpec
 from supervisor.wire import activity
+from supervisor.wire.records import CheckpointMark
 from titan_actor import mends
 from titan_actor.activity import ActivityFile
 from titan_actor.control import NEVER, Wishes
@@ -225,3 +226,16 @@ def test_a_compile_that_fails_is_over_too(compiling: tuple[ActivityFile, Seconds
 def _step(seconds: Seconds) -> dict[str, Any]:
     parts = seconds.total()
     return {"event": "step", "start": 0.0, "t": sum(parts.values()), "committed": True, "seconds": parts}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_once_a_checkpoint_is_written_no_rank_says_any_more_that_one_failed(trainer: Any, rank: int) -> None:
+    """Of those that write it together each says so for itself; which one it was rank 0 says."""
+    told: dict[str, Any] = {}
+    trainer.launch, trainer.report = SimpleNamespace(rank=rank), SimpleNamespace(update=told.update)
+    why = "checkpoint of step 3 failed: No space left on device"
+    trainer._on_checkpoint(None, why, time.time())
+    assert told == {"error": why}
+    mark = CheckpointMark(step=6, path="step-6", group=0, generation=1)
+    trainer._on_checkpoint(mark, "", time.time())
+    assert told == ({"error": "", "checkpoint": mark} if rank == 0 else {"error": ""})

@@ -77,8 +77,11 @@ def _phase(status: RunStatus) -> str:
     return "finished" if done and status.phase == "running" else status.phase
 
 
-def headline(status: RunStatus, verdicts: Mapping[int, GroupVerdict], still_s: float | None) -> Headline:
-    """Whether it trains. `still_s`: for how long no step was committed, where that is longer than steps take."""
+def headline(
+    status: RunStatus, verdicts: Mapping[int, GroupVerdict], still_s: float | None, unsaved: str = ""
+) -> Headline:
+    """Whether it trains. `still_s`: for how long no step was committed, where that is longer than steps take. `unsaved`: as
+    core.unsaved.with_reason."""
     if (phase := _phase(status)) in _ENDED:
         return _ENDED[phase]
     if status.phase == "resuming":
@@ -94,8 +97,10 @@ def headline(status: RunStatus, verdicts: Mapping[int, GroupVerdict], still_s: f
     verb = "Stopping" if status.phase == "stopping" else "Training"
     if len(train) == len(verdicts):
         slow = any(v.worst == "s" for v in verdicts.values())
-        text = f"{verb}: all {len(verdicts)} groups step{f' ({others})' if slow else ''}."
-        return Headline(level="care" if slow else "good", text=text)
+        step = status.checkpoint_step
+        but = f", but there is no checkpoint {'yet' if step is None else f'since step {step}'}" if unsaved else ""
+        text = f"{verb}: all {len(verdicts)} groups step{f' ({others})' if slow else ''}{but}."
+        return Headline(level="care" if slow or unsaved else "good", text=text)
     return Headline(level="care", text=f"{verb} on {len(train)} of {len(verdicts)} groups: {others}.")
 
 
@@ -120,6 +125,8 @@ class Seen:
     spec: RunSpec
     verdicts: Mapping[int, GroupVerdict]
     headline: Headline
+    unsaved: str = ""
+    """As core.unsaved.with_reason."""
     incidents: Sequence[Incident] = ()
     """All that etcd holds of the run."""
     allowed: Mapping[str, int]
@@ -209,6 +216,14 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
             (
                 "the breaker holds: many nodes or groups failed at once, none is given up; look for what they share "
                 f'(`supervisor nodes`). If they are gone: `supervisor resume {run} --because "..."`'
+            ),
+        )
+    if seen.unsaved:
+        yield (
+            CALLS["CheckpointsBehind"],
+            (
+                f"{seen.unsaved}; mend it while they train (`supervisor nodes` shows their disks, "
+                "docs/runbooks/checkpoints-behind.md what to look for)"
             ),
         )
     for group in memory.groups.values():

@@ -20,6 +20,7 @@ CALLS: Mapping[str, Level] = {
     "EttrLow": "soon",
     "BudgetNearlySpent": "soon",
     "NoSpares": "soon",
+    "CheckpointsBehind": "soon",
     "FlappingNode": "soon",
     "NoLeader": "now",
     "StoreAway": "now",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from supervisor.core import budget as budgets
-from supervisor.core import explain
+from supervisor.core import explain, unsaved
 from supervisor.core.lasted import lasted_s
 from supervisor.core.ledger import Cause
 from supervisor.core.model import Incident, Kind, Memory, Rung
@@ -101,11 +101,12 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     account = status.account(mirror, run)
     terms = account.clocks or tuple((-math.inf, live.clock_at[name]) for name in (run,) if name in live.clock_at)
     told = client.incidents(mirror, run)
-    headline = attention.headline(found, verdicts, still)
+    behind = unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec)
+    headline = attention.headline(found, verdicts, still, behind)
     asked = attention.get_up(
         attention.Seen(
-            status=found, memory=memory, observed=observed, spec=spec, verdicts=verdicts, headline=headline, incidents=told,
-            allowed={scope: _allowed(spec, scope) for scope in found.budgets_left}, alarms=live.alarms, lasts=live.lasts,
+            status=found, memory=memory, observed=observed, spec=spec, verdicts=verdicts, headline=headline, unsaved=behind,
+            incidents=told, allowed={scope: _allowed(spec, scope) for scope in found.budgets_left}, alarms=live.alarms, lasts=live.lasts,
         )
     )  # fmt: skip
     now = live.now - terms[-1][1] if terms else memory.clock

@@ -81,12 +81,13 @@ def test_what_may_be_a_secret_is_not_kept() -> None:
     slurm = SlurmSpec(
         setup=f"export X={canary}", agent_command=f"X={canary} agent", flags=(f"--x={canary}",), warn_s=99
     )
-    titan = TitanSpec(steps=77, overrides={"wandb.api_key": canary})
+    titan = TitanSpec(steps=77, checkpoint_interval_steps=7, overrides={"wandb.api_key": canary})
     spec = RunSpec(name="run", titan=titan, allocation=AllocationSpec(engine="slurm", slurm=slurm))
     taken = take(OBSERVED, spec, MEMORY)
     assert canary.encode() not in taken.body
     lean = inputs._adapter().validate_json(taken.body).spec
     assert (lean.titan.steps, lean.allocation.slurm.warn_s, lean.policy) == (77, 99, spec.policy)
+    assert lean.titan.checkpoint_interval_steps == 7, "it is decided by"
 
 
 def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,28 @@ def test_disks_that_cannot_be_used_are_told_and_such_a_node_is_no_spare() -> Non
     assert seen(memory, grant, **nodes, **health("n1"), **health("n2")).waiting == ()
 
 
+def test_steps_that_no_checkpoint_holds_are_told_with_what_the_writer_says_of_it() -> None:
+    groups = {0: GroupMemory(group=0, generation=1, node="n1", phase="running")}
+    memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, cordons={})
+    about: dict[str, Any] = {"run": "run", "group": 0, "generation": 1, "rank": 0, "pid": 1}
+
+    def at(step: int, error: str) -> tuple[str, ...]:
+        progress = Progress(**about, sequence=1, phase="step", step=step, commits=step, error=error)
+        trainer = TrainerObserved(**about, state="running", progress=progress)
+        node = NodeObserved(node="n1", sequence=1, trainers=(trainer,))
+        found = seen(memory, **registration("n1"), **{keys.observed("n1"): encode(node)})
+        assert "".join(found.waiting) in text(render.run(found, NOW))
+        return found.waiting
+
+    full = "checkpoint of step 200 failed: No space left on device (0 bytes left in /runs/run/checkpoints)"
+    assert at(200, full) == ()
+    (said,) = at(201, full)
+    assert said.startswith(
+        "no checkpoint since step 50, and one is due every 50 steps: more than 150 steps are lost if all"
+    )
+    assert said.endswith(f"; rank 0 of group 0 says: {full}")
+
+
 def test_where_the_page_is() -> None:
     page = "http://127.0.0.1:8000/"
     found = seen(MEMORY, **{keys.LEADER: encode(LeaderRecord(host="h", pid=3, home="", page=page))})

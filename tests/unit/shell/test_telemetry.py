@@ -132,6 +132,24 @@ def test_while_no_rank_tells_of_a_step_the_last_one_stands() -> None:
     assert told() == 30, "gone back to a checkpoint"
 
 
+def test_steps_that_no_checkpoint_holds() -> None:
+    world = Told().bring_up()
+    every = world.spec.titan.checkpoint_interval_steps
+    told = partial(value, world.telemetry, run=world.spec.name)
+    assert told("supervisor_checkpoint_interval_steps") == every
+    assert told("supervisor_checkpoint_step") is None
+    world.report(0, commits=40, step=40)
+    world.round(1.0)
+    assert told("supervisor_unsaved_steps") == 40
+    world.save(0, 40)
+    world.report(1, commits=47, step=47)
+    world.round(1.0)
+    assert told("supervisor_unsaved_steps") == 7
+    world.nodes = {name: replace(node, ranks=()) for name, node in world.nodes.items()}
+    world.round(1.0)
+    assert told("supervisor_unsaved_steps") == 7, "while nobody is heard of none is known to be saved"
+
+
 def test_a_crash_and_its_recovery() -> None:
     world = Told().bring_up()
     t, run = world.telemetry, world.spec.name

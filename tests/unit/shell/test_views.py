@@ -162,6 +162,20 @@ def test_an_end_is_seen_with_all_that_is_known_of_it() -> None:
     assert rank.error == "KeyError: 1", "of the log, where no error file was left"
 
 
+def test_why_a_checkpoint_failed_is_told_by_a_rank_that_trains() -> None:
+    why = "checkpoint of step 9 failed: No space left on device"
+
+    def told(phase: str = "step", **about: object) -> str:
+        progress = replace(PROGRESS, phase=phase, error=why)  # type: ignore[arg-type]
+        mirror = mirror_of({**run_values(), **observed_record("n1", trainer(progress=progress, **about))})
+        (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+        return rank.save_failed
+
+    assert told() == why
+    assert told(phase="failed") == "", "that is why it ends"
+    assert told(state="exited", exit=ExitObserved(signal=9)) == ""
+
+
 def test_a_rank_without_progress_is_starting() -> None:
     mirror = mirror_of({**run_values(), **registration("n1"), **observed_record("n1", trainer(state="starting"))})
     (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks

@@ -181,6 +181,33 @@ def test_hung_and_slow_ranks() -> None:
     assert any("group 1 is slow" in note for note in found["notes"])
 
 
+def unsaved(w: ToldWorld) -> dict[str, Any]:
+    """All groups train, and their checkpoints fail."""
+    w.save(0, 50)
+    w.round(0.1)
+    why = "checkpoint of step 200 failed: No space left on device (0 bytes left in /runs/run/checkpoints)"
+    for group in range(3):
+        w.commit(group, step=201, save_failed=why if group == 0 else "")
+    return look(w)
+
+
+def test_steps_that_no_checkpoint_holds() -> None:
+    w = world()
+    found = unsaved(w)
+    text = "Training: all 3 groups step, but there is no checkpoint since step 50."
+    assert found["headline"] == {"level": "care", "text": text}
+    assert found["get_up"]["level"] == "soon"
+    (why,) = found["get_up"]["why"]
+    assert why.startswith(
+        "no checkpoint since step 50, and one is due every 50 steps: more than 150 steps are lost if all"
+    )
+    assert "says: checkpoint of step 200 failed: No space left on device" in why
+    assert any(why.startswith(note) for note in found["notes"])
+    w.save(0, 200)
+    w.round(0.1)
+    assert look(w)["headline"] == {"level": "good", "text": "Training: all 3 groups step."}
+
+
 def test_a_run_that_starts_says_so() -> None:
     w = ToldWorld(groups=2, ranks=1)
     w.lead()

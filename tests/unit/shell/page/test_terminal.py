@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from supervisor.core.model import ControlView
 from supervisor.shell.page.terminal import ENDLESS, PLAIN, SIGNS, Drawing, lasted
-from tests.unit.shell.page.test_snapshot import CLOCK_AT, look, world
+from tests.unit.shell.page.test_snapshot import CLOCK_AT, look, unsaved, world
 
 
 def drawn(told: Mapping[str, Any], width: int = 80, height: int = 24, signs: Mapping[str, str] = SIGNS) -> list[str]:
@@ -79,6 +79,13 @@ def test_before_a_halted_run_is_resumed_one_sees_what_there_is_to_resume_from() 
     text = "\n".join(drawn(look(w), ENDLESS, ENDLESS))
     assert "no checkpoint yet" in text
     assert "lighthouse none" in text
+
+
+def test_steps_that_no_checkpoint_holds_are_told_at_the_top_however_small_the_terminal() -> None:
+    _, headline, up, why, *_ = drawn(unsaved(world()))
+    assert headline == "Training: all 3 groups step, but there is no checkpoint since step 50."
+    assert up == "Nobody has to get up; look at this in working hours:"
+    assert why.startswith("- no checkpoint since step 50, and one is due every 50 steps: ")
 
 
 def test_what_is_not_shown_is_counted() -> None:

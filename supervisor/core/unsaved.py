@@ -1,0 +1,70 @@
+"""Steps that no checkpoint holds although one was due: they are lost if all groups are lost at once. Reported alone: a disk that is
+full, or a folder that is gone, no restart mends, and the groups train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from supervisor.core.detect import ranks_of
+from supervisor.core.model import Checkpoint, GroupMemory, Observed
+from supervisor.core.spec import RunSpec
+
+BEHIND = 3
+"""Intervals. While one is written the next is due, so the newest complete one may be two intervals old and nothing is wrong; the third is
+for a write that is slow now and then, which is no failure."""
+
+
+def writer(groups: Mapping[int, GroupMemory]) -> int | None:
+    """The group that writes checkpoints: the lowest that trains, else the lowest that starts."""
+    for phase in ("running", "starting"):
+        found = [g.group for g in groups.values() if g.phase == phase]
+        if found:
+            return min(found)
+    return None
+
+
+def steps(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed) -> int | None:
+    """How many committed steps there are since the newest complete checkpoint, or since the run began where none is known. None: no
+    group trains, or nothing is heard of those that do."""
+    train = [g for g in groups.values() if g.phase == "running"]
+    reached = max((rank.step for g in train for rank in ranks_of(g, observed)), default=None)
+    if reached is None:
+        return None
+    return max(0, reached - (newest.step if newest is not None else _began(train, observed)))
+
+
+def sentence(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec) -> str:
+    """That the newest complete checkpoint is more than BEHIND intervals old; empty: it is not. In the same words until twice as many
+    steps are unsaved."""
+    every = spec.titan.checkpoint_interval_steps
+    unsaved, more_than = steps(groups, newest, observed) or 0, BEHIND * every
+    if every <= 0 or unsaved <= more_than:
+        return ""
+    while unsaved > 2 * more_than:
+        more_than *= 2
+    since = f"since step {newest.step}" if newest is not None else "yet"
+    lost = f"more than {more_than} steps are lost if all groups are lost at once"
+    return f"no checkpoint {since}, and one is due every {every} steps: {lost}"
+
+
+def with_reason(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec) -> str:
+    """The same, with what the writer says of the newest one that failed: other words each time, which are for who asks now."""
+    said = sentence(groups, newest, observed, spec)
+    return f"{said}; {_why(groups, observed)}" if said else ""
+
+
+def _began(train: list[GroupMemory], observed: Observed) -> int:
+    """The step that a run without a known checkpoint began with: a run of the same name may have left one in its folder. Who has
+    healed from peers has not made all steps since."""
+    began = (g for g in train if g.resume == "disk")
+    return min((rank.step - rank.commits for g in began for rank in ranks_of(g, observed)), default=0)
+
+
+def _why(groups: Mapping[int, GroupMemory], observed: Observed) -> str:
+    """Of the one group that writes: what another says that wrote before it is old."""
+    number = writer(groups)
+    ranks = ranks_of(groups[number], observed) if number is not None else ()
+    failed = min((rank for rank in ranks if rank.save_failed), key=lambda rank: rank.rank, default=None)
+    if failed is None:
+        return "no rank says that one failed: they may be written slowly"
+    return f"rank {failed.rank} of group {failed.group} says: {failed.save_failed}"

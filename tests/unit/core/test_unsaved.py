@@ -1,0 +1,141 @@
+"""A run that trains and whose checkpoints are not written: it is said, and nothing is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core import unsaved
+from supervisor.core.unsaved import BEHIND
+from supervisor.shell.waiting import held
+from tests.unit.core.world import World
+
+EVERY = 50
+DISK = "checkpoint of step 250 failed: No space left on device (0 bytes left in /runs/run/checkpoints)"
+
+
+def trains(w: World, step: int, began: int = 0, **about: str) -> None:
+    """All groups have committed this step, and all since they began. `about`: what the ranks of group 0 say besides."""
+    for number, group in w.memory.groups.items():
+        for rank in range(w.ranks):
+            w.report(number, rank, commits=step - began, step=step, **(about if group.group == 0 else {}))
+    assert w.round(1.0).actions == (), "nothing is done about it"
+
+
+def said(w: World) -> str:
+    """What status says, and the journal too, but for what the writer says."""
+    shown = " | ".join(held(w.memory, w.observed(), w.spec))
+    assert "".join(wait for wait in w.last.waits if wait.startswith("no checkpoint ")) == shown.partition("; ")[0]
+    return shown
+
+
+def saved(w: World, step: int) -> None:
+    w.save(0, step)
+    assert w.verbs(1.0) == ["checkpoint"]
+    assert "no checkpoint" not in w.waits(), "at once"
+
+
+@pytest.fixture
+def w() -> World:
+    made = World().bring_up()
+    made.spec = replace(made.spec, titan=replace(made.spec.titan, checkpoint_interval_steps=EVERY))
+    return made
+
+
+def test_it_is_said_past_three_intervals_and_until_one_is_written(w: World) -> None:
+    trains(w, 100)
+    saved(w, 100)
+    trains(w, 100 + BEHIND * EVERY)
+    assert said(w) == "", "the third is due just now"
+    trains(w, 101 + BEHIND * EVERY)
+    assert said(w) == (
+        "no checkpoint since step 100, and one is due every 50 steps: more than 150 steps are lost if all groups are lost at "
+        "once; no rank says that one failed: they may be written slowly"
+    )
+    saved(w, 250)
+    trains(w, 300)
+    assert said(w) == ""
+
+
+def test_so_it_is_of_a_run_that_has_none_yet(w: World) -> None:
+    trains(w, BEHIND * EVERY)
+    assert said(w) == ""
+    trains(w, BEHIND * EVERY + 1)
+    assert said(w).startswith("no checkpoint yet, and one is due every 50 steps: more than 150 steps are lost")
+
+
+def test_what_an_earlier_run_has_left_in_the_folder_is_where_it_began(w: World) -> None:
+    trains(w, 5150, began=5000)
+    assert said(w) == ""
+    trains(w, 5151, began=5000)
+    assert said(w).startswith("no checkpoint yet, ")
+    for group in (1, 0):
+        w.crash(group)
+        w.round(1.0)
+        w.recover(group, step=5152)
+        assert w.group(group).resume == "peers", "it has made one step itself, and healed the others"
+        assert said(w).startswith("no checkpoint yet, ")
+
+
+def test_the_words_stay_the_same_until_twice_as_much_is_unsaved(w: World) -> None:
+    saved(w, 100)
+    words = []
+    for step in range(251, 701):
+        trains(w, step)
+        words.append(said(w))
+    first, second = dict.fromkeys(words)
+    assert (words.count(first), words.count(second)) == (150, 300)
+    assert "more than 150 steps are lost" in first
+    assert "more than 300 steps are lost" in second
+
+
+def test_the_writer_says_why() -> None:
+    w = World(ranks=2).bring_up()
+    old = "checkpoint of step 100 failed: Permission denied"
+    trains(w, 251, save_failed=DISK)
+    assert said(w).endswith(f"; rank 0 of group 0 says: {DISK}")
+    w.report(0, 0, commits=251, step=251)
+    w.report(1, 0, commits=251, step=251, save_failed=old)
+    w.round(1.0)
+    assert said(w).endswith(f"; rank 1 of group 0 says: {DISK}"), "group 1 wrote before it"
+    w.report(0, 1, commits=251, step=251)
+    w.round(1.0)
+    assert "no rank says that one failed" in said(w)
+
+
+def test_one_that_failed_alone_is_not_said(w: World) -> None:
+    """The next one may be written."""
+    saved(w, 100)
+    trains(w, 200, save_failed=DISK)
+    assert said(w) == ""
+
+
+def test_where_none_is_due_none_is_missed(w: World) -> None:
+    w.spec = replace(w.spec, titan=replace(w.spec.titan, checkpoint_interval_steps=0))
+    trains(w, 100_000)
+    assert said(w) == ""
+
+
+def test_of_who_does_not_train_nothing_is_known() -> None:
+    w = World().start_up()
+    w.report(0, phase="built", step=500)
+    assert unsaved.steps(w.memory.groups, None, w.observed()) is None
+    for group in w.memory.groups:
+        w.commit(group)
+    w.round(1.0)
+    assert unsaved.steps(w.memory.groups, None, w.observed()) == 1
+
+
+def test_gone_back_behind_the_newest_nothing_is_unsaved(w: World) -> None:
+    """As where it cannot be read, and the one before it was taken."""
+    saved(w, 100)
+    trains(w, 60)
+    assert unsaved.steps(w.memory.groups, w.memory.checkpoint, w.observed()) == 0
+
+
+def test_a_run_that_is_over_or_halted_says_nothing(w: World) -> None:
+    trains(w, 1000)
+    assert said(w)
+    w.memory = replace(w.memory, phase="halted")
+    assert held(w.memory, w.observed(), w.spec) == ()
