@@ -127,7 +127,8 @@ class NodeStatus:
 
 def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     """Raises views.Unreadable when the run's memory cannot be read."""
-    return status_of(mirror, record, *seen_of(mirror, record))
+    memory, observed = seen_of(mirror, record)
+    return status_of(mirror, record, memory, observed, clock_now(mirror, record.spec.name, memory, time.time()))
 
 
 def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:
@@ -136,8 +137,22 @@ def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:
     return memory, views.observed(mirror, record.spec.name, memory, memory.clock, float("inf"))
 
 
-def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Observed) -> RunStatus:
-    """`run_status`, for who needs the two that it is made of as well."""
+def clock_now(mirror: Mirror, run: str, memory: Memory, wall: float, clock_at: float | None = None) -> float:
+    """What the run clock shows now, in seconds, for people only. A healthy run's memory is written hardly ever, and its windows pass all
+    the same. `wall`: the time now (Unix); `clock_at`: as the last in Account.clocks, where no leader has kept any; None: not known.
+
+    The memory's clock without a leader, since the next one goes on from there; and until that has told its own."""
+    leader, told = mirror.items.get(keys.LEADER), mirror.items.get(keys.account(run))
+    if leader is None:
+        return memory.clock
+    if clocks := account(mirror, run).clocks:
+        of_this_term = told is not None and told.mod_revision > leader.create_revision
+        clock_at = clocks[-1][1] if of_this_term else None
+    return max(memory.clock, wall - clock_at) if clock_at is not None else memory.clock
+
+
+def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Observed, now: float) -> RunStatus:
+    """`run_status`, for who needs what it is made of as well. `now`: as `clock_now` says."""
     spec = record.spec
     gate = mirror.record(keys.gate(memory.lighthouse.node, spec.name), GateObserved)
     hearing = {g.group: g.hearing for g in gate.groups} if gate is not None else {}
@@ -157,12 +172,12 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         and n.machine not in away
     )
     left = {
-        rung.name.lower(): budgets.left(memory.spent, spec.policy.budget, rung, 0, memory.clock)
+        rung.name.lower(): budgets.left(memory.spent, spec.policy.budget, rung, 0, now)
         for rung in (Rung.REPLACE, Rung.REALLOCATE)
     }
     for g in range(spec.groups.count):
-        left[f"restart:{g}"] = budgets.left(memory.spent, spec.policy.budget, Rung.RESTART, g, memory.clock)
-        left |= budgets.kinds_left(memory.spent_by_kind, spec.policy, g, memory.clock)
+        left[f"restart:{g}"] = budgets.left(memory.spent, spec.policy.budget, Rung.RESTART, g, now)
+        left |= budgets.kinds_left(memory.spent_by_kind, spec.policy, g, now)
     return RunStatus(
         run=spec.name,
         phase=memory.phase,

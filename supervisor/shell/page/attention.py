@@ -122,6 +122,8 @@ class Seen:
     status: RunStatus
     memory: Memory
     observed: Observed
+    now: float
+    """Run clock: the memory's is that of the newest decision."""
     spec: RunSpec
     verdicts: Mapping[int, GroupVerdict]
     headline: Headline
@@ -270,7 +272,7 @@ def _of_incidents(seen: Seen) -> Iterable[Sign]:
                 ),
             )
     failed = [i for i in seen.incidents if i.node and not i.shadow and i.kind not in PLANNED]
-    recent = [i for i in failed if seen.memory.clock - i.opened <= REPEATED_S]
+    recent = [i for i in failed if seen.now - i.opened <= REPEATED_S]
     for node, times in Counter(i.node for i in recent if i.state == "recovered").items():
         host = seen.observed.nodes[node].machine if node in seen.observed.nodes else node
         if times >= 2 and host not in seen.status.cordons:

@@ -93,7 +93,8 @@ def _phase(mirror: Mirror, run: str) -> str:
 def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     spec, run = record.spec, record.spec.name
     memory, observed = status.seen_of(mirror, record)
-    found = status.status_of(mirror, record, memory, observed)
+    clock = status.clock_now(mirror, run, memory, live.now, live.clock_at.get(run))
+    found = status.status_of(mirror, record, memory, observed, clock)
     verdicts = of_groups(memory.groups, observed, spec)
     nodes = status.node_status(mirror)
     newest = max((g for g in found.groups if g.step), key=lambda g: (g.step, g.participants), default=None)
@@ -105,8 +106,9 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     headline = attention.headline(found, verdicts, still, behind)
     asked = attention.get_up(
         attention.Seen(
-            status=found, memory=memory, observed=observed, spec=spec, verdicts=verdicts, headline=headline, unsaved=behind,
-            incidents=told, allowed={scope: _allowed(spec, scope) for scope in found.budgets_left}, alarms=live.alarms, lasts=live.lasts,
+            status=found, memory=memory, observed=observed, now=clock, spec=spec, verdicts=verdicts, headline=headline,
+            unsaved=behind, incidents=told, allowed={scope: _allowed(spec, scope) for scope in found.budgets_left},
+            alarms=live.alarms, lasts=live.lasts,
         )
     )  # fmt: skip
     now = live.now - terms[-1][1] if terms else memory.clock

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
 from supervisor.shell import render, status
+from supervisor.shell.mirror import Mirror
 from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -26,6 +27,7 @@ from supervisor.wire.records import (
     TrainerObserved,
     encode,
 )
+from tests.helpers.told import ToldWorld
 from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
 
 WAITING = replace(
@@ -243,3 +245,37 @@ def test_it_says_so_after_the_trainers_have_gone_too() -> None:
     told = {keys.account("run"): encode(Account(step=48, stepped_unix_s=NOW - 700))}
     assert "step 48, 11 min 40 s ago\n" in text(render.run(seen(MEMORY, **told), NOW))
     assert "step 48, 40 s ago\n" in text(render.run(seen(MEMORY, **told, **stepped(40.0)), NOW))
+
+
+def test_budgets_are_told_as_of_now_by_the_clock_of_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a healthy run is written hardly ever. Without a leader its clock stands still, and the next goes on from the memory."""
+    at = [NOW]
+    monkeypatch.setattr(time, "time", lambda: at[0])
+    w = ToldWorld(groups=2, budget={"restart": 2})
+    w.lead()
+    w.bring_up()
+    w.crash(1)
+    w.round(0.5)
+    w.recover(1)
+
+    def left() -> int:
+        return status.overview(Mirror(w.store.list(keys.PREFIX)), "run").budgets_left["restart:1"]
+
+    def account() -> None:
+        w.store.put(keys.account("run"), encode(Account(clocks=((0.0, 5.0), (1.0, NOW - w.memory.clock)))))
+
+    at[0] += 7200.0
+    assert left() == 1, "nobody has told the clock"
+    account()
+    assert left() == 2
+    at[0] -= 7000.0
+    assert left() == 1, "within the window"
+    at[0] += 7000.0
+    leader = w.store.get(keys.LEADER)
+    assert leader is not None
+    w.store.commit({}, [keys.LEADER])
+    assert left() == 1
+    w.store.put(keys.LEADER, leader.value)
+    assert left() == 1, "the other's clock is not its own"
+    account()
+    assert left() == 2

@@ -410,6 +410,27 @@ def test_what_an_alert_leaves_for_the_morning_the_page_does_too() -> None:
     assert any(why.startswith("node n2 had 2 incidents within a day") for why in up["why"]), up["why"]
 
 
+def test_what_was_long_ago_is_told_no_more_though_nothing_has_changed_since() -> None:
+    """A healthy run's memory, and the clock in it, are written hardly ever."""
+    w = world(budget={"restart": 2})
+    for error in ("ValueError: one", "OSError: another"):
+        w.fail(1, error=error)
+        w.round(100.0)
+        w.recover(1, step=w.step)
+    assert {"what": "restart", "group": "1", "left": 0, "of": 2} in look(w)["budgets"]
+    written = w.memory.clock
+    for _ in range(120):
+        w.round(60.0)
+    assert w.memory.clock < written + 3600.0, "else it shows nothing"
+    found = look(w)
+    assert [b["what"] for b in found["budgets"]] == ["replace", "reallocate"]
+    assert [why.split(" incidents")[0] for why in found["get_up"]["why"]] == ["node n2 had 2"]
+    for _ in range(24):
+        w.round(3600.0)
+    assert w.memory.clock < written + 3600.0
+    assert look(w)["get_up"]["level"] == "no"
+
+
 def test_restarts_that_a_person_asked_for_are_no_fault_of_a_node() -> None:
     w = world()
     for number in (1, 2):
