@@ -33,7 +33,7 @@ STEPS, AT_LEAST_S = 3.0, 10.0
 evaluates or saves."""
 
 JUST_STARTED = 2
-"""A process of which the first that is heard is of no later step has healed within the last moments, if it has."""
+"""A process that is first heard of within so many steps, committed or not, is counted from its start: what it did is of the last moments."""
 
 _COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": "failed_commits"}
 
@@ -119,7 +119,10 @@ class Exporter:
                 self._metrics.gauge(metric, **labels).set(value)
 
     def _count(self, before: Progress | None, progress: Progress, group: dict[str, object]) -> None:
-        """A process counts from 0: what an earlier agent has counted of it is counted again, as after any restart of a counter."""
+        """From a process's start, or from its first word where an earlier agent saw the most of it: all of it at once would be a jump,
+        since the counter began at 0 with this agent."""
+        if before is None and progress.commits + progress.failed_commits > JUST_STARTED:
+            before = progress
         for metric, field in _COUNTED.items():
             more = getattr(progress, field) - (getattr(before, field) if before is not None else 0)
             self._metrics.counter(metric, **group).inc(max(0, more))
@@ -127,8 +130,7 @@ class Exporter:
             more_s = max(0.0, seconds - (before.seconds.get(cause, 0.0) if before is not None else 0.0))
             known = cause if cause in CAUSES else "other"  # of a trainer that is newer than this agent
             self._metrics.counter("trainer_seconds_total", **group, cause=known).inc(more_s)
-            # later it waits while others heal; and a heal of long ago is none that this agent has seen
-            first = progress.commits <= JUST_STARTED if before is None else before.commits == 0
+            first = before is None or before.commits == 0  # later it waits while others heal
             if cause == "heal" and more_s > 0 and first and progress.healed:
                 self._metrics.histogram("trainer_heal_seconds", run=progress.run).observe(more_s)
 

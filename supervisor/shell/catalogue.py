@@ -152,7 +152,7 @@ CATALOGUE: tuple[Metric, ...] = (
     # --- a group, as its rank 0 says; all its ranks say the same ---
     _gauge("trainer_committed_steps", "steps", _GROUP, "Committed steps, from the TorchFT manager."),
     _counter("trainer_commits_total", "steps", _GROUP, "Steps that this agent saw its processes commit."),
-    _counter("trainer_failed_commits_total", "steps", _GROUP, "Steps that were not committed."),
+    _counter("trainer_failed_commits_total", "steps", _GROUP, "Steps that this agent saw its processes not commit."),
     _gauge("trainer_loss", "nats", _GROUP, "Mean loss over the participating replicas."),
     _gauge("trainer_gradient_norm", "none", _GROUP, "Norm of the averaged gradient, before it is clipped."),
     _gauge("trainer_quorum_participants", "groups", _GROUP, "Groups that stepped in the newest quorum."),

@@ -126,13 +126,42 @@ def test_who_stands_still_has_no_throughput(node: Node, monkeypatch: pytest.Monk
 
 
 def test_counters_go_on_over_generations(node: Node) -> None:
-    node.tell(commits=4, failed_commits=1, seconds={"productive": 8.0})
+    node.tell(commits=1, failed_commits=1, seconds={"productive": 8.0})
     node.tell(commits=6, failed_commits=1, seconds={"productive": 12.0, "data": 1.0})
     node.tell(generation=2, commits=1, seconds={"start": 5.0, "productive": 2.0})
     assert node.value("trainer_commits_total", **GROUP) == 7
     assert node.value("trainer_failed_commits_total", **GROUP) == 1
     assert node.value("trainer_seconds_total", **GROUP, cause="productive") == 14.0
     assert node.value("trainer_seconds_total", **GROUP, cause="start") == 5.0
+
+
+def test_an_agent_that_starts_again_counts_from_there(tmp_path: Path) -> None:
+    """To Prometheus its counters are reset: what they show then is an increase."""
+    first = Node(tmp_path)
+    first.tell(commits=0, failed_commits=0)
+    first.tell(commits=5000, failed_commits=70, seconds={"productive": 5000.0, "failed_step": 70.0})
+    first.tell(generation=2, commits=0, failed_commits=0)
+    first.tell(generation=2, commits=4000, failed_commits=50, seconds={"productive": 4000.0, "failed_step": 50.0})
+    assert first.value("trainer_commits_total", **GROUP) == 9000
+    node, told = Node(tmp_path), {"generation": 2, "failed_commits": 50}
+    seconds = {"productive": 4001.0, "failed_step": 50.0}
+    node.tell(**told, commits=4001, seconds=seconds)
+    names = ("trainer_commits_total", "trainer_failed_commits_total")
+    assert [node.value(name, **GROUP) for name in names] == [0, 0], "from 0 on, so that the next is an increase"
+    assert [node.value("trainer_seconds_total", **GROUP, cause=cause) for cause in seconds] == [0, 0]
+    node.tell(**told, commits=4003, seconds={**seconds, "productive": 4003.5, "data": 0.5})
+    assert [node.value(name, **GROUP) for name in names] == [2, 0]
+    causes = (*seconds, "data")
+    assert [node.value("trainer_seconds_total", **GROUP, cause=cause) for cause in causes] == [2.5, 0, 0.5]
+    node.tell(generation=3, commits=1, seconds={"productive": 1.0})
+    assert node.value("trainer_commits_total", **GROUP) == 3, "of what starts under it nothing is left out"
+
+
+def test_so_it_does_of_one_that_has_committed_nothing(node: Node) -> None:
+    node.tell(commits=0, failed_commits=300, seconds={"failed_step": 300.0})
+    node.tell(commits=0, failed_commits=301, seconds={"failed_step": 301.0})
+    assert node.value("trainer_failed_commits_total", **GROUP) == 1
+    assert node.value("trainer_seconds_total", **GROUP, cause="failed_step") == 1.0
 
 
 def test_a_heal_is_that_of_a_groups_start(node: Node) -> None:
@@ -161,10 +190,11 @@ def test_who_had_nobody_to_heal_from_has_not_healed(node: Node) -> None:
 
 
 def test_an_older_generation_says_nothing_any_more(node: Node) -> None:
-    node.tell(generation=2, loss=2.0)
+    node.tell(generation=2, loss=2.0, commits=2)
     node.tell(generation=1, loss=9.0, commits=50)
+    node.tell(generation=1, loss=9.0, commits=60)
     assert node.value("trainer_loss", **GROUP) == 2.0
-    assert node.value("trainer_commits_total", **GROUP) == 4
+    assert node.value("trainer_commits_total", **GROUP) == 2
 
 
 def test_a_group_that_left_is_told_no_more(node: Node) -> None:
@@ -212,5 +242,5 @@ def test_the_first_start_and_the_first_end_are_an_increase(node: Node) -> None:
 
 
 def test_a_cause_of_a_newer_trainer_is_other(node: Node) -> None:
-    node.tell(seconds={"dreaming": 2.0})
+    node.tell(commits=1, seconds={"dreaming": 2.0})
     assert node.value("trainer_seconds_total", **GROUP, cause="other") == 2.0
