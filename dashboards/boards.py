@@ -338,7 +338,7 @@ CONTROL_PLANE = Board(
         ),
         "etcd": (
             _lines("etcd takes", "s", *_quantiles("supervisor_store_seconds")),
-            _lines("Its watch has said nothing for", "s", ("max by (instance) (supervisor_watch_silent_seconds)", "{{instance}}")),
+            _lines("Its watch has said nothing for", "s", ("max by (instance) (supervisor_watch_silent_seconds)", "{{instance}}"), ("max(supervisor_loop_silent_seconds)", "the loop that leads")),
             _lines("Size of its database", "bytes", ("max(supervisor_store_size_bytes)", "size")),
             _lines("A node's report takes", "s", *_quantiles("agent_report_seconds", f"{{{NODE}}}")),
         ),

@@ -27,8 +27,8 @@ STORE_SLOW_S = 0.5
 STORE_LARGE_BYTES = int(0.75 * 2 * 1024**3)
 """Of etcd's default quota, 2 GiB. 1,000 agents need tens of MB."""
 
-WATCH_SILENT_S = 30.0
-"""It is asked every second; twice what a change of leaders and a busy etcd take together."""
+LOOP_SILENT_S = 30.0
+"""It turns, and etcd's watch is asked, every second; twice what a change of etcd's leaders and a busy etcd take together."""
 
 
 SEVERITIES: Mapping[Level, str] = {"now": "page", "soon": "ticket", "no": "none"}
@@ -174,10 +174,10 @@ def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
         ),
         Alert(
             name="SupervisorBlind",
-            expression="absent(supervisor_leader)\n"
-            f"or max(supervisor_watch_silent_seconds and on (instance) supervisor_leader == 1) > {WATCH_SILENT_S:g}",
+            # where all of etcd is silent the lease is lost, and nobody leads: StoreAway and NoLeader
+            expression=f"absent(supervisor_leader)\nor max(supervisor_loop_silent_seconds) > {LOOP_SILENT_S:g}",
             for_s=MINUTE_S,
-            summary="no supervisor answers Prometheus, or the one that leads sees nothing of etcd",
+            summary="no supervisor answers Prometheus, or the one that leads keeps its place and does nothing",
         ),
         Alert(
             name="BreakerOpen",

@@ -103,7 +103,8 @@ CATALOGUE: tuple[Metric, ...] = (
     _histogram("supervisor_store_seconds", (), "Time that etcd takes to answer this process.", QUICK_BUCKETS),
     _gauge("supervisor_store_size_bytes", "bytes", (), "Size of etcd's database."),
     _gauge("supervisor_store_alarms", "alarms", (), "Alarms that etcd has raised: out of space, corrupt."),
-    _gauge("supervisor_watch_silent_seconds", "seconds", (), "How long etcd's watch has said nothing (it is asked every second)."),
+    _gauge("supervisor_watch_silent_seconds", "seconds", (), "How long etcd's watch has said nothing to this process's page (it is asked every second)."),
+    _gauge("supervisor_loop_silent_seconds", "seconds", (), "How long the loop that leads has heard nothing of etcd, or made no turn; 0: this process does not lead."),
     # --- a run: the leader alone ---
     _gauge("supervisor_run_phase", "bool", ("run", ("phase", RUN_PHASES)), "1 for the phase that the run is in."),
     _gauge("supervisor_run_launched_timestamp_seconds", "seconds", ("run",), "When it was launched, by the launcher's clock (Unix)."),

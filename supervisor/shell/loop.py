@@ -155,6 +155,7 @@ class Loop:
         while changes is not None:
             self._mirror.apply(changes)
             changes = self._watch.poll(0.0)
+        self._telemetry.turned(self._watch.silent_s)
         self._note_clock()
         changed = self._mirror.fresh()
         self.stands_down = standing.why_not(self._mirror, changed)

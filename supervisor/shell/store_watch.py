@@ -19,7 +19,7 @@ EVERY_S = 5.0
 
 
 class StoreWatch(threading.Thread):
-    """`silent_s`: for how long the process's watch has heard nothing."""
+    """`silent_s`: for how long the process's page has heard nothing."""
 
     def __init__(self, store: Asked, metrics: Metrics, silent_s: Callable[[], float]) -> None:
         super().__init__(name="store-watch", daemon=True)

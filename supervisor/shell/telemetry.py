@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,15 +92,28 @@ class Telemetry:
         self.metrics.gauge("supervisor_info", version=version()).set(1)
         self.metrics.gauge("supervisor_leader").set(0)
         self.metrics.gauge("supervisor_epoch").set(0)
+        self._heard_at: float | None = None
+        """When the loop that leads heard of etcd last, as it said itself, by time.monotonic(). None: this process does not lead."""
+        self.metrics.gauge("supervisor_loop_silent_seconds").set_function(self._loop_silent_s)
 
     def leading(self, epoch: int | None) -> None:
         """A term begins, or (None) ends: then other supervisors tell of the runs."""
         self._runs.clear()
         self._closed.clear()
         self.metrics.drop("supervisor_", run=None)
+        self._heard_at = time.monotonic() if epoch is not None else None
         self.metrics.gauge("supervisor_leader").set(0 if epoch is None else 1)
         if epoch is not None:
             self.metrics.gauge("supervisor_epoch").set(epoch)
+
+    def turned(self, silent_s: float) -> None:
+        """A turn of the loop that leads, whose watch has heard nothing for so long. A thread of its own keeps the lease: without turns this
+        process would lead on all the same, and nobody take its place."""
+        self._heard_at = time.monotonic() - silent_s
+
+    def _loop_silent_s(self) -> float:
+        heard_at = self._heard_at  # any thread asks
+        return time.monotonic() - heard_at if heard_at is not None else 0.0
 
     def round(
         self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float, records: Records | None = None

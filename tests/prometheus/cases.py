@@ -400,20 +400,22 @@ CASES: Mapping[str, tuple[Case, ...]] = {
             quiet=10,
             fires=17,
             over=22,
-            summary="no supervisor answers Prometheus, or the one that leads sees nothing of etcd",
+            summary="no supervisor answers Prometheus, or the one that leads keeps its place and does nothing",
         ),
         Case(
             series={
                 'supervisor_leader{instance="a"}': "1+0x40",
                 'supervisor_leader{instance="b"}': "0+0x40",
-                'supervisor_watch_silent_seconds{instance="a"}': "1+0x10 60+60x10 1+0x10",
-                # one that stands by may be cut off
+                'supervisor_loop_silent_seconds{instance="a"}': "0.3+0x10 60+60x10 0.3+0x10",
+                'supervisor_loop_silent_seconds{instance="b"}': "0+0x40",
+                # a page that hears nothing is no loop that stands still
+                'supervisor_watch_silent_seconds{instance="a"}': "600+60x40",
                 'supervisor_watch_silent_seconds{instance="b"}': "600+60x40",
             },
             quiet=11,
             fires=13,
             over=22,
-            summary="no supervisor answers Prometheus, or the one that leads sees nothing of etcd",
+            summary="no supervisor answers Prometheus, or the one that leads keeps its place and does nothing",
         ),
     ),
     "BreakerOpen": (

@@ -371,6 +371,24 @@ def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(
     assert (len(found.clocks), found.clocks[0][0]) == (loop.TERMS, MEMORY.clock)
 
 
+def test_each_turn_says_for_how_long_nothing_was_heard(store: MemoryStore) -> None:
+    telemetry = Telemetry()
+    leader = Loop(store, Term(store), EngineDriver(store, Engine()), telemetry)  # type: ignore[arg-type]
+
+    def silent_s() -> float:
+        told = telemetry.metrics.registry.get_sample_value("supervisor_loop_silent_seconds")
+        assert told is not None
+        return told
+
+    telemetry.leading(1)
+    leader.step()
+    assert silent_s() < loop.SILENCE_S
+    began = time.monotonic()
+    store.away = True
+    leader.step()
+    assert 0 < silent_s() <= time.monotonic() - began
+
+
 def test_the_share_that_trained_is_told_since_the_launch(store: MemoryStore) -> None:
     """By the metric as by the page: a new leader does not begin it anew."""
     at, telemetry = [0.0], Telemetry()

@@ -292,6 +292,30 @@ def test_a_store_that_says_nothing_is_down() -> None:
     assert value(t, "supervisor_store_seconds_count") == 1
 
 
+def test_a_loop_that_turns_no_more_is_told_while_its_lease_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [100.0]
+    monkeypatch.setattr("supervisor.shell.telemetry.time.monotonic", lambda: at[0])
+    t = Telemetry()
+
+    def silent_s() -> float | None:
+        return value(t, "supervisor_loop_silent_seconds")
+
+    at[0] += 50.0
+    assert silent_s() == 0, "it stands by"
+    t.leading(7)
+    at[0] += 2.0
+    assert silent_s() == 2.0, "its first turn is to come"
+    t.turned(0.5)
+    assert silent_s() == 0.5
+    at[0] += 60.0
+    assert (silent_s(), value(t, "supervisor_leader")) == (60.5, 1)
+    t.turned(61.0)
+    assert silent_s() == 61.0, "it turns, and its watch says nothing"
+    t.leading(None)
+    at[0] += 60.0
+    assert silent_s() == 0
+
+
 # --- who tells what (ADR 14) ---
 
 

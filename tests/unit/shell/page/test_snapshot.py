@@ -305,7 +305,7 @@ def test_no_step() -> None:
 
 
 def blind(w: ToldWorld) -> dict[str, Any]:
-    """Nobody hears etcd: Prometheus no supervisor, or the one that leads no watch."""
+    """Nobody hears etcd: Prometheus no supervisor, or the page no watch."""
     return look(w, store_since=CLOCK_AT + w.now - AWAY_S - 1)
 
 
