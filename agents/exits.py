@@ -28,21 +28,22 @@ UNCAUGHT = 1
 def decode(record: ProcessRecord, log_name: str = "output.log") -> ExitObserved:
     """Read the error file and the end of the log in the process's folder; a missing or broken one is an empty text."""
     folder = Path(record.folder)
-    message, trace = _error_file(folder / "error.json")
-    log = _end_of(folder / log_name)
+    # a person reads all of it in a terminal, in `supervisor explain`
+    message, trace = map(errors.printable, _error_file(folder / "error.json"))
+    log = errors.printable(_end_of(folder / log_name).decode(errors="replace"))
     raised = ""
     if not message and record.exit_code == UNCAUGHT:
-        raised, trace = errors.raised(log.decode(errors="replace"))
+        raised, trace = errors.raised(log)
     by_sigkill = record.signal == signal.SIGKILL and not record.told
     kernel = kernel_log.killed_for_memory(record.pid, record.start_ticks) if by_sigkill else ""
     return ExitObserved(
         exit_code=record.exit_code,
         signal=record.signal,
         error_file=_cut(message.encode(errors="replace")[:MESSAGE_BYTES]),
-        stderr_tail=_tail(log),
+        stderr_tail=_tail(log.encode(errors="replace")),
         raised=_cut(raised.encode(errors="replace")[:MESSAGE_BYTES]),
         trace=_newest_lines(trace),
-        last_words=errors.last_words(log.decode(errors="replace")) if record.exit_code != 0 else "",
+        last_words=errors.last_words(log) if record.exit_code != 0 else "",
         told=record.told,
         oom=True if kernel else record.oom,
         ended_s=record.ended_s,

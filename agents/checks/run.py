@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from agents import process
 from agents.checks import machine, network
+from supervisor.core.errors import printable
 from supervisor.wire import programs
 from supervisor.wire.checks import CheckResult, from_line, to_line
 
@@ -136,7 +137,7 @@ def _results(text: bytes) -> Iterator[CheckResult]:
 def _last_words(errors: int) -> str:
     os.lseek(errors, 0, os.SEEK_SET)
     with open(errors, encoding="utf-8", errors="replace", closefd=False) as file:
-        lines = [line.strip() for line in file if line.strip()]
+        lines = [line.strip() for line in printable(file.read()).splitlines() if line.strip()]
     return f": {lines[-1][-300:]}" if lines else ""
 
 

@@ -1,4 +1,4 @@
-"""What an error's text says: where it was raised, what a log's end has of it, and whether two are the same."""
+"""What an error's text says, and how it is shown: where it was raised, what a log's end has of it, and whether two are the same."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ SAME_CHARACTERS = 240
 WORDS_CHARACTERS = 300
 WORDS_LINES = 20
 """From the end: an error that was logged long before is of something else."""
+
+_FOR_A_TERMINAL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # a colour, a move of the cursor
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # a title, a link
+    r"|\x1b[ -/]*[0-~]?"
+)
+"""Whole sequences of ECMA-48: without their first byte alone the rest would stay as `[31m`."""
+
+_CONTROL = re.compile(r"[^\n\t -~\xa0-\U0010ffff]")
 
 _DIFFERS: Sequence[tuple[re.Pattern[str], str]] = tuple(
     (re.compile(pattern, re.IGNORECASE), instead)
@@ -63,6 +72,13 @@ _OF_A_LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 """TorchFT's and TCPStore's clients, gloo and NCCL, of another that is no longer there."""
+
+
+def printable(text: str) -> str:
+    """What a program wrote, without what colours a terminal, moves its cursor or sets its title. Lines and tabs stay; a carriage return
+    ends a line, as of a bar of progress."""
+    text = _FOR_A_TERMINAL.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub(" ", text)
 
 
 def normal(text: str) -> str:

@@ -117,12 +117,14 @@ def _ended(pid: str) -> bool:
         ("import ctypes; ctypes.string_at(0)", "it ended with signal 11"),
         ("raise RuntimeError('CUDA error: unknown error')", "exit code 1: RuntimeError: CUDA error: unknown error"),
         ("pass", "it ended with exit code 0"),
+        ("raise SystemExit('\\x1b[31mno device\\x1b[0m\\x1b]0;owned\\x07')", "exit code 1: no device"),
     ],
 )
 def test_one_that_ends_without_a_word_says_nothing_of_the_machine(text: str, words: str) -> None:
     found = one(argv=program(text))
     assert found.outcome == "unknown"
     assert words in found.evidence
+    assert "\x1b" not in found.evidence
 
 
 @pytest.mark.parametrize(

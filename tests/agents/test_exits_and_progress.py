@@ -118,6 +118,25 @@ def test_a_segfaults_words_are_found_before_the_stacks_and_modules_that_follow(t
     assert found.stderr_tail.endswith('kernels.py", line 12 in fused')
 
 
+RED, OFF, OWNED = "\x1b[1;31m", "\x1b[0m", "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_a_log_in_colour_is_read_as_one_without(tmp_path: Path) -> None:
+    """It is evidence: a person reads it in a terminal."""
+    lines = [f"{RED}{line}{OFF}{OWNED}" for line in TRACE.splitlines()]
+    (tmp_path / "output.log").write_text("\x1b[32mstep\x1b[0m 1\n" + "\n".join(lines) + "\n")
+    found = exits.decode(ended(tmp_path, exit_code=1))
+    assert (found.raised, found.trace) == ("KeyError: 'layer 9'", TRACE.strip())
+    assert (found.last_words, found.stderr_tail) == (found.raised, f"step 1\n{TRACE}".strip())
+
+
+def test_so_is_an_error_file(tmp_path: Path) -> None:
+    said = {"message": f"{RED}KeyError{OFF}: 'layer 9'{OWNED}", "extraInfo": {"py_callstack": f"{RED}{TRACE}{OFF}"}}
+    (tmp_path / "error.json").write_text(json.dumps({"message": said}))
+    found = exits.decode(ended(tmp_path, exit_code=1))
+    assert (found.error_file, found.trace) == ("KeyError: 'layer 9'", TRACE.strip())
+
+
 def test_a_clean_end_has_no_last_words(tmp_path: Path) -> None:
     (tmp_path / "output.log").write_text("step 1: no error\n")
     assert exits.decode(ended(tmp_path, exit_code=0)).last_words == ""

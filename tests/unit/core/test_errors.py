@@ -9,6 +9,7 @@ from supervisor.core.errors import (
     last_words,
     normal,
     of_the_machine,
+    printable,
     raised,
     signature,
     where,
@@ -91,6 +92,24 @@ def test_where_is_the_last_frame_that_is_no_librarys() -> None:
     assert where(libraries).endswith("module.py, line 1775, in _call_impl")
     assert where(SEGFAULT[SEGFAULT.index("Current thread") :]) == "/home/u/kernels.py, line 12, in fused"
     assert where("no traceback") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("\x1b[1;31mError:\x1b[0m no \x1b[38;5;9mmemory\x1b[m", "Error: no memory"),
+        ("\x1b]0;owned\x07\x1b[2Jbad", "bad"),
+        ("\x1b]8;;https://a.example\x1b\\here\x1b]8;;\x1b\\", "here"),
+        ("\x9b31mred\x9d0;title\x9c, \x1bP1$r\x1b\\\x1b(B\x1b7\x1bcplain", "red, plain"),
+        ("cut off \x1b", "cut off "),
+        ("cut off \x1b]0;own\nthe next line", "cut off \nthe next line"),
+        ("bell\x07, back\x08, null\x00, next\x85, delete\x7f", "bell , back , null , next , delete "),
+        ("10%\r20%\r\ndone\n", "10%\n20%\ndone\n"),
+        ('  File\t"/data/café", 层 😀\n', '  File\t"/data/café", 层 😀\n'),
+    ],
+)
+def test_nothing_that_a_program_wrote_moves_a_terminals_cursor(text: str, seen: str) -> None:
+    assert printable(text) == seen
 
 
 def test_a_log_that_ends_with_a_traceback_says_what_was_raised() -> None:
