@@ -39,6 +39,16 @@ def endpoints_option(context: typer.Context, given: str) -> str:
     return given
 
 
+def text_option(given: Any) -> Any:
+    """Refuses words, one text or several, that are no UTF-8: Python has half of a surrogate pair for each such byte, which no record, page
+    or terminal can show again. Not for paths: the name of a file may be so."""
+    try:
+        "".join(given).encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("it is no UTF-8: the terminal may be set to another encoding") from None
+    return given
+
+
 Etcd = Annotated[
     str,
     typer.Option(

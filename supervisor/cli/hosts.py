@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.common import HOME, Etcd, Home, SecurityFile, app, opened_store
+from supervisor.cli.common import HOME, Etcd, Home, SecurityFile, app, opened_store, text_option
 from supervisor.shell import hosts
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 
-Because = Annotated[str, typer.Option(help="Why: `supervisor nodes` and `status` show it.")]
+Because = Annotated[str, typer.Option(callback=text_option, help="Why: `supervisor nodes` and `status` show it.")]
 Host = Annotated[
     str, typer.Argument(metavar="HOST", help="The host, or a node on it, as `supervisor nodes` names them.")
 ]

@@ -20,6 +20,7 @@ from supervisor.cli.common import (
     opened_store,
     print_timeouts,
     show,
+    text_option,
 )
 from supervisor.shell import client, fit, notify, policy, runfile
 from supervisor.shell.mirror import Mirror
@@ -55,9 +56,12 @@ def show_policy(
 @commands.command("set", epilog='Example: supervisor policy set mode=observe --because "first week" --run demo')
 def set_policy(
     changes: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE...", help="As below [policy] in the run file: hang.factor=20")
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...", callback=text_option, help="As below [policy] in the run file: hang.factor=20"
+        ),
     ],
-    because: Annotated[str, typer.Option(help="Why: it is kept in the journal.")],
+    because: Annotated[str, typer.Option(callback=text_option, help="Why: it is kept in the journal.")],
     run: Run = "",
     etcd: Etcd = "",
     home: Home = HOME,

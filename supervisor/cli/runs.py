@@ -21,6 +21,7 @@ from supervisor.cli.common import (
     opened_store,
     print_timeouts,
     sentences,
+    text_option,
 )
 from supervisor.core import timeouts
 from supervisor.core.measured import NOTHING, Measured
@@ -166,7 +167,9 @@ def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityF
 def resume(
     name: Annotated[str, typer.Argument(metavar="[RUN]", help="Name of the run, as with --run.")] = "",
     run: Run = "",
-    because: Annotated[str, typer.Option(help="Why a halted run may go on: it is kept in the journal.")] = "",
+    because: Annotated[
+        str, typer.Option(callback=text_option, help="Why a halted run may go on: it is kept in the journal.")
+    ] = "",
     they_are_down: Annotated[
         bool,
         typer.Option(

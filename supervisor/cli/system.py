@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from supervisor.cli.common import HOME, Etcd, Home, SecurityFile, app, endpoints_option, opened_store, sentences
+from supervisor.cli.common import (
+    HOME,
+    Etcd,
+    Home,
+    SecurityFile,
+    app,
+    endpoints_option,
+    opened_store,
+    sentences,
+    text_option,
+)
 from supervisor.shell import auth, failpoints, service, submit
 from supervisor.shell import backup as backups
 from supervisor.shell import up as up_module
@@ -31,7 +41,9 @@ def up(
         ),
     ] = "",
     home: Home = HOME,
-    name: Annotated[str, typer.Option(help="Node name of the service host, unique in the etcd.")] = "host",
+    name: Annotated[
+        str, typer.Option(callback=text_option, help="Node name of the service host, unique in the etcd.")
+    ] = "host",
     address: Annotated[
         str,
         typer.Option(

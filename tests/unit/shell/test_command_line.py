@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
 
 from supervisor import cli
-from supervisor.cli import common
+from supervisor.cli import common, policy
 from supervisor.ports.errors import Retryable
 from supervisor.shell import client, hosts, up
 from tests.helpers.memory_store import MemoryStore
@@ -97,6 +97,35 @@ def test_init_auth_with_an_insecure_file(tmp_path: Path, etcd: str) -> None:
     (tmp_path / "insecure.toml").write_text("insecure = true\n")
     text = refused(tmp_path, *SUPERVISOR, "init-auth", "--etcd", etcd, "--security", "insecure.toml")
     assert "give --security FILE" in text or "needs --security FILE" in text
+
+
+NO_TEXT = b"caf\xe9".decode(errors="surrogateescape")
+"""As Python gives what was typed in another encoding."""
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        (("cordon", "n2", "--because", NO_TEXT), "--because"),
+        (("drain", "n2", "--because", NO_TEXT), "--because"),
+        (("resume", "run", "--because", NO_TEXT), "--because"),
+        (("policy", "set", "mode=observe", "--because", NO_TEXT), "--because"),
+        (("policy", "set", f"webhook_file={NO_TEXT}", "--because", "why"), "KEY=VALUE..."),
+        (("up", "--name", NO_TEXT), "--name"),
+    ],
+)
+def test_words_that_are_no_utf_8(command: Sequence[str], where: str) -> None:
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{where}': it is no UTF-8" in result.output
+
+
+def test_every_option_that_says_why_takes_utf_8_alone() -> None:
+    commands = [c.callback for app in (cli.app, policy.commands) for c in app.registered_commands if c.callback]
+    hints = {c.__name__: get_type_hints(c, include_extras=True) for c in commands}
+    found = {name: hint["because"].__metadata__[0].callback for name, hint in hints.items() if "because" in hint}
+    assert {"cordon", "drain", "resume", "set_policy"} <= set(found)
+    assert set(found.values()) == {common.text_option}
 
 
 @pytest.fixture
