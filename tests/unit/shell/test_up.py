@@ -36,7 +36,7 @@ class Looked(up.Up):
 
 
 def notice() -> None:
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)  # to this thread: by os.kill another may take it, and some looks may pass until it is told
 
 
 def idle() -> None:
