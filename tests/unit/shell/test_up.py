@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -36,7 +35,9 @@ class Looked(up.Up):
 
 
 def notice() -> None:
-    signal.raise_signal(signal.SIGUSR1)  # to this thread: by os.kill another may take it, and some looks may pass until it is told
+    signal.raise_signal(
+        signal.SIGUSR1
+    )  # to this thread: by os.kill another may take it, and some looks may pass until it is told
 
 
 def idle() -> None:
