@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -193,19 +194,22 @@ def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
     torn, before = _complete(scene)[:2]
     largest = max(Path(torn.path).iterdir(), key=lambda file: file.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    for pid in scene.ranks().values():
+    killed = {target.group: target.generation}
+    for (group, generation, _), pid in scene.ranks().items():
+        killed[group] = generation
         os.kill(pid, signal.SIGKILL)
     if _complete(scene)[0] != torn:
         raise Fatal(f"a newer checkpoint than {torn.path} was written meanwhile")
-    first: list[int] = []
+    first: dict[int, int] = {}
 
     def begins_again() -> bool:
-        first[:] = _first_step(scene, target)
-        return bool(first)
+        first.update(_first_steps(scene, target, killed))
+        return target.group in first
 
     scene.wait(begins_again, BEGINS_WITHIN_S, f"group {target.group} commits a step again")
-    if first[0] != before.step + 1:
-        raise Fatal(f"group {target.group} began again with step {first[0]}, not with {before.step + 1}")
+    group = min(first, key=lambda each: first[each])  # who is back later heals from it
+    if first[group] != before.step + 1:
+        raise Fatal(f"group {group} began again with step {first[group]}, not with {before.step + 1}")
     return (
         f"{largest} is cut off in its middle, all ranks killed: they went on from step {before.step}, the one before it"
     )
@@ -245,16 +249,20 @@ def _complete(scene: Scene) -> list[CheckpointMark]:
     return [mark for _, _, mark in listed(scene.run_dir) if mark is not None]
 
 
-def _first_step(scene: Scene, target: Target) -> list[int]:
-    """Of what follows this generation: the step that it committed first, if it has."""
-    newer = []
-    for path in target.folder.parent.glob(f"*/ranks/{scene.run}.{target.group}.*.0/steps.jsonl"):
-        generation = int(path.parent.name.split(".")[2])
-        lines = path.read_bytes().split(b"\n")[:-1]
-        steps = [line["step"] for line in map(json.loads, lines) if line.get("committed")]
-        if generation > target.generation and steps:
-            newer.append((generation, steps[0]))
-    return [step for _, step in sorted(newer)[:1]]
+def _first_steps(scene: Scene, target: Target, killed: Mapping[int, int]) -> dict[int, int]:
+    """By group, the step that it committed first after its generation of `killed`, if it has."""
+    found: dict[int, int] = {}
+    for group, before in killed.items():
+        newer = []
+        for path in target.folder.parent.glob(f"*/ranks/{scene.run}.{group}.*.0/steps.jsonl"):
+            generation = int(path.parent.name.split(".")[2])
+            lines = path.read_bytes().split(b"\n")[:-1]
+            steps = [line["step"] for line in map(json.loads, lines) if line.get("committed")]
+            if generation > before and steps:
+                newer.append((generation, steps[0]))
+        if newer:
+            found[group] = min(newer)[1]
+    return found
 
 
 def _ordered(scene: Scene, target: Target, wanted: Order) -> str:

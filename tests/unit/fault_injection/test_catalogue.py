@@ -416,13 +416,19 @@ def checkpoint(run_dir: Path, step: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("begins", "well"), [(26, True), (51, False)])
-def test_a_torn_checkpoint_is_not_begun_from(tmp_path: Path, victim: Any, begins: int, well: bool) -> None:
+@pytest.mark.parametrize(
+    ("begins", "other", "well"),
+    [(26, None, True), (51, None, False), (27, 26, True), (27, None, False), (52, 51, False)],
+)
+def test_a_torn_checkpoint_is_not_begun_from(
+    tmp_path: Path, victim: Any, begins: int, other: int | None, well: bool
+) -> None:
+    """Whichever group is back first; the next one heals from it."""
     checkpoint(tmp_path, 25)
     newest = checkpoint(tmp_path, 50)
     node = tmp_path / "nodes" / "n1"
-    for generation, step in ((2, 70), (3, begins)):
-        rank = node / "ranks" / f"run.1.{generation}.0"
+    for group, generation, step in ((1, 2, 70), (1, 3, begins), (0, 1, 70), *([(0, 2, other)] if other else [])):
+        rank = node / "ranks" / f"run.{group}.{generation}.0"
         rank.mkdir(parents=True)
         lines = [
             {"committed": False, "step": step - 1},
@@ -434,7 +440,7 @@ def test_a_torn_checkpoint_is_not_begun_from(tmp_path: Path, victim: Any, begins
     if well:
         assert "from step 25, the one before it" in made("checkpoint_torn", scene, target(node, 0))
     else:
-        with pytest.raises(Fatal, match="began again with step 51, not with 26"):
+        with pytest.raises(Fatal, match=f"began again with step {other or begins}, not with 26"):
             made("checkpoint_torn", scene, target(node, 0))
     assert (newest / "__0_0.distcp").stat().st_size == 500
     assert victim.wait(5) == -signal.SIGKILL
