@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, folder: Path, ends: dict[str, Any]
         return {"seed": seed, **ends[name]}
 
     results = folder / "results.json"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))  # a trial that goes wrong leaves its files
     monkeypatch.setattr(detection, "bench", lambda *_: contextlib.nullcontext(System()))
     monkeypatch.setattr(detection, "trial", ended)
     monkeypatch.setattr(detection.checkers, "check", lambda _: [])
