@@ -33,7 +33,7 @@ STEPS, AT_LEAST_S = 3.0, 10.0
 evaluates or saves."""
 
 JUST_STARTED = 2
-"""A process that is first heard of within so many steps, committed or not, is counted from its start: what it did is of the last moments."""
+"""A process that is first heard of within so many steps, committed or not, is counted from its start: the most that it did is its start."""
 
 _COUNTED = {"trainer_commits_total": "commits", "trainer_failed_commits_total": "failed_commits"}
 

@@ -136,10 +136,15 @@ def _whose(interval: Interval, group: int, own: Sequence[_Share], shares: Sequen
     if cause == Cause.PRODUCTIVE:
         return None
     if cause in HELD_UP:
-        held = (s for s in shares if s.window.incident["kind"] == HELD_UP[cause])
+        held = [s for s in shares if s.window.incident["kind"] == HELD_UP[cause]]
         there = [s for s in held if min(s.since, s.window.began) <= at < s.window.over]
         begun = [s for s in there if s.window.began <= at]
-        return max(begun, key=_began, default=None) or min(there, key=_began, default=None)
+        past = (s for s in held if s.window.began <= at)  # the rest of a step that was under way when it was over
+        return (
+            max(begun, key=_began, default=None)
+            or min(there, key=_began, default=None)
+            or max(past, key=_began, default=None)
+        )
     if cause == Cause.RECOMPUTE:
         restarts = [s for s in shares if s.restarted and s.since <= at]
         return _newest(s for s in restarts if s.group == group) or _newest(restarts)

@@ -141,9 +141,14 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     """From the first decision until the run had finished, was stopped or halted, and was not resumed; None: nothing was decided."""
     phases: list[tuple[float, str]] = []
     open_: tuple[float, str] | None = None
+    number: object = None
     for line in (line for line in lines if "t" in line):
         if line.get("entry") == "intent":
-            phases += [open_] if open_ is not None else []  # its supervisor died before it could say
+            again = (
+                line.get("changed") and line.get("decision") == number
+            )  # who gives it again has not found the first in etcd
+            phases += [open_] if open_ is not None and not again else []  # its supervisor died before it could say
+            number = line.get("decision")
             open_ = (float(line["t"]), str(line.get("phase", "")))
         elif line.get("entry") == "outcome" and open_ is not None:
             phases += [open_] if not line.get("refused") else []
@@ -205,7 +210,9 @@ def _not_all_of_it(
             *(("a halt", *halt) for halt in lasted.halts),
             ("the end of the run", lasted.until, float("inf")),
         ):
-            late = [line["t"] for line in steps.committed() if since + SLACK_S < line["t"] <= until]
+            # who is told to end commits the step that it is in
+            began = (line for line in steps.committed() if line.get("start", line["t"]) > since + SLACK_S)
+            late = [line["t"] for line in began if line["t"] <= until]
             if late:
                 yield f"{steps.name}: steps until {max(late) - since:.1f} s after {what}: they are not counted"
 

@@ -188,10 +188,11 @@ class Accounts:
         known.told, known.commits = told, rank.commits
 
     def _give_up(self, known: _Group, cause: Cause, incident: Incident | None, now: float) -> None:
-        """What a process has not told that is over: of one that was silent, the end is what nobody saw, and what was waited then."""
+        """What a process has not told that is over: of one that was silent, the end is what nobody saw, and what was waited then. One that
+        is started and fails while its incident is open was not silent."""
         if incident is not None and incident.kind == Kind.HANG:
             self._settle(known, Cause.HUNG)
-        elif incident is not None and incident.kind not in _TRAINS:
+        elif incident is not None and incident.kind not in _TRAINS and known.generation == incident.generation_before:
             self._settle(known, Cause.DECIDE, now - incident.opened)
             self._settle(known, Cause.DETECT, incident.took_s)
         self._settle(known, Cause.END if cause == Cause.END else Cause.LOST_STEP)

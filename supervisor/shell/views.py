@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from supervisor.core import gpu
+from supervisor.core.errors import printable
 from supervisor.core.model import (
     AllocationMemory,
     Checkpoint,
@@ -245,7 +246,7 @@ def _save_failed(trainer: TrainerObserved) -> str:
     progress = trainer.progress
     if progress is None or progress.phase == "failed" or trainer.state == "exited":
         return ""
-    return progress.error
+    return printable(progress.error)
 
 
 def _stuck(trainer: TrainerObserved) -> StuckView | None:

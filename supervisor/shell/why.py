@@ -219,6 +219,8 @@ def _decided(journal: Path, incident: str, made: Mapping[int, int]) -> list[Deci
         if line.get("entry") == "intent":
             reached = max(reached, place[1] - 1)
             open_.pop(place, None)
+            if line.get("changed"):  # whoever gives a number again has not found the first in etcd
+                without = {known: one for known, one in without.items() if one[0] != place[1]}
             if line.get("actions") or line.get("incidents"):  # one that only waits has the number of the one before it
                 open_[place] = at
                 without[at] = (place[1], _about(line, incident))

@@ -47,6 +47,9 @@ SILENCE_S = 3.0
 AGAIN_S = 2.0
 """Pause before etcd is asked for everything again."""
 
+AFTER_A_BUG_S = 30.0
+"""The same after an error that nobody foresaw, and that may come again: all of etcd is read, in the process that may lead."""
+
 TAIL = 65536
 """Bytes of a journal's end, where its newest decision is looked for."""
 
@@ -135,24 +138,25 @@ class Page:
         while not self._stop.is_set():
             asked, watch = self._wall(), None
             try:
-                mirror = self.begin()
-                watch = self._store.watch(keys.PREFIX, mirror.revision)
-                with contextlib.closing(watch):
-                    said, away_since, self._watch = "", 0.0, watch
-                    self._follow(mirror, watch)
-            except PortError as error:
-                if str(error) != said:
-                    log.warning("the page is not fed: %s", error)
-                said = str(error)
-                if watch is None and self._mirror is not None:  # nobody reads now who would say it
-                    away_since = away_since or asked
-                    self.look(self._mirror, away_since)
-                self._stop.wait(AGAIN_S)
+                try:
+                    mirror = self.begin()
+                    watch = self._store.watch(keys.PREFIX, mirror.revision)
+                    with contextlib.closing(watch):
+                        said, away_since, self._watch = "", 0.0, watch
+                        self._follow(mirror, watch)
+                except PortError as error:
+                    if str(error) != said:
+                        log.warning("the page is not fed: %s", error)
+                    said = str(error)
+                    if watch is None and self._mirror is not None:  # nobody reads now who would say it
+                        away_since = away_since or asked
+                        self.look(self._mirror, away_since)
+                    self._stop.wait(AGAIN_S)
             except Exception as error:  # a bug: who looks at the page, or scrapes, is to hear of the rest
                 if repr(error) != said:
                     log.exception("the page is not fed")
                 said = repr(error)
-                self._stop.wait(AGAIN_S)
+                self._stop.wait(AFTER_A_BUG_S)
 
     def _follow(self, mirror: Mirror, watch: Watch) -> None:
         due, away_since = self._monotonic() + self._pause_s(), 0.0

@@ -6,6 +6,7 @@ import fcntl
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -14,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fault_injection import ledger
-from tests.unit.fault_injection.files import RUN, Files, resumed, seconds, story
+from tests.unit.fault_injection.files import RUN, Files, resumed, seconds, step, story
 
 app = typer.Typer()
 ledger.register(app)
@@ -270,12 +271,21 @@ def test_what_a_person_takes_to_resume_it_is_left_out(tmp_path: Path) -> None:
     assert "(finished; 28800.0 s for which it was halted are left out)" in asked(str(folder)).output
 
 
-def test_a_step_in_a_halt_is_wrong(tmp_path: Path) -> None:
-    """Nothing runs then: what a trainer says of it is not counted."""
+def test_who_is_told_to_end_commits_its_step(tmp_path: Path) -> None:
+    """A halt ends the groups that are well, each after the step that it is in: the rest of it is not counted, and that is right."""
     files = resumed(tmp_path)
-    files.steps["n1", 0, 1] += seconds(11.0, 6, 2)
+    last = files.steps["n1", 0, 1][-1]
+    assert last["t"] <= 11.0
+    files.steps["n1", 0, 1].append(step(last["t"], 13.0, 6))
+    assert not ledger.of_run(written(files))["wrong"]
+
+
+def test_a_step_in_a_halt_is_wrong(tmp_path: Path) -> None:
+    """Nothing begins then: what a trainer says of it is not counted."""
+    files = resumed(tmp_path)
+    files.steps["n1", 0, 1] += seconds(11.1, 6, 2)
     wrong = ledger.of_run(written(files))["wrong"]
-    assert "group 0 generation 1: steps until 2.0 s after a halt: they are not counted" in wrong
+    assert "group 0 generation 1: steps until 2.1 s after a halt: they are not counted" in wrong
 
 
 def test_a_halt_is_as_long_as_the_journal_says() -> None:
@@ -283,6 +293,18 @@ def test_a_halt_is_as_long_as_the_journal_says() -> None:
     lines = [{"t": at, "entry": "intent", "phase": phase} for at, phase in phases]
     assert ledger.lasts(lines, 30.0) == ledger.Lasted(1.0, 30.0, "new", False, halts=((5.0, 9.0), (12.0, 20.0)))
     assert ledger.lasts(lines[:5], 30.0) == ledger.Lasted(1.0, 12.0, "halted", True, halts=((5.0, 9.0),))
+
+
+def test_a_halt_that_was_never_committed_is_none() -> None:
+    """Its supervisor died, and the next one gave its number to another decision."""
+    lines: list[dict[str, Any]] = [
+        {"t": 1.0, "entry": "intent", "phase": "running", "decision": 1, "changed": True},
+        {"t": 5.0, "entry": "intent", "phase": "halted", "decision": 2, "changed": True},
+        {"t": 40.0, "entry": "intent", "phase": "running", "decision": 2, "changed": True},
+    ]
+    assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False)
+    lines[2]["changed"] = False  # it has found it, and says what it waits for
+    assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False, halts=((5.0, 40.0),))
 
 
 def test_a_decision_that_was_refused_ends_no_run() -> None:
@@ -306,6 +328,6 @@ def test_a_ledger_that_leaves_out_some_of_the_run_is_wrong(folder: Path, monkeyp
 
 
 def test_steps_after_the_end_of_the_run_are_wrong(folder: Path) -> None:
-    (journal := folder / "journal.jsonl").write_text(journal.read_text().replace('"t": 23.5', '"t": 22.0'))
+    (journal := folder / "journal.jsonl").write_text(journal.read_text().replace('"t": 23.5', '"t": 21.9'))
     wrong = ledger.of_run(folder)["wrong"]
-    assert "group 0 generation 1: steps until 1.0 s after the end of the run: they are not counted" in wrong
+    assert "group 0 generation 1: steps until 1.1 s after the end of the run: they are not counted" in wrong

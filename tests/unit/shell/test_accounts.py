@@ -116,7 +116,14 @@ def test_of_a_lost_node_the_silence_is_no_lost_step() -> None:
     b.look()
     b.look(0.5)  # a step was under way
     silent = replace(
-        INCIDENT, id="i1", group=0, kind=Kind.SILENT, rung=Rung.RIDE_THROUGH, opened=b.now + 1.0, took_s=1.0
+        INCIDENT,
+        id="i1",
+        group=0,
+        kind=Kind.SILENT,
+        rung=Rung.RIDE_THROUGH,
+        opened=b.now + 1.0,
+        took_s=1.0,
+        generation_before=1,
     )
     b.incidents = {"i1": silent}
     b.group(incident="i1")
@@ -128,6 +135,22 @@ def test_of_a_lost_node_the_silence_is_no_lost_step() -> None:
     lost = {C.LOST_STEP: 0.5, C.DETECT: 1.0, C.DECIDE: 6.0}
     assert b.look(2.0) == lost
     assert b.look(3.0) == {**lost, C.PLACE: 3.0}
+
+
+def test_a_start_that_fails_while_its_incident_is_open_was_no_decision() -> None:
+    b = Books()
+    b.tell(productive=10.0)
+    b.look()
+    crash = replace(INCIDENT, id="i1", group=0, kind=Kind.CRASH, opened=b.now, generation_before=1)
+    b.incidents = {"i1": crash}
+    b.group(phase="starting", generation=2, incident="i1")
+    b.look()
+    b.ranks = {0: RankView(group=0, generation=2, rank=0, state="running", phase="starting")}
+    b.tell(start=2.0)
+    assert b.look(2.0) == {C.START: 2.0}
+    b.look(30.0)
+    b.group(phase="starting", generation=3)
+    assert b.look() == {C.START: 2.0, C.LOST_STEP: 30.0}
 
 
 def test_a_slow_group_that_is_given_up_had_a_step_under_way() -> None:

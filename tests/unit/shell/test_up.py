@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,9 +35,8 @@ class Looked(up.Up):
 
 
 def notice() -> None:
-    signal.raise_signal(
-        signal.SIGUSR1
-    )  # to this thread: by os.kill another may take it, and some looks may pass until it is told
+    # to this thread: by os.kill another may take it, and some looks may pass until it is told
+    signal.raise_signal(signal.SIGUSR1)
 
 
 def idle() -> None:
@@ -47,6 +46,14 @@ def idle() -> None:
 def watch(looked: Looked, say: Callable[[str], None]) -> None:
     with up._noticing(looked.notice):
         up.watch_over(looked, say)
+
+
+@pytest.fixture(autouse=True)
+def _hears() -> Iterator[None]:
+    """Whoever imports `agents.cli` has the signal held back, for the shim."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.fixture(autouse=True)

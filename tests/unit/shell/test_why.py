@@ -239,6 +239,24 @@ def test_what_was_refused_was_not_decided(tmp_path: Path) -> None:
     assert [d.epoch for d in why.why(world.incident, world.journal.path).decided] == [EPOCH] * 2
 
 
+def test_one_whose_number_the_next_leader_gave_again_is_not_told(tmp_path: Path) -> None:
+    """To one without actions, and it died before its outcome: it had not found the first in etcd."""
+    world = crashed(tmp_path)
+    path = world.journal.path
+    first, last = (d.decision for d in why.why(world.incident, path).decided)
+    assert last > first
+    lines = [json.loads(x) for x in path.read_text().splitlines()]
+    path.unlink()
+    append(path, *(x for x in lines if (x.get("decision"), x["entry"]) != (last, "outcome")))
+    again = {**lines[-1], "entry": "intent", "epoch": EPOCH + 30, "decision": last, "actions": [], "incidents": []}
+    append(path, again | {"changed": False})
+    assert [d.decision for d in why.why(world.incident, path).decided] == [first, last], (
+        "it only waits, and has found it"
+    )
+    append(path, again | {"changed": True}, again | {"changed": True, "decision": last + 1})
+    assert [d.decision for d in why.why(world.incident, path).decided] == [first]
+
+
 def test_one_without_an_outcome_is_told_with_a_doubt(tmp_path: Path) -> None:
     """Its supervisor died between the commit and the line."""
     world = crashed(tmp_path)

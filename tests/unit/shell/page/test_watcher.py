@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.ports.errors import Retryable
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import watcher
 from supervisor.shell.page.calls import AWAY_S, STILL_S
@@ -145,19 +146,31 @@ def test_text_that_is_no_utf_8_is_told_with_a_question_mark(world: ToldWorld) ->
 def test_it_goes_on_after_an_error_that_nobody_foresaw(
     world: ToldWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watcher, "AGAIN_S", 0.01)
-    page, failures = Page(world.store), iter((True, True, False))
-    begin = page.begin
+    monkeypatch.setattr(watcher, "AFTER_A_BUG_S", 0.01)
+    page = Page(world.store)
+    page.begin()
+    begin, look = page.begin, page.look
+    failures = iter(
+        (RuntimeError("a bug"), RuntimeError("a bug"), Retryable("etcd is away"))
+    )  # and another bug then, in what tells of it
+    bugs = iter((RuntimeError("a bug"),))
 
     def begins() -> Mirror:
-        if next(failures, False):
-            raise RuntimeError("a bug")
+        for error in failures:
+            raise error
         return begin()
 
+    def looks(*told: Any) -> None:
+        for error in bugs:
+            raise error
+        look(*told)
+
     monkeypatch.setattr(page, "begin", begins)
+    monkeypatch.setattr(page, "look", looks)
+    page.targets = None
     page.start()
     try:
         eventually(lambda: page.targets is not None, 10)
     finally:
         page.stop()
-    assert [r.getMessage() for r in caplog.records if r.exc_info] == ["the page is not fed"], "and it is said once"
+    assert [r.getMessage() for r in caplog.records if r.exc_info] == ["the page is not fed"] * 2, "each is said once"
