@@ -14,7 +14,7 @@ from typing import Any
 from agents import exits
 from agents.awake import Still
 from agents.facts.files import takes_nothing
-from agents.names import LighthouseName, TrainerName, parse
+from agents.names import LighthouseName, TrainerName, about, parse
 from agents.pace import Pace
 from agents.processor import ProcessorUse
 from agents.progress import ProgressFile, milestones
@@ -218,7 +218,8 @@ class View:
         for name in found.keys() - self._stuck.keys():
             self._stuck_in[name] = self._paces[name].stands(awake)
             self._stuck[name] = replace(found[name], process=self._uses[name].state(at[name][0]), stack=stacks[name])
-            log.warning("%s hangs: no step for %g s, %s", name, found[name].bound_s, stacks[name])
+            said = (name, found[name].bound_s, stacks[name])
+            log.warning("%s hangs: no step for %g s, %s", *said, extra=about(name))
 
     def running_ways(self) -> dict[str, list[str]]:
         """The generations that run here, with their running ranks."""

@@ -16,6 +16,27 @@ KNOWN: dict[str, Metric] = {metric.name: metric for metric in CATALOGUE if metri
 OF_PROMETHEUS = frozenset({"instance", "job"})
 """Labels that every series gets when it is scraped."""
 
+_WORDS = frozenset(
+    [
+        "and",
+        "or",
+        "unless",
+        "by",
+        "on",
+        "without",
+        "ignoring",
+        "group_left",
+        "group_right",
+        "offset",
+        "bool",
+        "inf",
+        "nan",
+    ]
+)
+_ELSE = re.compile(r'\$\{?\w+\}?\w*|"[^"]*"|\{[^}]*\}|\[[^]]*\]|\b[a-z_]+\s*(?=\()')
+"""What is no metric: variables, values, labels, windows, functions."""
+_NAME = re.compile(r"\b[A-Za-z_:][\w:]*")
+
 _METRIC = re.compile(r"\b(?:supervisor|agent|trainer)_[a-z_]+\b(?:\{([^}]*)\})?")
 _GROUPED = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _IN_LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -25,11 +46,12 @@ _MATCHER = re.compile(r"(\w+)\s*(=~|!~|!=|=)\s*\"([^\"]*)\"")
 def checked(expression: str, legend: str = "") -> str:
     """The expression. Raises KeyError for a metric that the catalogue does not have, ValueError for a label or a value of one
     that its metric does not have: Prometheus would answer with nothing, and no error."""
+    for name in _NAME.findall(_ELSE.sub(" ", _GROUPED.sub(" ", expression))):
+        if name not in KNOWN and name not in _WORDS:
+            raise KeyError(f"the catalogue has no metric {name!r}: see supervisor/shell/catalogue.py")
     labels: set[str] = set()
     for found in _METRIC.finditer(expression):
         name = found[0].partition("{")[0]
-        if name not in KNOWN:
-            raise KeyError(f"the catalogue has no metric {name!r}: see supervisor/shell/catalogue.py")
         has = _labels(name)
         labels |= has
         for label, how, value in _MATCHER.findall(found[1] or ""):

@@ -23,6 +23,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 dashboards=$(cd "$here/../dashboards" && pwd)
 mkdir -p "${FOLDER:=monitoring}"
 FOLDER=$(cd "$FOLDER" && pwd)
+[ "$FOLDER" != "$here/monitoring" ] || { echo "monitoring.sh: $FOLDER holds its templates: give another FOLDER" >&2; exit 2; }
 listen=${LISTEN:-127.0.0.1}
 prometheus=$listen:${PROMETHEUS_PORT:-9090}
 alertmanager=$listen:${ALERTMANAGER_PORT:-9093}

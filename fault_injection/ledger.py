@@ -141,14 +141,14 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     """From the first decision until the run had finished, was stopped or halted, and was not resumed; None: nothing was decided."""
     phases: list[tuple[float, str]] = []
     open_: tuple[float, str] | None = None
-    number: object = None
+    number = -1
     for line in (line for line in lines if "t" in line):
         if line.get("entry") == "intent":
-            again = (
-                line.get("changed") and line.get("decision") == number
-            )  # who gives it again has not found the first in etcd
+            given = int(line.get("decision", number + 1))
+            # who gives its number again, or waits since the one before it, has not found it in etcd
+            again = given < number or (given == number and bool(line.get("changed")))
             phases += [open_] if open_ is not None and not again else []  # its supervisor died before it could say
-            number = line.get("decision")
+            number = given
             open_ = (float(line["t"]), str(line.get("phase", "")))
         elif line.get("entry") == "outcome" and open_ is not None:
             phases += [open_] if not line.get("refused") else []

@@ -14,7 +14,7 @@ WORDS_LINES = 20
 
 _FOR_A_TERMINAL = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # a colour, a move of the cursor
-    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c))?"  # a title, a link; or no end of it
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\n\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c))?"  # a title, a link; or no end of it
     r"|\x1b[ -/]*[0-~]?"
 )
 """Whole sequences of ECMA-48: without their first byte alone the rest would stay as `[31m`."""

@@ -216,10 +216,11 @@ class Telemetry:
         for phase in RECOVERY:
             m.histogram("supervisor_recovery_seconds", run=run, phase=phase)
         for incident in records.incidents():
-            self._incident(run, incident)
+            self._incident(run, incident, exemplar=False)  # it would be of now
 
-    def _incident(self, run: str, incident: Incident) -> None:
-        rung, about, m = incident.rung.name.lower(), {"incident": incident.id}, self.metrics
+    def _incident(self, run: str, incident: Incident, exemplar: bool = True) -> None:
+        rung, m = incident.rung.name.lower(), self.metrics
+        about = {"incident": incident.id} if exemplar else None
         closed = self._closed.setdefault(run, set())
         # one that is only observed may stay open for ever: it counts once it is known what would have been done
         over = incident.shadow or incident.state in ("recovered", "halted")

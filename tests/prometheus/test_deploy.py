@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,18 @@ def running(folder: Path, *, path: str = "", **settings: str) -> Iterator[tuple[
         except subprocess.TimeoutExpired:
             process.terminate()
             raise
+
+
+def test_it_does_not_write_over_its_own_templates(tmp_path: Path) -> None:
+    for name in ("deploy", "dashboards"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    kept = {file: file.read_bytes() for file in (tmp_path / "deploy" / "monitoring").rglob("*") if file.is_file()}
+    environment = {key: value for key, value in os.environ.items() if key != "FOLDER"}
+    command = ["sh", "monitoring.sh", *SUPERVISORS]
+    said = subprocess.run(command, cwd=tmp_path / "deploy", env=environment, capture_output=True, text=True, timeout=30)
+    assert said.returncode == 2
+    assert "holds its templates: give another FOLDER" in said.stderr
+    assert {file: file.read_bytes() for file in kept} == kept
 
 
 def line(process: subprocess.Popen[str], start: str) -> str:

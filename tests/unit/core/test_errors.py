@@ -113,6 +113,11 @@ def test_nothing_that_a_program_wrote_moves_a_terminals_cursor(text: str, seen: 
     assert printable(text) == seen
 
 
+def test_a_long_line_of_beginnings_without_an_end_takes_no_longer_than_another() -> None:
+    """Each is looked at once: twice as many would else take four times as long, minutes of these."""
+    assert printable("\x9d" * 300_000) == ""
+
+
 def test_a_log_that_ends_with_a_traceback_says_what_was_raised() -> None:
     assert raised("step 1\n" + TRACE) == ("KeyError: 'layer 9'", TRACE.strip())
     assert (

@@ -105,7 +105,17 @@ def panel(expression: str, legend: str = "") -> Panel:
 
 
 @pytest.mark.parametrize(
-    "name", ["supervisor_nothing", "agent_up_total", "trainer_loss_bucket", "supervisor_decide_seconds"]
+    "name",
+    [
+        "supervisor_nothing",
+        "agent_up_total",
+        "trainer_loss_bucket",
+        "supervisor_decide_seconds",
+        "superviser_leader",
+        "trainers_loss",
+        "supervisor_leader2",
+        "up",
+    ],
 )
 def test_an_unknown_metric_stops_the_build(name: str) -> None:
     """Of a histogram Prometheus keeps only the parts."""

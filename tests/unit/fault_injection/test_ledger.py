@@ -303,6 +303,8 @@ def test_a_halt_that_was_never_committed_is_none() -> None:
         {"t": 40.0, "entry": "intent", "phase": "running", "decision": 2, "changed": True},
     ]
     assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False)
+    waits = lines[0] | {"t": 9.0, "changed": False}  # since the one before it
+    assert ledger.lasts([*lines[:2], waits, lines[2]], 50.0) == ledger.Lasted(1.0, 50.0, "running", False)
     lines[2]["changed"] = False  # it has found it, and says what it waits for
     assert ledger.lasts(lines, 50.0) == ledger.Lasted(1.0, 50.0, "running", False, halts=((5.0, 40.0),))
 

@@ -210,6 +210,19 @@ def test_each_number_of_an_incident_leads_to_it() -> None:
     }
 
 
+def test_what_a_new_leader_tells_again_has_no_exemplar() -> None:
+    """It would be of the moment at which it began to lead, for a failure of days ago."""
+    world = Told().bring_up()
+    over = replace(INCIDENT, id="i7", state="recovered", recovered=9.0)
+    records = Records(incidents=lambda: (over,))
+    telemetry = Telemetry()
+    telemetry.leading(2)
+    telemetry.round(world.spec, world.observed(), Decision(memory=world.memory), 0.002, records)
+    samples = [s for family in telemetry.metrics.registry.collect() for s in family.samples]
+    assert any(s.name == "supervisor_incidents_total" and s.value == 1 for s in samples)
+    assert not [s.name for s in samples if s.exemplar is not None and s.exemplar.labels.get("incident") == "i7"]
+
+
 @pytest.mark.parametrize("about", [{"leaving": "preempted"}, {"checking": True}, {"failed": "its checks failed"}])
 def test_a_spare_is_one_on_which_a_group_would_be_placed(about: dict[str, Any]) -> None:
     world = Told(spares=2).bring_up()
