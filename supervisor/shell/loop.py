@@ -386,11 +386,11 @@ class Loop:
         # A node of which nothing is wanted any more is told so: a key that is missing says nothing (an etcd that was wiped).
         told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
         # So is one that runs something of it and was never told: it came after the backup that was restored.
-        for key in (*told, *[keys.desired(node, run) for node in views.runs_on(self._mirror, run)]):
-            if key not in intents:
-                intents[key] = _nothing(key)
+        ending = {*told, *(keys.desired(node, run) for node in views.runs_on(self._mirror, run))}
+        # These first: an agent that comes back before its record does begins what has been moved away from it.
+        ordered = {key: _nothing(key) for key in sorted(ending - intents.keys())} | intents
         items = self._mirror.items
-        for key, value in intents.items():
+        for key, value in ordered.items():
             if len(puts) >= at_most:
                 self._look_again[run] = self.now()
                 break
