@@ -211,6 +211,10 @@ class Node:
         self._obey()
         if self.client.reaches:
             self._report()
+        elif self._watch is None:
+            self.world.clock.after(
+                RENEW_S, self.wake
+            )  # begun while etcd is away: nothing but itself wakes it when it is back
 
     def _follow(self) -> None:
         if self._watch is None:

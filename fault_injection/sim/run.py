@@ -15,6 +15,8 @@ from fault_injection.sim.world import World, spec
 
 LEFT_OVER_S = 60.0
 """After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
+NAMED = 5
+"""So many groups that are not well a failure names: of five hundred nobody reads more."""
 ENDED = ("halted", "stopped", "finished")
 
 
@@ -108,9 +110,14 @@ def state(world: World) -> str:
         for g, m in memory.groups.items()
         if m.phase != "running" or m.incident
     }
+    some = dict(list(open_.items())[:NAMED])
+    rest = f" and {len(open_) - len(some)} more" if len(open_) > len(some) else ""
     leader = next((s for s in world.supervisors if s.leads), None)
     waits = leader.decided[1].waits if leader is not None and leader.decided is not None else ()
-    return f"{memory.phase} {memory.halt_reason}; groups {open_}; incidents {list(memory.incidents)}; waits {waits[:5]}"
+    return (
+        f"{memory.phase} {memory.halt_reason}; groups {some}{rest}; incidents {list(memory.incidents)[:NAMED]}; "
+        f"waits {waits[:5]}"
+    )
 
 
 @contextmanager
