@@ -28,8 +28,10 @@ class Obeying:
     manager: Any
     model_parts: Any
     activity: Any
+    ledger: Any
     _orders: Orders | None = None
     _flipped = False
+    _forward_of = 0
 
     def before_heal(self) -> None:
         """A peer asks for the state, in the quorum's thread."""
@@ -41,12 +43,20 @@ class Obeying:
         self._suffer(step, *COMPUTING)
         if self.orders.due(causes.PLANT_NAN, step=step):
             self._parameter().view(-1)[0] = math.nan
-        if self.orders.due(causes.FLIP_BIT, step=step) and not self._flipped:
-            self._flipped = True
-            self._parameter().view(-1).numpy().view("int32")[0] ^= 1 << BIT
+        if step != self._forward_of:  # before all of its batches, as its twin does
+            self._forward_of = step
+            self._flip(step)
         if slow := self.orders.due(causes.SLOW, step=step):
             time.sleep(slow.seconds)
         return super().forward_backward_step(**batch)  # type: ignore[misc]
+
+    def _flip(self, step: int) -> None:
+        """One bit, once; the twin is told which."""
+        if self.orders.due(causes.FLIP_BIT, step=step) and not self._flipped:
+            self._flipped = True
+            self._parameter().view(-1).numpy().view("int32")[0] ^= 1 << BIT
+            last = len(list(self.model_parts[0].parameters())) - 1
+            self.ledger.note("flipped", step=step, parameter=last, element=0, bit=BIT)
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         counted: Iterator[Any] = super()._counted(self._loaded(batches))  # type: ignore[misc]

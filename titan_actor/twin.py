@@ -1,6 +1,6 @@
 """`python -m titan_actor.twin`: trains again what a run committed, on a CPU, without TorchFT and without failures.
 
-Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "state"}; or {"unknown": why, "no_twin": NoTwin}, and ends.
+Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "states"}; or {"unknown": why, "no_twin": NoTwin}, and ends.
 
 A group's gradient is the sum over its ranks, and a step's is the sum over the groups that took part, divided by their number: so does
 TorchFT's manager, to whose sum those that only heal add zeros.
@@ -15,8 +15,8 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,6 +39,20 @@ BEGINNING = -1
 
 
 @dataclass(frozen=True, kw_only=True)
+class Flip:
+    """One bit that a fault flipped in a parameter of one rank, before a step's first batch."""
+
+    rank: int
+    parameter: int
+    """In the order of the model."""
+    element: int
+    """Of the rank's own part of it."""
+    bit: int
+    t: float
+    """When, in Unix seconds: no two are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One committed step."""
 
@@ -48,6 +62,11 @@ class Step:
     """Of each group that took part, for each of its ranks, its batches: the names of their samples."""
     hashed: bool = False
     """Whether the state after it is wanted."""
+    flips: dict[int, list[Flip]] = field(default_factory=dict)
+    """By group, those that are in its own copy of the state and not in the others', in the order in which they were made. A group that is
+    not named has everybody's."""
+    taken: int | None = None
+    """The group whose copy everybody goes on from, at this step and later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +235,10 @@ class Twin:
             init_optim_state(optimizer)  # as TorchFT's container does: Adam's count of steps begins at one
         self._state = HealState(self._trainer, lambda: None)
         self._streams: dict[tuple[int, int], Stream] = {}
+        self._own: dict[int, Any] = {}
+        """State of each group that has one of its own."""
+        self._made: dict[int, list[Flip]] = {}
+        """What is flipped in it."""
 
     def losses(self) -> Iterator[dict[str, Any]]:
         """Of each step of the plan, in its order. Raises Unlike where it cannot go on."""
@@ -225,40 +248,105 @@ class Twin:
         with closing(Others(self._plan.titan, self._beside, self._parameters)) as others:
             for at, step in enumerate(steps):
                 if step.after != at - 1:
+                    self._own.clear()
                     self._state.load(copy.deepcopy(kept[step.after]))
+                self._flip(step)
                 loss, norm = self._train(step, others)
                 if at in back:
                     kept[at] = self._keep()
-                yield {"loss": loss, "norm": norm, "state": self._state.digest() if step.hashed else ""}
+                yield {"loss": loss, "norm": norm, "states": self._digests() if step.hashed else []}
                 self._trainer.gc_handler.run(at + 1)
 
     def _train(self, step: Step, others: Others) -> tuple[float, float]:
         """One step; the mean loss of the groups before it, and the norm of the gradient."""
         import torch
-        from torchtitan.distributed import utils as dist_utils
 
         losses, total = [], None
         for of_ranks, gradients in self._parts(step, others):
             losses.append(of_ranks)
             total = gradients if total is None else [a.add_(b) for a, b in zip(total, gradients, strict=True)]
         assert total is not None
-        _copy([gradient / len(losses) for gradient in total], [p.grad for p in self._parameters])
+        mean = [gradient / len(losses) for gradient in total]
+        for group in self._own:
+            with self._with_own(group):
+                self._step(mean)
+        norm = self._step(mean)
+        # in the run's order: over the groups for each rank, then over the ranks
+        return float((torch.tensor(losses).sum(0) / len(losses)).sum()), norm
+
+    def _step(self, gradients: Sequence[Any]) -> float:
+        """The optimizer's; the norm of the gradient."""
+        from torchtitan.distributed import utils as dist_utils
+
+        _copy(gradients, [p.grad for p in self._parameters])
         norm = dist_utils.clip_grad_norm_(self._parameters, self._trainer.config.training.max_norm, foreach=True)
         self._trainer.optimizers.step()
         self._trainer.lr_schedulers.step()
-        # in the run's order: over the groups for each rank, then over the ranks
-        return float((torch.tensor(losses).sum(0) / len(losses)).sum()), float(norm)
+        return float(norm)
+
+    def _flip(self, step: Step) -> None:
+        """Give each group with flipped bits its own state, and take it from those that have healed since."""
+        for group in list(self._own):
+            if step.flips.get(group, [])[: len(self._made[group])] != self._made[group]:
+                del self._own[group]
+        for group, flips in step.flips.items():
+            if group not in self._own:
+                self._own[group], self._made[group] = self._keep(), []
+            with self._with_own(group):
+                for flip in flips[len(self._made[group]) :]:
+                    self._flip_bit(flip)
+            self._made[group] = flips
+        if step.taken is not None:
+            self._state.load(self._own[step.taken])
+            self._own.clear()
+
+    def _digests(self) -> list[str]:
+        """Of everybody's state, and of each of a group's own."""
+        found = [self._state.digest()]
+        for group in self._own:
+            with self._with_own(group):
+                found.append(self._state.digest())
+        return found
+
+    def _flip_bit(self, flip: Flip) -> None:
+        import torch
+
+        whole = _local(self._parameters[flip.parameter]).detach()
+        rows = -(-len(whole) // self._plan.ranks)  # FSDP shards the first dimension, the last rank has what is left
+        at = flip.rank * rows * (whole.numel() // len(whole)) + flip.element
+        whole.view(-1).view(torch.int32)[at] ^= 1 << flip.bit
+
+    @contextmanager
+    def _with_own(self, group: int) -> Iterator[None]:
+        """The group's own state in the place of everybody's."""
+        everybodys = self._keep()
+        self._state.load(self._own[group])
+        yield
+        self._own[group] = self._keep()
+        self._state.load(everybodys)
 
     def _parts(self, step: Step, others: Others) -> Iterator[tuple[list[float], list[Any]]]:
         read = [
             [[self._stream(group, rank).batch(names) for names in batches] for rank, batches in enumerate(ranks)]
             for group, ranks in sorted(step.parts.items())
         ]
+        if self._own:
+            yield from self._one_by_one(dict(zip(sorted(step.parts), read, strict=True)))
+            return
         while read:
             first, beside, read = read[0], read[1 : 1 + self._beside], read[1 + self._beside :]
             others.begin(self._parameters, beside)
             yield self._model.part(first)
             yield from others.parts(len(beside))
+
+    def _one_by_one(self, groups: dict[int, list[list[Batch]]]) -> Iterator[tuple[list[float], list[Any]]]:
+        for group, ranks in groups.items():
+            if group in self._own:
+                with self._with_own(group):
+                    made = self._model.part(ranks)
+            else:
+                made = self._model.part(ranks)
+            yield made
 
     def _stream(self, group: int, rank: int) -> Stream:
         if (group, rank) not in self._streams:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fault_injection.history import History, Steps
+from titan_actor.twin import Flip
 
 Key = tuple[int, int]
 """Quorum and step: groups try a step once in a quorum, as one that fails makes the next."""
@@ -38,6 +39,10 @@ class Committed:
     """group -> rank -> its batches, each with the names of its samples; without those that only healed."""
     after: int = BEGINNING
     """Place in the order of the step whose state it goes on from."""
+    flips: dict[int, list[Flip]] = field(default_factory=dict)
+    """Bits that are flipped in one group's copy of the state, and not in the others'."""
+    taken: int | None = None
+    """A group whose copy, with its flips, is everybody's from here on: nobody else goes on."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ class Try:
     takes_part: bool
     after: Key | int | None
     """What its state was: of a step, of the number of a step whose checkpoint it had loaded, or None: that of its peers."""
+    flips: tuple[Flip, ...] = ()
+    """Made on purpose, in what it computes with."""
 
 
 def tries_of(history: History) -> Iterator[Try]:
@@ -96,9 +103,14 @@ def of_history(history: History) -> Replay:
     order = sorted(found.values(), key=lambda one: (one.t, one.step))
     ranks = history.setting.ranks if history.setting is not None else 1
     placed: dict[Key, int] = {}
+    taken: set[Flip] = set()
     for at, one in enumerate(order):
         key = (one.quorum, one.step)
-        why = _take_part(one, tries[key], ranks) or _goes_on(one, tries[key], order, at, placed)
+        why = (
+            _take_part(one, tries[key], ranks)
+            or _goes_on(one, tries[key], order, at, placed)
+            or _flipped(one, tries[key], order, taken)
+        )
         if why:
             return Replay(tuple(order[:at]), f"step {one.step}: {why}", one.t)
         placed[key] = at
@@ -109,12 +121,16 @@ def _tries(steps: Steps) -> Iterator[Try]:
     batches: list[list[str]] = []
     after: Key | int | None = BEFORE_ANY
     said: dict[str, Any] = {}
+    flips: tuple[Flip, ...] = ()
     for line in steps.lines:
         match line.get("event"):
             case "resumed":
-                after = int(line["step"])
+                after, flips = int(line["step"]), ()
             case "heal":
-                after = None
+                after, flips = None, ()
+            case "flipped":
+                place = {name: int(line[name]) for name in ("parameter", "element", "bit")}
+                flips += (Flip(rank=steps.rank, t=float(line["t"]), **place),)
             case "quorum":
                 said = line
             case "batch":
@@ -122,15 +138,15 @@ def _tries(steps: Steps) -> Iterator[Try]:
             case "step" if isinstance(line.get("quorum_id"), int):
                 made = bool(line.get("committed"))
                 key = (int(line["quorum_id"]), int(line["step"]) + (not made))
-                yield Try(
-                    steps.group, steps.rank, key, batches, made, line.get("participating_rank") is not None, after
-                )
+                takes_part = line.get("participating_rank") is not None
+                yield Try(steps.group, steps.rank, key, batches, made, takes_part, after, flips)
                 after = key if made else after
                 # one that failed makes the next quorum, which has a line of its own
                 batches, said = [], line if made else {}
     if batches and said:  # it ended in the middle of a step that others may have committed
         key = (int(said["quorum_id"]), int(said["step"]) + 1)
-        yield Try(steps.group, steps.rank, key, batches, False, said.get("participating_rank") is not None, after)
+        takes_part = said.get("participating_rank") is not None
+        yield Try(steps.group, steps.rank, key, batches, False, takes_part, after, flips)
 
 
 def _states(steps: Steps) -> Iterator[tuple[Key, str]]:
@@ -188,3 +204,26 @@ def _place(after: Key | int, order: list[Committed], at: int, placed: dict[Key, 
     if after == BEFORE_ANY:
         return BEGINNING
     return next((place for place in reversed(range(at)) if order[place].step == after), None)
+
+
+def _flipped(one: Committed, tries: list[Try], order: list[Committed], taken: set[Flip]) -> str:
+    """Which groups went on from a copy of their own, in which a bit was flipped on purpose; why that cannot be told. What is `taken` is
+    in everybody's state."""
+    own: dict[int, set[Flip]] = {}
+    for tried in tries:
+        if tried.takes_part and tried.after is not None:
+            own.setdefault(tried.group, set()).update(set(tried.flips) - taken)
+    resumed = any(tried.takes_part and isinstance(tried.after, int) and tried.after != BEFORE_ANY for tried in tries)
+    if resumed and one.after != BEGINNING and order[one.after].flips and order[one.after].taken is None:
+        return "it goes on from a checkpoint of a step after which a bit was flipped in one group and not in another"
+    one.flips = {g: sorted(flips, key=lambda flip: flip.t) for g, flips in sorted(own.items()) if flips}
+    if not one.flips:
+        return ""
+    if len(one.flips) == len(own) > 1:
+        return "each group that goes on has flipped bits of its own"
+    if len(one.flips) == len(own):
+        (one.taken,) = one.flips
+        taken.update(*one.flips.values())
+    elif any(tried.after is None for tried in tries):
+        return "a group healed, from one in which a bit was flipped or from another"
+    return ""

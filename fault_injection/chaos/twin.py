@@ -1,7 +1,11 @@
-"""Loss parity: the run's losses beside those of a twin that trains the same steps again, without TorchFT and without failures."""
+"""Loss parity: the run's losses beside those of a twin that trains the same steps again, without TorchFT and without failures.
+
+One kind of fault it makes too: a bit of a parameter that was flipped on purpose, and committed, in the copy of the group that it was
+flipped in, for as long as that group trained on with it. What was trained then is another model; the question is whether all else was the same."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import signal
@@ -20,8 +24,7 @@ from titan_actor import twin
 PROGRAM = [sys.executable, "-m", "titan_actor.twin"]
 
 TOLERANCE = 1e-4
-"""Of the loss. Two groups on a CPU come out the same to the last bit, as a sum of two has one order: 731 steps and 31 faults of `make chaos` were, until one flipped
-bit (`bit_flip`) was committed; the 266 steps after it were 1e-6 off at the most, one unit in the last place of the loss. Where there are more groups the order is
+"""Of the loss. Two groups on a CPU come out the same to the last bit, as a sum of two has one order. Where there are more groups the order is
 the process group's own: three added the other way round were 1e-6 off in 600 steps of llama3-debug-small, and it did not grow. One step of two groups in which one
 was added as zeros is 6e-3 off at the next step, and 3e-2 ten steps later."""
 
@@ -46,8 +49,8 @@ class Retrained:
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     """Of the gradients, before they are clipped."""
-    states: tuple[str, ...]
-    """Hash after each step; empty where none was wanted."""
+    states: tuple[tuple[str, ...], ...]
+    """Hashes after each step: of everybody's state, and of each that a group has for itself; none where none was wanted."""
     why: str = ""
     """Why there are no more; empty: these are all."""
     no_twin: twin.NoTwin | None = None
@@ -151,7 +154,9 @@ def planned(history: History, replay: Replay) -> tuple[twin.Plan | None, str]:
 
 def _step(one: Committed, ranks: int) -> twin.Step:
     parts = {group: [of_ranks[rank] for rank in range(ranks)] for group, of_ranks in one.parts.items()}
-    return twin.Step(after=one.after, parts=parts, hashed=bool(one.states) and ranks == 1)
+    return twin.Step(
+        after=one.after, parts=parts, hashed=bool(one.states) and ranks == 1, flips=one.flips, taken=one.taken
+    )
 
 
 def trained(plan: twin.Plan, seconds: float) -> Retrained:
@@ -182,7 +187,7 @@ def _read(told: str, why: str) -> Retrained:
     losses, norms = ([math.nan if s[name] is None else float(s[name]) for s in steps] for name in ("loss", "norm"))
     unlike = next((str(line["unknown"]) for line in lines if "unknown" in line), "")
     kind = next((twin.NoTwin(line["no_twin"]) for line in lines if "unknown" in line), None)
-    return Retrained(tuple(losses), tuple(norms), tuple(s["state"] for s in steps), unlike or why, kind)
+    return Retrained(tuple(losses), tuple(norms), tuple(tuple(s["states"]) for s in steps), unlike or why, kind)
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,9 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
     if not losses:
         return unknown(again.why or why or "no loss was recorded", no_twin)
     loss, norm = _farthest(losses), _farthest(norms)
-    hashed = [(one.step, state in one.states) for one, state in zip(replay.steps, again.states, strict=False) if state]
+    hashed = [
+        (one.step, one.states <= set(states)) for one, states in zip(replay.steps, again.states, strict=False) if states
+    ]
     curve = {one.step: x for one, x in zip(replay.steps, again.losses, strict=False)}  # of one made again the newest
     body = unknown("", no_twin) | {
         "steps": len(losses),
@@ -229,12 +236,23 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
         return body | {"answer": "fail", "why": f"{min(wrong, key=lambda each: each[0])[1]}{more}"}
     most = f"{loss.apart:.2g} apart at the most (step {loss.step}); {TOLERANCE:g} is allowed"
     so_far = f"{len(losses)} steps have the loss of a fault-free twin, {most if loss.apart else 'to the last bit'}"
+    if flips := _flips(replay):
+        so_far += f"; of the faults it makes {len(flips)}, the flipped bit of step {', '.join(map(str, flips))}"
     missing = again.why or why
     if not missing and len(again.losses) < len(replay.steps):
         missing = f"the twin came to {len(again.losses)} steps of {len(replay.steps)}"
     if missing:
         return body | {"why": f"{missing}; before it {so_far}"}
     return body | {"answer": "pass", "why": so_far}
+
+
+def _flips(replay: Replay) -> list[int]:
+    """The steps at which a bit was flipped on purpose, and committed: without it the twin would be of another model."""
+    first: dict[twin.Flip, int] = {}
+    for one in replay.steps:
+        for flip in itertools.chain.from_iterable(one.flips.values()):
+            first.setdefault(flip, one.step)
+    return list(first.values())
 
 
 def _sentence(pair: Pair, what: str, allowed: float) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fault_injection import causes
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.wire.address import free_port
 from supervisor.wire.programs import QUORUM_IDS_ABOVE
@@ -206,6 +207,11 @@ class Rank:
         assert self._status is not None
         return os.waitstatus_to_exitcode(self._status)
 
+    def order(self, cause: str) -> None:
+        """Have it suffer this from its next step on, once it looks for orders."""
+        launch = self.launch
+        causes.order(launch.run_dir, launch.group, launch.generation, launch.rank, causes.Order(cause=cause))
+
     def stopped(self) -> None:
         """Wait until it has stopped itself."""
 
@@ -280,13 +286,23 @@ class Groups:
         port = free_port()
         return [self.start(group, rank=n, world_size=world_size, master_port=port, **fields) for n in range(world_size)]
 
-    def start_cold(self, group: int, environment: dict[str, str] | None = None, **fields: Any) -> Rank:
+    def start_obeying(self, group: int, **fields: Any) -> Rank:
+        """One rank that does as it is ordered, as a program of its own."""
+        return self.start_cold(group, module="fault_injection.trainer", **fields)
+
+    def start_cold(
+        self,
+        group: int,
+        environment: dict[str, str] | None = None,
+        module: str = "titan_actor.trainer",
+        **fields: Any,
+    ) -> Rank:
         """One rank, as a program of its own."""
         launch = self.launch(group, **fields)
         folder = Path(launch.rank_dir)
         with open(folder / "output.log", "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "titan_actor.trainer", str(folder / "launch.json")],
+                [sys.executable, "-m", module, str(folder / "launch.json")],
                 env={**os.environ, "SUPERVISOR_NO_GATE": "1", **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

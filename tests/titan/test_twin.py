@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fault_injection import causes
 from fault_injection.chaos import twin
 from fault_injection.chaos.replay import of_history
 from fault_injection.history import History, Steps
@@ -137,3 +139,42 @@ def test_a_sample_has_the_same_name_for_the_same_tokens_at_the_same_places() -> 
         parts[place][1, 3] += 1
         other = names(({"input": parts[0], "positions": parts[1]}, parts[2]))
         assert (other[0] == both[0], other[1] == both[1]) == (True, False)
+
+
+@pytest.mark.trainers
+@pytest.mark.timeout(900)
+def test_the_twin_flips_the_bits_that_were_flipped_in_a_group(groups: Groups) -> None:
+    """Until the group is started again; and where that group alone goes on, all have its copy."""
+    first, second = (groups.start_obeying(group, writer=not group) for group in (0, 1))
+    first.reached(6, commits=5)
+    second.order(causes.FLIP_BIT)
+    second.reached(second.step + 6)
+    second.kill()
+    back = groups.start_obeying(1, generation=2, resume="peers")
+    back.reached(second.step + 1, commits=5)
+    first.order(causes.FLIP_BIT)
+    first.reached(first.step + 4)
+    back.kill()
+    last = groups.start_obeying(1, generation=3, resume="peers")
+    last.reached(back.step + 1, commits=5)
+    for rank in (first, last):
+        rank.ask("drain")
+    assert [first.exit_code(), last.exit_code()] == [0, 0], first.log()[-2000:]
+
+    history = history_of(first, second, back, last)
+    replay = of_history(history)
+    copies = [(sorted(one.flips), one.taken) for one in replay.steps]
+    order = [key for key, _ in itertools.groupby(copies)]
+    assert order == [([], None), ([1], None), ([], None), ([0], None), ([0], 0), ([], None)]
+    plan, _ = twin.planned(history, replay)
+    assert plan is not None
+    trained = twin.trained(plan, 200.0)
+    body = parity(history, trained)
+    steps = len(replay.steps)
+    assert (body["answer"], body["steps"]) == ("pass", steps), body["why"]
+    assert body["states"] == {"equal": steps, "of": steps, "first_other": None}, "to the last bit"
+    assert "of the faults it makes 2, the flipped bit of step " in body["why"]
+
+    without = replace(plan, steps=tuple(replace(step, flips={}, taken=None) for step in plan.steps))
+    other = parity(history, twin.trained(without, 200.0))["states"]
+    assert other["first_other"] == next(one.step for one in replay.steps if one.flips)

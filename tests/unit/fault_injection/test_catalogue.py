@@ -26,7 +26,7 @@ from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site, Target
 from fault_injection.faults.site import no_reset
 from fault_injection.gpus import Gpus
-from fault_injection.obeying import Obeying
+from fault_injection.obeying import BIT, Obeying
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.store.errors import OutOfSpace
 from supervisor.wire.checkpoints import MARKER
@@ -514,6 +514,8 @@ class Rank(Obeying, Base):
         self.manager = type("Manager", (), {"current_step": lambda _: 4})()
         self.model_parts = [Part()]
         self.activity = type("Activity", (), {"during": lambda _, name: nullcontext()})()
+        self.noted: list[tuple[str, dict[str, int]]] = []
+        self.ledger = type("Ledger", (), {"note": lambda _, event, **more: self.noted.append((event, more))})()
 
 
 @dataclass
@@ -575,6 +577,19 @@ def test_a_nan_and_a_flipped_bit(tmp_path: Path) -> None:
     flipped = float(values[0])
     rank.forward_backward_step()
     assert float(values[0]) == flipped, "once"
+    assert rank.noted == [("flipped", {"step": 5, "parameter": 1, "element": 0, "bit": BIT})]
+
+
+def test_a_bit_flips_before_all_of_a_steps_batches(tmp_path: Path) -> None:
+    """Ordered between two of them it waits for the next step."""
+    rank = Rank(tmp_path)
+    rank.forward_backward_step()
+    causes.order(tmp_path, 1, 2, 0, Order(cause=causes.FLIP_BIT))
+    rank.forward_backward_step()
+    assert rank.noted == []
+    rank.manager = type("Manager", (), {"current_step": lambda _: 5})()
+    rank.forward_backward_step()
+    assert [event for event, _ in rank.noted] == ["flipped"]
 
 
 def test_a_heal_that_is_held(tmp_path: Path) -> None:

@@ -233,11 +233,107 @@ def test_which_states_were_the_same_is_told() -> None:
     for value in ("a", "b", "c"):
         run.step()
         run.of(0).append({"event": "digest", "step": run.number, "value": value})
-    told = twin.judged(replay.of_history(run.history()), twin.Retrained((0.0,) * 3, (), ("a", "x", "c")))["states"]
-    assert told == {"equal": 2, "of": 3, "first_other": 2}
+    of_twin = twin.Retrained((0.0,) * 3, (), (("a",), ("x",), ("c",)))
+    assert twin.judged(replay.of_history(run.history()), of_twin)["states"] == {"equal": 2, "of": 3, "first_other": 2}
+    both = replace(of_twin, states=(("a",), ("b", "y"), ("c",)))  # one group has a state of its own
+    assert twin.judged(replay.of_history(run.history()), both)["states"]["equal"] == 3
     drifted = replay.of_history(run.history())
-    drifted.steps[1].states.add("x")  # of the group whose state is not another's
-    assert twin.judged(drifted, twin.Retrained((0.0,) * 3, (), ("a", "x", "c")))["states"]["equal"] == 3
+    drifted.steps[1].states.add("x")  # and nobody knows why
+    assert twin.judged(drifted, both)["states"] == {"equal": 2, "of": 3, "first_other": 2}
+
+
+# --- flipped bits ---
+
+
+def flip(run: ToyRun, group: int) -> None:
+    """In the step that it makes next."""
+    run.of(group).append(
+        {"event": "flipped", "t": run.t, "step": run.number + 1, "parameter": 3, "element": 0, "bit": 12}
+    )
+
+
+def copies(run: ToyRun) -> list[tuple[list[int], int | None]]:
+    """Of each step the groups with a copy of their own, and the one whose copy all take."""
+    told = replay.of_history(run.history())
+    assert told.why == ""
+    return [(sorted(one.flips), one.taken) for one in told.steps]
+
+
+def test_a_flip_is_in_its_groups_copy_until_that_starts_again() -> None:
+    run = ToyRun()
+    run.steps(2)
+    flip(run, 1)
+    run.steps(2)
+    run.fails()  # what was not committed has the same copies
+    run.step()
+    run.quorum += 1
+    run.step(0)
+    run.start(1)
+    run.quorum += 1
+    run.step(0, heal=(1,))
+    run.step()
+    assert copies(run) == [([], None)] * 2 + [([1], None)] * 3 + [([], None)] * 3
+    body = parity(run)
+    assert "of the faults it makes 1, the flipped bit of step 3" in body["why"]
+
+
+def test_a_flip_in_the_only_group_that_goes_on_is_everybodys() -> None:
+    run = ToyRun()
+    run.steps(2)
+    flip(run, 0)
+    run.step()
+    run.quorum += 1
+    run.step(0)
+    run.start(1)
+    run.quorum += 1
+    run.step(0, heal=(1,))
+    run.steps(2)
+    assert copies(run) == [([], None)] * 2 + [([0], None), ([0], 0)] + [([], None)] * 3
+    flip(run, 1)
+    run.step()
+    assert copies(run)[-1] == ([1], None)
+
+
+def test_a_group_that_heals_in_the_step_of_its_flip_has_it_no_more() -> None:
+    run = ToyRun()
+    run.step()
+    flip(run, 1)
+    run.step(0, heal=(1,))
+    run.step()
+    assert copies(run) == [([], None)] * 3
+
+
+def test_where_both_have_flips_or_a_checkpoint_is_of_either_it_is_unknown() -> None:
+    run = ToyRun()
+    run.step()
+    flip(run, 0)
+    flip(run, 1)
+    run.steps(2)
+    body = parity(run)
+    assert (body["answer"], body["steps"]) == ("unknown", 1)
+    assert "step 2: each group that goes on has flipped bits of its own" in body["why"]
+
+    run = ToyRun()
+    run.step()
+    flip(run, 1)
+    run.steps(2)
+    run.quorum += 1
+    for group in (0, 1):
+        run.start(group, resumed=2)
+    run.steps(2)
+    body = parity(run)
+    assert (body["answer"], body["steps"]) == ("unknown", 3)
+    assert "goes on from a checkpoint of a step after which a bit was flipped in one group" in body["why"]
+
+
+def test_where_a_third_heals_from_a_group_with_a_flip_or_from_another_it_is_unknown() -> None:
+    run = ToyRun()
+    run.step()
+    run.generation[2] = 0
+    run.start(2)
+    flip(run, 1)
+    run.step(0, 1, heal=(2,))
+    assert "step 2: a group healed, from one in which a bit was flipped or from another" in parity(run)["why"]
 
 
 # --- what is missing ---
@@ -418,7 +514,7 @@ def test_a_history_of_others_is_unknown() -> None:
 SAYS = """
 import sys, time
 from titan_actor.twin import PLAN
-print(*('{"loss": %d.5, "norm": 2.0, "state": "s"}' % n for n, _ in enumerate(PLAN.validate_json(sys.stdin.read()).steps)), sep="\\n", flush=True)
+print(*('{"loss": %d.5, "norm": 2.0, "states": ["s"]}' % n for n, _ in enumerate(PLAN.validate_json(sys.stdin.read()).steps)), sep="\\n", flush=True)
 """
 
 
@@ -439,10 +535,10 @@ PLAN_OF_TWO: Plan = PLAN.validate_python(
 
 
 def test_what_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, "") == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"))
+    assert trained(monkeypatch, "") == twin.Retrained((0.5, 1.5), (2.0, 2.0), (("s",), ("s",)))
     unlike = trained(monkeypatch, """print('{"unknown": "no such sample", "no_twin": "elsewhere"}')""")
-    assert unlike == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "no such sample", NoTwin.ELSEWHERE)
-    nan = trained(monkeypatch, """print('{"loss": null, "norm": null, "state": ""}')""")
+    assert unlike == twin.Retrained((0.5, 1.5), (2.0, 2.0), (("s",), ("s",)), "no such sample", NoTwin.ELSEWHERE)
+    nan = trained(monkeypatch, """print('{"loss": null, "norm": null, "states": []}')""")
     assert math.isnan(nan.losses[2])
 
 
@@ -451,4 +547,4 @@ def test_a_process_that_fails_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -
     killed = trained(monkeypatch, "import os; print('a warning', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)")
     assert killed.why == "the twin was ended by SIGKILL"
     slow = trained(monkeypatch, "time.sleep(600)", 2.0)
-    assert slow == twin.Retrained((0.5, 1.5), (2.0, 2.0), ("s", "s"), "the twin took longer than 2 s")
+    assert slow == twin.Retrained((0.5, 1.5), (2.0, 2.0), (("s",), ("s",)), "the twin took longer than 2 s")

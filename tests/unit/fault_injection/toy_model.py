@@ -137,4 +137,4 @@ def again(plan: Plan, seconds: float) -> Retrained:
         gradient = sum(pull(state, s) for samples in groups for s in samples) / len(groups)
         norms.append(abs(gradient))
         states[at] = state - RATE * gradient
-    return Retrained(tuple(losses), tuple(norms), ("",) * len(losses))
+    return Retrained(tuple(losses), tuple(norms), ((),) * len(losses))
