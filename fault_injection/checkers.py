@@ -115,7 +115,8 @@ def no_dead_epoch(history: History) -> list[str]:
     """Nothing is decided under an epoch once a newer one leads. What an old leader tries and is refused is fine, and so
     is a line that it writes late about what it had committed in its time.
 
-    Told by the order of the journal's lines and by the store's revisions, not by a clock. Unknown where the lines of an epoch or
+    Told by the order of the journal's lines and by the store's revisions, not by a clock: an epoch is the revision at which its leader was
+    elected, so what an older one committed at a higher one it committed too late. Unknown where the lines of an epoch or
     of an outcome are missing."""
     found, missing = [], []
     said = {(o.epoch, o.number) for o in history.outcomes if not o.refused}
@@ -144,11 +145,10 @@ def no_dead_epoch(history: History) -> list[str]:
         if led and outcome.revision is None:
             missing.append(f"decision {outcome.number} of epoch {outcome.epoch} has no revision")
             continue
-        theirs = [o.revision for o in history.outcomes if o.epoch in led and not o.refused and o.revision is not None]
-        if led and outcome.revision is not None and any(r < outcome.revision for r in theirs):
+        if led and outcome.revision is not None and outcome.revision > min(led):
             found.append(
                 f"decision {outcome.number} of epoch {outcome.epoch} was committed at revision {outcome.revision}, "
-                f"after epoch {max(led)} had committed at {min(theirs)}"
+                f"when epoch {min(led)} had been elected"
             )
     if missing and not found:
         raise Unknown("; ".join(missing))

@@ -17,7 +17,7 @@ from supervisor.core.model import Failure, Incident, Kind, Rung
 from supervisor.core.round import Round
 from supervisor.core.spec import BudgetSpec
 from supervisor.ports.store import Expect
-from supervisor.shell import projection
+from supervisor.shell import loop, projection
 from supervisor.shell.store.election import Leadership
 from supervisor.wire.records import NodeDesired, ProcessRecord, TrainerDesired
 
@@ -152,6 +152,43 @@ def fence_names_the_generation_that_it_shuts_out(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Round, "act", act)
 
 
+def nothing_compared(patch: pytest.MonkeyPatch) -> None:
+    """As no_epoch_compared, and the memory that is written may be another's: alone, each stands in for the other."""
+    no_epoch_compared(patch)
+    patch.setattr(loop, "Expect", lambda key, **wanted: Expect(key))
+
+
+def decisions_not_counted(patch: pytest.MonkeyPatch) -> None:
+    right = decide.decide
+
+    def decided(observed: Any, spec: Any, memory: Any) -> Any:
+        made = right(observed, spec, memory)
+        return replace(made, memory=replace(made.memory, decisions=max(1, memory.decisions)))
+
+    patch.setattr(loop, "decide", decided)
+
+
+def incidents_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    right = Round.set_incident
+
+    def set_incident(self: Round, incident: Incident) -> None:
+        if incident.state == "recovered":
+            self.incidents.pop(incident.id)
+        else:
+            right(self, incident)
+
+    patch.setattr(Round, "set_incident", set_incident)
+
+
+def nothing_is_withdrawn(patch: pytest.MonkeyPatch) -> None:
+    right = loop.Loop._difference
+
+    def difference(self: Any, *about: Any) -> dict[str, bytes]:
+        return {key: value for key, value in right(self, *about).items() if value != loop._nothing(key)}
+
+    patch.setattr(loop.Loop, "_difference", difference)
+
+
 FEW, ONE_GROUP = 8, 2
 """Nodes, a spare among them. Whatever ends the only group is followed by a resume from disk."""
 
@@ -173,3 +210,21 @@ PLANTED = (
     (checkpoint_is_what_is_told_now, "monotonic", FEW),
 )
 """With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
+
+TOLD_BY_FILES = (
+    (stale_generation_accepted, "single_owner"),
+    (agents_begin_again_what_has_ended, "one_actuation_per_decision"),
+    (nothing_is_withdrawn, "no_stale_actuation"),
+    (decisions_not_counted, "generations_grow"),
+    (nothing_compared, "no_dead_epoch"),
+    (agents_end_who_has_no_gate, "no_kill_without_reason"),
+    (budget_off_by_one, "within_budgets"),
+    (incidents_are_dropped, "recovered_in_time"),
+    (crash_called_oom, "one_incident_each"),
+    (gate_closes_whomever_it_hears, "others_go_on"),
+)
+"""With the checker of a run's files that tells of it where the model's own checks say nothing. FEW nodes."""
+
+NOT_TOLD_BY_FILES = ("one_quorum_per_step",)
+"""Two lighthouses at once are seconds apart here, so that no step of theirs is made at the same time. What the two train is committed
+twice, which a real run's `steps_not_lost` tells; in the model `owners` does."""

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from fault_injection.sim import checks as live
+from fault_injection.sim import judge
 from fault_injection.sim import run as play
 from fault_injection.sim.__main__ import failure
 from fault_injection.sim.run import run
 from fault_injection.sim.shrink import family
-from tests.sim.planted import PLANTED
+from tests.sim.planted import FEW, NOT_TOLD_BY_FILES, PLANTED, TOLD_BY_FILES
 
 SEEDS, NODES, AT_ONCE = 200, 50, 10
 FAMILY = re.compile(r'f?"([a-z]+): ')
@@ -45,6 +46,27 @@ def test_a_planted_bug_is_found_within_200_seeds_by_its_own_checks(
     assert family(found) == checks, found.broken
     monkeypatch.undo()
     assert not any(without(seed, nodes) for seed in range(found.seed + 1)), "found without the bug too"
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("plant", "checker"), TOLD_BY_FILES)
+def test_the_checker_of_files_tells_of_a_planted_bug_alone(
+    plant: Callable[[pytest.MonkeyPatch], None], checker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = live.Checks.broke
+
+    def only_the_checker(self: live.Checks, sentence: str) -> None:
+        if sentence.startswith(f"{checker}: fail: "):
+            right(self, sentence)
+
+    monkeypatch.setattr(live.Checks, "broke", only_the_checker)
+    plant(monkeypatch)
+    assert any(run(seed, FEW).broken for seed in range(SEEDS))
+
+
+def test_each_checker_of_files_has_a_planted_bug() -> None:
+    asked = {**judge.ALWAYS, **judge.WHEN_WELL, **judge.WHERE_CLEAR}
+    assert {checker for _, checker in TOLD_BY_FILES} == asked.keys() - set(NOT_TOLD_BY_FILES)
 
 
 def test_each_family_of_checks_has_a_planted_bug() -> None:

@@ -28,10 +28,10 @@ def of_step(f: Files, node: str, group: int, generation: int, number: int) -> di
 
 
 def late_line_of_an_old_leader(f: Files) -> dict[str, Any]:
-    """Epoch 1 committed decision 5 and was frozen; epoch 2 decided 6 and 7; then the old one wrote its line."""
+    """Epoch 1 committed decision 5, at revision 191, and was frozen; epoch 200 decided 6 and 7; then the old one wrote its line."""
     for body in f.journal:
         if body.get("decision", 0) > 5:
-            body["epoch"] = 2
+            body["epoch"] = 200
     late = f.of_decision(5, "outcome")
     f.journal.remove(late)
     f.journal.append(late)
@@ -151,7 +151,7 @@ def decides_on_after_its_term(f: Files) -> None:
 
 
 def commits_after_its_term(f: Files) -> None:
-    late_line_of_an_old_leader(f)["revision"] = 10_000
+    late_line_of_an_old_leader(f)["revision"] = 201  # and the new one committed for the first time at 223
 
 
 def killed_without_a_decision(f: Files) -> None:
@@ -317,7 +317,11 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (begun_beside_an_older_one, "single_owner", "was begun on n2 while generation 1 still ran there"),
     (committed_on_two_nodes, "single_owner", "generation 3 committed on n3 and on n4"),
     (decides_on_after_its_term, "no_dead_epoch", "decision 6 was committed under epoch 1 when epoch 2 led"),
-    (commits_after_its_term, "no_dead_epoch", "decision 5 of epoch 1 was committed at revision 10000, after epoch 2"),
+    (
+        commits_after_its_term,
+        "no_dead_epoch",
+        "decision 5 of epoch 1 was committed at revision 201, when epoch 200 had",
+    ),
     (killed_without_a_decision, "no_kill_without_reason", "group 0 generation 1 on n1 was sent signal 15 at 15.000"),
     (killed_by_a_refused_decision, "no_kill_without_reason", "group 0 generation 1 on n1 was sent signal 15"),
     (killed_for_what_an_older_one_had_done, "no_kill_without_reason", "generation 3 on n3 was sent signal 9"),
