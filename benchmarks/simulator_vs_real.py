@@ -54,22 +54,22 @@ class Kind:
     counts_from: str
     """exit: from the end of the process. fault: from the moment at which it is made. stall: the longest pause between commits."""
     times: int
-    """So often it is made in a run that is started here."""
+    """So often it is made in a run that is started here: what comes when in a step makes one stall or one start half as long again."""
     seconds: float = 0.0
     """How long it lasts, where it ends by itself."""
 
 
 KINDS = {
     "a rank is killed": Kind(
-        ("sigkill", "sigsegv", "sigabrt", "sigterm", "segfault", "abort", "killed_for_memory"), "crash", "exit", 3
+        ("sigkill", "sigsegv", "sigabrt", "sigterm", "segfault", "abort", "killed_for_memory"), "crash", "exit", 6
     ),
-    "a rank ends with an error": Kind(("exception", "exit_code", "data_raises"), "error", "exit", 2),
-    "a node is killed": Kind(("node_killed",), "node_lost", "fault", 2),
+    "a rank ends with an error": Kind(("exception", "exit_code", "data_raises"), "error", "exit", 6),
+    "a node is killed": Kind(("node_killed",), "node_lost", "fault", 3),
     "a node falls silent": Kind(("node_silent",), "unplugged", "fault", 0, 60.0),
-    "an allocation is taken": Kind(("allocation_gone",), "allocation_taken", "fault", 2),
-    "the lighthouse is killed": Kind(("gate_killed", "lighthouse_killed"), "gate_killed", "stall", 1),
+    "an allocation is taken": Kind(("allocation_gone",), "allocation_taken", "fault", 4),
+    "the lighthouse is killed": Kind(("gate_killed", "lighthouse_killed"), "gate_killed", "stall", 5),
     "the lighthouse stands still": Kind(("lighthouse_stopped",), "gate_frozen", "stall", 0, 8.0),
-    "a rank stands still for 1.5 s": Kind(("hiccup",), "freeze", "stall", 1, 1.5),
+    "a rank stands still for 1.5 s": Kind(("hiccup",), "freeze", "stall", 4, 1.5),
 }
 OF = {name: kind for kind, about in KINDS.items() for name in about.names}
 NOT_COMPARED = "hangs, GPUs, numerics and disks, of which the simulator has no model; what takes nothing from training"

@@ -115,8 +115,9 @@ def no_dead_epoch(history: History) -> list[str]:
     """Nothing is decided under an epoch once a newer one leads. What an old leader tries and is refused is fine, and so
     is a line that it writes late about what it had committed in its time.
 
-    Told by the order of the journal's lines and by the store's revisions, not by a clock: an epoch is the revision at which its leader was
-    elected, so what an older one committed at a higher one it committed too late. Unknown where the lines of an epoch or
+    Told by the order of the journal's lines and by the store's revisions, not by a clock: what an older leader committed at a higher
+    revision than that at which the newer one was elected it committed too late. (Revisions of before and after the restore of a
+    backup are not of one store: the epochs are then farther apart than the revisions.) Unknown where the lines of an epoch or
     of an outcome are missing."""
     found, missing = [], []
     said = {(o.epoch, o.number) for o in history.outcomes if not o.refused}
@@ -145,10 +146,13 @@ def no_dead_epoch(history: History) -> list[str]:
         if led and outcome.revision is None:
             missing.append(f"decision {outcome.number} of epoch {outcome.epoch} has no revision")
             continue
-        if led and outcome.revision is not None and outcome.revision > min(led):
+        elected = {e: history.elected.get(e, e) for e in (*led, outcome.epoch)}
+        ahead = outcome.epoch - elected[outcome.epoch]
+        after = [e for e in led if e - elected[e] == ahead and (outcome.revision or 0) > elected[e]]
+        if after:
             found.append(
                 f"decision {outcome.number} of epoch {outcome.epoch} was committed at revision {outcome.revision}, "
-                f"when epoch {min(led)} had been elected"
+                f"when epoch {min(after)} had been elected at {elected[min(after)]}"
             )
     if missing and not found:
         raise Unknown("; ".join(missing))

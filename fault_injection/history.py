@@ -215,6 +215,8 @@ class History:
     """Of all decisions, in the journal's order."""
     epochs: dict[int, int] = field(default_factory=dict)
     """epoch -> line of the journal at which it was first seen to lead."""
+    elected: dict[int, int] = field(default_factory=dict)
+    """epoch -> revision at which it was elected, where its journal says so. The two are one number until a backup is restored."""
     unreadable: list[str] = field(default_factory=list)
     """Lines that are no JSON, with their file: a checker must not take them for good."""
     told: set[int] = field(default_factory=set)
@@ -305,6 +307,8 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
             away = None if back else last - float(line.get("silent_s") or 0.0) if away is None else away
         if isinstance(line.get("epoch"), int):
             history.epochs.setdefault(line["epoch"], at)
+        if line.get("event") == "term" and isinstance(line.get("elected"), int):
+            history.elected[int(line["epoch"])] = line["elected"]
         if line.get("entry") == "outcome":
             # It is the newest intent's: after an outage of the store the same number may be decided again.
             key = (line["epoch"], line["decision"])

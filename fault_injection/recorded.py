@@ -98,6 +98,7 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
         "version": VERSION,
         "run": history.run,
         "epochs": history.epochs,
+        "elected": history.elected,
         "told": sorted(history.told),
         "reached": history.reached,
     }
@@ -128,6 +129,7 @@ def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str
     if kind == "history":
         history.run, history.reached, history.told = str(line["run"]), int(line["reached"]), set(line["told"])
         history.epochs = {int(epoch): int(at) for epoch, at in line["epochs"].items()}
+        history.elected = {int(epoch): int(at) for epoch, at in line.get("elected", {}).items()}
     elif kind == "step":
         of = line["of"]
         owner = (int(of["group"]), int(of["generation"]), int(of["rank"]), str(of["node"]))

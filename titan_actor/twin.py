@@ -1,6 +1,6 @@
 """`python -m titan_actor.twin`: trains again what a run committed, on a CPU, without TorchFT and without failures.
 
-Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "states"}; or {"unknown": why, "no_twin": NoTwin}, and ends.
+Reads a Plan as JSON on stdin, prints a JSON line for each step: {"loss", "norm", "states"} (hashes by group, EVERYBODY's); or {"unknown": why, "no_twin": NoTwin}, and ends.
 
 A group's gradient is the sum over its ranks, and a step's is the sum over the groups that took part, divided by their number: so does
 TorchFT's manager, to whose sum those that only heal add zeros.
@@ -36,6 +36,9 @@ Batch = Sample
 """Samples, stacked."""
 
 BEGINNING = -1
+
+EVERYBODY = -1
+"""Who has a state: all groups but those with one of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +257,7 @@ class Twin:
                 loss, norm = self._train(step, others)
                 if at in back:
                     kept[at] = self._keep()
-                yield {"loss": loss, "norm": norm, "states": self._digests() if step.hashed else []}
+                yield {"loss": loss, "norm": norm, "states": self._digests() if step.hashed else {}}
                 self._trainer.gc_handler.run(at + 1)
 
     def _train(self, step: Step, others: Others) -> tuple[float, float]:
@@ -300,12 +303,12 @@ class Twin:
             self._state.load(self._own[step.taken])
             self._own.clear()
 
-    def _digests(self) -> list[str]:
+    def _digests(self) -> dict[int, str]:
         """Of everybody's state, and of each of a group's own."""
-        found = [self._state.digest()]
+        found = {EVERYBODY: self._state.digest()}
         for group in self._own:
             with self._with_own(group):
-                found.append(self._state.digest())
+                found[group] = self._state.digest()
         return found
 
     def _flip_bit(self, flip: Flip) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fault_injection.history import History, Steps
+from fault_injection.history import FaultDone, History, Steps
 from titan_actor.twin import Flip
 
 Key = tuple[int, int]
@@ -32,8 +31,8 @@ class Committed:
     """As the groups told the mean: one, when they agree."""
     norms: set[float] = field(default_factory=set)
     """The same of the gradient's norm, before it was clipped."""
-    states: set[str] = field(default_factory=set)
-    """Hashes of the state after it, where there are: one for each rank of a group, when the groups agree."""
+    states: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Hashes of the state after it, where there are, by group and rank."""
     participants: int = 0
     parts: dict[int, dict[int, list[list[str]]]] = field(default_factory=dict)
     """group -> rank -> its batches, each with the names of its samples; without those that only healed."""
@@ -54,6 +53,13 @@ class Replay:
     """What is missing of those that follow; empty: these are all."""
     since: float = math.inf
     """When the first of those was committed."""
+    whose: str = ""
+    """From the step at `whose_at` on the records do not say in whose state a bit is flipped, and why; empty: they do."""
+    whose_at: int = 0
+
+    def for_twin(self) -> Replay:
+        """As far as it can be trained again."""
+        return replace(self, steps=self.steps[: self.whose_at], why=self.whose) if self.whose else self
 
     def kept(self) -> set[Key]:
         """The steps that the newest state was made by: the others were thrown away by a resume from disk."""
@@ -78,6 +84,8 @@ class Try:
     """What its state was: of a step, of the number of a step whose checkpoint it had loaded, or None: that of its peers."""
     flips: tuple[Flip, ...] = ()
     """Made on purpose, in what it computes with."""
+    unclear: bool = False
+    """One was made after its state came from a peer and before it had made a step of it: whether it is in this one is not told."""
 
 
 def tries_of(history: History) -> Iterator[Try]:
@@ -97,24 +105,20 @@ def of_history(history: History) -> Replay:
             if isinstance(line.get("quorum_id"), int):
                 key = (int(line["quorum_id"]), int(line["step"]))
                 _note(found.setdefault(key, Committed(key[1], key[0], line["t"])), line)
-    for key, value in itertools.chain.from_iterable(map(_states, history.steps)):
-        if key in found:
-            found[key].states.add(value)
+    for steps in history.steps:
+        for key, value in _states(steps):
+            if key in found:
+                found[key].states[steps.group, steps.rank] = value
     order = sorted(found.values(), key=lambda one: (one.t, one.step))
     ranks = history.setting.ranks if history.setting is not None else 1
     placed: dict[Key, int] = {}
-    taken: set[Flip] = set()
     for at, one in enumerate(order):
         key = (one.quorum, one.step)
-        why = (
-            _take_part(one, tries[key], ranks)
-            or _goes_on(one, tries[key], order, at, placed)
-            or _flipped(one, tries[key], order, taken)
-        )
+        why = _take_part(one, tries[key], ranks) or _goes_on(one, tries[key], order, at, placed)
         if why:
-            return Replay(tuple(order[:at]), f"step {one.step}: {why}", one.t)
+            return _told_whose(Replay(tuple(order[:at]), f"step {one.step}: {why}", one.t), tries, history)
         placed[key] = at
-    return Replay(tuple(order))
+    return _told_whose(Replay(tuple(order)), tries, history)
 
 
 def _tries(steps: Steps) -> Iterator[Try]:
@@ -122,15 +126,17 @@ def _tries(steps: Steps) -> Iterator[Try]:
     after: Key | int | None = BEFORE_ANY
     said: dict[str, Any] = {}
     flips: tuple[Flip, ...] = ()
+    unclear = False
     for line in steps.lines:
         match line.get("event"):
             case "resumed":
                 after, flips = int(line["step"]), ()
             case "heal":
-                after, flips = None, ()
+                after, flips, unclear = None, (), False
             case "flipped":
                 place = {name: int(line[name]) for name in ("parameter", "element", "bit")}
                 flips += (Flip(rank=steps.rank, t=float(line["t"]), **place),)
+                unclear = after is None
             case "quorum":
                 said = line
             case "batch":
@@ -139,14 +145,15 @@ def _tries(steps: Steps) -> Iterator[Try]:
                 made = bool(line.get("committed"))
                 key = (int(line["quorum_id"]), int(line["step"]) + (not made))
                 takes_part = line.get("participating_rank") is not None
-                yield Try(steps.group, steps.rank, key, batches, made, takes_part, after, flips)
+                yield Try(steps.group, steps.rank, key, batches, made, takes_part, after, flips, unclear)
                 after = key if made else after
+                unclear = unclear and not made
                 # one that failed makes the next quorum, which has a line of its own
                 batches, said = [], line if made else {}
     if batches and said:  # it ended in the middle of a step that others may have committed
         key = (int(said["quorum_id"]), int(said["step"]) + 1)
         takes_part = said.get("participating_rank") is not None
-        yield Try(steps.group, steps.rank, key, batches, False, takes_part, after, flips)
+        yield Try(steps.group, steps.rank, key, batches, False, takes_part, after, flips, unclear)
 
 
 def _states(steps: Steps) -> Iterator[tuple[Key, str]]:
@@ -206,24 +213,54 @@ def _place(after: Key | int, order: list[Committed], at: int, placed: dict[Key, 
     return next((place for place in reversed(range(at)) if order[place].step == after), None)
 
 
-def _flipped(one: Committed, tries: list[Try], order: list[Committed], taken: set[Flip]) -> str:
+def _told_whose(replay: Replay, tries: dict[Key, list[Try]], history: History) -> Replay:
+    """In whose state which bit is flipped, as far as it is told."""
+    taken: set[Flip] = set()
+    silent = [f for f in history.faults if f.drifts and f.made is not None and not _left_its_bit(f, history)]
+    for at, one in enumerate(replay.steps):
+        why = _flipped(one, tries[one.quorum, one.step], replay.steps, at, taken)
+        for fault in silent:
+            if fault.made is not None and fault.made < one.t:
+                why = why or f"which bit {fault.name} flipped in group {fault.group} was not written down"
+        if why:
+            return replace(replay, whose=f"step {one.step}: {why}", whose_at=at)
+    return replay
+
+
+def _left_its_bit(fault: FaultDone, history: History) -> bool:
+    of = [s for s in history.steps if (s.group, s.generation) == (fault.group, fault.generation)]
+    return any(line.get("event") == "flipped" for steps in of for line in steps.lines)
+
+
+def _flipped(one: Committed, tries: list[Try], order: Sequence[Committed], at: int, taken: set[Flip]) -> str:
     """Which groups went on from a copy of their own, in which a bit was flipped on purpose; why that cannot be told. What is `taken` is
     in everybody's state."""
     own: dict[int, set[Flip]] = {}
     for tried in tries:
         if tried.takes_part and tried.after is not None:
             own.setdefault(tried.group, set()).update(set(tried.flips) - taken)
-    resumed = any(tried.takes_part and isinstance(tried.after, int) and tried.after != BEFORE_ANY for tried in tries)
-    if resumed and one.after != BEGINNING and order[one.after].flips and order[one.after].taken is None:
+    before = order[at - 1] if at else None
+    split = one.after != BEGINNING and bool(order[one.after].flips) and order[one.after].taken is None
+    if split and any(tried.takes_part and isinstance(tried.after, int) for tried in tries):
         return "it goes on from a checkpoint of a step after which a bit was flipped in one group and not in another"
+    if split and one.after != at - 1:
+        return "it goes back to a step after which a bit was flipped in one group and not in another"
+    if split and any(tried.takes_part and tried.after is None for tried in tries):
+        return "a group goes on that healed, from one in which a bit was flipped or from another"
+    if any(tried.unclear for tried in tries):
+        return "a bit was flipped in the step in which its group healed"
     one.flips = {g: sorted(flips, key=lambda flip: flip.t) for g, flips in sorted(own.items()) if flips}
     if not one.flips:
         return ""
+    heals = any(tried.after is None for tried in tries)
+    known = set().union(*before.flips.values()) if before is not None else set()
+    if heals and not known >= set().union(*one.flips.values()):
+        return "a bit was flipped in the step in which another group healed"
     if len(one.flips) == len(own) > 1:
         return "each group that goes on has flipped bits of its own"
     if len(one.flips) == len(own):
         (one.taken,) = one.flips
         taken.update(*one.flips.values())
-    elif any(tried.after is None for tried in tries):
+    elif heals:
         return "a group healed, from one in which a bit was flipped or from another"
     return ""

@@ -11,7 +11,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,8 +49,8 @@ class Retrained:
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     """Of the gradients, before they are clipped."""
-    states: tuple[tuple[str, ...], ...]
-    """Hashes after each step: of everybody's state, and of each that a group has for itself; none where none was wanted."""
+    states: tuple[dict[int, str], ...]
+    """Hashes after each step: of twin.EVERYBODY's state, and of each group that has one for itself; none where none was wanted."""
     why: str = ""
     """Why there are no more; empty: these are all."""
     no_twin: twin.NoTwin | None = None
@@ -66,11 +66,11 @@ def parity(
     `curve`: (step, the twin's loss)."""
     full = twin.NoTwin.DISK_FULL if any(fault.mute for fault in history.faults) else None
     try:
-        replay = _until_it_was_read(history, of_history(history))
+        replay = _until_it_was_read(history, of_history(history)).for_twin()
         plan, why = planned(history, replay)
     except (KeyError, TypeError, ValueError) as error:
         return unknown(f"a step record is not as it should be: {error!r}", full)
-    no_twin = full if replay.why else None
+    no_twin = full if replay.why and not replay.whose else None
     if plan is None:
         return unknown(why, twin.NoTwin.DEVICE if _trained_on(history) not in ("", "cpu") else no_twin)
     seconds = START_S + plan.groups * plan.ranks * _length(history)
@@ -187,7 +187,13 @@ def _read(told: str, why: str) -> Retrained:
     losses, norms = ([math.nan if s[name] is None else float(s[name]) for s in steps] for name in ("loss", "norm"))
     unlike = next((str(line["unknown"]) for line in lines if "unknown" in line), "")
     kind = next((twin.NoTwin(line["no_twin"]) for line in lines if "unknown" in line), None)
-    return Retrained(tuple(losses), tuple(norms), tuple(tuple(s["states"]) for s in steps), unlike or why, kind)
+    return Retrained(
+        tuple(losses),
+        tuple(norms),
+        tuple({int(group): state for group, state in s["states"].items()} for s in steps),
+        unlike or why,
+        kind,
+    )
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,9 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
         return unknown(again.why or why or "no loss was recorded", no_twin)
     loss, norm = _farthest(losses), _farthest(norms)
     hashed = [
-        (one.step, one.states <= set(states)) for one, states in zip(replay.steps, again.states, strict=False) if states
+        (one.step, all(states.get(g, states[twin.EVERYBODY]) == state for (g, _), state in one.states.items()))
+        for one, states in zip(replay.steps, again.states, strict=False)
+        if states
     ]
     curve = {one.step: x for one, x in zip(replay.steps, again.losses, strict=False)}  # of one made again the newest
     body = unknown("", no_twin) | {
@@ -236,7 +244,7 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
         return body | {"answer": "fail", "why": f"{min(wrong, key=lambda each: each[0])[1]}{more}"}
     most = f"{loss.apart:.2g} apart at the most (step {loss.step}); {TOLERANCE:g} is allowed"
     so_far = f"{len(losses)} steps have the loss of a fault-free twin, {most if loss.apart else 'to the last bit'}"
-    if flips := _flips(replay):
+    if flips := _flips(replay.steps[: len(again.losses)]):
         so_far += f"; of the faults it makes {len(flips)}, the flipped bit of step {', '.join(map(str, flips))}"
     missing = again.why or why
     if not missing and len(again.losses) < len(replay.steps):
@@ -246,10 +254,10 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
     return body | {"answer": "pass", "why": so_far}
 
 
-def _flips(replay: Replay) -> list[int]:
-    """The steps at which a bit was flipped on purpose, and committed: without it the twin would be of another model."""
+def _flips(steps: Sequence[Committed]) -> list[int]:
+    """The steps of these at which a bit was flipped on purpose, and committed: without it the twin would be of another model."""
     first: dict[twin.Flip, int] = {}
-    for one in replay.steps:
+    for one in steps:
         for flip in itertools.chain.from_iterable(one.flips.values()):
             first.setdefault(flip, one.step)
     return list(first.values())

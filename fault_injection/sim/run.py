@@ -89,13 +89,10 @@ def _recover(world: World, tight: bool) -> float | None:
     world.clock.run_until(healed + RECOVERY_BOUND_S, settled)
     if checks.broken:
         return None
-    if not world.healthy():
-        if not (tight and checks.memory.phase == "halted" and checks.memory.halt_reason):
-            checks.broke(
-                f"progress: not every group trains {RECOVERY_BOUND_S:g} s after the last fault: {state(world)}"
-            )
+    if not world.healthy() and not (tight and checks.memory.phase == "halted" and checks.memory.halt_reason):
+        checks.broke(f"progress: not every group trains {RECOVERY_BOUND_S:g} s after the last fault: {state(world)}")
         return None
-    recovered_s = world.clock.now - healed
+    recovered_s = world.clock.now - healed if world.healthy() else None
     world.clock.run_until(world.clock.now + LEFT_OVER_S, lambda: bool(checks.broken) or not checks.left_over())
     if left := checks.left_over():
         checks.broke(left)

@@ -31,15 +31,20 @@ class Training:
         self.rows: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
         """By (group, generation, node): what its steps.jsonl would say."""
         self._together: tuple[str, ...] = ()
+        self._makers: dict[str, set[str]] = {}
+        """By lighthouse, who makes the step that is under way there."""
         world.clock.after(world.pace.step_s, self._step)
 
     def _step(self) -> None:
         self.world.clock.after(self.world.pace.step_s, self._step)
         self.world.checks.obeyed()
+        makers, self._makers = self._makers, {}
         for gate in self.world.gates:
             members = gate.members()
-            if members:
+            now = self._makers[str(gate.name)] = {m.said for m in members}
+            if members and now >= makers.get(str(gate.name), set()):
                 self._commit(members)
+            # else one was lost in it: the others make it again
 
     def _commit(self, members: list[Trainer]) -> None:
         only = members[0] if len(members) == 1 else None

@@ -424,7 +424,7 @@ class Loop:
     def _journal(self, run: str, record: RunRecord) -> Journal:
         if run not in self._journals:
             self._journals[run] = self._open_journal(Path(record.run_dir) / "journal.jsonl")
-            self._journals[run].event("term", epoch=self.epoch, program=program())
+            self._journals[run].event("term", epoch=self.epoch, elected=self._term.epoch, program=program())
         return self._journals[run]
 
     def _report_unreadable(self, changed: set[str]) -> None:

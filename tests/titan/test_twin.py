@@ -19,7 +19,7 @@ from tests.titan.groups import Groups, Rank
 from tests.unit.fault_injection.broken import SETTING
 from tests.unit.fault_injection.toy_model import ToyRun
 from titan_actor.samples import names
-from titan_actor.twin import Stream, Unlike
+from titan_actor.twin import PLAN, Flip, Stream, Twin, Unlike
 
 
 def history_of(*ranks: Rank) -> History:
@@ -115,6 +115,19 @@ def test_what_cannot_be_trained_again_here_is_unknown(titan: dict[str, Any], why
     body = parity(run.history())
     assert (body["answer"], body["steps"]) == ("unknown", 0)
     assert why in body["why"]
+
+
+def test_a_bit_is_flipped_where_its_rank_has_it() -> None:
+    """FSDP gives each rank a part of the first dimension; the last has what is left."""
+    for rows, ranks in ((4, 1), (4, 2), (7, 3), (5, 2)):
+        twin_ = object.__new__(Twin)
+        twin_._parameters = [torch.zeros(2), torch.ones(rows, 3)]
+        twin_._plan = PLAN.validate_python({"titan": {}, "groups": 1, "ranks": ranks, "reads": 0, "steps": []})
+        for rank, part in enumerate(torch.chunk(twin_._parameters[1], ranks)):
+            before = part.clone()
+            twin_._flip_bit(Flip(rank=rank, parameter=1, element=2, bit=12, t=0.0))
+            assert (part != before).flatten().tolist() == [n == 2 for n in range(part.numel())]
+            assert part.flatten()[2] == 1 + 2 ** (12 - 23)
 
 
 def test_a_sample_is_found_again_and_one_of_another_run_is_not() -> None:

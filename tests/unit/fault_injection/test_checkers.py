@@ -412,6 +412,24 @@ def test_but_not_when_it_does_not_say_at_which_revision(tmp_path: Path) -> None:
     assert files.answers() == {**dict.fromkeys(CHECKERS, "pass"), "no_dead_epoch": "unknown"}
 
 
+def test_after_a_restore_a_late_commit_is_found_all_the_same(tmp_path: Path) -> None:
+    """Its epochs are far above its revisions. Those of before it are of another store."""
+    far = 10**9
+    for restored, answer in ((1, "pass"), (far, "fail")):
+        files = story(tmp_path / str(restored))
+        commits_after_its_term(files)
+        for body in files.journal:
+            if body.get("epoch") == 200:
+                body["epoch"] = far + 200
+            elif restored == far:
+                body["epoch"] = far + 1
+        files.journal.insert(0, {"t": 0.4, "entry": "event", "event": "term", "epoch": restored, "elected": 1})
+        files.journal[0]["epoch"] = far + 1 if restored == far else 1
+        at = next(n for n, body in enumerate(files.journal) if body["epoch"] == far + 200)
+        files.journal.insert(at, {"t": 22.1, "entry": "event", "event": "term", "epoch": far + 200, "elected": 200})
+        assert files.answers()["no_dead_epoch"] == answer
+
+
 def test_what_an_old_leader_tries_and_is_refused_is_fine(tmp_path: Path) -> None:
     files = story(tmp_path)
     files.journal.append({"t": 23.0, "entry": "event", "event": "term", "epoch": 2})

@@ -16,6 +16,8 @@ from titan_actor.twin import BEGINNING, Plan
 
 FIRST = 8.0
 RATE = 0.1
+FLIP = 0.5
+"""What a flipped bit changes."""
 
 
 def pull(state: float, sample: str) -> float:
@@ -33,6 +35,8 @@ class ToyRun:
     def __init__(self, titan: dict[str, Any] | None = None, device: str = "cpu") -> None:
         self.titan, self.device = {"steps": 100} if titan is None else titan, device
         self.state, self.number, self.quorum, self.t = FIRST, 0, 1, 1.0
+        self.own: dict[int, float] = {}
+        """State of each group in which a bit is flipped."""
         self.saved: dict[int, float] = {}
         self.records: dict[tuple[int, int], list[dict[str, Any]]] = {}
         self.generation: dict[int, int] = {}
@@ -43,6 +47,7 @@ class ToyRun:
     def start(self, group: int, resumed: int | None = None) -> None:
         """A new generation, that heals or (resumed) has loaded the checkpoint of a step."""
         self.generation[group] = self.generation.get(group, 0) + 1
+        self.own.pop(group, None)
         lines = [{"event": "constructed", "device": self.device, "groups": 2, "titan": self.titan}]
         if resumed is not None:
             self.state, self.number = self.saved[resumed], resumed
@@ -58,6 +63,12 @@ class ToyRun:
         names = [f"g{group}s{at + n}" for n in range(2)]
         self.of(group).append({"event": "batch", "samples": names})
         return names
+
+    def flip(self, group: int) -> None:
+        """One bit of it, in the step that it makes next."""
+        self.own[group] = self.own.get(group, self.state) + FLIP
+        place = {"step": self.number + 1, "parameter": 3, "element": 0, "bit": 12}
+        self.of(group).append({"event": "flipped", "t": self.t, **place})
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -81,10 +92,16 @@ class ToyRun:
             self.of(group).append({**quorum, "participating_rank": group if group in took else None})
             batches[group] = self.reads(group)
         counted = [batches[group] for group in (*took, *wrongly_counted)]
-        mean = sum(loss(self.state, samples) for samples in counted[: len(took)]) / len(took)
-        gradient = sum(pull(self.state, sample) for samples in counted for sample in samples) / (
-            divided_by or len(took)
-        )
+        if len(took) == 1 and took[0] in self.own:  # who heals has its state
+            self.state = self.own[took[0]]
+            self.own.clear()
+        for group in heal:
+            self.own.pop(group, None)
+        of = [self.own.get(group, self.state) for group in (*took, *wrongly_counted)]
+        mean = sum(loss(state, samples) for state, samples in zip(of[: len(took)], counted, strict=False)) / len(took)
+        pulls = [pull(state, sample) for state, samples in zip(of, counted, strict=True) for sample in samples]
+        gradient = sum(pulls) / (divided_by or len(took))
+        self.own = {group: state - RATE * gradient for group, state in self.own.items()}
         self.state, self.number, self.t = self.state - RATE * gradient, self.number + 1, self.t + 1
         self.saved[self.number] = self.state
         for group in (*took, *heal):
@@ -128,13 +145,22 @@ def again(plan: Plan, seconds: float) -> Retrained:
     """The twin of such a model."""
     assert plan.titan == TitanSpec(steps=100)
     states, losses, norms = {BEGINNING: FIRST}, [], []
+    own: dict[int, tuple[float, int]] = {}
     for at, step in enumerate(plan.steps):
         state = states[step.after]
-        groups = [
-            [sample for batches in ranks for batch in batches for sample in batch] for ranks in step.parts.values()
-        ]
-        losses.append(sum(loss(state, samples) for samples in groups) / len(groups))
-        gradient = sum(pull(state, s) for samples in groups for s in samples) / len(groups)
+        own = {group: own.get(group, (state, 0)) for group in step.flips}
+        for group, flips in step.flips.items():
+            own[group] = own[group][0] + FLIP * (len(flips) - own[group][1]), len(flips)
+        if step.taken is not None:
+            state, own = own[step.taken][0], {}
+        groups = {
+            group: [sample for batches in ranks for batch in batches for sample in batch]
+            for group, ranks in step.parts.items()
+        }
+        of = {group: own.get(group, (state, 0))[0] for group in groups}
+        losses.append(sum(loss(of[group], samples) for group, samples in groups.items()) / len(groups))
+        gradient = sum(pull(of[group], s) for group, samples in groups.items() for s in samples) / len(groups)
         norms.append(abs(gradient))
+        own = {group: (value - RATE * gradient, flips) for group, (value, flips) in own.items()}
         states[at] = state - RATE * gradient
-    return Retrained(tuple(losses), tuple(norms), ((),) * len(losses))
+    return Retrained(tuple(losses), tuple(norms), ({},) * len(losses))
