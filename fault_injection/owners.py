@@ -13,8 +13,8 @@ from fault_injection.chaos.replay import tries_of
 from fault_injection.history import History, Process, Steps, Unknown
 from supervisor.core.model import Kind
 
-OUT_OF_REACH = frozenset({Kind.HANG, Kind.STALLED, Kind.NODE_LOST})
-"""Kinds of faults by which a process holds the run's state and gives it to nobody."""
+OUT_OF_REACH = frozenset({Kind.HANG, Kind.STALLED, Kind.NODE_LOST, Kind.GPU})
+"""Kinds of faults by which a process holds the run's state and gives it to nobody. (Whose GPU fails is fenced and moved while it lives.)"""
 
 
 def single_owner(history: History) -> list[str]:
@@ -290,7 +290,7 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
 def without_life(history: History) -> list[float]:
     """The moments from which on no process had the run's state. Who takes it from a peer has it from then on, who reads it from
     disk from its start, since it could have taken it; who ends before either never had it. One whose end nobody saw (its node
-    was lost) lived until its last line; one that was made to hang, or whose node was made silent, gives it to nobody from then on."""
+    was lost) lived until its last line; one that was made to hang, whose node was made silent or whose GPU failed, gives it to nobody from its last commit on."""
     lines = {(s.group, s.generation, s.rank): s.lines for s in history.steps}
     lives = []
     for p in history.processes:

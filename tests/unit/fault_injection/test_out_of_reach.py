@@ -29,8 +29,8 @@ def history(*faults: Any) -> Any:
 FAULT = replace(KILL, group=0, generation=1, began=9.0, made=9.5)
 
 
-@pytest.mark.parametrize("kind", ["hang", "node_lost"])
-def test_who_hangs_or_is_silent_gives_its_state_to_nobody(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["hang", "node_lost", "gpu"])
+def test_who_hangs_is_silent_or_has_lost_its_gpu_gives_its_state_to_nobody(kind: str) -> None:
     """So the other's end leaves the run without it: compound faults of two groups."""
     assert without_life(history(replace(FAULT, kinds=(kind,)))) == [11.0]
 
