@@ -41,6 +41,8 @@ FIRST_SEED, SECOND_SEED = 11, 12
 FIRST_STEP, STEPS_APART = 20, 10
 SIM_SEEDS = 20
 WAIT_S = 120.0
+FEW = 5
+"""Values of which quartiles say something."""
 AFTER_S = 10.0
 """How long after a fault its stall is looked for, at the longest."""
 
@@ -123,7 +125,8 @@ def _restarted(history: History, fault: FaultDone, kind: str) -> Recovery | None
 
 
 def _stall(history: History, fault: FaultDone) -> float:
-    until = min(fault.over or float("inf"), fault.began + AFTER_S)
+    # not until all was well: what the step under way still needed may be there when the lighthouse is not
+    until = min([fault.began + AFTER_S, *(f.began for f in history.faults if f.began > fault.began)])
     at = sorted({x["t"] for s in history.steps for x in s.committed() if fault.began - 5 < x["t"] <= until})
     return max(b - a for a, b in pairwise(at) if b > fault.began)
 
@@ -173,13 +176,20 @@ def calibrated(histories: Sequence[History]) -> Pace:
 
 
 def _rejoin_s(histories: Sequence[History], at: Pace) -> float:
-    """What the stalls of these runs were longer than the simulator makes them."""
+    """That with which the simulator's stalls come closest to those of these runs: it is not simply added, as whoever comes back
+    waits for the next step."""
     gates = [(h, f) for h in histories for f in h.faults if f.name in OF and KINDS[OF[f.name]].sim == "gate_killed"]
     if not gates:
         return 0.0
     real_s = statistics.median(_stall(h, f) for h, f in gates)
-    told = (simulated(own.spec("sim"), [f for _, f in gates], at, seed) for seed in range(SIM_SEEDS))
-    return max(0.0, real_s - statistics.median(r.seconds for history in told for r in recoveries(history)))
+    plan = [f for _, f in gates]
+
+    def apart_s(rejoin_s: float) -> float:
+        paced = replace(at, rejoin_s=rejoin_s)
+        told = (simulated(own.spec("sim"), plan, paced, seed) for seed in range(SIM_SEEDS))
+        return abs(real_s - statistics.median(r.seconds for history in told for r in recoveries(history)))
+
+    return min((at.step_s / 4 * n for n in range(int(4 * real_s / at.step_s) + 1)), key=apart_s)
 
 
 def _ended_after(history: History, fault: FaultDone) -> float | None:
@@ -193,7 +203,12 @@ def _ended_after(history: History, fault: FaultDone) -> float | None:
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
-    return round(max(0.0, min(values)), 3), round(max(0.0, *values), 3)
+    """What is drawn evenly from it has the median of these values and their quartiles; few values' least and most."""
+    least, most = min(values), max(values)
+    if len(values) >= FEW:
+        first, median, third = statistics.quantiles(values, n=4)
+        least, most = median - (third - first), median + (third - first)
+    return round(max(0.0, least), 3), round(max(0.0, most), 3)
 
 
 def keep(found: Pace, source: str) -> None:
@@ -215,10 +230,11 @@ def simulated(spec: RunSpec, plan: Sequence[FaultDone], at: Pace, seed: int) -> 
     allocation = replace(spec.allocation, engine="slurm")  # the model scheduler's name; its times are of `at`
     world = World(replace(spec, allocation=allocation), seed, at)
     done: list[FaultDone] = []
+    phase = random.Random(seed)
     settle_s = (spec.titan.digest_interval_steps + 16) * at.step_s
     for fault in plan:
         _well(world)
-        world.clock.wait(settle_s)
+        world.clock.wait(settle_s + phase.uniform(0, at.step_s))  # a real one comes anywhere in a step
         now = world.clock.now
         if not _injected(world, fault):
             raise RuntimeError(f"{fault.name} finds nobody in the simulator")

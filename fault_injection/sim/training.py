@@ -41,8 +41,9 @@ class Training:
         makers, self._makers = self._makers, {}
         for gate in self.world.gates:
             members = gate.members()
-            now = self._makers[str(gate.name)] = {m.said for m in members}
-            if members and now >= makers.get(str(gate.name), set()):
+            before, now = makers.get(str(gate.name), set()), {m.said for m in members}
+            self._makers[str(gate.name)] = now or before  # nobody: they wait for one of them
+            if members and now >= before:
                 self._commit(members)
             # else one was lost in it: the others make it again
 

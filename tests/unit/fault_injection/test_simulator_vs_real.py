@@ -52,6 +52,21 @@ def test_how_long_a_recovery_took(name: str, kind: str, seconds: float, to_spawn
     assert (found.kind, found.seconds, found.to_spawn) == (kind, pytest.approx(seconds), to_spawn)
 
 
+def test_a_stall_that_begins_after_all_was_said_to_be_well_is_found_and_that_of_the_next_fault_is_not() -> None:
+    """The step under way may need nothing of the lighthouse that was killed."""
+    early = replace(FAULT, name="gate_killed", began=108.5, made=108.5, over=109.1)
+    assert [r.seconds for r in benchmark.recoveries(broken(early))] == [pytest.approx(2.5)]
+    second = replace(FAULT, name="gate_killed", began=110.1, made=110.1)
+    assert [r.seconds for r in benchmark.recoveries(broken(early, second))] == [pytest.approx(1.0), pytest.approx(2.5)]
+
+
+def test_a_span_has_the_quartiles_of_many_values_and_the_ends_of_few() -> None:
+    assert benchmark._span([1.0, 5.0, 2.0]) == (1.0, 5.0)
+    evenly = [n / 100 for n in range(100, 301)]
+    assert benchmark._span([*evenly, 50.0]) == (pytest.approx(1.0, abs=0.05), pytest.approx(3.0, abs=0.05))
+    assert benchmark._span([0.1, 0.1, 0.2, 0.9, 0.9]) == (0.0, pytest.approx(1.0)), "nothing takes less than no time"
+
+
 def test_what_did_not_happen_or_was_not_got_over_is_not_counted() -> None:
     faults = [replace(FAULT, made=None), replace(FAULT, after="given up"), replace(FAULT, name="gil_held")]
     assert list(benchmark.recoveries(broken(*faults))) == []
