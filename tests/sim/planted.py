@@ -194,7 +194,7 @@ FEW, ONE_GROUP = 8, 2
 
 PLANTED = (
     (budget_off_by_one, "budget", FEW),
-    (no_epoch_compared, "fencing", FEW),
+    (no_epoch_compared, "fencing", 9),  # seldom of harm, as the memory that is written is compared too
     (no_proof_of_emptiness, "single_owner", FEW),  # its node was said to be empty
     (nothing_is_given_back, "leak", FEW),
     (agents_end_nothing, "orphan", FEW),
