@@ -2,7 +2,7 @@
 the rank itself, at the place of its step where it belongs.
 
 A trainer for tests asks `Orders.due` at each such place; what needs its model, its peers or its collectives (PLANT_NAN, FLIP_BIT,
-HOLD_HEAL, SKIP_COLLECTIVE, SLOW) it does itself. An order is of one generation: what is started in its place is well.
+HOLD_HEAL, SKIP_COLLECTIVE, SLOW) it does itself. An order is of one generation: what is started in its place is well, unless it is of EVERY one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ RAISE_DATA, HOLD_HEAL, HOLD_GIL_ASIDE = "raise_data", "hold_heal", "hold_gil_asi
 
 EXIT_CODE = 7
 
+EVERY = -1
+"""Generation of an order that holds for all, until it is withdrawn."""
+
 
 class Bug(Exception):
     """As a program's own error."""
@@ -53,6 +56,11 @@ def order(run_dir: str | Path, group: int, generation: int, rank: int, wanted: O
     scratch.replace(path)
 
 
+def withdraw(run_dir: str | Path, group: int, generation: int, rank: int) -> None:
+    """Who has read it does it all the same."""
+    _path(run_dir, group, generation, rank).unlink(missing_ok=True)
+
+
 def done_at(run_dir: str | Path, group: int, generation: int, rank: int) -> float | None:
     """When the rank began it, by this machine's monotonic clock; None: not yet."""
     try:
@@ -71,6 +79,7 @@ class Orders:
 
     def __init__(self, run_dir: str | Path, group: int, generation: int, rank: int) -> None:
         self._path = _path(run_dir, group, generation, rank)
+        self._of_every = _path(run_dir, group, EVERY, rank)
         self._known: Order | None = None
         with suppress(OSError):  # a full disk: then it is taken for one that does not
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,11 +87,12 @@ class Orders:
 
     def due(self, *causes: str, step: int) -> Order | None:
         """What is to be done now, if it is one of these. The moment is noted, once."""
+        for path in (self._path, self._of_every):
+            if self._known is None:
+                with suppress(OSError, ValueError):
+                    self._known = Order(**json.loads(path.read_text()))
         if self._known is None:
-            try:
-                self._known = Order(**json.loads(self._path.read_text()))
-            except (OSError, ValueError):
-                return None
+            return None
         if self._known.cause not in causes or step < self._known.at_step:
             return None
         if not _mark(self._path).exists():

@@ -172,7 +172,7 @@ class FaultDone:
     @property
     def mute(self) -> bool:
         """What its group commits meanwhile may not be written down."""
-        return self.name == "disk_full"
+        return self.name == "disk_full" and self.made is not None
 
 
 @dataclass(frozen=True, kw_only=True)

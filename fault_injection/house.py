@@ -70,6 +70,8 @@ class House:
         """Its link goes down."""
         network, index = self._place(node)
         network.cut(index)
+        if not network.is_cut(index):
+            raise Fatal(f"the link of {node} is still up")
 
     def mend(self, node: str) -> None:
         network, index = self._place(node)

@@ -41,6 +41,11 @@ class Network:
         """Bring it up again."""
         _ip("-n", self.nodes[index][0], "link", "set", "eth0", "up")
 
+    def is_cut(self, index: int) -> bool:
+        """Whether the kernel says that a node's link is down."""
+        (link,) = json.loads(_run("ip", "-json", "-n", self.nodes[index][0], "link", "show", "eth0"))
+        return "UP" not in link["flags"]
+
     def addresses(self) -> list[str]:
         """Of the hub and of every node."""
         return [self.hub_address, *(address for _, address in self.nodes)]
@@ -126,10 +131,12 @@ def _ip(*arguments: str) -> None:
     _run("ip", *arguments)
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
+    """What it prints. Raises Fatal when it fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
+    return result.stdout
 
 
 def environment(network_: Network) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from fault_injection.faults import site as sites
 from fault_injection.faults.fault import Site
 from fault_injection.history import FaultDone, History, Setting
 from fault_injection.netns import Network
+from fault_injection.sim.lane import commit
 from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell import client
 from supervisor.shell import up as up_module
@@ -29,6 +32,8 @@ from supervisor.wire.records import RunRecord
 
 ENDS_WITHIN_S = 60.0
 """A run that is asked to stop: a step, a last checkpoint, and a grace for each of its nodes."""
+
+LEFT = ("plan.toml", "history.jsonl", "report.json", "report.html")
 
 PACKAGES = ("fault-tolerant-pretraining-supervisor", "torch", "torchft", "torchtitan")
 
@@ -49,6 +54,8 @@ class Campaign:
         if self.dry_run:
             return True
         refuse_if_there(home / name)
+        if self.out is not None:
+            refuse_if_left(self.out)
         with own.started(home, made, cold, self.say, network) as live:
             history, whole = self._break(live, plan, to_its_end=True)
         return self._certify(history, live, whole)
@@ -65,6 +72,7 @@ class Campaign:
             plan = self._plan(groups.count, groups.ranks_per_group, live.site())
             if self.dry_run:
                 return True
+            refuse_if_left(self._folder(live))
             history, whole = self._break(live, plan, to_its_end=False)
         finally:
             watcher.stop()
@@ -120,6 +128,20 @@ def refuse_if_there(folder: Path) -> None:
         raise Fatal(f"{folder} is there already: choose another --name, or remove it")
 
 
+def refuse_if_left(folder: Path) -> None:
+    """Raises Fatal where nothing can be written, or rather than write over what an earlier one left."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Fatal(
+            f"plan, history and report cannot be written into {folder}: {error.strerror}; choose --out"
+        ) from error
+    if left := [name for name in LEFT if (folder / name).exists()]:
+        raise Fatal(f"{folder / left[0]} is there already, from an earlier one: choose another --out, or remove it")
+
+
 def refuse_unless_allowed(record: RunRecord) -> None:
     """Raises Fatal unless the run's file says that it may be broken."""
     if record.spec.chaos != "allowed":
@@ -146,8 +168,23 @@ def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_en
         breaker_window_s=spec.policy.breaker.window_s,
         to_its_end=to_its_end,
         not_available=dict(plan.not_available),
-        versions={"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}},
+        versions=versions(),
     )
+
+
+def versions() -> dict[str, str]:
+    """Of what runs here, and the commit of these sources (`+`: and changes since) where there is a git."""
+    found = {"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}}
+    return found | {"commit": commit()} | ({"etcd": v} if (v := _etcd()) else {})
+
+
+def _etcd() -> str:
+    """Of the program on this machine."""
+    try:
+        said = subprocess.run(["etcd", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.partition("\n")[0].rpartition(" ")[2]
 
 
 def _version(package: str) -> str:

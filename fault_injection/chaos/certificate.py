@@ -96,7 +96,9 @@ def _same_model(parity: Mapping[str, Any]) -> bool:
 
 
 def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any]:
-    """One fault: what was made, what was done about it and when (seconds since its beginning), and what the others did."""
+    """One fault: what was made, what was done about it and when (seconds since its beginning), and what the others did. `rejoined_s`:
+    the first step of the group's new generation, or, of one that nothing was done about, the first that it began since. `heal_s`: how
+    long the state took that came from a peer. `undone_s`: until whoever broke it undid it, or all was well without."""
     row: dict[str, Any] = {
         "number": fault.number,
         "name": fault.name,
@@ -106,7 +108,7 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
         "step": fault.step,
         "evidence": fault.evidence,
         "right": " or ".join(fault.kinds) or "none",
-        "healed_s": _since(fault, fault.healed),
+        "undone_s": _since(fault, fault.healed),
         "over_s": _since(fault, fault.over),
         "within_s": fault.within_s,
         "problem": fault.before or fault.after,
@@ -129,6 +131,10 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
         timed = {"incident": own[0].id, "kind": own[0].kind, "rung": own[0].rung}
         timed |= {name: told.get(name) for name in ("detected_s", "decided_s", "acted_s")}
         timed["rejoined_s"] = told.get("recovered_s")
+    else:
+        timed["rejoined_s"] = cost.trains_again(history, fault.group, fault.began, until)
+    timed["heal_s"] = cost.heal_s(history, fault.began, until)
+    timed["control_plane"] = cost.control_plane(history, fault.began, until)
     halted = cost.halt(history, fault.group, fault.began, until)
     if halted["halted_s"] is None:
         del halted["rejoined_s"]  # its incident says it

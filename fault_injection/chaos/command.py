@@ -27,6 +27,8 @@ from fault_injection.history import History
 from fault_injection.promises import ALL
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
 
+FAULTS_DRAWN, STEPS_APART = 10, 30
+
 chaos = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -74,8 +76,12 @@ def run_command(
         typer.Argument(metavar="SCHEDULE", help="TOML (docs/CHAOS.md). Without one, the seed draws --faults of them."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Names the victims. Default: the schedule's own, or 0.")] = None,
-    faults: Annotated[int, typer.Option(min=1, help="Without a schedule: how many faults the seed draws.")] = 10,
-    every_steps: Annotated[int, typer.Option(min=1, help="Without a schedule: about so many steps apart.")] = 30,
+    faults: Annotated[
+        int | None, typer.Option(min=1, help="Without a schedule: how many faults the seed draws. Default: 10.")
+    ] = None,
+    every_steps: Annotated[
+        int | None, typer.Option(min=1, help="Without a schedule: about so many steps apart. Default: 30.")
+    ] = None,
     run: Annotated[
         str,
         typer.Option("--run", "-r", help="A live run to break. Default: one is started here, in a system of its own."),
@@ -94,13 +100,17 @@ def run_command(
 
     def wanted(site: Site) -> Schedule:
         if schedule is None:
-            return drawn(seed or 0, faults, every_steps, site)
+            return drawn(seed or 0, faults or FAULTS_DRAWN, every_steps or STEPS_APART, site)
         loaded = load(schedule)
         return loaded if seed is None else replace(loaded, seed=seed)
 
     with sentences(), _wrong_input(), _interruptible():
         if schedule is not None:
             load(schedule)  # before anything is started
+            if faults is not None or every_steps is not None:
+                raise ScheduleError(
+                    [f"--faults and --every-steps are of a seed's own faults, and {schedule} names them: leave out one"]
+                )
         campaign = Campaign(wanted=wanted, say=_say, out=out, dry_run=dry_run)
         network = netns.entered()
         if not run and not dry_run and network is None and not sites.no_namespaces():
@@ -126,14 +136,15 @@ def replay_command(
 ) -> None:
     """Break a run again as a saved plan says, victim by victim."""
     with sentences(), _wrong_input():
-        left_open = [f.name for f in load(plan).fault if f.group is None or f.rank is None]
+        named = [f for f in load(plan).fault if not FAULTS[f.name].writers]
+        left_open = [f.name for f in named if f.group is None or f.rank is None]
         loaded = load(plan)
         if left_open or loaded.rate or loaded.each:
             raise ScheduleError(
                 [f"{plan} is no plan: it names no victim for {left_open[0] if left_open else 'its rates'}; run it"]
             )
     run_command(
-        schedule=plan, seed=None, faults=1, every_steps=1, run=run, name=name, out=out, dry_run=False, cold=cold, etcd=etcd,
+        schedule=plan, seed=None, faults=None, every_steps=None, run=run, name=name, out=out, dry_run=False, cold=cold, etcd=etcd,
         home=home, security=security,
     )  # fmt: skip
 

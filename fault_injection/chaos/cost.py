@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from fault_injection.demo import report as costs
 from fault_injection.history import History
 
@@ -46,3 +49,32 @@ def halt(history: History, group: int, begin: float, until: float) -> dict[str, 
     back = min((t for t in commits if resumed is not None and t >= resumed), default=None)
     moments = {"halted_s": halted, "resumed_s": resumed, "rejoined_s": back}
     return {name: None if at is None else round(at - begin, 3) for name, at in moments.items()}
+
+
+def heal_s(history: History, begin: float, until: float) -> float | None:
+    """The longest that a group took to get its state from a peer meanwhile, as its rank 0 noted it; None where none did."""
+    lines = (x for s in history.steps if s.rank == 0 for x in s.lines if x.get("event") == "heal")
+    return max((float(x["transfer_s"]) for x in lines if begin <= x["t"] <= until and "transfer_s" in x), default=None)
+
+
+def trains_again(history: History, group: int, begin: float, until: float) -> float | None:
+    """Seconds from `begin` until a group has committed a step that it began since; None where it has not."""
+    lines = (line for steps in history.of_group(group) for line in steps.committed())
+    back = min((x["t"] for x in lines if begin <= x.get("start", x["t"]) and x["t"] <= until), default=None)
+    return None if back is None else round(back - begin, 3)
+
+
+def control_plane(history: History, begin: float, until: float) -> list[dict[str, Any]]:
+    """What the control plane did about itself meanwhile: `what`, and `after_s` seconds since `begin`."""
+    found = sorted((t, what) for t, what in _control_plane(history) if begin <= t <= until)
+    return [{"what": what, "after_s": round(t - begin, 3)} for t, what in found]
+
+
+def _control_plane(history: History) -> Iterator[tuple[float, str]]:
+    yield from ((seen.t, "another supervisor leads") for seen in history.seen if seen.what == "leader")
+    for decision in history.committed():
+        for action in decision.actions:
+            if action["verb"] == "lighthouse":
+                yield decision.committed_at or decision.t, f"lighthouse {action['generation']} is decided"
+    for outage in history.outages:
+        yield outage.end, f"the leader reaches etcd again, {outage.end - outage.start:.1f} s later"

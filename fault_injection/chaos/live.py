@@ -26,7 +26,7 @@ from fault_injection.house import House
 from supervisor.core.model import Memory, Rung
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
-from supervisor.shell import client, cordons, hosts, status
+from supervisor.shell import client, cordons, hosts, status, views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire import keys
@@ -90,7 +90,8 @@ class LiveRun:
         acted = frozenset(
             (i.id, i.group)
             for i in incidents
-            if i.decided is not None and i.rung > Rung.RIDE_THROUGH and not i.shadow
+            if i.decided is not None and not i.shadow
+            and (i.rung > Rung.RIDE_THROUGH or i.generation_after > i.generation_before)  # who is left out has no rung
         )  # fmt: skip
         ended = f"the run is {now.phase}" if now.phase in ("stopped", "finished", "halted", "stopping") else ""
         if ended and now.halt_reason:
@@ -115,7 +116,7 @@ class LiveRun:
         return Target(
             group=group, generation=state.generation, node=state.node, rank=rank, pids=pids,
             allocation=registered.allocation if registered is not None else "",
-            folder=self.system / "nodes" / state.node, step=state.step,
+            folder=self.system / "nodes" / state.node, step=state.step, failpoint=planned.failpoint,
         )  # fmt: skip
 
     def tend(self) -> None:
@@ -224,6 +225,10 @@ class LiveRun:
 
     def take_allocation(self, target: Target) -> str:
         return acts.take_allocation(target.group, target.node, target.allocation, self.system).evidence
+
+    def left_out(self, group: int) -> bool:
+        with self._watcher.mirror() as mirror:
+            return bool(views.memory(mirror, self.run).groups[group].left_out)
 
     def restart(self, group: int) -> None:
         def asked() -> bool:

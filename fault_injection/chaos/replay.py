@@ -53,6 +53,10 @@ class Replay:
     """What is missing of those that follow; empty: these are all."""
     since: float = math.inf
     """When the first of those was committed."""
+    lacks: frozenset[int] = frozenset()
+    """Groups of whose part in that one there is no record, if they had one."""
+    missing: int = 0
+    """How many of them had."""
     whose: str = ""
     """From the step at `whose_at` on the records do not say in whose state a bit is flipped, and why; empty: they do."""
     whose_at: int = 0
@@ -114,9 +118,15 @@ def of_history(history: History) -> Replay:
     placed: dict[Key, int] = {}
     for at, one in enumerate(order):
         key = (one.quorum, one.step)
-        why = _take_part(one, tries[key], ranks) or _goes_on(one, tries[key], order, at, placed)
+        hole = _take_part(one, tries[key], ranks)
+        why = hole or _goes_on(one, tries[key], order, at, placed)
         if why:
-            return _told_whose(Replay(tuple(order[:at]), f"step {one.step}: {why}", one.t), tries, history)
+            so_far = Replay(tuple(order[:at]), f"step {one.step}: {why}", one.t)
+            if hole:
+                whole = {group for group, of_ranks in one.parts.items() if _is_whole(of_ranks, ranks)}
+                lacks = {tried.group for of in tries.values() for tried in of} - whole
+                so_far = replace(so_far, lacks=frozenset(lacks), missing=one.participants - len(whole))
+            return _told_whose(so_far, tries, history)
         placed[key] = at
     return _told_whose(Replay(tuple(order)), tries, history)
 
@@ -187,6 +197,10 @@ def _take_part(one: Committed, tries: list[Try], ranks: int) -> str:
         if not all(of_ranks.values()):
             return f"group {group} does not say which samples it read"
     return ""
+
+
+def _is_whole(of_ranks: dict[int, list[list[str]]], ranks: int) -> bool:
+    return sorted(of_ranks) == list(range(ranks)) and all(of_ranks.values())
 
 
 def _goes_on(one: Committed, tries: list[Try], order: list[Committed], at: int, placed: dict[Key, int]) -> str:

@@ -67,13 +67,15 @@ class Bounds:
 
 def bounds(spec: RunSpec, fault: Fault) -> Bounds:
     """From the policy's and TorchFT's own timeouts. Survivors of a loss are free after a heartbeat timeout, and a join and a
-    collective that it may have cost them twice; a stall ends when the hang is found, an unseen end when a lease has lapsed."""
+    collective that it may have cost them twice; a hang ends when it is found, an unseen end when a lease has lapsed. Where nothing is
+    to be done about it nothing is found, and nobody is started."""
     torchft, policy = spec.torchft, spec.policy
     freed = (
         torchft.heartbeat_timeout_ms + 2 * (torchft.join_timeout_ms + torchft.process_group_timeout_ms)
     ) / 1000 + policy.term_grace_s
-    found = policy.hang.at_most_s + freed if fault.stalls else 2 * policy.node_lease_s + freed
-    again = policy.start_timeout_s + policy.backoff_max_s
+    hangs = fault.stalls and bool(fault.kinds)
+    found = policy.hang.at_most_s + freed if hangs else 2 * policy.node_lease_s + freed
+    again = policy.start_timeout_s + policy.backoff_max_s if fault.kinds else 0.0
     return Bounds(fault.stays_s + fault.takes_s + found + again, fault.stays_s + found if fault.stalls else freed)
 
 
@@ -137,15 +139,17 @@ class Runner:
             for planned in chain:
                 if planned.together == "during":
                     self._until_something_is_done(open_)
-                open_.append(self._make(planned, promised, first, everything))
+                self._make(planned, promised, first, everything, open_)
             self._until_over(open_)
         finally:
             for each in open_:
                 each.heal.close()
+                each.done = replace(each.done, healed=each.done.healed or self._clock())
             self.done += [each.done for each in open_]
         self._live.let_go()
 
-    def _make(self, planned: Planned, promised: Bounds, known: Look, everything: ExitStack) -> _Made:
+    def _make(self, planned: Planned, promised: Bounds, known: Look, everything: ExitStack, open_: list[_Made]) -> None:
+        """It is one of `open_` then, also where it was interrupted."""
         fault = FAULTS[planned.name]
         heal = everything.enter_context(ExitStack())
         look = self._live.look()
@@ -172,7 +176,11 @@ class Runner:
         except (PortError, OSError) as error:
             done = replace(done, after=str(error), over=self._clock())
             self._say(f"  it did not happen: {error}")
-        return _Made(fault, done, heal, known.acted, step)
+        except KeyboardInterrupt:
+            done = replace(done, after="interrupted while it was made")
+            raise
+        finally:
+            open_.append(_Made(fault, done, heal, known.acted, step))
 
     def _until_something_is_done(self, open_: Sequence[_Made]) -> None:
         """About the fault that the next one is to come on top of. One about which nothing is to be done needs no wait."""

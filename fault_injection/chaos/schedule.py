@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.control import LEADERS
 from fault_injection.faults.fault import Fault, Site
 
 Together = Literal["", "with", "during"]
@@ -51,13 +52,14 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class FaultAt:
     """One fault. Without a group or a rank the seed names one; for what comes while a group is mended, or breaks one at once with it,
-    another than that one."""
+    another than that one. `failpoint`: where the next leader dies, for the fault of that name."""
 
     name: str
     at_step: Step
     group: Annotated[int, Field(ge=0)] | None = None
     rank: Annotated[int, Field(ge=0)] | None = None
     together: Together = ""
+    failpoint: str = ""
 
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
@@ -91,7 +93,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """One fault of a plan."""
+    """One fault of a plan. Of what hits the group that writes the checkpoints, whichever that is by then, group and rank say nothing."""
 
     number: int
     name: str
@@ -99,10 +101,12 @@ class Planned:
     group: int
     rank: int
     together: Together = ""
+    failpoint: str = ""
 
     def __str__(self) -> str:
         when = {"": f"at step {self.at_step}", "with": "at once with it", "during": "while it is mended"}[self.together]
-        return f"{self.number:3d}  {when}: {self.name}, group {self.group} rank {self.rank}"
+        whom = "whichever group writes" if FAULTS[self.name].writers else f"group {self.group} rank {self.rank}"
+        return f"{self.number:3d}  {when}: {self.name}, {whom}{f', {self.failpoint}' if self.failpoint else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +121,8 @@ class Plan:
         """As a schedule that names everything."""
         lines = ["# `supervisor chaos replay` does this again, victim by victim.", f"seed = {self.seed}"]
         for planned in self.faults:
-            body = {k: v for k, v in asdict(planned).items() if k != "number" and v != ""}
+            unsaid = {"number", *(("group", "rank") if FAULTS[planned.name].writers else ())}
+            body = {k: v for k, v in asdict(planned).items() if k not in unsaid and v != ""}
             lines += ["", "[[fault]]", *(f"{key} = {json.dumps(value)}" for key, value in body.items())]
         path.write_text("\n".join(lines) + "\n")
 
@@ -180,6 +185,7 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
                 group=group if fault.group is None else fault.group,
                 rank=rank if fault.rank is None else fault.rank,
                 together=fault.together,
+                failpoint=fault.failpoint,
             )
         )
         mended |= {faults[-1].group} if FAULTS[fault.name].kinds else set()
@@ -271,6 +277,14 @@ def _contradictions(schedule: Schedule) -> Iterator[str]:
             near = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.4)
             hint = f"; nearest: {near[0]!r}" if near else ""
             yield f"{where}.name = {name!r}: there is no such fault{hint}; all: supervisor chaos list"
+    for i, fault in enumerate(schedule.fault):
+        writers = fault.name in FAULTS and FAULTS[fault.name].writers
+        if writers and (fault.group is not None or fault.rank is not None):
+            yield f"fault.{i}: {fault.name} hits whichever group writes the checkpoints: leave out group and rank"
+        if fault.failpoint and fault.name != "failpoint":
+            yield f"fault.{i}.failpoint: {fault.name} has none, only the fault failpoint has"
+        elif fault.failpoint and fault.failpoint not in LEADERS:
+            yield f"fault.{i}.failpoint = {fault.failpoint!r}: a leader passes {', '.join(LEADERS)}"
     for i, rate in enumerate(schedule.rate):
         if (rate.every_steps is None) == (rate.mtbf_steps is None):
             yield f"rate.{i}: give every_steps or mtbf_steps, one of them"

@@ -64,13 +64,12 @@ def parity(
     or unknown, and why; `no_twin`: which of the reasons for which there cannot be one that is, empty for any other; `greatest`
     difference, that of the `norms`; `states`: after how many steps both had hashed the same, and the first after which not;
     `curve`: (step, the twin's loss)."""
-    full = twin.NoTwin.DISK_FULL if any(fault.mute for fault in history.faults) else None
     try:
         replay = _until_it_was_read(history, of_history(history)).for_twin()
         plan, why = planned(history, replay)
     except (KeyError, TypeError, ValueError) as error:
-        return unknown(f"a step record is not as it should be: {error!r}", full)
-    no_twin = full if replay.why and not replay.whose else None
+        return unknown(f"a step record is not as it should be: {error!r}")
+    no_twin = twin.NoTwin.DISK_FULL if not replay.whose and _had_no_room(history, replay) else None
     if plan is None:
         return unknown(why, twin.NoTwin.DEVICE if _trained_on(history) not in ("", "cpu") else no_twin)
     seconds = START_S + plan.groups * plan.ranks * _length(history)
@@ -88,6 +87,12 @@ def _until_it_was_read(history: History, replay: Replay) -> Replay:
     setting = history.setting
     ran_on = setting is not None and not setting.to_its_end and replay.since >= setting.ended - READ_S
     return replace(replay, why="") if ran_on else replay
+
+
+def _had_no_room(history: History, replay: Replay) -> bool:
+    """Whether all whose records are missing were on a disk that was full when that step was committed."""
+    full = {f.group for f in history.faults if f.mute and f.began <= replay.since <= (f.over or math.inf)}
+    return 0 < replay.missing <= len(full & replay.lacks)
 
 
 def _has_ended(history: History) -> bool:
@@ -242,8 +247,8 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
     if wrong:
         more = f"; so are {len(wrong) - 1} more numbers" if len(wrong) > 1 else ""
         return body | {"answer": "fail", "why": f"{min(wrong, key=lambda each: each[0])[1]}{more}"}
-    most = f"{loss.apart:.2g} apart at the most (step {loss.step}); {TOLERANCE:g} is allowed"
-    so_far = f"{len(losses)} steps have the loss of a fault-free twin, {most if loss.apart else 'to the last bit'}"
+    apart = f"{loss.apart:.2g} apart at the most (step {loss.step})" if loss.apart else "to the last bit"
+    so_far = f"{len(losses)} steps have the loss of a fault-free twin, {apart} ({TOLERANCE:g} is allowed)"
     if flips := _flips(replay.steps[: len(again.losses)]):
         so_far += f"; of the faults it makes {len(flips)}, the flipped bit of step {', '.join(map(str, flips))}"
     missing = again.why or why

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.processes import is_running, start_ticks
 
 FILLER = ".filler"
+
+ENDS_WITHIN_S = 5.0
+"""A process after SIGKILL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,7 @@ def kill_trainer(group: int, node: str, pid: int) -> Injected:
         raise Fatal(f"fault kill_trainer: there is no process {pid}")
     at = time.time()
     os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + ENDS_WITHIN_S
     while is_running(pid, ticks):
         if time.monotonic() > until:
             raise Fatal(f"fault kill_trainer: process {pid} lives on after SIGKILL")
@@ -80,18 +84,22 @@ def cut_node(group: int, node: str, cut: Callable[[], None]) -> Injected:
 
 
 def kill_node(group: int, node: str, system: Path) -> Injected:
-    """SIGKILL to everything of a node. The easier case: the kernel resets its connections at once."""
+    """SIGKILL to everything of a node. The easier case: the kernel resets its connections at once. Raises Fatal when one of it lives
+    on."""
     shim = int((system / "nodes" / node / "shim.lock").read_text())
-    victims = [shim, *_descendants(shim)]
+    found = [(pid, start_ticks(pid)) for pid in (shim, *_descendants(shim))]
+    victims = [(pid, ticks) for pid, ticks in found if ticks is not None]
     at = time.time()
-    for pid in victims:
-        try:
+    for pid, _ in victims:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    return Injected(
-        name="lose_node", group=group, node=node, unix_s=at, evidence=f"SIGKILL to {len(victims)} processes of {node}"
-    )
+    until = time.monotonic() + ENDS_WITHIN_S
+    while alive := [pid for pid, ticks in victims if is_running(pid, ticks)]:
+        if time.monotonic() > until:
+            raise Fatal(f"fault kill_node: {len(alive)} processes of {node} live on after SIGKILL, as pid {alive[0]}")
+        time.sleep(0.001)
+    evidence = f"SIGKILL to {len(victims)} processes of {node}, which have all ended"
+    return Injected(name="lose_node", group=group, node=node, unix_s=at, evidence=evidence)
 
 
 def take_allocation(group: int, node: str, key: str, system: Path) -> Injected:

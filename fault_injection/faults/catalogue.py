@@ -104,7 +104,11 @@ _ALL = (
     _crash("exit_code", "a rank exits with code 7", made.ordered(causes.EXIT), obeying, kind=Kind.ERROR),
     _crash("exception", "a rank raises, once", made.ordered(causes.RAISE), obeying, kind=Kind.ERROR),
     Fault(
-        name="exception_always", family="process", how="every rank raises the same at one step, so the run is halted; a person resumes it",
+        name="exception_always", family="process", how="a rank raises at each start, until a person mends it",
+        inject=made.raised_always, needs=(obeying, house), kinds=(Kind.ERROR,), takes_s=made.LEFT_OUT_WITHIN_S,
+    ),
+    Fault(
+        name="exception_everywhere", family="process", how="every rank raises at one step; a person resumes the run",
         inject=made.raised_everywhere, needs=(obeying, house), kinds=(Kind.SAME_ERROR, Kind.ERROR), echoes=(Kind.SAME_ERROR, Kind.ERROR), stalls=True,
     ),
     _crash("killed_for_memory", "a rank takes more than its memory cgroup has", made.for_memory, obeying, memory_cgroup, kind=Kind.OOM),
@@ -114,10 +118,10 @@ _ALL = (
     _hang("endless_loop", "a rank computes for ever", made.ordered(causes.LOOP), obeying),
     Fault(
         name="slow_step", family="process", how="every step of a rank takes half a second longer; a person restarts it",
-        inject=made.until_restarted(causes.SLOW, made.SLOWER_S), needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0,
+        inject=made.slowed, needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0,
     ),
     # collectives
-    _rides("group_aborted", "collectives", "a rank aborts its process group: that step is not committed", made.aborted, here),
+    _rides("group_aborted", "collectives", "a rank aborts its process group", made.aborted, here),
     _missing("collective_skipped", "collectives", "a rank leaves out a collective of its group", "a TorchTitan step has none of its own at one rank a group; made with toys by tests/integration/test_causes.py"),
     _rides("socket_reset", "collectives", "the kernel ends a rank's connections with the other groups", made.connections_reset, here, resets),
     # data
@@ -131,7 +135,7 @@ _ALL = (
     ),
     Fault(
         name="bit_flip", family="state", how="one bit of a parameter flips, silently; a person restarts the group",
-        inject=made.until_restarted(causes.FLIP_BIT), needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0, drifts=True,
+        inject=made.bit_flipped, needs=(obeying,), kinds=(Kind.REQUESTED,), stays_s=10.0, drifts=True,
     ),
     Fault(
         name="heal_source_killed", family="state", how="the other groups are killed, and while the first of them heals from this one, this one too",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -23,7 +24,13 @@ FSYNC_LATER_S = 0.4
 LATE_S, IN_TIME_S = 0.1, 0.05
 """Less than what the gate's beats may be late (agents.gate_lighthouse.BEAT_TIMEOUT_MS)."""
 
+LOOKS = 40
+"""At a process that is stopped again and again: a second of them."""
+
 AT_FAILPOINT = "committed"
+
+LEADERS = ("observed", "decided", "journaled", "committed", "recorded")
+"""Failpoints of each turn of a leader, in their order; from journaled on, of one that has something to write."""
 
 
 def leader_killed(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -63,8 +70,15 @@ def lighthouse_delayed(scene: Scene, target: Target, after: ExitStack) -> str:
     after.callback(thread.join)
     after.callback(enough.set)
     thread.start()
-    scene.wait(lambda: state(pid) == "T", DONE_WITHIN_S, f"process {pid} is stopped")
-    return f"pid {pid} answers up to {LATE_S:g} s late: it runs for {IN_TIME_S:g} s, and is stopped for {LATE_S:g} s"
+    looks: list[bool] = []
+
+    def seen() -> bool:
+        looks.append(state(pid) == "T")
+        return looks[-LOOKS:].count(True) >= LOOKS // 2 and looks[-LOOKS:].count(False) > 0
+
+    scene.wait(seen, DONE_WITHIN_S, f"process {pid} is stopped again and again")
+    spells = sum(one < two for one, two in itertools.pairwise([False, *looks]))
+    return f"pid {pid} answers up to {LATE_S:g} s late: of {len(looks)} looks {sum(looks)} saw it stopped, in {spells} spells with it running between them"
 
 
 def etcd_killed(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -141,12 +155,12 @@ def etcd_compacted(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def failpoint(scene: Scene, target: Target, after: ExitStack) -> str:
-    """The next leader dies right after it has committed a decision, before anything is done about it."""
-    house = house_of(scene)
+    """The next leader dies there: right after it has committed a decision, before anything is done about it, or where the plan says."""
+    house, where = house_of(scene), target.failpoint or AT_FAILPOINT
     after.callback(house.disarm)
-    once = house.arm(AT_FAILPOINT)
+    once = house.arm(where)
     end(scene, scene.leader_pid(), signal.SIGKILL)
     said = end(scene, target.pid, signal.SIGKILL)
-    scene.wait(once.exists, DONE_WITHIN_S, f"a leader reaches the failpoint {AT_FAILPOINT}")
+    scene.wait(once.exists, DONE_WITHIN_S, f"a leader reaches the failpoint {where}")
     house.disarm()
-    return f"{said}; the leader has died at the failpoint {AT_FAILPOINT}"
+    return f"{said}; the leader has died at the failpoint {where}"

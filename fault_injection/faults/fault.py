@@ -54,6 +54,8 @@ class Target:
     folder: Path
     """Its node's."""
     step: int = 0
+    failpoint: str = ""
+    """Where a leader is to die; empty: where the fault says."""
 
     @property
     def pid(self) -> int:
@@ -109,6 +111,10 @@ class Scene(Protocol):
 
     def kill_node(self, target: Target) -> str: ...
     def take_allocation(self, target: Target) -> str: ...
+    def left_out(self, group: int) -> bool:
+        """Whether the others train without it until a person asks for it."""
+        ...
+
     def restart(self, group: int) -> None:
         """As a person asks for it."""
         ...

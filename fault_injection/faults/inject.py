@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from agents import sockets
@@ -29,10 +30,22 @@ HOG_HAS = 96 << 20
 """Bytes that are left to a rank before the kernel kills it for memory."""
 
 SLOWER_S = 0.5
-"""By which each step of a slow rank is longer: several steps of the debug model."""
+"""By which each step of a slow rank is longer: more than one of the debug model."""
+
+LENGTHS = 4
+"""Steps of which each is longer, before a rank counts as slow."""
+
+NEARLY = 0.9
+"""Of SLOWER_S: steps are not all alike."""
 
 STEPS_AHEAD = 10
 """Enough for every rank to read its order before that step."""
+
+LEFT_OUT_WITHIN_S = 120.0
+"""Two starts in place and one on another node."""
+
+MOST_STARTS = 10
+"""More than a group has before it is left out."""
 
 HALTS_WITHIN_S = 60.0
 """The last groups end when their collectives time out."""
@@ -80,6 +93,36 @@ def until_restarted(cause: str, seconds: float = 0.0) -> Inject:
     return inject
 
 
+def slowed(scene: Scene, target: Target, after: ExitStack) -> str:
+    """Until a person restarts it, as `until_restarted`; how long its steps are now is read from its records."""
+    since = time.time()
+    said = until_restarted(causes.SLOW, SLOWER_S)(scene, target, after)
+    usual: list[float] = []
+    now: list[float] = []
+
+    def is_slower() -> bool:
+        lengths = [(x["start"], x["t"] - x["start"]) for x in _lines(scene, target) if x.get("committed")]
+        usual[:] = [length for start, length in lengths if start < since][-LENGTHS:-1]  # the last may be slow already
+        now[:] = [length for start, length in lengths if start >= since][-LENGTHS:]
+        return len(now) == LENGTHS and min(now) >= SLOWER_S and median(now) >= median(usual) + NEARLY * SLOWER_S
+
+    scene.wait(is_slower, DONE_WITHIN_S, f"the steps of group {target.group} take {SLOWER_S:g} s longer")
+    return f"{said}; its steps take {median(now):.2f} s, {median(usual):.2f} s before"
+
+
+def bit_flipped(scene: Scene, target: Target, after: ExitStack) -> str:
+    """Until a person restarts it; which bit it was is read from its records."""
+    said = until_restarted(causes.FLIP_BIT)(scene, target, after)
+    flipped: dict[str, Any] = {}
+
+    def is_told() -> bool:
+        flipped.update(next((x for x in _lines(scene, target) if x.get("event") == "flipped"), {}))
+        return bool(flipped)
+
+    scene.wait(is_told, DONE_WITHIN_S, "the rank says which bit it flipped")
+    return f"{said}: bit {flipped['bit']} of element {flipped['element']} of parameter {flipped['parameter']}, at step {flipped['step']}"
+
+
 def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
     """Every rank raises the same at one step. That is the program's fault, so the run is halted; a person lets it go on."""
     step = target.step + STEPS_AHEAD
@@ -95,6 +138,29 @@ def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
     return f"{len(whom)} ranks raised at step {step}: the run was halted, and resumed by a person"
 
 
+def raised_always(scene: Scene, target: Target, after: ExitStack) -> str:
+    """A rank raises wherever and how often it is started, until its group is left out. A person mends what it stumbles on, and has it
+    started again."""
+    whom = (scene.run_dir, target.group, causes.EVERY, target.rank)
+    after.callback(causes.withdraw, *whom)
+    causes.order(*whom, Order(cause=causes.RAISE))
+    scene.wait(lambda: scene.left_out(target.group), LEFT_OUT_WITHIN_S, f"group {target.group} is left out")
+    raised = [n for n in range(target.generation, target.generation + MOST_STARTS) if _has_raised(scene, target, n)]
+    if len(raised) < 2:
+        raise Fatal(f"rank {target.rank} of group {target.group} has raised in {len(raised)} generations")
+    causes.withdraw(*whom)
+    scene.restart(target.group)
+    scene.wait(lambda: not scene.left_out(target.group), HALTS_WITHIN_S, f"group {target.group} is asked for again")
+    return (
+        f"rank {target.rank} of group {target.group} raised in generations {', '.join(map(str, raised))}: the group was left out, "
+        "and started again by a person"
+    )
+
+
+def _has_raised(scene: Scene, target: Target, generation: int) -> bool:
+    return causes.done_at(scene.run_dir, target.group, generation, target.rank) is not None
+
+
 def for_memory(scene: Scene, target: Target, after: ExitStack) -> str:
     cgroup = after.enter_context(memory_cgroup(f"{target.group}-{target.generation}"))
     cgroup.add(target.pid)
@@ -107,14 +173,22 @@ def for_memory(scene: Scene, target: Target, after: ExitStack) -> str:
 
 def aborted(scene: Scene, target: Target, after: ExitStack) -> str:
     """The process group between the groups fails under whatever runs in it."""
-    folder = target.folder / "ranks" / f"{scene.run}.{target.group}.{target.generation}.{target.rank}"
+    folder, at = _rank_folder(scene, target), time.time()
     with sockets.connect(folder / "command.sock", timeout_s=5.0) as command, command.makefile("rwb") as lines:
         lines.write(b'{"do":"abort"}\n')
         lines.flush()
         answer = json.loads(lines.readline() or b"{}")
     if not answer.get("ok"):
         raise Fatal(f"group {target.group} rank {target.rank} did not abort: {answer.get('error', 'no answer')}")
-    return f"rank {target.rank} has aborted its process group"
+    failed: list[int] = []
+
+    def has_failed() -> bool:
+        lines = (x for x in _lines(scene, target) if x.get("event") == "step" and x["t"] >= at)
+        failed[:] = [int(x["step"]) + 1 for x in lines if not x["committed"]]
+        return bool(failed)
+
+    scene.wait(has_failed, DONE_WITHIN_S, f"a step of group {target.group} is not committed")
+    return f"rank {target.rank} has aborted its process group: it did not commit step {failed[0]}"
 
 
 def disk_full(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -141,7 +215,7 @@ def node_cut(scene: Scene, target: Target, after: ExitStack) -> str:
     house = house_of(scene)
     after.callback(house.mend, target.node)
     house.cut(target.node)
-    return f"link of {target.node} is down"
+    return f"the kernel shows the link of {target.node} as down"
 
 
 def agent_cut_off(scene: Scene, target: Target, after: ExitStack) -> str:
@@ -263,6 +337,16 @@ def _first_steps(scene: Scene, target: Target, killed: Mapping[int, int]) -> dic
         if newer:
             found[group] = min(newer)[1]
     return found
+
+
+def _rank_folder(scene: Scene, target: Target) -> Path:
+    return target.folder / "ranks" / f"{scene.run}.{target.group}.{target.generation}.{target.rank}"
+
+
+def _lines(scene: Scene, target: Target) -> list[dict[str, Any]]:
+    """Of its step records so far; the last one may still be written."""
+    rows = (_rank_folder(scene, target) / "steps.jsonl").read_bytes().split(b"\n")[:-1]
+    return [json.loads(row) for row in rows]
 
 
 def _ordered(scene: Scene, target: Target, wanted: Order) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from fault_injection.chaos import own, runner
-from fault_injection.chaos.campaign import Campaign
+from fault_injection.chaos.campaign import Campaign, versions
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import FaultAt, Planned, Schedule, load
 from fault_injection.faults.catalogue import FAULTS
@@ -20,6 +21,8 @@ from fault_injection.faults.fault import Fault, Target
 from fault_injection.history import Left, Seen
 from fault_injection.promises import ALL
 from fault_injection.recorded import load as read
+from fault_injection.sim.lane import commit
+from supervisor.ports.errors import Fatal
 from supervisor.wire.records import RunRecord
 from tests.unit.fault_injection.files import RUN, story
 
@@ -130,9 +133,34 @@ def test_an_interrupt_leaves_the_files_too(played: Played, tmp_path: Path, monke
     assert played.stopped
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["checkers"]["every_fault_happened"] == {
-        "answer": "fail", "sentences": ["fault 1 of the plan was not made: 1  at step 3: hiccup, group 1 rank 0"],
-    }  # fmt: skip
+        "answer": "fail",
+        "sentences": ["fault 1 (hiccup of group 1 rank 0 at step 4) left no evidence: interrupted while it was made"],
+    }
+    (fault,) = report["faults"]
+    assert (fault["evidence"], fault["over_s"]) == ("", None)
+    assert fault["undone_s"] is not None, "when it was healed is recorded"
     assert report["loss_parity"]["why"] == "the run was interrupted", "who interrupts it does not wait for a twin"
+
+
+def test_what_is_broken_by_says_which_sources_and_which_etcd() -> None:
+    told = versions()
+    assert told["commit"] == commit()
+    assert re.fullmatch(r"\d+\.\d+\.\d+", told["etcd"])
+
+
+def test_where_nothing_can_be_written_nothing_is_started(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    asked = campaign(tmp_path, said)
+    (tmp_path / "out" / "report.json").write_text("of an earlier one")
+    with pytest.raises(Fatal, match=r"report\.json is there already, from an earlier one: choose another --out"):
+        asked.on_its_own(tmp_path / "runs", RUN, cold=True)
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(Fatal, match=r"cannot be written into .*/a file: File exists; choose --out"):
+        replace(asked, out=tmp_path / "a file").on_its_own(tmp_path / "runs", RUN, cold=True)
+    assert played.step == 0
+    assert (tmp_path / "out" / "report.json").read_text() == "of an earlier one"
 
 
 def test_a_run_that_is_halted_is_given_up_with_its_files(

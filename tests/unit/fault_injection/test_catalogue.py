@@ -88,6 +88,8 @@ class OneProcess:
     pids: dict[tuple[int, int, int], int] = field(default_factory=dict)
     phases: list[str] = field(default_factory=list)
     facts: set[str] = field(default_factory=set)
+    asks: int | None = None
+    """How often it waits before it gives up."""
 
     def leader_pid(self) -> int:
         return self.pid
@@ -138,7 +140,10 @@ class OneProcess:
         self.restarted.append(group)
 
     def wait(self, reached: Callable[[], bool], within_s: float, what: str) -> None:
-        eventually(reached, 10, what)
+        if self.asks is None:
+            eventually(reached, 10, what)
+        elif not any(reached() or time.sleep(0.01) for _ in range(self.asks)):
+            raise Fatal(f"not: {what}")
 
 
 class TheHouse:
@@ -242,16 +247,83 @@ def test_a_killed_agent_has_a_successor(tmp_path: Path, victim: Any) -> None:
     assert scene.agents == []
 
 
-def test_an_order_is_done_before_it_counts_and_a_person_restarts_what_nobody_mends(tmp_path: Path, victim: Any) -> None:
-    scene, after = OneProcess(str(tmp_path), victim.pid), ExitStack()
+ASKS = 200
+"""So often is asked for what never comes: two seconds, in which a thread reads its order."""
+
+
+def records(folder: Path, lines: list[dict[str, Any]]) -> None:
+    path = folder / "ranks" / "run.1.2.0" / "steps.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "st')
+
+
+def steps(length: float, since: float, count: int = 4) -> list[dict[str, Any]]:
+    return [
+        {"event": "step", "committed": True, "step": n, "start": since + n * length, "t": since + (n + 1) * length}
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("longer", [0.95, 0.55])
+def test_an_order_is_done_before_it_counts_and_a_person_restarts_what_nobody_mends(
+    tmp_path: Path, victim: Any, longer: float
+) -> None:
+    scene, after, now = OneProcess(str(tmp_path), victim.pid), ExitStack(), time.time()
+    records(tmp_path, [*steps(0.4, now - 9), *steps(longer, now + 9)])
     rank = threading.Thread(target=obey_once, args=(tmp_path, causes.SLOW))
     rank.start()
-    said = made("slow_step", scene, target(tmp_path, victim.pid), after)
+    scene.asks = None if longer > 0.9 else ASKS
+    if longer > 0.9:
+        said = made("slow_step", scene, target(tmp_path, victim.pid), after)
+        assert said == f"pid {victim.pid} has begun it: slow; its steps take 0.95 s, 0.40 s before"
+    else:
+        with pytest.raises(Fatal, match=r"take 0\.5 s longer"):
+            made("slow_step", scene, target(tmp_path, victim.pid), after)
     rank.join()
-    assert said == f"pid {victim.pid} has begun it: slow"
     assert scene.restarted == []
     after.close()
     assert scene.restarted == [1]
+
+
+def test_a_bit_that_was_flipped_is_one_that_the_rank_names(tmp_path: Path, victim: Any) -> None:
+    scene = OneProcess(str(tmp_path), victim.pid)
+    flipped = {"event": "flipped", "step": 7, "parameter": 3, "element": 0, "bit": 22}
+    for lines in ([], [flipped]):
+        records(tmp_path, lines)
+        rank = threading.Thread(target=obey_once, args=(tmp_path, causes.FLIP_BIT))
+        rank.start()
+        scene.asks = None if lines else ASKS
+        if lines:
+            said = made("bit_flip", scene, target(tmp_path, victim.pid))
+            assert said.endswith("flip_bit: bit 22 of element 0 of parameter 3, at step 7")
+        else:
+            with pytest.raises(Fatal, match="which bit it flipped"):
+                made("bit_flip", scene, target(tmp_path, victim.pid))
+        rank.join()
+
+
+def test_one_that_raises_whenever_it_is_started_is_left_out_until_a_person_asks(tmp_path: Path, victim: Any) -> None:
+    scene, after = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path)), ExitStack()
+    generations = iter((2, 3, 4))
+
+    def left_out(group: int) -> bool:
+        if scene.restarted:
+            return False
+        if (generation := next(generations, None)) is None:
+            return True
+        assert causes.Orders(tmp_path, group, generation, 0).due(causes.RAISE, step=1) is not None
+        return False
+
+    scene.left_out = left_out  # type: ignore[attr-defined]
+    said = made("exception_always", scene, target(tmp_path, victim.pid), after)
+    assert said.startswith("rank 0 of group 1 raised in generations 2, 3, 4: ")
+    assert scene.restarted == [1]
+    assert causes.Orders(tmp_path, 1, 5, 0).due(causes.RAISE, step=1) is None, "it was withdrawn"
+    after.close()
+    scene.restarted, generations = [], iter((9,))
+    with pytest.raises(Fatal, match="raised in 1 generations"), after:
+        made("exception_always", scene, replace(target(tmp_path, victim.pid), generation=9), after)
+    assert causes.Orders(tmp_path, 1, 10, 0).due(causes.RAISE, step=1) is None, "it is withdrawn then too"
 
 
 def test_a_program_that_fails_everywhere_halts_the_run_and_a_person_lets_it_go_on(tmp_path: Path, victim: Any) -> None:
@@ -266,14 +338,14 @@ def test_a_program_that_fails_everywhere_halts_the_run_and_a_person_lets_it_go_o
         resumed(because)
 
     scene.resume = resume  # type: ignore[method-assign]
-    said = made("exception_always", scene, replace(target(tmp_path, victim.pid), step=40))
+    said = made("exception_everywhere", scene, replace(target(tmp_path, victim.pid), step=40))
     assert said == "2 ranks raised at step 50: the run was halted, and resumed by a person"
     assert [(before is None, at is not None) for before, at in seen] == [(True, True)] * 2
     assert scene.house.done == ["resume: what was wrong with the program is mended"]
     scene.phases = ["halted", "running"]
     scene.pids = {(0, 3, 0): 1}
     with pytest.raises(Fatal, match="1 of 1 ranks have not raised"):
-        made("exception_always", scene, target(tmp_path, victim.pid))
+        made("exception_everywhere", scene, target(tmp_path, victim.pid))
 
 
 def test_what_only_a_house_of_ours_has_is_not_broken_elsewhere(tmp_path: Path, victim: Any) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fault_injection import causes
-from fault_injection.causes import Order, Orders
+from fault_injection.causes import EVERY, EXIT, RAISE, Order, Orders, done_at, order, withdraw
 
 
 def test_an_order_is_of_one_rank_of_one_generation_and_of_its_place(tmp_path: Path) -> None:
@@ -22,6 +22,18 @@ def test_an_order_is_of_one_rank_of_one_generation_and_of_its_place(tmp_path: Pa
     assert orders.due(causes.SEGFAULT, causes.LOOP, step=1) is None
     assert causes.done_at(tmp_path, 1, 2, 0) is None
     assert orders.due(causes.SEGFAULT, causes.RAISE, step=1) == Order(cause=causes.RAISE)
+
+
+def test_an_order_of_every_generation_holds_until_it_is_withdrawn(tmp_path: Path) -> None:
+    order(tmp_path, 0, EVERY, 1, Order(cause=RAISE))
+    assert Orders(tmp_path, 0, 3, 0).due(RAISE, step=1) is None, "another rank"
+    for generation in (3, 4):
+        assert Orders(tmp_path, 0, generation, 1).due(RAISE, step=1) is not None
+        assert done_at(tmp_path, 0, generation, 1) is not None
+    order(tmp_path, 0, 5, 1, Order(cause=EXIT))
+    assert Orders(tmp_path, 0, 5, 1).due(RAISE, EXIT, step=1) == Order(cause=EXIT), "its own goes before"
+    withdraw(tmp_path, 0, EVERY, 1)
+    assert Orders(tmp_path, 0, 6, 1).due(RAISE, step=1) is None
 
 
 def test_it_is_not_done_before_its_step_and_its_moment_is_noted_once(tmp_path: Path) -> None:

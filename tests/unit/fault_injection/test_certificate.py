@@ -11,7 +11,7 @@ import pytest
 
 from fault_injection.chaos import certificate
 from fault_injection.chaos.twin import unknown
-from fault_injection.history import History, Left
+from fault_injection.history import History, Left, Outage, Seen
 from fault_injection.promises import ALL
 from fault_injection.recorded import load, save
 from supervisor.core.ledger import Cause
@@ -79,6 +79,28 @@ def test_a_fault_and_its_times(history: History) -> None:
     ]
 
 
+def test_how_long_a_group_healed_and_what_the_control_plane_did(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    kill = broken(files).faults[0]
+    files.steps["n2", 1, 2].insert(1, note("heal", kill.began + 3, step=8, transfer_s=0.25))
+    history = broken(files)
+    history.seen = [
+        Seen(t=kill.began - 1, what="leader", subject="", says={"pid": 1}),
+        Seen(t=kill.began + 1, what="leader", subject="", says={"pid": 2}),
+    ]
+    history.outages = [Outage(start=kill.began + 0.5, end=kill.began + 2)]
+    told, later = certificate.build(history)["faults"]
+    assert (told["heal_s"], later["heal_s"]) == (0.25, None)
+    assert told["control_plane"] == [
+        {"what": "another supervisor leads", "after_s": 1.0},
+        {"what": "the leader reaches etcd again, 1.5 s later", "after_s": 2.0},
+    ]
+    assert later["control_plane"] == []
+    page = certificate.page(history, certificate.build(history))
+    assert "another supervisor leads (1.00)" in page
+    assert '<td class="n">0.25</td>' in page
+
+
 def test_steps_that_a_resume_from_disk_threw_away_are_lost(tmp_path: Path) -> None:
     """Group 1 was killed at 10.5 s; and then both went on from step 5, of 8 that were committed."""
     files = story(tmp_path)
@@ -108,6 +130,7 @@ def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
     fault(history, 1, name="hiccup", kinds=())
     row = certificate.build(history)["faults"][0]
     assert (row["incident"], row["rung"], row["detected_s"], row["right"]) == (None, None, None, "none")
+    assert row["rejoined_s"] == 3.5, "the first step that its group began since"
 
 
 def test_who_took_part_in_how_many_steps(tmp_path: Path) -> None:

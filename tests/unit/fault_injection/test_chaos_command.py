@@ -108,6 +108,13 @@ def test_a_wrong_schedule_stops_before_anything_is_started(tmp_path: Path) -> No
     assert not (tmp_path / "runs").exists()
 
 
+def test_how_many_is_not_said_of_a_schedule_that_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.toml"
+    path.write_text('[[fault]]\nname = "sigkill"\nat_step = 3\n')
+    for option in ("--faults", "--every-steps"):
+        assert f"{path} names them: leave out one" in said(2, "run", str(path), option, "3", "--dry-run")
+
+
 def test_a_folder_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCHEDULE)
     (tmp_path / "runs" / "chaos").mkdir(parents=True)

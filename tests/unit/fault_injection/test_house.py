@@ -78,7 +78,15 @@ def test_space_is_asked_for_until_etcd_makes_it(tmp_path: Path, monkeypatch: pyt
 
 def test_a_node_is_cut_off_from_the_ports_of_etcd_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    monkeypatch.setattr(netns, "_run", lambda *command: ran.append(" ".join(command)))
+    flags: list[str] = []
+
+    def run(*command: str) -> str:
+        if "-json" in command:
+            return json.dumps([{"ifname": "eth0", "flags": flags}])
+        ran.append(" ".join(command))
+        return ""
+
+    monkeypatch.setattr(netns, "_run", run)
     made = house(tmp_path)
     made.cut_off("n2")
     inside = "ip netns exec sv1-n2 iptables -w"
@@ -91,6 +99,9 @@ def test_a_node_is_cut_off_from_the_ports_of_etcd_alone(tmp_path: Path, monkeypa
     made.cut("n1")
     made.mend("n1")
     assert ran[6:] == [f"{inside} -F", "ip -n sv1-n1 link set eth0 down", "ip -n sv1-n1 link set eth0 up"]
+    flags += ["BROADCAST", "UP"]
+    with pytest.raises(Fatal, match="the link of n1 is still up"):
+        made.cut("n1")
     with pytest.raises(Fatal, match="not in networks of their own"):
         house(tmp_path, network=None).cut("n1")
 

@@ -198,6 +198,9 @@ def test_an_incident_that_rides_a_failure_through_is_nothing_done(world: World) 
     )  # fmt: skip
     after(world, {keys.incident("run", "i7"): encode(silent)})
     assert world.live.look().acted == frozenset()
+    left_out = replace(silent, id="i8", kind=Kind.ERROR, group=1, generation_after=5)
+    after(world, {keys.incident("run", "i8"): encode(left_out)})
+    assert world.live.look().acted == {("i8", 1)}, "who is left out has no rung, and was acted on"
 
 
 def test_a_halted_run_has_ended(world: World) -> None:
@@ -268,6 +271,10 @@ def test_what_faults_ask_of_the_run(world: World) -> None:
     )
     after(world, {keys.health("n1"): encode(health)})
     assert world.live.told("n1") == {"gpu_xid", "xid 79", "gpu_lost"}
+    assert not world.live.left_out(1)
+    without = replace(WELL, groups={**WELL.groups, 1: replace(WELL.groups[1], left_out="no other node cures that")})
+    after(world, run_values_of(without))
+    assert world.live.left_out(1)
     before = world.live.revision()
     world.live.write(10)
     assert world.live.revision() > before

@@ -277,6 +277,9 @@ def test_bounds_are_the_timeouts_of_the_run() -> None:
     crash, hang, agent = (bounds(SPEC, FAULTS[name]) for name in ("sigkill", "stopped", "agent_stopped"))
     assert (crash.others_within_s, crash.within_s) == (freed, 2 * 2 + freed + 30.0)
     assert (hang.others_within_s, hang.within_s) == (20.0 + freed, 20.0 + freed + 30.0)
-    assert (agent.others_within_s, agent.within_s) == (freed, FAULTS["agent_stopped"].stays_s + crash.within_s)
+    nobody_starts = 2 * 2 + freed
+    assert (agent.others_within_s, agent.within_s) == (freed, FAULTS["agent_stopped"].stays_s + nobody_starts)
     full = bounds(SPEC, FAULTS["checkpoint_disk_full"])
-    assert (full.others_within_s, full.within_s) == (freed, FAULTS["checkpoint_disk_full"].takes_s + crash.within_s)
+    assert (full.others_within_s, full.within_s) == (freed, FAULTS["checkpoint_disk_full"].takes_s + nobody_starts)
+    lighthouse = bounds(SPEC, FAULTS["lighthouse_stopped"])
+    assert lighthouse.others_within_s == lighthouse.within_s == FAULTS["lighthouse_stopped"].stays_s + nobody_starts

@@ -65,6 +65,22 @@ def test_a_named_victim_moves_no_other() -> None:
     assert plan(named).faults[1:] == plan(TEN).faults[1:]
 
 
+def test_who_writes_the_checkpoints_is_no_matter_of_the_plan(tmp_path: Path) -> None:
+    made = unfold(parse({"fault": [{"name": "checkpoint_disk_full", "at_step": 9}]}), 2, 1, Site())
+    assert str(made.faults[0]) == "  1  at step 9: checkpoint_disk_full, whichever group writes"
+    made.save(tmp_path / "plan.toml")
+    assert "group" not in (tmp_path / "plan.toml").read_text().replace("victim", "")
+    assert unfold(load(tmp_path / "plan.toml"), 2, 1, Site()).faults == made.faults
+
+
+def test_a_leader_dies_where_the_schedule_says(tmp_path: Path) -> None:
+    body = {"fault": [{"name": "failpoint", "at_step": 9, "group": 0, "rank": 0, "failpoint": "journaled"}]}
+    made = unfold(parse(body), 2, 1, Site())
+    assert (made.faults[0].failpoint, str(made.faults[0])[-11:]) == ("journaled", ", journaled")
+    made.save(tmp_path / "plan.toml")
+    assert load(tmp_path / "plan.toml").fault[0].failpoint == "journaled"
+
+
 def test_a_rate_by_steps() -> None:
     made = plan('[[rate]]\nname = "sigkill"\nevery_steps = 50\nfirst_step = 20\nuntil_step = 170\n')
     assert [p.at_step for p in made.faults] == [20, 70, 120, 170]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fault_injection.chaos import certificate, replay, twin
-from fault_injection.history import History
+from fault_injection.history import FaultDone, History
 from fault_injection.recorded import load, save
 from tests.unit.fault_injection.broken import KILL, SETTING
 from tests.unit.fault_injection.toy_model import ToyRun, again
@@ -454,11 +454,24 @@ def test_a_run_whose_records_have_holes_is_not_green() -> None:
 
 def test_what_cannot_have_a_twin_may_be_green() -> None:
     full = holed(long(ToyRun()))
-    full.faults = [replace(KILL, name="disk_full")]
+    full.faults = [no_room()]
     device = long(ToyRun(device="cuda")).history()
     for history, kind in ((full, NoTwin.DISK_FULL), (device, NoTwin.DEVICE)):
         body = parity(history)
         assert (body["answer"], body["no_twin"], green(history)) == ("unknown", kind, True)
+
+
+def no_room(**how: Any) -> FaultDone:
+    """The disk of the group of whose step `holed` has no record, all the time."""
+    return replace(KILL, **{"name": "disk_full", "group": 1, "began": 0.0, "made": 0.0, "over": None, **how})
+
+
+@pytest.mark.parametrize("how", [{"group": 0}, {"made": None}, {"began": 5000.0}, {"over": 0.5}])
+def test_a_full_disk_excuses_its_own_groups_records_while_it_is_full(how: dict[str, Any]) -> None:
+    history = holed(long(ToyRun()))
+    history.faults = [no_room(**how)]
+    body = parity(history)
+    assert (body["answer"], body["no_twin"], green(history)) == ("unknown", "", False)
 
 
 def test_no_other_reason_for_which_there_is_no_twin_is_green() -> None:

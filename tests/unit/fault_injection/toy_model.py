@@ -106,7 +106,7 @@ class ToyRun:
         self.saved[self.number] = self.state
         for group in (*took, *heal):
             if group in heal:
-                self.of(group).append({"event": "heal", "step": self.number - 1})
+                self.of(group).append({"event": "heal", "t": self.t, "step": self.number - 1})
             if group not in silent:
                 made = group not in failed
                 self.of(group).append(
