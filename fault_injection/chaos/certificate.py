@@ -84,8 +84,8 @@ def build(
         "steps_committed": max((line["step"] for s in history.steps for line in s.committed()), default=0),
         "participation": participation(history),
         "samples": samples(history),
-        "ettr": round(ettr, 4),
-        "badput": {cause: round(share, 4) for cause, share in badput.items()},
+        "ettr": round(ettr, 6),
+        "badput": {cause: round(share, 6) for cause, share in badput.items()},
         "loss_parity": dict(parity),
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
     }

@@ -332,7 +332,15 @@ class LiveRun:
                 return f"group {g.group} is stuck"
             if g.participants < len(now.groups):  # without it the next fault may take the only group that is ahead
                 return f"group {g.group} made its last step in a quorum of {g.participants} of {len(now.groups)} groups"
-        return self._no_spare(mirror, now)
+        return self._nobody_leads(mirror) or self._no_spare(mirror, now)
+
+    def _nobody_leads(self, mirror: Mirror) -> str:
+        """The record of one that was killed is there until its lease lapses."""
+        leader = mirror.record(keys.LEADER, LeaderRecord)
+        if leader is None:
+            return "nobody leads"
+        here = leader.host == socket.gethostname()
+        return f"the leader, pid {leader.pid}, has ended" if here and start_ticks(leader.pid) is None else ""
 
     def _no_spare(self, mirror: Mirror, now: status.RunStatus) -> str:
         wanted = self.record.spec.allocation.nodes + self.record.spec.allocation.spares - len(now.groups)

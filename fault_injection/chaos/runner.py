@@ -17,8 +17,9 @@ from supervisor.ports.errors import Fatal, PortError
 
 LOOK_S = 0.1
 
-STEPS_ON = 2
-"""Committed after a fault, or after it was healed, before it counts as over."""
+STEPS_ON = 3
+"""Committed after a fault, or after it was healed, before it counts as over. Of a lighthouse that is killed two show nothing: one may have
+been committed and not told yet, and the next one has its quorum already."""
 
 PATIENCE_S = 300.0
 """How long a run that commits nothing new is waited for before a fault is made: five times the slowest start seen here."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +147,14 @@ def test_what_is_not_well(world: World) -> None:
     assert after(world, node("n2", trainer(1), allocation="run-a2")) == ""
     cold = Health(node="n3", sequence=2, warm="starting", disk_free_bytes=1, memory_available_bytes=1, load_1m=0.0)
     assert after(world, {keys.health("n3"): encode(cold)}) == "no spare is ready"
+    ready = replace(cold, warm="ready", sequence=3)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    dead = {keys.LEADER: encode(LeaderRecord(host=here, pid=ended.pid, home=""))}
+    assert after(world, {keys.health("n3"): encode(ready), **dead}) == f"the leader, pid {ended.pid}, has ended"
+    elsewhere = {keys.LEADER: encode(LeaderRecord(host="elsewhere", pid=ended.pid, home=""))}
+    assert after(world, elsewhere) == "", "nobody can see that from here"
     groups = {**WELL.groups, 1: replace(WELL.groups[1], phase="starting")}
     assert after(world, run_values_of(replace(WELL, groups=groups))) == "group 1 is starting"
 

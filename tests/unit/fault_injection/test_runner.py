@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fault_injection.chaos import runner as runners
-from fault_injection.chaos.runner import PATIENCE_S, Look, Runner, bounds
+from fault_injection.chaos.runner import PATIENCE_S, STEPS_ON, Look, Runner, bounds
 from fault_injection.chaos.schedule import Plan, Planned
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
@@ -122,7 +122,7 @@ def test_a_fault_waits_for_its_step_and_is_over_when_all_is_well_and_steps_were_
     assert (done.number, done.name, done.group, done.generation, done.node, done.step) == (1, "sigkill", 1, 3, "n1", 5)
     assert (done.began, done.made, done.evidence) == (1005.0, 1005.0, "sigkill is broken")
     assert done.over is not None
-    assert done.over - done.began == 4.0 + 1, "mended, and two steps"
+    assert done.over - done.began == 4.0 + 2, "mended, and three steps, of which one was committed meanwhile"
     assert (done.before, done.after, done.kinds) == ("", "", ("crash",))
 
 
@@ -148,7 +148,7 @@ def test_what_stays_is_healed_after_its_time_and_nothing_may_be_done_about_it() 
     assert done.healed is not None
     assert done.over is not None
     assert done.healed - done.made == FAULTS["agent_stopped"].stays_s
-    assert done.over - done.healed == 2, "steps were committed since"
+    assert done.over - done.healed == STEPS_ON, "steps were committed since"
 
 
 def test_two_at_once() -> None:
