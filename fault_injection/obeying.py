@@ -6,6 +6,7 @@ Mixed into a ReplicaTrainer, whose methods these are. Without torch: tensors are
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,10 @@ class Obeying:
         if step != self._forward_of:  # before all of its batches, as its twin does
             self._forward_of = step
             self._flip(step)
+        if self.orders.due(causes.SKIP_COLLECTIVE, step=step):
+            after = super().forward_backward_step(**batch)  # type: ignore[misc]
+            _leave_out_the_norm(sys.modules["torch.distributed._functional_collectives"])  # only who trains has torch
+            return after
         if slow := self.orders.due(causes.SLOW, step=step):
             time.sleep(slow.seconds)
         return super().forward_backward_step(**batch)  # type: ignore[misc]
@@ -90,3 +95,15 @@ class Obeying:
     def _suffer(self, step: int, *names: str) -> None:
         if wanted := self.orders.due(*names, step=step):
             causes.suffer(wanted, Path(self.launch.rank_dir))
+
+
+def _leave_out_the_norm(collectives: Any) -> None:
+    """The next sum over the ranks of this group that is asked for in Python, this one does not take part in: behind a step's computing that is of
+    the norm of its gradient. The others wait in it, or have this rank's next one for it. `collectives`: torch.distributed._functional_collectives."""
+    together = collectives.all_reduce
+
+    def alone(tensor: Any, *_: Any, **__: Any) -> Any:
+        collectives.all_reduce = together
+        return tensor
+
+    collectives.all_reduce = alone

@@ -33,6 +33,8 @@ class Site:
     no_own_etcd: str = ""
     no_house: str = ""
     """Why it has no etcds, GPUs and failpoints of its own (house.py)."""
+    no_collective: str = ""
+    """Why a step of its groups has no collective of their own."""
     no_reset: str = ""
     """Why the kernel does not end a connection of others."""
     no_faketime: str = ""

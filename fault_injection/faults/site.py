@@ -14,6 +14,7 @@ from supervisor.ports.errors import Fatal
 
 SHARED_DISK = "the nodes share this machine's disk"
 SHARED_NETWORK = "the nodes share this machine's network"
+ONE_RANK = "a TorchTitan step has no collective of its group at one rank a group, as this run has"
 NOT_OURS = "only in a system that is started to be broken: leave --run out"
 
 
@@ -22,6 +23,7 @@ def of_machine() -> Site:
     alone = no_namespaces()
     return Site(
         no_memory_cgroup=no_memory_cgroup(),
+        no_collective=ONE_RANK,
         no_own_disks=f"{SHARED_DISK}: {alone}" if alone else "",
         no_cut=f"{SHARED_NETWORK}: {alone}" if alone else "",
         no_reset=no_reset(),

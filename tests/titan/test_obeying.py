@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -14,6 +15,8 @@ import pytest
 from fault_injection import causes
 from fault_injection.causes import Order
 from fault_injection.obeying import Obeying
+from supervisor.wire.address import free_port
+from tests.titan.groups import Groups
 
 
 class Base:
@@ -102,3 +105,20 @@ def test_of_a_parameter_that_is_distributed_it_changes_its_own_part(tmp_path: Pa
     command = [sys.executable, "-c", SHARDED, str(tmp_path), cause]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.trainers
+@pytest.mark.timeout(300)
+def test_a_rank_that_leaves_out_a_collective_takes_its_group_with_it(groups: Groups) -> None:
+    """Its next one meets the one that it left out: Gloo ends it for that, and its peer is left without it."""
+    port = free_port()
+    ranks = [groups.start_obeying(0, rank=n, world_size=2, master_port=port) for n in (0, 1)]
+    for rank in ranks:
+        rank.reached(4, commits=3)
+    ranks[1].order(causes.SKIP_COLLECTIVE)
+    assert ranks[1].exit_code() == -signal.SIGABRT
+    assert "collective mismatch" in ranks[1].log()
+    assert ranks[0].exit_code() == 1
+    assert "Connection" in ranks[0].log()
+    last = [line["step"] for line in ranks[0].lines("step") if line["committed"]][-1]
+    assert ranks[1].lines("step")[-1]["step"] == last, "neither commits the step"

@@ -59,6 +59,7 @@ def test_what_a_site_lacks_is_said() -> None:
         (Site(no_own_etcd="another's"), "etcd_killed"),
         (Site(no_house="another's"), "etcd_leader_lost"),
         (Site(no_reset="no ss"), "socket_reset"),
+        (Site(no_collective="one rank"), "collective_skipped"),
         (Site(no_trace="no strace"), "etcd_slow"),
         (Site(no_faketime="no library"), "clock_moved"),
     ):
@@ -671,6 +672,16 @@ def test_a_heal_that_is_held(tmp_path: Path) -> None:
     assert time.monotonic() - began >= 0.05
     assert causes.done_at(tmp_path, 1, 2, 0) is not None
     Rank(tmp_path / "other").before_heal()
+
+
+def test_a_collective_is_left_out_once_and_after_the_step_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collectives = SimpleNamespace(all_reduce=lambda tensor, group: f"{tensor} of all")
+    monkeypatch.setitem(sys.modules, "torch.distributed._functional_collectives", collectives)
+    rank = ordered(tmp_path, causes.SKIP_COLLECTIVE)
+    assert rank.forward_backward_step(x=1) == "stepped {'x': 1}"
+    assert [collectives.all_reduce(n, group="g") for n in ("norm", "loss")] == ["norm", "loss of all"]
 
 
 def test_a_slow_step(tmp_path: Path) -> None:
