@@ -87,6 +87,7 @@ class Node:
     """By slurmctld's clock, from the uptime that slurmd told when it registered last; 0: not known, as of Slurm 23.02 or later."""
     slurmd_unix_s: int = 0
     """When its slurmd started, by the node's own clock; 0: not known."""
+    comment: str = ""
 
 
 def environment(of: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -112,11 +113,14 @@ class Commands:
 
     def cluster(self) -> str:
         """The cluster's name, which is in every job too."""
-        for line in self._again("scontrol", "show", "config").splitlines():
-            name, _, value = line.partition("=")
-            if name.strip() == "ClusterName":
-                return value.strip()
+        if name := self.config().get("ClusterName"):
+            return name
         raise Fatal("`scontrol show config` names no cluster: is this Slurm's own scontrol?")
+
+    def config(self) -> dict[str, str]:
+        """What `scontrol show config` says, by name."""
+        lines = self._again("scontrol", "show", "config").splitlines()
+        return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
 
     def submit(self, options: Sequence[str], script: str) -> int:
         """One sbatch; the job's number. Raises Refused: whether to try again is the caller's, who knows how to look
@@ -236,7 +240,10 @@ def parse_nodes(body: Mapping[str, Any]) -> dict[str, Node]:
             reason = entry.get("reason") or ""
         since = {"booted_unix_s": entry.get("boot_time"), "slurmd_unix_s": entry.get("slurmd_start_time")}
         for name in names:
-            found[name] = Node(name=name, states=states, reason=reason, **{k: _number(v) for k, v in since.items()})
+            found[name] = Node(
+                name=name, states=states, reason=reason, comment=entry.get("comment") or "",
+                **{k: _number(v) for k, v in since.items()},
+            )  # fmt: skip
     return found
 
 
