@@ -107,20 +107,13 @@ class SlurmHere(Commands):
         return f"Slurm would not take the job that is to fill {', '.join(hosts)}: {words}" if words else ""
 
     def controller(self) -> int:
-        """The pid of slurmctld. Raises Fatal where it cannot be stopped from here, or it would do more harm than be away."""
+        """The pid of slurmctld. Raises Fatal where it cannot be stopped from here, or that would take nodes with it."""
         config = self.config()
         first, *more = (value.partition("(")[0] for name, value in config.items() if name.startswith("SlurmctldHost["))
         if more:
             raise Fatal(f"a second slurmctld, on {more[0]}, takes over when the first is away")
         if first.partition(".")[0] != socket.gethostname().partition(".")[0]:
             raise Fatal(f"slurmctld runs on {first}: break it there")
-        dead_s = int(config.get("SlurmdTimeout", "0").split()[0])
-        least_s = DEAD_MARGIN * (PING_S + AWAY_S)
-        if 0 < dead_s < least_s:
-            raise Fatal(
-                f"SlurmdTimeout is {dead_s} s: a slurmctld that was away for up to {PING_S + AWAY_S:g} s could take all nodes for "
-                f"dead; at least {least_s:g} s are needed"
-            )
         path = Path(config.get("SlurmctldPidFile", ""))
         try:
             pid = int(path.read_text())
@@ -133,6 +126,13 @@ class SlurmHere(Commands):
             os.kill(pid, 0)
         except OSError as error:
             raise Fatal(f"slurmctld, pid {pid}, cannot be stopped by this user: {error.strerror}") from error
+        dead_s = int(config.get("SlurmdTimeout", "0").split()[0])
+        least_s = DEAD_MARGIN * (PING_S + AWAY_S)
+        if 0 < dead_s < least_s:
+            raise Fatal(
+                f"SlurmdTimeout is {dead_s} s: a slurmctld that was away for up to {PING_S + AWAY_S:g} s could take all nodes for "
+                f"dead; at least {least_s:g} s are needed"
+            )
         return pid
 
 
@@ -147,6 +147,11 @@ def filling(spec: SlurmSpec, hosts: Sequence[str], name: str) -> list[str]:
 
 def drained(node: Node) -> bool:
     return "DRAIN" in node.states
+
+
+def takes_jobs(node: Node) -> bool:
+    """A node that is resumed has to answer slurmctld first."""
+    return not {"DRAIN", "DOWN", "NOT_RESPONDING"}.intersection(node.states)
 
 
 def number_of(grant: Grant) -> int:

@@ -73,7 +73,7 @@ def bounds(spec: RunSpec, fault: Fault) -> Bounds:
         torchft.heartbeat_timeout_ms + 2 * (torchft.join_timeout_ms + torchft.process_group_timeout_ms)
     ) / 1000 + policy.term_grace_s
     found = policy.hang.at_most_s + freed if fault.stalls else 2 * policy.node_lease_s + freed
-    again = policy.start_timeout_s + policy.backoff_max_s
+    again = policy.start_timeout_s + policy.backoff_max_s + (policy.allocation_timeout_s if fault.takes_spares else 0.0)
     return Bounds(fault.stays_s + fault.takes_s + found + again, fault.stays_s + found if fault.stalls else freed)
 
 

@@ -193,7 +193,7 @@ _ALL = (
     Fault(
         name="replacement_pending", family="engine", how="an allocation and the spares' are taken, and no other node is free for 10 s",
         inject=engine.replacement_pending, needs=(engine.fills,), kinds=(Kind.ALLOCATION_LOST,), stays_s=engine.PENDING_S,
-        takes_s=2 * engine.PENDING_WITHIN_S, anywhere=True,
+        takes_s=2 * engine.PENDING_WITHIN_S, takes_spares=True, anywhere=True,
     ),
     Fault(
         name="controller_away", family="engine", how="SIGSTOP to slurmctld, until 5 s after it was seen not to answer",

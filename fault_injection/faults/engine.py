@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fault_injection.faults.fault import Scene, Site, Target
 from fault_injection.faults.processes import DONE_WITHIN_S, stop
-from fault_injection.slurm import SlurmHere, drained, filler_name, number_of
+from fault_injection.slurm import SlurmHere, drained, filler_name, number_of, takes_jobs
 from supervisor.core.model import Grant
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import LocalEngine
@@ -84,7 +84,7 @@ def node_drained(scene: Scene, target: Target, after: ExitStack) -> str:
     _ask(scene, lambda: not _runs(slurm, number), DONE_WITHIN_S, f"job {number} on {host} ends")
     moved = scene.nodes()[target.group]
     after.close()
-    _ask(scene, lambda: not drained(slurm.node(host)), DONE_WITHIN_S, f"node {host} is resumed")
+    _ask(scene, lambda: takes_jobs(slurm.node(host)), DONE_WITHIN_S, f"node {host} is resumed")
     return (
         f"sinfo said {marked} of node {host}; group {target.group} went to {moved}, and job {number} ended; it is resumed, and sinfo says "
         f"{'+'.join(slurm.node(host).states)}"
@@ -103,7 +103,8 @@ def controller_away(scene: Scene, target: Target, after: ExitStack) -> str:
 
 
 def replacement_pending(scene: Scene, target: Target, after: ExitStack) -> str:
-    """The spares' allocations are taken first: the group would go to one of them."""
+    """The spares' allocations are taken first: the group would go to one of them. The run asks for the group's at once, for a spare's
+    once it could have come (policy.allocation_timeout_s), each on the budget for allocations."""
     before = scene.grants()
     used = set(scene.nodes().values())
     spares = [key for key, grant in before.items() if grant.state == "granted" and not used.intersection(grant.nodes)]

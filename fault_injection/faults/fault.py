@@ -165,6 +165,8 @@ class Fault:
     """It hits rank 0 of the group that writes the checkpoints, whomever the plan names."""
     anywhere: bool = False
     """It is asked of the engine: the victim's node may be another machine."""
+    takes_spares: bool = False
+    """They are asked for again only when they could have come: policy.allocation_timeout_s after they had been asked for."""
     missing: str = ""
     echoes: tuple[Kind, ...] = field(default=())
     """What the other groups may show of it as well."""
