@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import subprocess
 import time
@@ -89,13 +90,18 @@ class SlurmHere(Commands):
 
     # --- why not ---
 
-    def no_change(self, node: Node) -> str:
-        """Slurm's words when this user may not change a node; empty: he may. Its comment is set to what it is."""
-        try:
-            self._once("scontrol", "update", f"nodename={node.name}", f"comment={node.comment}")
-        except Refused as words:
-            return str(words)
-        return ""
+    def no_administrator(self) -> str:
+        """Why this user may not change nodes, nor others' jobs; empty: he may. By Slurm's rule: slurmctld notes a security violation
+        of who tries it without."""
+        config, user = self.config(), pwd.getpwuid(os.getuid()).pw_name
+        owner, _, uid = config.get("SlurmUser", "root(0)").rstrip(")").partition("(")
+        if os.getuid() in (0, int(uid)):
+            return ""
+        if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
+            asked = ("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=AdminLevel")
+            if self._again(*asked).strip() == "Administrator":
+                return ""
+        return f"only root, {owner} and Slurm's administrators may, and user {user} is none of them"
 
     def no_filling(self, spec: SlurmSpec, of_the_run: Sequence[str]) -> str:
         if not spec.exclusive:
@@ -177,12 +183,12 @@ def reasons(spec: SlurmSpec, grants: Iterable[Grant]) -> Mapping[str, str]:
             )
         numbers = {number_of(grant) for grant in known}
         own = [job for job in slurm.jobs() if job.id in numbers]
-        words = next((slurm.no_change(node) for node in slurm.nodes().values()), "it has no node")
+        words = slurm.no_administrator()
         no_filling = slurm.no_filling(spec, sorted({job.node for job in own if job.node}))
     except PortError as error:
         return dict.fromkeys(("no_jobs", "no_drain", "no_filling", "no_controller"), str(error))
     others = [job for job in own if not job.ours]
-    no_jobs = f"job {others[0].id} of the run is another user's, and Slurm says: {words}" if others and words else ""
+    no_jobs = f"job {others[0].id} of the run is another user's: {words}" if others and words else ""
     return {
         "no_jobs": no_jobs,
         "no_drain": f"Slurm does not let this user drain a node: {words}" if words else "",

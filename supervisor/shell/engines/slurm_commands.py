@@ -87,7 +87,6 @@ class Node:
     """By slurmctld's clock, from the uptime that slurmd told when it registered last; 0: not known, as of Slurm 23.02 or later."""
     slurmd_unix_s: int = 0
     """When its slurmd started, by the node's own clock; 0: not known."""
-    comment: str = ""
 
 
 def environment(of: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -240,10 +239,7 @@ def parse_nodes(body: Mapping[str, Any]) -> dict[str, Node]:
             reason = entry.get("reason") or ""
         since = {"booted_unix_s": entry.get("boot_time"), "slurmd_unix_s": entry.get("slurmd_start_time")}
         for name in names:
-            found[name] = Node(
-                name=name, states=states, reason=reason, comment=entry.get("comment") or "",
-                **{k: _number(v) for k, v in since.items()},
-            )  # fmt: skip
+            found[name] = Node(name=name, states=states, reason=reason, **{k: _number(v) for k, v in since.items()})
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.engines.slurm_commands import Node
+from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
 
 
@@ -168,6 +170,8 @@ def slurmctld(tmp_path: Path) -> Iterator[Path]:
     program = tmp_path / "slurmctld"
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([program, "60"]) as process:
+        name = Path(f"/proc/{process.pid}/comm")
+        eventually(lambda: name.read_text().strip() == "slurmctld", 5)  # the kernel tells of an exec a little before it
         (tmp_path / "slurmctld.pid").write_text(f"{process.pid}\n")
         yield tmp_path / "slurmctld.pid"
         process.kill()
@@ -195,7 +199,7 @@ def test_a_pid_that_is_another_programs_is_not_stopped(slurmctld: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_slurmctld_of_another_user_is_not_stopped(slurmctld: Path) -> None:
-    code = "import sys; from tests.unit.fault_injection.test_engine_faults import Cell, HERE; import os; os.seteuid(65534)\n"
+    code = "import sys; from tests.unit.fault_injection.test_engine_faults import Cell, HERE; import os; os.setuid(65534)\n"
     code += "try: Cell({**HERE, 'SlurmctldPidFile': sys.argv[1]}).controller()\nexcept Exception as error: print(error)"
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
         open_to_all = Path(folder, "slurmctld.pid")
@@ -204,6 +208,22 @@ def test_a_slurmctld_of_another_user_is_not_stopped(slurmctld: Path) -> None:
         argv = [sys.executable, "-c", code, str(open_to_all)]
         result = subprocess.run(argv, check=True, capture_output=True, text=True)
     assert "cannot be stopped by this user: Operation not permitted" in result.stdout
+
+
+DATABASE = {**HERE, "SlurmUser": "slurm(64030)", "AccountingStorageType": "accounting_storage/slurmdbd"}
+
+
+def test_nodes_are_changed_by_root_slurms_user_and_its_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As slurmctld decides it; it notes a security violation of who only tries, and the user is told without."""
+    no = "only root, slurm and Slurm's administrators may, and user nobody is none of them"
+    monkeypatch.setattr(slurm.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="nobody"))
+    for uid, level, why in (
+        (0, "", ""), (64030, "", ""), (65534, "Administrator\n", ""), (65534, "Operator\n", no), (65534, "None\n", no), (65534, "", no),
+    ):  # fmt: skip
+        monkeypatch.setattr(slurm.os, "getuid", lambda uid=uid: uid)
+        assert Cell(DATABASE, sacctmgr=level).no_administrator() == why
+    none = {**DATABASE, "AccountingStorageType": "accounting_storage/none"}
+    assert Cell(none).no_administrator() == no, "without a database there is nobody to ask"
 
 
 def test_hosts_are_free_when_nothing_runs_there_in_the_runs_own_partition() -> None:
