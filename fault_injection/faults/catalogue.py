@@ -187,16 +187,16 @@ _ALL = (
         needs=(engine.on_slurm, engine.cancels), kinds=(Kind.ALLOCATION_LOST,), anywhere=True,
     ),
     Fault(
-        name="node_drained", family="engine", how="a node is drained until its group has left it, then resumed", inject=engine.node_drained,
+        name="node_drained", family="engine", how="Slurm drains a node until it is left", inject=engine.node_drained,
         needs=(engine.on_slurm, engine.drains), kinds=(Kind.LEAVING,), takes_s=engine.LEAVES_WITHIN_S, anywhere=True,
     ),
     Fault(
-        name="replacement_pending", family="engine", how="an allocation and the spares' are taken, and no other node is free for 10 s",
+        name="replacement_pending", family="engine", how="no other node is free for 10 s",
         inject=engine.replacement_pending, needs=(engine.fills,), kinds=(Kind.ALLOCATION_LOST,), stays_s=engine.PENDING_S,
         takes_s=2 * engine.PENDING_WITHIN_S, takes_spares=True, anywhere=True,
     ),
     Fault(
-        name="controller_away", family="engine", how="SIGSTOP to slurmctld, until 5 s after it was seen not to answer",
+        name="controller_away", family="engine", how="slurmctld is stopped for 5 s",
         inject=engine.controller_away, needs=(engine.on_slurm, engine.controller), stays_s=AWAY_S, anywhere=True,
     ),
     # gpu

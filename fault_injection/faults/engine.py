@@ -35,11 +35,11 @@ FULL = "no node is free: all are withheld by the fault injection"
 def on_slurm(site: Site) -> str:
     if site.engine == "slurm":
         return ""
-    return f"the engine is {site.engine}: it has no jobs, no drains and no controller; allocation_gone is its like"
+    return f"the engine is {site.engine} and has no such thing: see allocation_gone"
 
 
 def local(site: Site) -> str:
-    return "" if site.engine == "local" else f"the engine is {site.engine}: job_cancelled is its like"
+    return "" if site.engine == "local" else f"the engine is {site.engine}: see job_cancelled"
 
 
 def cancels(site: Site) -> str:

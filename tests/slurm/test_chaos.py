@@ -150,7 +150,7 @@ def test_what_slurm_does_is_made_read_back_and_undone(w: SlurmWorld, record: Run
     [
         ("replacement_pending", " is pending: Resources"),
         ("controller_away", "is DOWN"),
-        ("node_drained", "until its group"),
+        ("node_drained", "until it is left"),
     ],
 )
 def test_an_interrupt_undoes_it(w: SlurmWorld, record: RunRecord, name: str, made: str) -> None:

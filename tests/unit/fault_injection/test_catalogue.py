@@ -46,7 +46,7 @@ def test_each_family_is_there_and_each_fault_can_be_made_or_says_why_not() -> No
     assert {fault.family for fault in FAULTS.values()} == FAMILIES
     for fault in FAULTS.values():
         assert (fault.inject is None) == bool(fault.missing), fault.name
-        of_slurm = "the engine is local: it has no jobs" if fault.name in OF_SLURM else ""
+        of_slurm = "the engine is local and has no such thing" if fault.name in OF_SLURM else ""
         assert fault.why_not(Site()).startswith(fault.missing or of_slurm), fault.name
         assert bool(fault.why_not(Site())) == bool(fault.missing or of_slurm), fault.name
         assert fault.how
@@ -77,7 +77,7 @@ def test_what_of_an_engine_can_be_made_is_said_by_what_it_needs() -> None:
     own = Site(engine="slurm", not_here="the nodes are elsewhere", no_house="another's")
     whole = [name for name, fault in FAULTS.items() if fault.family == "engine" and not fault.why_not(own)]
     assert whole == [*OF_SLURM[:2], "replacement_pending", "controller_away"], "of whatever machine the nodes are"
-    assert FAULTS["allocation_gone"].why_not(own) == "the engine is slurm: job_cancelled is its like"
+    assert FAULTS["allocation_gone"].why_not(own) == "the engine is slurm: see job_cancelled"
     for field_, name in (
         ("no_jobs", "job_cancelled"), ("no_drain", "node_drained"), ("no_filling", "replacement_pending"),
         ("no_controller", "controller_away"),
@@ -86,7 +86,7 @@ def test_what_of_an_engine_can_be_made_is_said_by_what_it_needs() -> None:
     assert FAULTS["replacement_pending"].why_not(Site()) == ""
     assert FAULTS["replacement_pending"].why_not(Site(not_here="elsewhere")) == "elsewhere"
     for name in OF_SLURM:
-        assert FAULTS[name].why_not(Site()).endswith("allocation_gone is its like")
+        assert FAULTS[name].why_not(Site()).endswith("see allocation_gone")
 
 
 # --- made for real, on a process of ours ---
