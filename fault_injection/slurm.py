@@ -97,11 +97,16 @@ class SlurmHere(Commands):
         owner, _, uid = config.get("SlurmUser", "root(0)").rstrip(")").partition("(")
         if os.getuid() in (0, int(uid)):
             return ""
-        if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
-            asked = ("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=AdminLevel")
-            if self._again(*asked).strip() == "Administrator":
-                return ""
-        return f"only root, {owner} and Slurm's administrators may, and user {user} is none of them"
+        why = f"only root, {owner} and Slurm's administrators may, and user {user} is none of them"
+        if not config.get("AccountingStorageType", "").endswith("/slurmdbd"):
+            return why  # there is nobody whom a database could name
+        try:
+            level = self._again(
+                "sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=AdminLevel"
+            ).strip()
+        except PortError as error:
+            return f"{why} ({error})"
+        return "" if level == "Administrator" else why
 
     def no_filling(self, spec: SlurmSpec, of_the_run: Sequence[str]) -> str:
         if not spec.exclusive:

@@ -123,7 +123,7 @@ def replacement_pending(scene: Scene, target: Target, after: ExitStack) -> str:
     scene.wait(waits, PENDING_WITHIN_S, f"group {target.group} waits for an allocation that is pending")
     new = _new(scene, before)
     told = ", ".join(grant.key for grant in new)
-    why = f"of group {target.group} {told} is pending: {new[0].reason or 'no reason given'}"
+    why = f"group {target.group} has no node, and {told} is pending: {new[0].reason or 'no reason given'}"
     return "; ".join([full, *said, why, *_in_squeue(scene, new)])
 
 
@@ -135,8 +135,8 @@ Take = Callable[[str], str]
 
 def _on_local(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str, Grant]) -> tuple[str, Take]:
     engine = LocalEngine(target.folder.parents[1])
-    engine.withhold(FULL)
     after.callback(engine.give_again)
+    engine.withhold(FULL)
 
     def take(key: str) -> str:
         return scene.take_allocation(replace(target, node=taken[key].nodes[0], allocation=key))

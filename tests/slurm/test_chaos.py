@@ -130,7 +130,8 @@ def test_what_slurm_does_is_made_read_back_and_undone(w: SlurmWorld, record: Run
     assert drained.evidence.startswith(f"sinfo said ALLOCATED+DRAIN of node {drained.node}; group 1 went to ")
     assert drained.evidence.endswith("it is resumed, and sinfo says IDLE")
     assert re.search(
-        r"of group 1 open-a\d+ is pending: Resources; squeue says PENDING of its job \d+", pending.evidence
+        r"group 1 has no node, and open-a\d+ is pending: Resources; squeue says PENDING of its job \d+",
+        pending.evidence,
     )
     assert re.search(r"job \d+ fills n\d, job \d+ queues for n\d, job \d+ queues for n\d; ", pending.evidence)
     assert pending.healed is not None

@@ -165,7 +165,10 @@ class LocalEngine:
         _write(_folder(self._home) / WITHHELD, about)
 
     def give_again(self) -> None:
-        (_folder(self._home) / WITHHELD).unlink(missing_ok=True)
+        """If it was this process that withheld the nodes."""
+        path = _folder(self._home) / WITHHELD
+        if path.exists() and json.loads(path.read_text())["pid"] == os.getpid():
+            path.unlink()
 
     def list(self) -> Sequence[Grant]:
         self._serve_pending()

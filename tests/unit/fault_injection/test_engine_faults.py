@@ -113,7 +113,7 @@ def test_a_replacement_is_pending_with_the_spare_gone_and_comes_when_it_is_heale
     after = ExitStack()
     said = faults.replacement_pending(run, target(run.system), after)  # type: ignore[arg-type]
     assert run.took == ["run-a3 on n3", "run-a2 on n2"], "the spare's first"
-    assert said.endswith(f"of group 1 run-a4 is pending: {faults.FULL}")
+    assert said.endswith(f"group 1 has no node, and run-a4 is pending: {faults.FULL}")
     assert run.nodes() == {0: "n1", 1: ""}
     assert run.grants()["run-a4"].state == "pending", "with a node of the pool free"
     after.close()
@@ -127,6 +127,17 @@ def test_a_replacement_that_nobody_asks_for_is_not_pending(run: Supervised) -> N
         faults.replacement_pending(run, target(run.system), after)  # type: ignore[arg-type]
     run.acquire()
     assert run.grants()["run-a4"].state == "granted", "it is healed all the same"
+
+
+def test_nodes_that_another_withholds_stay_withheld(run: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as by_another:
+        by_another.setattr(local.os, "getpid", os.getppid)
+        run.engine.withhold("they are another's")
+    with pytest.raises(Fatal, match="withheld already: they are another's"), ExitStack() as after:
+        faults.replacement_pending(run, target(run.system), after)  # type: ignore[arg-type]
+    assert run.took == []
+    run.acquire()
+    assert run.grants()["run-a4"].reason == "they are another's"
 
 
 def test_an_allocation_that_is_not_there_is_not_taken(run: Supervised) -> None:
@@ -224,6 +235,16 @@ def test_nodes_are_changed_by_root_slurms_user_and_its_administrators(monkeypatc
         assert Cell(DATABASE, sacctmgr=level).no_administrator() == why
     none = {**DATABASE, "AccountingStorageType": "accounting_storage/none"}
     assert Cell(none).no_administrator() == no, "without a database there is nobody to ask"
+    mute = Cell(DATABASE)
+    monkeypatch.setattr(mute, "_again", raises(Fatal("sacctmgr: no such cluster")))
+    assert mute.no_administrator() == f"{no} (sacctmgr: no such cluster)"
+
+
+def raises(error: Exception) -> Callable[..., str]:
+    def refuse(*argv: str) -> str:
+        raise error
+
+    return refuse
 
 
 def test_hosts_are_free_when_nothing_runs_there_in_the_runs_own_partition() -> None:
