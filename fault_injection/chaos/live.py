@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from fault_injection import causes
+from fault_injection import causes, slurm
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import Planned
 from fault_injection.chaos.watch import Watcher
@@ -23,7 +23,7 @@ from fault_injection.faults.fault import Fault, Site, Target
 from fault_injection.faults.site import NOT_OURS, ONE_RANK, SHARED_DISK, SHARED_NETWORK, no_memory_cgroup, no_reset
 from fault_injection.history import Left, Seen
 from fault_injection.house import House
-from supervisor.core.model import Memory, Rung
+from supervisor.core.model import Grant, Memory, Rung
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
 from supervisor.shell import client, cordons, hosts, status, views
@@ -74,6 +74,7 @@ class LiveRun:
         self._store, self._watcher, self.record, self.system = store, watcher, record, system
         self._tended, self.house = tended, house
         self.run, self.run_dir = record.spec.name, record.run_dir
+        self.allocation = record.spec.allocation
         self._made: dict[str, int] | None = None
 
     # --- runner.Live ---
@@ -111,7 +112,7 @@ class LiveRun:
         if rank not in pids:
             raise Fatal(f"node {state.node or '-'} shows no rank {rank} of group {group}")
         why = self._elsewhere(state.node)
-        if why:
+        if why and not fault.anywhere:
             raise Fatal(why)
         return Target(
             group=group, generation=state.generation, node=state.node, rank=rank, pids=pids,
@@ -206,6 +207,16 @@ class LiveRun:
             ranks = [t for g in groups for t in self._ranks(mirror, g.group, g.generation, g.node)]
         return {(t.group, t.generation, t.rank): t.pid for t in ranks}
 
+    def nodes(self) -> Mapping[int, str]:
+        with self._watcher.mirror() as mirror:
+            return {g.group: g.node for g in status.run_status(mirror, self.record).groups}
+
+    def grants(self) -> Mapping[str, Grant]:
+        with self._watcher.mirror() as mirror:
+            wanted = [a.key for a in views.memory(mirror, self.run).allocations.values() if a.state == "wanted"]
+            found = [(key, mirror.record(keys.grant(self.run, key), Grant)) for key in wanted]
+        return {key: grant for key, grant in found if grant is not None}
+
     def phase(self) -> str:
         with self._watcher.mirror() as mirror:
             return str(status.run_status(mirror, self.record).phase)
@@ -266,9 +277,10 @@ class LiveRun:
             for rank in range(ranks)
             if not causes.obeys(self.run_dir, g.group, g.generation, rank)
         ]
+        on_slurm = self.allocation.engine == "slurm"
         disks = all((self.system / "nodes" / node).is_mount() for node in nodes)
         return Site(
-            engine=self.record.spec.allocation.engine,
+            engine=self.allocation.engine,
             not_here=next((why for node in nodes if (why := self._elsewhere(node))), ""),
             not_obeying=f"{deaf[0]} does not look for orders (fault_injection/trainer.py)" if deaf else "",
             no_memory_cgroup=no_memory_cgroup(),
@@ -280,6 +292,7 @@ class LiveRun:
             no_faketime=NOT_OURS,
             no_trace=NOT_OURS,
             no_own_etcd="" if self._own_etcd() else f"its etcd is not one that was started in {self.system}",
+            **(slurm.reasons(self.allocation.slurm, self.grants().values()) if on_slurm else {}),
         )
 
     def left(self, ended: bool) -> Left:

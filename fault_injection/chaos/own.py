@@ -64,6 +64,7 @@ def spec(name: str) -> RunSpec:
             backoff_first_s=0.0,
             backoff_max_s=0.0,
             start_timeout_s=120.0,
+            allocation_timeout_s=60.0,
         ),
     )
 

@@ -77,6 +77,7 @@ def bounds(spec: RunSpec, fault: Fault) -> Bounds:
     hangs = fault.stalls and bool(fault.kinds)
     found = policy.hang.at_most_s + freed if hangs else 2 * policy.node_lease_s + freed
     again = policy.start_timeout_s + policy.backoff_max_s if fault.kinds else 0.0
+    again += policy.allocation_timeout_s if fault.takes_spares else 0.0
     return Bounds(fault.stays_s + fault.takes_s + found + again, fault.stays_s + found if fault.stalls else freed)
 
 

@@ -6,9 +6,10 @@ import signal
 from collections.abc import Mapping
 
 from fault_injection import causes
-from fault_injection.faults import control, storage
+from fault_injection.faults import control, engine, storage
 from fault_injection.faults import inject as made
 from fault_injection.faults.fault import Family, Fault, Inject, Need, Site
+from fault_injection.slurm import AWAY_S
 from supervisor.core.model import Kind
 
 # --- needs ---
@@ -56,12 +57,6 @@ def faketime(site: Site) -> str:
 
 def traces(site: Site) -> str:
     return site.no_trace
-
-
-def local_engine(site: Site) -> str:
-    return (
-        "" if site.engine == "local" else f"the engine is {site.engine}: what a scheduler does is asked of it by hand"
-    )
 
 
 # --- faults ---
@@ -197,14 +192,24 @@ _ALL = (
     # engine
     Fault(
         name="allocation_gone", family="engine", how="the engine takes an allocation away", inject=made.allocation_gone,
-        needs=(here, local_engine), kinds=(Kind.ALLOCATION_LOST,),
+        needs=(engine.local, here), kinds=(Kind.ALLOCATION_LOST,),
     ),
-    *(
-        _missing(name, "engine", how, "Slurm's own doing: tests/slurm, tests/contract")
-        for name, how in (
-            ("job_cancelled", "scancel of a node's job"), ("node_drained", "Slurm drains a node"),
-            ("replacement_pending", "no other node is free"), ("controller_away", "slurmctld does not answer"),
-        )
+    Fault(
+        name="job_cancelled", family="engine", how="scancel of a node's job", inject=engine.job_cancelled,
+        needs=(engine.on_slurm, engine.cancels), kinds=(Kind.ALLOCATION_LOST,), anywhere=True,
+    ),
+    Fault(
+        name="node_drained", family="engine", how="Slurm drains a node until it is left", inject=engine.node_drained,
+        needs=(engine.on_slurm, engine.drains), kinds=(Kind.LEAVING,), takes_s=engine.LEAVES_WITHIN_S, anywhere=True,
+    ),
+    Fault(
+        name="replacement_pending", family="engine", how="no other node is free for 10 s",
+        inject=engine.replacement_pending, needs=(engine.fills,), kinds=(Kind.ALLOCATION_LOST,), stays_s=engine.PENDING_S,
+        takes_s=2 * engine.PENDING_WITHIN_S, takes_spares=True, anywhere=True,
+    ),
+    Fault(
+        name="controller_away", family="engine", how="slurmctld is stopped for 5 s",
+        inject=engine.controller_away, needs=(engine.on_slurm, engine.controller), stays_s=AWAY_S, anywhere=True,
     ),
     # gpu
     _gpu("gpu_xid", "Xid 79: the GPU is not reached over its bus", made.gpu_fails("xid 79", xid=79)),

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fault_injection.house import House
-from supervisor.core.model import Kind
+from supervisor.core.model import Grant, Kind
+from supervisor.core.spec import AllocationSpec
 
 Family = Literal[
     "process", "collectives", "data", "state", "agent", "node", "supervisor", "lighthouse", "etcd", "engine", "gpu"
@@ -41,6 +42,13 @@ class Site:
     """Why a process cannot have a clock of its own."""
     no_trace: str = ""
     """Why system calls of etcd cannot be delayed."""
+    no_jobs: str = ""
+    """Why a job of the run cannot be cancelled; this and the following are of a run on Slurm."""
+    no_drain: str = ""
+    no_filling: str = ""
+    """Why no job of ours can take the hosts that are free."""
+    no_controller: str = ""
+    """Why slurmctld cannot be stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +77,8 @@ class Scene(Protocol):
 
     run_dir: str
     run: str
+    allocation: AllocationSpec
+    """How its nodes are asked for."""
 
     @property
     def house(self) -> House | None:
@@ -97,6 +107,14 @@ class Scene(Protocol):
 
     def ranks(self) -> Mapping[tuple[int, int, int], int]:
         """(group, its current generation, rank) -> pid."""
+        ...
+
+    def nodes(self) -> Mapping[int, str]:
+        """Group -> where it is placed; empty: nowhere."""
+        ...
+
+    def grants(self) -> Mapping[str, Grant]:
+        """What the engine says of the allocations that the run wants, by key."""
         ...
 
     def phase(self) -> str:
@@ -153,6 +171,10 @@ class Fault:
     """The group's parameters are others' no more until it heals."""
     writers: bool = False
     """It hits rank 0 of the group that writes the checkpoints, whomever the plan names."""
+    anywhere: bool = False
+    """It is asked of the engine: the victim's node may be another machine."""
+    takes_spares: bool = False
+    """They are asked for again only when they could have come: policy.allocation_timeout_s after they had been asked for."""
     missing: str = ""
     echoes: tuple[Kind, ...] = field(default=())
     """What the other groups may show of it as well."""

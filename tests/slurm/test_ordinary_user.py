@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -222,6 +223,28 @@ def test_a_user_who_may_not_drain_goes_on_without(w: Office) -> None:
     assert "Invalid user id" in said[0], "Slurm's own words"
     assert all("drain" not in words for words in w.lab.node_states().values())
     w.check(record)
+
+
+def test_what_a_user_may_not_break_is_said(w: Office) -> None:
+    """Before anything is broken, and without changing anything to know it."""
+    file = w.file("broken")
+    file.write_text(file.read_text().replace("[titan]", 'chaos = "allowed"\n[titan]'))
+    record = w.trains(w.begun(file))
+    schedule, before = w.runs / "four.toml", (len(w.lab.jobs()), w.lab.node_states())
+    names = ("job_cancelled", "node_drained", "replacement_pending", "controller_away")
+    schedule.write_text("".join(f'[[fault]]\nname = "{name}"\nat_step = 5\n' for name in names))
+    about = ["chaos", "run", str(schedule), "--run", "broken", "--dry-run"]
+    said = w.command(*about, code=2)
+    assert "node_drained cannot be made here: Slurm does not let this user drain a node: " in said
+    assert f"only root, root and Slurm's administrators may, and user {user.NAME} is none of them" in said
+    assert re.search(r"controller_away cannot be made here: slurmctld, pid \d+, cannot be stopped by this user: ", said)
+    assert len(said.splitlines()) == 2, "his own jobs he may cancel, and others submit"
+    for name in ("node_drained", "controller_away"):
+        schedule.write_text(schedule.read_text().replace(f'"{name}"', '"job_cancelled"'))
+    assert "seed 0: 4 faults" in w.command(*about)
+    assert (len(w.lab.jobs()), w.lab.node_states()) == before
+    assert "ecurity violation" not in w.lab.log(), "nor is it tried"
+    assert w.incidents(record) == []
 
 
 def test_a_partition_that_is_closed_to_the_user(w: Office) -> None:

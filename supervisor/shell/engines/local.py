@@ -36,6 +36,9 @@ POLL_S = 0.25
 KILL_AFTER_S = 10.0
 """From TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
 
+WITHHELD = "withheld.json"
+"""Beside the pool, while no node is given."""
+
 
 @dataclass(frozen=True)
 class PoolNode:
@@ -153,8 +156,23 @@ class LocalEngine:
         self._save(replace(allocation, state="gone", reason=reason))
         self._end(replace(allocation, state="gone", reason=reason))
 
+    def withhold(self, reason: str) -> None:
+        """What a cluster does to us in which no node is free: what is asked for stays pending, until `give_again`, and no longer
+        than this process lives. Raises Fatal where another does so already."""
+        if why := self._withheld():
+            raise Fatal(f"the nodes of {self._home} are withheld already: {why}")
+        about = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "reason": reason}
+        _write(_folder(self._home) / WITHHELD, about)
+
+    def give_again(self) -> None:
+        """If it was this process that withheld the nodes."""
+        path = _folder(self._home) / WITHHELD
+        if path.exists() and json.loads(path.read_text())["pid"] == os.getpid():
+            path.unlink()
+
     def list(self) -> Sequence[Grant]:
         self._serve_pending()
+        withheld = self._withheld()
         grants = []
         for allocation in self._all():
             if allocation.state == "granted" and not _alive(allocation):
@@ -171,7 +189,7 @@ class LocalEngine:
                     state=allocation.state,
                     nodes=(allocation.node,) if allocation.node else (),
                     engine_id=f"{self._id}{allocation.pid}",
-                    reason=allocation.reason,
+                    reason=withheld if allocation.state == "pending" else allocation.reason,
                 )
             )
         return grants
@@ -198,6 +216,8 @@ class LocalEngine:
             return
         allocations = self._all()
         held = {a.node for a in allocations if a.node and (a.state == "pending" or not self._ended(a))}
+        if self._withheld():
+            held |= {n.name for n in pool.nodes}
         for allocation in allocations:
             if allocation.state != "pending":
                 continue
@@ -212,6 +232,14 @@ class LocalEngine:
             allocation = replace(allocation, node=free[0].name)
             self._save(allocation)
             self._start(allocation, free[0], pool)
+
+    def _withheld(self) -> str:
+        """Why no node is given; empty: they are. Whoever withheld them may have been killed."""
+        try:
+            about = json.loads((_folder(self._home) / WITHHELD).read_text())
+        except FileNotFoundError:
+            return ""
+        return str(about["reason"]) if is_running(about["pid"], about["ticks"]) else ""
 
     def _start(self, allocation: _Allocation, node: PoolNode, pool: Pool) -> None:
         command = [sys.executable, "-m", "agents.cli", "run", "--node", node.name, "--home", str(self._home)]

@@ -112,11 +112,14 @@ class Commands:
 
     def cluster(self) -> str:
         """The cluster's name, which is in every job too."""
-        for line in self._again("scontrol", "show", "config").splitlines():
-            name, _, value = line.partition("=")
-            if name.strip() == "ClusterName":
-                return value.strip()
+        if name := self.config().get("ClusterName"):
+            return name
         raise Fatal("`scontrol show config` names no cluster: is this Slurm's own scontrol?")
+
+    def config(self) -> dict[str, str]:
+        """What `scontrol show config` says, by name."""
+        lines = self._again("scontrol", "show", "config").splitlines()
+        return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
 
     def submit(self, options: Sequence[str], script: str) -> int:
         """One sbatch; the job's number. Raises Refused: whether to try again is the caller's, who knows how to look

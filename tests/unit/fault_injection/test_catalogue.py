@@ -27,6 +27,8 @@ from fault_injection.faults.fault import Site, Target
 from fault_injection.faults.site import no_reset
 from fault_injection.gpus import Gpus
 from fault_injection.obeying import BIT, Obeying
+from supervisor.core.model import Grant
+from supervisor.core.spec import AllocationSpec
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.store.errors import OutOfSpace
 from supervisor.wire.checkpoints import MARKER
@@ -37,12 +39,16 @@ FAMILIES = {
     "process", "collectives", "data", "state", "agent", "node", "supervisor", "lighthouse", "etcd", "engine", "gpu",
 }  # fmt: skip
 
+OF_SLURM = ("job_cancelled", "node_drained", "controller_away")
+
 
 def test_each_family_is_there_and_each_fault_can_be_made_or_says_why_not() -> None:
     assert {fault.family for fault in FAULTS.values()} == FAMILIES
     for fault in FAULTS.values():
         assert (fault.inject is None) == bool(fault.missing), fault.name
-        assert fault.why_not(Site()) == fault.missing, fault.name
+        of_slurm = "the engine is local and has no such thing" if fault.name in OF_SLURM else ""
+        assert fault.why_not(Site()).startswith(fault.missing or of_slurm), fault.name
+        assert bool(fault.why_not(Site())) == bool(fault.missing or of_slurm), fault.name
         assert fault.how
 
 
@@ -66,7 +72,22 @@ def test_what_a_site_lacks_is_said() -> None:
         reasons = {getattr(site, key) for key in Site.__dataclass_fields__} - {"", "local"}
         assert {FAULTS[name].why_not(site)} == reasons
     assert FAULTS["sigkill"].why_not(Site(not_obeying="deaf")) == ""
-    assert "slurm" in FAULTS["allocation_gone"].why_not(Site(engine="slurm"))
+
+
+def test_what_of_an_engine_can_be_made_is_said_by_what_it_needs() -> None:
+    own = Site(engine="slurm", not_here="the nodes are elsewhere", no_house="another's")
+    whole = [name for name, fault in FAULTS.items() if fault.family == "engine" and not fault.why_not(own)]
+    assert whole == [*OF_SLURM[:2], "replacement_pending", "controller_away"], "of whatever machine the nodes are"
+    assert FAULTS["allocation_gone"].why_not(own) == "the engine is slurm: see job_cancelled"
+    for field_, name in (
+        ("no_jobs", "job_cancelled"), ("no_drain", "node_drained"), ("no_filling", "replacement_pending"),
+        ("no_controller", "controller_away"),
+    ):  # fmt: skip
+        assert FAULTS[name].why_not(replace(own, **{field_: "not allowed"})) == "not allowed"
+    assert FAULTS["replacement_pending"].why_not(Site()) == ""
+    assert FAULTS["replacement_pending"].why_not(Site(not_here="elsewhere")) == "elsewhere"
+    for name in OF_SLURM:
+        assert FAULTS[name].why_not(Site()).endswith("see allocation_gone")
 
 
 # --- made for real, on a process of ours ---
@@ -91,6 +112,13 @@ class OneProcess:
     facts: set[str] = field(default_factory=set)
     asks: int | None = None
     """How often it waits before it gives up."""
+    allocation: AllocationSpec = field(default_factory=AllocationSpec)
+
+    def nodes(self) -> dict[int, str]:
+        return {}
+
+    def grants(self) -> dict[str, Grant]:
+        return {}
 
     def leader_pid(self) -> int:
         return self.pid

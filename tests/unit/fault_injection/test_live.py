@@ -141,6 +141,31 @@ def test_a_run_that_trains_is_well(world: World) -> None:
     assert (look.step, look.not_well, look.acted, look.ended) == (40, "", frozenset(), "")
 
 
+def test_what_the_engine_says_of_what_the_run_wants(world: World) -> None:
+    assert world.live.nodes() == {0: "n1", 1: "n2"}
+    assert {key: grant.nodes for key, grant in world.live.grants().items()} == {
+        "run-a1": ("n1",), "run-a2": ("n2",), "run-a3": ("n3",),
+    }  # fmt: skip
+    given_back = replace(WELL.allocations["run-a3"], state="released")
+    asked = AllocationMemory(key="run-a4", state="wanted", since=2.0, reason="r")
+    groups = {**WELL.groups, 1: replace(WELL.groups[1], node="", phase="placing", allocation="")}
+    memory = replace(WELL, groups=groups, allocations={**WELL.allocations, "run-a3": given_back, "run-a4": asked})
+    pending = Grant(key="run-a2", state="pending", reason="Resources")
+    after(world, {**run_values_of(memory), keys.grant("run", "run-a2"): encode(pending)})
+    assert world.live.nodes() == {0: "n1", 1: ""}
+    assert {key: grant.state for key, grant in world.live.grants().items()} == {
+        "run-a1": "granted", "run-a2": "pending",
+    }, "not what was given back, nor what the engine has not heard of"  # fmt: skip
+
+
+def test_a_node_of_another_machine_is_broken_by_its_engine_alone(world: World) -> None:
+    (world.system / "nodes" / "n2" / "shim.lock").unlink()
+    with pytest.raises(Fatal, match="n2 is not one of this machine"):
+        world.live.target(planned(), FAULTS["sigkill"])
+    found = world.live.target(planned(), FAULTS["job_cancelled"])
+    assert (found.node, found.allocation) == ("n2", "run-a2")
+
+
 def test_what_is_not_well(world: World) -> None:
     few = node("n2", trainer(1, commits=LEARNED_STEPS - 1), allocation="run-a2")
     assert after(world, few) == f"group 1 has committed fewer than {LEARNED_STEPS} steps since its start"

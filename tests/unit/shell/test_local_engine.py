@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,31 @@ def test_take_away_is_gone_at_once_and_ends_the_node(home: Path, spawned: list[l
     eventually(ended, 10)
     with pytest.raises(Fatal):
         engine.take_away("never-there", "x")
+
+
+def test_while_the_nodes_are_withheld_what_is_asked_for_is_pending(home: Path, spawned: list[list[str]]) -> None:
+    engine, other = LocalEngine(home), LocalEngine(home)
+    engine.acquire(request("a1"))
+    other.withhold("all are somebody else's")
+    engine.acquire(request("a2"))
+    assert [(g.state, g.reason) for g in engine.list()] == [("granted", ""), ("pending", "all are somebody else's")]
+    assert len(spawned) == 1
+    with pytest.raises(Fatal, match="withheld already: all are"):
+        engine.withhold("for another reason")
+    other.give_again()
+    assert (grants(engine)["a2"].state, grants(engine)["a2"].nodes) == ("granted", ("n2",))
+    other.give_again()
+
+
+def test_nodes_are_withheld_no_longer_than_who_does_so_lives(home: Path, request: pytest.FixtureRequest) -> None:
+    code = "import sys; from pathlib import Path; from supervisor.shell.engines.local import LocalEngine; "
+    code += "LocalEngine(Path(sys.argv[1])).withhold('taken')"
+    subprocess.run([sys.executable, "-c", code, str(home)], check=True)
+    assert (home / "local" / local.WITHHELD).exists()
+    request.getfixturevalue("spawned")  # from here on what is started is a `sleep`
+    engine = LocalEngine(home)
+    engine.acquire(Request(key="a1", run="run", slots=1, lease_s=5))
+    assert grants(engine)["a1"].state == "granted"
 
 
 def test_a_node_that_ignores_term_is_killed(

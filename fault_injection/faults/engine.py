@@ -1,0 +1,220 @@
+"""How the faults of an engine are made: what a scheduler does to a run, and that it is not there. On Slurm what has happened is read
+back from Slurm itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+from fault_injection.faults.fault import Scene, Site, Target
+from fault_injection.faults.processes import DONE_WITHIN_S, stop
+from fault_injection.slurm import SlurmHere, drained, filler_name, number_of, takes_jobs
+from supervisor.core.model import Grant
+from supervisor.ports.errors import Fatal
+from supervisor.shell.engines.local import LocalEngine
+
+ASK_S = 0.5
+"""Between two questions to slurmctld, which serves a whole cluster."""
+
+LEAVES_WITHIN_S = 120.0
+"""From a node's drain until its group is elsewhere: at once where a spare is warm, after a job and a start where none is."""
+
+PENDING_WITHIN_S = 60.0
+"""From the end of an allocation until the next one is asked for: two of the engine's lists, and a start of its processes' end."""
+
+PENDING_S = 10.0
+
+FULL = "no node is free: all are withheld by the fault injection"
+
+
+# --- needs ---
+
+
+def on_slurm(site: Site) -> str:
+    if site.engine == "slurm":
+        return ""
+    return f"the engine is {site.engine} and has no such thing: see allocation_gone"
+
+
+def local(site: Site) -> str:
+    return "" if site.engine == "local" else f"the engine is {site.engine}: see job_cancelled"
+
+
+def cancels(site: Site) -> str:
+    return site.no_jobs
+
+
+def drains(site: Site) -> str:
+    return site.no_drain
+
+
+def controller(site: Site) -> str:
+    return site.no_controller
+
+
+def fills(site: Site) -> str:
+    """The local engine's nodes are processes of one machine, Slurm's may be anywhere."""
+    return site.not_here if site.engine == "local" else site.no_filling
+
+
+# --- faults ---
+
+
+def job_cancelled(scene: Scene, target: Target, after: ExitStack) -> str:
+    return _cancel(scene, SlurmHere(), number_of(_grant(scene, target.allocation)))
+
+
+def node_drained(scene: Scene, target: Target, after: ExitStack) -> str:
+    """Until its group has left it and its job has ended: an administrator waits for that before he takes it down."""
+    slurm, number = SlurmHere(), number_of(_grant(scene, target.allocation))
+    host, reason = slurm.job(number).node, f"supervisor chaos, run {scene.run}"
+    before = slurm.node(host)
+    if drained(before):
+        raise Fatal(f"node {host} is drained already: {before.reason}")
+    after.callback(slurm.undrain, host, reason)
+    if words := slurm.drain(host, reason):
+        raise Fatal(f"Slurm does not let this user drain node {host}: {words}")
+    _ask(scene, lambda: drained(slurm.node(host)), DONE_WITHIN_S, f"Slurm marks node {host} as drained")
+    marked = "+".join(slurm.node(host).states)
+    _ask(
+        scene, lambda: scene.nodes()[target.group] not in ("", target.node), LEAVES_WITHIN_S, f"group {target.group} leaves {host}",
+    )  # fmt: skip
+    _ask(scene, lambda: not _runs(slurm, number), DONE_WITHIN_S, f"job {number} on {host} ends")
+    moved = scene.nodes()[target.group]
+    after.close()
+    _ask(scene, lambda: takes_jobs(slurm.node(host)), DONE_WITHIN_S, f"node {host} is resumed")
+    return (
+        f"sinfo said {marked} of node {host}; group {target.group} went to {moved}, and job {number} ended; it is resumed, and sinfo says "
+        f"{'+'.join(slurm.node(host).states)}"
+    )
+
+
+def controller_away(scene: Scene, target: Target, after: ExitStack) -> str:
+    slurm = SlurmHere()
+    pid = slurm.controller()
+    after.callback(_ask, scene, lambda: not slurm.silent(), DONE_WITHIN_S, "slurmctld answers again")
+    said = stop(scene, pid, after)
+    silent = slurm.silent()
+    if not silent:
+        raise Fatal(f"slurmctld, pid {pid}, is stopped, and `scontrol ping` is answered all the same")
+    return f"slurmctld: {said}; {silent}"
+
+
+def replacement_pending(scene: Scene, target: Target, after: ExitStack) -> str:
+    """The spares' allocations are taken first: the group would go to one of them. The run asks for the group's at once, for a spare's
+    once it could have come (policy.allocation_timeout_s), each on the budget for allocations."""
+    before = scene.grants()
+    used = set(scene.nodes().values())
+    spares = [key for key, grant in before.items() if grant.state == "granted" and not used.intersection(grant.nodes)]
+    taken = [*spares, target.allocation]
+    make = _on_slurm if scene.allocation.engine == "slurm" else _on_local
+    full, take = make(scene, target, after, {key: _grant(scene, key) for key in taken})
+    said = []
+    for key in taken:
+        said.append(take(key))
+        scene.wait(lambda: not _granted(scene, key), PENDING_WITHIN_S, f"allocation {key} is known to be gone")  # noqa: B023
+
+    def waits() -> bool:
+        new = _new(scene, before)
+        return not scene.nodes()[target.group] and bool(new) and all(grant.state == "pending" for grant in new)
+
+    scene.wait(waits, PENDING_WITHIN_S, f"group {target.group} waits for an allocation that is pending")
+    new = _new(scene, before)
+    told = ", ".join(grant.key for grant in new)
+    why = f"group {target.group} has no node, and {told} is pending: {new[0].reason or 'no reason given'}"
+    return "; ".join([full, *said, why, *_in_squeue(scene, new)])
+
+
+# --- how ---
+
+Take = Callable[[str], str]
+"""An allocation, by key; what was seen of it."""
+
+
+def _on_local(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str, Grant]) -> tuple[str, Take]:
+    engine = LocalEngine(target.folder.parents[1])
+    after.callback(engine.give_again)
+    engine.withhold(FULL)
+
+    def take(key: str) -> str:
+        return scene.take_allocation(replace(target, node=taken[key].nodes[0], allocation=key))
+
+    return "all nodes are withheld", take
+
+
+def _on_slurm(scene: Scene, target: Target, after: ExitStack, taken: Mapping[str, Grant]) -> tuple[str, Take]:
+    """Jobs of ours fill the hosts that are free now, and queue for those that will be: that needs no right but to submit."""
+    slurm, spec, name = SlurmHere(), scene.allocation.slurm, filler_name(scene.run)
+    numbers = {key: number_of(grant) for key, grant in taken.items()}
+    hosts = {key: slurm.job(number).node for key, number in numbers.items()}
+    after.callback(slurm.empty, name)
+    full = []
+    if idle := slurm.idle(spec.partition):
+        first = slurm.fill(spec, idle, name)
+        _ask(scene, lambda: "RUNNING" in slurm.job(first).states, DONE_WITHIN_S, f"job {first} fills {', '.join(idle)}")
+        full = [f"job {first} fills {', '.join(idle)}"]
+    full += [f"job {slurm.fill(spec, [host], name)} queues for {host}" for host in hosts.values()]
+
+    def take(key: str) -> str:
+        return _cancel(scene, slurm, numbers[key])
+
+    return ", ".join(full), take
+
+
+def _cancel(scene: Scene, slurm: SlurmHere, number: int) -> str:
+    host = slurm.job(number).node
+    slurm.cancel([number])
+    _ask(scene, lambda: "CANCELLED" in slurm.job(number).states, DONE_WITHIN_S, f"job {number} on {host} is cancelled")
+    return f"scancel of job {number} on {host}: squeue says {'+'.join(slurm.job(number).states)}"
+
+
+def _runs(slurm: SlurmHere, number: int) -> bool:
+    return bool({"RUNNING", "COMPLETING"}.intersection(slurm.job(number).states))
+
+
+def _in_squeue(scene: Scene, new: list[Grant]) -> list[str]:
+    if scene.allocation.engine != "slurm":
+        return []
+    slurm, said = SlurmHere(), []
+    for grant in new:
+        job = slurm.job(number_of(grant))
+        if "PENDING" not in job.states:
+            raise Fatal(f"job {job.id}, of allocation {grant.key}, is {'+'.join(job.states)}, not pending")
+        said.append(f"squeue says {'+'.join(job.states)} of its job {job.id}: {job.why}")
+    return said
+
+
+def _grant(scene: Scene, key: str) -> Grant:
+    grant = scene.grants().get(key)
+    if grant is None or grant.state != "granted":
+        raise Fatal(
+            f"allocation {key or '-'} of the run is not granted: {grant.state if grant else 'nothing is known of it'}"
+        )
+    return grant
+
+
+def _granted(scene: Scene, key: str) -> bool:
+    grant = scene.grants().get(key)
+    return grant is not None and grant.state == "granted"
+
+
+def _new(scene: Scene, before: Mapping[str, Grant]) -> list[Grant]:
+    """What was asked for since."""
+    return [grant for key, grant in sorted(scene.grants().items()) if key not in before]
+
+
+def _ask(scene: Scene, reached: Callable[[], bool], within_s: float, what: str) -> None:
+    """As `scene.wait`, with a pause between two looks."""
+    again_at = 0.0
+
+    def look() -> bool:
+        nonlocal again_at
+        if time.monotonic() < again_at:
+            return False
+        found = reached()
+        again_at = time.monotonic() + ASK_S
+        return found
+
+    scene.wait(look, within_s, what)
