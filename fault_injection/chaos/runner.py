@@ -165,7 +165,7 @@ class Runner:
         )  # fmt: skip
         assert fault.inject is not None
         try:
-            target = self._live.target(planned, fault)
+            target = self._target(planned, fault, open_, began + promised.within_s)
             done = replace(
                 done, generation=target.generation, node=target.node, group=target.group, rank=target.rank,
                 began=self._clock(),
@@ -183,6 +183,17 @@ class Runner:
             raise
         finally:
             open_.append(_Made(fault, done, heal, known.acted, step))
+
+    def _target(self, planned: Planned, fault: Fault, open_: Sequence[_Made], until: float) -> Target:
+        """The group of one that comes with another may be being started: then it is waited for."""
+        while True:
+            try:
+                return self._live.target(planned, fault)
+            except Fatal:
+                if not planned.together or self._clock() > until:
+                    raise
+            self._heal_what_is_due(open_)
+            self._next()
 
     def _until_something_is_done(self, open_: Sequence[_Made]) -> None:
         """About the fault that the next one is to come on top of. One about which nothing is to be done needs no wait."""

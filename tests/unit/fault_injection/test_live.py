@@ -295,6 +295,31 @@ def test_pids_of_the_control_plane(world: World) -> None:
         world.live.leader_pid()
 
 
+def test_a_leader_to_be_broken_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes with another may come right after a leader has died: its record stays until its lease lapses."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    after(world, {keys.LEADER: encode(LeaderRecord(host=here, pid=ended.pid, home=""))})
+    asked: list[str] = []
+
+    def tend() -> list[str]:
+        if len(asked) == 2:
+            after(world, {keys.LEADER: encode(LeaderRecord(host=here, pid=os.getpid(), home=""))})
+            live._watcher = world.live._watcher
+        asked.append("")
+        return asked
+
+    live = world.live
+    live._tended = tend
+    assert live.leader_pid() == os.getpid()
+    assert len(asked) == 3
+    after(world, {keys.LEADER: encode(LeaderRecord(host=here, pid=ended.pid, home=""))})
+    monkeypatch.setattr("fault_injection.chaos.live.LEADS_WITHIN_S", 0.1)
+    with pytest.raises(Fatal, match="a supervisor leads"):
+        world.live.leader_pid()
+
+
 def test_what_faults_ask_of_the_run(world: World) -> None:
     live = world.live
     assert live.ranks() == {(0, 1, 0): os.getpid(), (1, 1, 0): os.getpid()}

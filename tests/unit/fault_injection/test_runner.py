@@ -44,8 +44,8 @@ class Played:
         self.told: list[str] = []
         """Faults that were made, for the metrics."""
         self.scene: Any = self
-        self.unknown: set[str] = set()
-        """Faults that cannot be made after all."""
+        self.nowhere_until = 0.0
+        """No group is placed until then."""
 
     def pause(self, seconds: float) -> None:
         self.now += 1.0
@@ -62,6 +62,8 @@ class Played:
         return Look(step=self.step, not_well=not_well, acted=frozenset(self.acted), ended=self.ended)
 
     def target(self, planned: Planned, fault: Fault) -> Target:
+        if self.now < self.nowhere_until:
+            raise Fatal(f"node - shows no rank of group {planned.group}")
         return Target(
             group=planned.group, generation=3, node=f"n{planned.group}", rank=planned.rank, pids={planned.rank: 7},
             allocation="", folder=Path(),
@@ -139,6 +141,19 @@ def test_after_the_last_one_the_states_are_compared_too() -> None:
     (done,) = run(played, planned(("sigkill", 5, "")))
     assert done.over is not None
     assert played.now - done.over >= 3 + 2
+
+
+def test_who_comes_with_another_waits_for_a_group_that_is_being_started() -> None:
+    def places(played: Played, at: float) -> None:
+        played.nowhere_until = at
+
+    late, alone = Played(), Played()
+    late.made = lambda name: places(late, 1008.0) if name == "sigkill" else None  # type: ignore[method-assign]
+    first, second = run(late, planned(("sigkill", 2, ""), ("agent_stopped", 2, "with")))
+    assert (first.made, second.made, second.after) == (1002.0, 1008.0, "")
+    alone.nowhere_until = 1008.0
+    (done,) = run(alone, planned(("sigkill", 2, "")))
+    assert (done.made, done.after) == (None, "node - shows no rank of group 1")
 
 
 def test_what_stays_is_healed_after_its_time_and_nothing_may_be_done_about_it() -> None:
