@@ -17,7 +17,7 @@ STOPS: dict[str, Any] = {
 
 def simulated(**more: Any) -> dict[str, Any]:
     body = STOPS | more
-    return published.simulated(body, body["recovery_min"][0], seeds=2, failures=100)
+    return published.simulated(body, body["recovery_min"][0], seeds=(2, 2), failures=100)
 
 
 def test_failures_that_are_counted_by_the_clock_come_as_often_as_they_are_counted() -> None:
@@ -43,15 +43,23 @@ def test_of_replicas_one_alone_is_away() -> None:
 
 
 def test_a_run_with_two_recovery_times_is_within_with_both_or_not_at_all() -> None:
-    told = published.of_run(STOPS | {"recovery_min": [5.0, 12.0]}, seeds=2, failures=100)
+    told = published.of_run(STOPS | {"recovery_min": [5.0, 12.0]}, seeds=(2, 2), failures=100)
     assert [case["within"] for case in told["cases"]] == [True, False]
     assert told["within_3_points"] is False
 
 
+def test_seeds_are_added_until_the_interval_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = published.simulated(STOPS, 5.0, seeds=(2, 2), failures=30)
+    monkeypatch.setattr(published, "SURE", wide["interval_95"] / 5)
+    more = published.simulated(STOPS, 5.0, seeds=(2, 20), failures=30)
+    assert 2 < more["seeds"] <= 20
+    assert more["interval_95"] < wide["interval_95"]
+
+
 def test_of_a_least_that_is_reported_more_is_within() -> None:
     body = {key: value for key, value in STOPS.items() if key != "reported"}
-    assert published.of_run(body | {"reported_above": 0.5}, seeds=1, failures=50)["within_3_points"]
-    assert not published.of_run(body | {"reported_above": 0.95}, seeds=1, failures=50)["within_3_points"]
+    assert published.of_run(body | {"reported_above": 0.5}, seeds=(2, 2), failures=50)["within_3_points"]
+    assert not published.of_run(body | {"reported_above": 0.95}, seeds=(2, 2), failures=50)["within_3_points"]
 
 
 def test_what_a_paper_does_not_state_is_not_compared() -> None:
