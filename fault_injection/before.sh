@@ -7,6 +7,7 @@ shift
 repository=$(git rev-parse --show-toplevel)
 before=$(mktemp -d)/before
 trap 'git -C "$repository" worktree remove --force "$before"; rmdir "$(dirname "$before")"' EXIT
+trap 'exit 143' INT TERM
 git -C "$repository" worktree add --quiet --detach "$before" "$mend^"
 git -C "$before" checkout --quiet "$mend" -- tests
 cd "$before"
