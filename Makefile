@@ -54,6 +54,7 @@ bench: install-dev  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.page
 	$(BIN)/python -m benchmarks.metrics --agent 45
 	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.simulate_months
 	-$(BIN)/python -m benchmarks.simulated_vs_published
 	-$(BIN)/python -m benchmarks.simulator_vs_real
 

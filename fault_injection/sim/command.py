@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,12 +55,17 @@ def simulate(
             help="Not at rates, but what befell a run: its journal.jsonl, or the history.jsonl of a broken one."
         ),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write each seed's figures, and what it took, to this file, as JSON.")
+    ] = None,
 ) -> None:
     """Train for weeks on thousands of GPUs that fail as published, in minutes: ETTR, badput by cause, spares used.
 
     With --journal: what the failures of a real run would have cost under each policy."""
     with sentences():
         if journal is not None:
+            if out is not None:
+                raise typer.BadParameter("a journal has no seeds", param_hint="--out")
             _what_if(journal, policy or [])
             return
         try:
@@ -66,19 +73,46 @@ def simulate(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--rates") from None
         groups = gpus // GPUS_A_NODE
-        specs = _specs(groups, _spares(groups), policy or [])
+        specs = _specs(groups, spares_of(groups), policy or [])
         console = Console()
         console.print(_introduction(chosen, gpus, days, seeds), highlight=False)
         played: dict[str, list[Outcome]] = {}
+        told: dict[str, list[dict[str, Any]]] = {}
         for name, run in specs.items():
-            played[name] = [
-                Months(run, ByChance(chosen, gpus), times(), seed).run(days * DAY_S) for seed in range(seeds)
-            ]
+            played[name], told[name] = [], []
+            for seed in range(seeds):
+                cpu, wall = time.process_time(), time.monotonic()
+                played[name].append(Months(run, ByChance(chosen, gpus), times(), seed).run(days * DAY_S))
+                took = {"cpu_s": time.process_time() - cpu, "wall_s": time.monotonic() - wall}
+                told[name].append({"seed": seed, **_figures(played[name][-1]), **took})
+                if out is not None:
+                    _write(out, {"rates": rate, "gpus": gpus, "days": days, "policies": told})
             console.print(report(name, played[name]))
         first, *others = played
         for other in others:
             console.print(f"policy {other} less policy {first}:", soft_wrap=True, highlight=False)
             console.print(difference(played[first], played[other]))
+
+
+def _figures(outcome: Outcome) -> dict[str, Any]:
+    """Lost time as shares of all groups' time."""
+    return {
+        "ettr": outcome.ettr,
+        "ettr_if_each_stopped_everybody": whole(outcome, times()),
+        "failures": outcome.failures,
+        "placed_on_another_node": outcome.spares,
+        "allocations_asked_for": outcome.asked,
+        "halts": outcome.halts,
+        "badput": {cause: _share(outcome, lost_s) for cause, lost_s in outcome.badput.items()},
+        "badput_after_a_failure_of": {look: _share(outcome, lost_s) for look, lost_s in outcome.by_look.items()},
+    }
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(body, indent=1) + "\n")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--out") from None
 
 
 def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
@@ -99,8 +133,9 @@ def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
         raise typer.BadParameter(f"{policy}: {error}", param_hint="--policy") from None
 
 
-def _spares(groups: int) -> int:
-    return max(1, groups // NODES_A_SPARE)
+def spares_of(nodes: int) -> int:
+    """How many a run of so many nodes is given."""
+    return max(1, nodes // NODES_A_SPARE)
 
 
 def _specs(groups: int, spares: int, policies: Sequence[Path]) -> dict[str, RunSpec]:
@@ -249,6 +284,6 @@ def _share(outcome: Outcome, group_seconds: float) -> float:
 def _introduction(chosen: Rates, gpus: int, days: float, seeds: int) -> str:
     groups, hours = gpus // GPUS_A_NODE, chosen.mttf_s(gpus) / 3600
     return (
-        f"{gpus} GPUs as {groups} groups of a node, {_spares(groups)} spares, {days:g} days, {seeds} seeds; a failure "
+        f"{gpus} GPUs as {groups} groups of a node, {spares_of(groups)} spares, {days:g} days, {seeds} seeds; a failure "
         f"every {hours:.2f} h.\nRates: {chosen.title} ({chosen.source}).\nWhat takes how long otherwise: fault_injection/sim/data/times.toml."
     )

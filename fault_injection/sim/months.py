@@ -1,7 +1,7 @@
 """A run of months in minutes: the real `decide` around a model that moves only when something changes.
 
 No store and no agents: what they take is in data/times.toml. One group is one node, and a failure is one group's. New nodes are never
-short, only late; nobody fails while it starts.
+short, only late; nobody fails while it starts. With one group a failure stops everybody, who resume from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class Months:
         self._order = count()
         self._look = float("inf")
         self._down: dict[int, Down] = {}
+        self._resumed = self.now
+        """From a checkpoint, all of them: since then one is written every `whole_interval_s`."""
         self._control = ControlView()
         self._cordons: dict[str, CordonView] = {}
         self._begin()
@@ -178,6 +180,8 @@ class Months:
         self._down[group] = Down(look, self.now, part_since=self.now)
         self.out.failures += 1
         self._stall(look)
+        if len(self._down) == self.spec.groups.count:
+            self._lose(look)
         self._show(group, look, error or f"RuntimeError: failure {self.out.failures}")
 
     def _stall(self, look: Look) -> None:
@@ -188,6 +192,14 @@ class Months:
         self.out.badput["quorum"] += others * waits_s
         self.out.badput["failed_step"] += others * lost_s
         self.out.by_look[look] += others * (waits_s + lost_s)
+
+    def _lose(self, look: Look) -> None:
+        """Nobody is left to heal from: what each had trained since the newest checkpoint is trained a second time."""
+        if self.times.whole_interval_s:
+            saved = self.now - (self.now - self._resumed) % self.times.whole_interval_s
+            lost_s = sum(max(0.0, down.since - saved) for down in self._down.values())
+            self.out.badput["recompute"] += lost_s
+            self.out.by_look[look] += lost_s
 
     def _show(self, group: int, look: Look, error: str) -> None:
         """What there is to be seen of it, and when."""
@@ -379,6 +391,8 @@ class Months:
 
     def _up(self, group: int) -> None:
         self._part(group, "")
+        if len(self._down) == self.spec.groups.count:
+            self._resumed = self.now
         self._down.pop(group, None)
 
 

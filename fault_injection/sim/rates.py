@@ -51,6 +51,7 @@ class Times:
     person_s: float
     whole_restart_s: float
     whole_interval_s: float
+    """0: nothing is trained a second time."""
 
 
 def known() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from benchmarks import simulate_months
 from fault_injection.sim import command
 from fault_injection.sim.months import ByChance, Months, Outcome
 from fault_injection.sim.rates import known, rates, times
@@ -79,6 +81,27 @@ def test_a_longer_lease_is_paid_until_the_decision() -> None:
     assert slow.badput["decide"] > quick.badput["decide"]
 
 
+def only_group(interval_s: float) -> Outcome:
+    """One group, whose failures stop everybody."""
+    spec, published = command.spec(1, 30, None), rates("rsc")
+    often = replace(published, mttf=((8, 4.0),))
+    return Months(spec, ByChance(often, 8), replace(times(), whole_interval_s=interval_s), 7).run(20 * DAY_S)
+
+
+def test_where_nobody_is_left_what_was_trained_since_the_checkpoint_is_trained_again() -> None:
+    never, often = only_group(0.0), only_group(1800.0)
+    assert never.badput["recompute"] == 0.0
+    assert never.failures == often.failures > 50
+    # half an interval each time, within what chance makes of so many
+    assert often.badput["recompute"] / often.failures == pytest.approx(900.0, rel=0.25)
+    assert often.seconds * (never.ettr - often.ettr) == pytest.approx(often.badput["recompute"])
+    assert sum(often.by_look.values()) == pytest.approx(sum(often.badput.values()))
+
+
+def test_who_goes_on_loses_nothing_that_was_trained() -> None:
+    assert simulated(6, many=20.0).badput["recompute"] == 0.0
+
+
 def test_what_stops_everybody_costs_more() -> None:
     out = Outcome(seconds=10 * DAY_S, groups=4, failures=10)
     cost_s = times().whole_restart_s + times().whole_interval_s / 2
@@ -98,6 +121,33 @@ def test_the_interval_of_seeds() -> None:
     mean, half = command.interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.30 / 3**0.5)
+
+
+def test_each_seeds_figures_are_written(tmp_path: Path) -> None:
+    app = typer.Typer()
+    command.register(app)
+    out = tmp_path / "out.json"
+    few = ["--gpus", "1024", "--days", "60", "--seeds", "2"]
+    assert CliRunner().invoke(app, [*few, "--out", str(out)]).exit_code == 0
+    body = json.loads(out.read_text())
+    assert (body["rates"], body["gpus"], body["days"]) == ("llama3", 1024, 60.0)
+    seeds = body["policies"][command.AS_SHIPPED]
+    assert [seed["seed"] for seed in seeds] == [0, 1]
+    for seed in seeds:
+        assert seed["ettr"] + sum(seed["badput"].values()) == pytest.approx(1.0)
+        assert seed["cpu_s"] > 0.0
+    summed = simulate_months.summary(seeds)
+    assert summed["failures"]["mean"] == sum(seed["failures"] for seed in seeds) / 2
+    assert summed["ettr"]["interval_95"] is not None
+    assert next(iter(summed["badput"])) in ("quorum", "failed_step")
+
+
+def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
+    app = typer.Typer()
+    command.register(app)
+    told = CliRunner().invoke(app, ["--gpus", "1024", "--days", "1", "--out", str(tmp_path / "no" / "out.json")])
+    assert told.exit_code == 2
+    assert "cannot write" in told.output
 
 
 def test_the_command_compares_two_policies(tmp_path: Path) -> None:
