@@ -157,4 +157,8 @@ def recorded(world: World) -> history.History:
         history.Steps(group, generation, 0, node, tuple(rows))
         for (group, generation, node), rows in world.training.rows.items()
     ]
-    return history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
+    found = history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
+    # a leader that dies once its last decision is committed leaves no outcome of it, and the next may have nothing to decide:
+    # then the count in the memory says that it took effect (shell/journal.py)
+    found.reached = max(found.reached, world.checks.memory.decisions)
+    return found
