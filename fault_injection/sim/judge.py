@@ -104,12 +104,19 @@ class Struck:
             # told twice, none is alone, and how many incidents it has is not held against it
             whom = (struck.groups or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
             # looked at once a step, and not before nothing of it is to be seen any more
-            within_s = bounds.within_s(replace(struck.fault, at=struck.began), faults, free)
+            within_s = bounds.within_s(
+                replace(struck.fault, at=struck.began), faults, free and self._trained(struck.began)
+            )
             within_s = max(within_s, struck.fault.seconds + SEEN_S) + self.world.pace.step_s
             for group in whom:
                 done = self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over)
                 found.append(replace(done, within_s=within_s))
         return found
+
+    def _trained(self, at: float) -> bool:
+        """Whether every group had trained by then: how long the start of a run takes says nothing of a recovery."""
+        all_at = self.world.training.all_at
+        return all_at is not None and self.world.launched_at + all_at < at
 
     def _clear(self, over: float | None) -> list[_Struck]:
         """Of whom it is known which incidents may come of them: none, or one of a kind, with nothing unclear beside them."""
