@@ -137,6 +137,14 @@ def steps_s(history: History) -> float:
     return statistics.median(gaps)
 
 
+def heals_s(history: History) -> list[float]:
+    """By how much each step in which a group healed took the others longer than a step takes at the median."""
+    rows = [x for s in history.steps for x in s.committed()]
+    healed = {x["step"] for x in rows if x.get("healed")}
+    usual_s = statistics.median(x["t"] - x["start"] for x in rows if x["step"] not in healed)
+    return [x["t"] - x["start"] - usual_s for x in rows if x["step"] in healed and not x.get("healed")]
+
+
 # --- the simulator's pace, as a real run shows it ---
 
 
@@ -146,11 +154,12 @@ def calibrated(histories: Sequence[History]) -> Pace:
     found = [recovery for history in histories for recovery in recoveries(history)]
     step_s, turn_s, delay_s, tick_s = statistics.median(map(steps_s, histories)), 0.02, (0.002, 0.01), 0.02
     begun = [r for r in found if r.to_spawn is not None]
+    heals = [seconds for history in histories for seconds in heals_s(history)] or [0.0]
+    # half a step of the others, then the one in which it heals
+    joins_s = step_s / 2 + step_s + max(0.0, statistics.median(heals)) + tick_s
     built = {
         counts_from: [
-            r.seconds - (r.to_spawn or 0.0) - step_s / 2 - tick_s
-            for r in begun
-            if KINDS[r.kind].counts_from == counts_from
+            r.seconds - (r.to_spawn or 0.0) - joins_s for r in begun if KINDS[r.kind].counts_from == counts_from
         ]
         for counts_from in ("exit", "fault")
     }
@@ -171,6 +180,7 @@ def calibrated(histories: Sequence[History]) -> Pace:
         poll_s=POLL_S,
         kill_s=_span(ended or [0.1]),
         gate_tick_s=tick_s,
+        heal_s=_span(heals),
     )
     return replace(at, rejoin_s=round(_rejoin_s(histories, at), 3))
 

@@ -240,6 +240,15 @@ class History:
             or (final.get(d.number) is d and d.number <= self.reached and d.number not in self.told)
         ]
 
+    def unresolved(self) -> list[Decided]:
+        """Decisions of which nothing says whether they took effect: their supervisor died before it could, and none was made after."""
+        known = {d.line for d in self.committed()}
+        return [
+            d
+            for d in self.decisions
+            if d.line not in known and not d.refused and not d.replaced and d.number > self.reached
+        ]
+
     def of_group(self, group: int, rank: int = 0) -> list[Steps]:
         """The step records of a group's generations, oldest first."""
         return sorted((s for s in self.steps if (s.group, s.rank) == (group, rank)), key=lambda s: s.generation)

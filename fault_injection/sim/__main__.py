@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from fault_injection.sim.faults import KINDS, Fault
@@ -35,13 +36,21 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; what was played is kept" if kept is not None else "interrupted", file=sys.stderr)
         return 1
+    except OSError as error:
+        if kept is None:
+            raise
+        what = "what it held before is still there; mend that, and go on with --go-on"
+        print(f"the results cannot be written to {kept.path} any more ({error.strerror}): {what}", file=sys.stderr)
+        return 1
     return 1 if bad else 0
 
 
 def _again(seed: int, nodes: int, path: Path | None) -> int:
     try:
         plan = read_plan(path) if path is not None else None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ValueError(f"cannot read the plan {path}: {error.strerror}") from error
+    except ValueError as error:
         raise ValueError(f"cannot read the plan {path}: {error}") from error
     result = run(seed, nodes, plan)
     print(described(result))
@@ -128,16 +137,28 @@ def read_plan(path: Path) -> Sequence[Fault]:
     """Faults of a file; raises ValueError for what is none."""
     found = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            fault = Fault(**json.loads(line))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"line {number}: {error}") from error
-        if fault.kind not in KINDS:
-            raise ValueError(f"line {number}: there is no fault {fault.kind!r}; known: {', '.join(KINDS)}")
-        found.append(fault)
+        if line.strip():
+            try:
+                found.append(_fault(json.loads(line)))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} is no JSON object ({error})") from error
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
     return sorted(found)
+
+
+def _fault(told: object) -> Fault:
+    wanted = {field.name for field in fields(Fault)}
+    if not isinstance(told, dict) or wanted != told.keys():
+        raise ValueError(f"a fault is one JSON object with {', '.join(sorted(wanted))}, and nothing else")
+    if told["kind"] not in KINDS:
+        raise ValueError(f"there is no fault {told['kind']!r}; known: {', '.join(KINDS)}")
+    if type(told["target"]) is not int or told["target"] < 0:
+        raise ValueError(f"target is {told['target']!r}, and must be a whole number from 0")
+    for name in ("at", "seconds"):
+        if type(told[name]) not in (int, float) or not 0 <= told[name] < float("inf"):
+            raise ValueError(f"{name} is {told[name]!r}, and must be a number of seconds from 0")
+    return Fault(**told)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ class Checks:
             if other.group == trainer.group and other is not trainer:
                 self.broke(f"owners: {where} is begun while {other.name} runs there")
 
-    def stepped(self, members: Sequence[Trainer], step: int) -> None:
-        """Before a quorum commits `step`."""
+    def stepped(self, members: Sequence[Trainer], step: int, left_out: Sequence[Trainer] = ()) -> None:
+        """Before a quorum commits `step`. `left_out`: who had it, and might have been in that quorum."""
         self.changes += 1
         for t in members:
             newest = max(self._stepped.get(t.group, 0), self._fenced_below.get(t.group, 0))
@@ -95,16 +95,15 @@ class Checks:
             if step <= known:
                 self.broke(f"steps: {t.name} commits step {step}, and step {known} was complete when it was started")
         if step <= self.world.training.newest:
-            self._lost(members, step)
+            self._lost(step, left_out)
         self.owners()
 
-    def _lost(self, members: Sequence[Trainer], step: int) -> None:
+    def _lost(self, step: int, left_out: Sequence[Trainer]) -> None:
         """A step is committed again. So be it if nobody is left who had it, by no doing of ours: what one group alone had goes with
         it."""
-        able = [t for gate in self.world.gates for t in gate.able()]
+        for t in left_out:
+            self.broke(f"steps: step {step} is committed again, while {t.name} is at {t.step} and may step")
         for t in self.world.training.everybody:
-            if t in able and t not in members and t.step >= step:
-                self.broke(f"steps: step {step} is committed again, while {t.name} is at {t.step} and may step")
             if t.well and t.ended is not None and t.step >= step > t.floor:
                 self.broke(
                     f"steps: step {step} is committed again: {t.name}, which had it, was well, and was ended: {t.ending}"

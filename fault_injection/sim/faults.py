@@ -12,10 +12,16 @@ from supervisor.ports.errors import Retryable
 
 if TYPE_CHECKING:
     from fault_injection.sim.nodes import Node, Trainer
+    from fault_injection.sim.training import Step
     from fault_injection.sim.world import World
 
 FIRST_S, LAST_S = 3.0, 60.0
 """Faults come within this: the first of them while the run is still starting."""
+LOST = (0.2, 0.9)
+"""Least and most share of what a network that loses packets loses."""
+WATCH_LATE_S = (0.5, 4.0)
+BEATS_LATE_S, CALLS_LATE_S = (0.5, 4.0), (0.1, 2.0)
+"""How late at most what comes late is, least and most: some of it later than the heartbeat timeout, and than a lease is renewed."""
 
 
 @dataclass(frozen=True, order=True)
@@ -59,6 +65,7 @@ def heal(world: World) -> None:
     world.island = frozenset()
     for node in [*world.nodes.values(), *world.hosts.values(), *world.ghosts]:
         node.linked = node.etcd_linked = True
+        node.beats_lost, node.beats_late = 0.0, (0.0, 0.0)
         if node.role == "service":
             node.switch(True)
         node.start_agent()
@@ -66,6 +73,8 @@ def heal(world: World) -> None:
             trainer.frozen = False
     for gate in world.gates:
         gate.frozen = False
+    for client in world.etcd.clients:
+        client.lost, client.late_s = 0.0, (0.0, 0.0)
     world.connect()
     world.calm()
 
@@ -169,6 +178,28 @@ def _taken(world: World, fault: Fault) -> bool:
     return bool(granted)
 
 
+def _heal_source_killed(world: World, fault: Fault) -> bool:
+    """Whom somebody heals from ends in the middle of it: now, or a group is ended first, and the next heal is waited for."""
+    over_at = world.clock.now + fault.seconds
+
+    def kill(source: Trainer) -> None:
+        if source.lives:
+            world.victims.append(source.group)
+            source.end(signal=9)
+
+    def begins(step: Step) -> None:
+        world.training.on_heal = None
+        if world.clock.now < over_at:
+            _, source = step.heals[fault.target % len(step.heals)]
+            world.clock.after((step.healed_at - step.began) / 2, lambda: kill(source))
+
+    if healing := world.training.healing:
+        kill(healing[fault.target % len(healing)][1])
+        return True
+    world.training.on_heal = begins
+    return _crash(world, fault)
+
+
 # --- supervisors ---
 
 
@@ -231,7 +262,7 @@ def _etcd_away(world: World, fault: Fault) -> bool:
 
 
 def _watch_late(world: World, fault: Fault) -> bool:
-    world.etcd.delay_s = (0.5, 4.0)
+    world.etcd.delay_s = WATCH_LATE_S
 
     def back() -> None:
         world.etcd.delay_s = world.delay_s
@@ -300,6 +331,52 @@ def _host_off(world: World, fault: Fault) -> bool:
     return True
 
 
+def _beats_lost(world: World, fault: Fault) -> bool:
+    """Of the heartbeats of a node's trainers to the gate a share gets lost, and with them whatever else they ask of it."""
+    return _beats(world, fault, random.Random(fault.target).uniform(*LOST), (0.0, 0.0))
+
+
+def _beats_late(world: World, fault: Fault) -> bool:
+    return _beats(world, fault, 0.0, (0.0, random.Random(fault.target).uniform(*BEATS_LATE_S)))
+
+
+def _beats(world: World, fault: Fault, lost: float, late: tuple[float, float]) -> bool:
+    node = _node(world, fault.target)
+    if node is None:
+        return False
+    node.beats_lost, node.beats_late = lost, late
+
+    def back() -> None:
+        node.beats_lost, node.beats_late = 0.0, (0.0, 0.0)
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
+def _calls_lost(world: World, fault: Fault) -> bool:
+    """Of the requests to etcd a share gets lost, or the answer: the write is done then, and whoever asked for it does not know."""
+    return _calls(world, fault, random.Random(fault.target).uniform(*LOST), (0.0, 0.0))
+
+
+def _calls_late(world: World, fault: Fault) -> bool:
+    return _calls(world, fault, 0.0, (0.0, random.Random(fault.target).uniform(*CALLS_LATE_S)))
+
+
+def _calls(world: World, fault: Fault, lost: float, late_s: tuple[float, float]) -> bool:
+    """Those of a node's agent; every third time those of whoever leads."""
+    found = _leader(world) if fault.target % 3 == 0 else _node(world, fault.target)
+    if found is None:
+        return False
+    client = found.store if isinstance(found, Supervisor) else found.client
+    client.lost, client.late_s = lost, late_s
+
+    def back() -> None:
+        client.lost, client.late_s = 0.0, (0.0, 0.0)
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
 def _split(world: World, fault: Fault) -> bool:
     """A service host, and some nodes with it, on their own."""
     dice = random.Random(fault.target)
@@ -320,6 +397,7 @@ _ALL: dict[str, Callable[[World, Fault], bool]] = {
     "crash": _crash,
     "error": _error,
     "freeze": _freeze,
+    "heal_source_killed": _heal_source_killed,
     "node_lost": _node_lost,
     "unplugged": _unplugged,
     "agent_cut": _agent_cut,
@@ -339,5 +417,9 @@ _ALL: dict[str, Callable[[World, Fault], bool]] = {
     "gate_frozen": _gate_frozen,
     "host_off": _host_off,
     "split": _split,
+    "beats_lost": _beats_lost,
+    "beats_late": _beats_late,
+    "calls_lost": _calls_lost,
+    "calls_late": _calls_late,
 }
 KINDS = tuple(_ALL)

@@ -41,6 +41,9 @@ class Lighthouse:
         self._doubted: tuple[tuple[int, int], ...] = ()
         self._ticked_at = world.clock.now
         self._opened_at = 0.0
+        self._join_s = torchft.join_timeout_ms / 1000
+        self._waits_since: float | None = None
+        """For one that it counts as alive and that does not come."""
         world.clock.after(world.pace.gate_tick_s, self._tick)
 
     def record(self) -> ProcessRecord:
@@ -87,15 +90,23 @@ class Lighthouse:
         return [t for t in self._heard() if t.works(now) and passage(t.group, t.generation, t.node.name) == "admit"]
 
     def members(self) -> list[Trainer]:
-        """Those of whom the lighthouse makes the next quorum: nobody while it counts one as alive that does not come, nor while the
-        gate is in doubt about one that it lost."""
+        """Those of whom the lighthouse makes the next quorum: nobody while the gate is in doubt about one that it lost. For one that
+        it counts as alive and that does not come it waits, and goes on without it after `join_timeout_ms` if that leaves more than
+        half (torchft 0.2.0, src/lighthouse.rs, quorum_compute)."""
         now = self.world.clock.now
         waits = now < self._opened_at + self.world.pace.rejoin_s
         if not self.serves or waits or self.state.doubted(now):
             return []
-        able = self.able()
         beating = {g for g in self.state.admitted if self.state.hearing(g, now) == "beating"}
-        return able if beating == {t.group for t in able} else []
+        # whose calls do not come through asks for no quorum; all others will have been heard a moment from now
+        come = [t for t in self.able() if t.group in beating or not t.node.is_hard_to_hear]
+        if {t.group for t in come} == beating:
+            self._waits_since = None
+            return come
+        if self._waits_since is None:
+            self._waits_since = now
+        come = [t for t in come if t.group in beating]
+        return come if now - self._waits_since >= self._join_s and 2 * len(come) > len(beating) else []
 
     # --- its own time ---
 
@@ -155,22 +166,41 @@ class Lighthouse:
             self.world.gates_changed()
 
     def _hear(self, now: float) -> None:
-        state = self.state
+        dice = self.world.dice
         for trainer in self._heard():
-            if state.is_stale(trainer.group, trainer.generation):
+            node = trainer.node
+            if node.beats_lost and dice.random() < node.beats_lost:
                 continue
-            if state.is_foreign(trainer.group, trainer.generation, trainer.node.name):
-                continue
-            way = (trainer.group, trainer.generation)
-            state.came(*way)
-            if trainer.ended is not None:
-                state.gone(*way)
-            elif trainer.works(now):
-                replica = trainer.said
-                if not state.generations[way].replica_id:
-                    state.built(*way, replica, now)
-                state.heard(*way, replica.encode(), now)
-                state.answered(*way, now)
+            if node.beats_late[1]:
+                self._comes_late(trainer, now)
+            else:
+                self._take(trainer, trainer.ended is not None, trainer.works(now), now)
+
+    def _comes_late(self, trainer: Trainer, now: float) -> None:
+        """What it says now, after what it has said before."""
+        node, ended, works = trainer.node, trainer.ended is not None, trainer.works(now)
+        node.beat_due = max(node.beat_due, now + self.world.dice.uniform(*node.beats_late))
+
+        def come() -> None:
+            if self.up and not self.frozen and self.hears(trainer):
+                self._take(trainer, ended, works, self.world.clock.now)
+
+        self.world.clock.after(node.beat_due - now, come)
+
+    def _take(self, trainer: Trainer, ended: bool, works: bool, now: float) -> None:
+        """What the gate hears of it."""
+        state, way = self.state, (trainer.group, trainer.generation)
+        if state.is_stale(*way) or state.is_foreign(*way, trainer.node.name):
+            return
+        state.came(*way)
+        if ended:
+            state.gone(*way)
+        elif works:
+            replica = trainer.said
+            if not state.generations[way].replica_id:
+                state.built(*way, replica, now)
+            state.heard(*way, replica.encode(), now)
+            state.answered(*way, now)
 
     def _publish(self, now: float) -> None:
         observed = GateObserved(

@@ -7,18 +7,17 @@ nobody, and `nothing_left`: what is left over has ended the seed before. `steps_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fault_injection import checkers, history
 from fault_injection.budgets import within_budgets
 from fault_injection.history import FaultDone, History, Setting
 from fault_injection.promises import one_incident_each, others_go_on, recovered_in_time
+from fault_injection.sim.bounds import RECOVERY_BOUND_S, Bounds
 from fault_injection.sim.faults import Fault
 from fault_injection.sim.world import World
 from supervisor.core.model import Kind
 
-RECOVERY_BOUND_S = 300.0
-"""From the end of all faults until every group commits: seven times the model's longest timeout (allocation_timeout_s)."""
 SEEN_S = 15.0
 """From the end of a fault on nothing of it is still to be seen: the lease of a node and all timeouts of a silent one are shorter."""
 OTHERS_S = 20.0
@@ -33,7 +32,7 @@ KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
 }
 """Faults that are one group's, and what a supervisor that sees clearly calls them."""
 HARMLESS = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed",
-            "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away")  # fmt: skip
+            "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away", "calls_lost", "calls_late")  # fmt: skip
 """What takes nothing from training: no incident may come of it."""
 NOBODY = -1
 """The group of a fault that is no one group's."""
@@ -68,13 +67,18 @@ class Struck:
     world: World
     all: list[_Struck] = field(default_factory=list)
 
+    def look(self) -> None:
+        """From now on every step: a look that comes later would say that a recovery took longer than it did."""
+        self.well()
+        self.world.clock.after(self.world.pace.step_s, self.look)
+
     def well(self) -> None:
         """Whose doing is past, if all is well now."""
         now = self.world.clock.now
-        if self.world.healthy():
-            for one in self.all:
-                if one.over is None and now >= one.began + one.fault.seconds + SEEN_S:
-                    one.over = now
+        due = [s for s in self.all if s.over is None and now >= s.began + s.fault.seconds + SEEN_S]
+        if due and self.world.healthy():
+            for one in due:
+                one.over = now
 
     def add(self, fault: Fault, inject: Callable[[World, Fault], bool]) -> bool:
         """Break it; False when there was nobody to hit."""
@@ -91,14 +95,28 @@ class Struck:
         """As the history of a real run has them. What it is not clear of whom an incident would be may have any, of whomever."""
         found: list[FaultDone] = []
         clear = self._clear(over)
+        spec = self.world.spec
+        bounds = Bounds(spec, self.world.pace, climbs=spec.policy.budget.restart < len(self.all))
+        faults = [replace(s.fault, at=s.began) for s in self.all]
         for struck in self.all:
             free = struck in clear
             kinds = KINDS_OF.get(struck.fault.kind) if free else None
             # told twice, none is alone, and how many incidents it has is not held against it
             whom = (struck.groups or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
+            # looked at once a step, and not before nothing of it is to be seen any more
+            within_s = bounds.within_s(
+                replace(struck.fault, at=struck.began), faults, free and self._trained(struck.began)
+            )
+            within_s = max(within_s, struck.fault.seconds + SEEN_S) + self.world.pace.step_s
             for group in whom:
-                found.append(self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over))
+                done = self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over)
+                found.append(replace(done, within_s=within_s))
         return found
+
+    def _trained(self, at: float) -> bool:
+        """Whether every group had trained by then: how long the start of a run takes says nothing of a recovery."""
+        all_at = self.world.training.all_at
+        return all_at is not None and self.world.launched_at + all_at < at
 
     def _clear(self, over: float | None) -> list[_Struck]:
         """Of whom it is known which incidents may come of them: none, or one of a kind, with nothing unclear beside them."""
@@ -119,7 +137,7 @@ class Struck:
         return FaultDone(
             number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node="", step=0, began=struck.began,
             made=struck.began, evidence=struck.fault.kind, healed=over, over=over, kinds=tuple(kinds) if group != NOBODY else (),
-            echoes=(Kind.PEERS_GONE,) if clear else tuple(Kind), within_s=(over or struck.began) - struck.began,
+            echoes=(Kind.PEERS_GONE,) if clear else tuple(Kind), within_s=0.0,
             others_within_s=_others_s(struck.fault.kind) if clear else RECOVERY_BOUND_S,
         )  # fmt: skip
 
@@ -157,4 +175,8 @@ def recorded(world: World) -> history.History:
         history.Steps(group, generation, 0, node, tuple(rows))
         for (group, generation, node), rows in world.training.rows.items()
     ]
-    return history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
+    found = history.of_lines(world.spec.name, world.journal, sorted(world.shims.items()), steps)
+    # a leader that dies once its last decision is committed leaves no outcome of it, and the next may have nothing to decide:
+    # then the count in the memory says that it took effect (shell/journal.py)
+    found.reached = max(found.reached, world.checks.memory.decisions)
+    return found

@@ -99,10 +99,26 @@ class Kept:
     """The file: one part for every time that the lane was begun, or went on."""
 
     def __init__(self, path: Path, nodes: int, go_on: bool) -> None:
-        """`go_on`: keep the parts that are there. Raises LaneError when they are of another number of nodes, or unreadable."""
+        """`go_on`: keep the parts that are there. Raises LaneError when they are of another number of nodes, or unreadable, and where
+        no file can be written."""
         self.path, self.nodes = path, nodes
+        self._aside = path.with_name(path.name + ".new")
+        self._try()
         self._before = self._read() if go_on and path.exists() else []
         self._kept_at = 0.0
+
+    def _try(self) -> None:
+        """Before hours are played for a file that cannot be written."""
+        if self.path.is_dir():
+            raise LaneError(f"{self.path} is a folder: name a file for the results")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._aside.touch()
+            self._aside.unlink()
+        except OSError as error:
+            raise LaneError(
+                f"the results cannot be written to {self.path} ({error.strerror}): name a file in a folder that can be written"
+            ) from error
 
     def _read(self) -> list[dict[str, Any]]:
         try:
@@ -124,7 +140,7 @@ class Kept:
         return max((part["first"] + part["seeds"] for part in self._before), default=0)
 
     def keep(self, part: Part, at_once: bool = False) -> None:
-        """Write it, whole or not at all, unless it was written just now."""
+        """Write it, whole or not at all, unless it was written just now. Raises OSError for a disk that fails meanwhile."""
         now = time.monotonic()
         if not at_once and now - self._kept_at < KEEP_S:
             return
@@ -138,10 +154,8 @@ class Kept:
             "violations": sum(len(p["violations"]) for p in parts),
             "parts": parts,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        written = self.path.with_name(self.path.name + ".new")
-        written.write_text(json.dumps(body, indent=1) + "\n")
-        written.replace(self.path)
+        self._aside.write_text(json.dumps(body, indent=1) + "\n")
+        self._aside.replace(self.path)
 
 
 def commit() -> str:

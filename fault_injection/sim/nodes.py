@@ -13,7 +13,7 @@ from agents.desired import Desired, anew
 from agents.names import LighthouseName, TrainerName
 from fault_injection.sim.gates import Lighthouse
 from fault_injection.sim.store import SimLease, SimStore, SimWatch
-from supervisor.ports.errors import Fenced
+from supervisor.ports.errors import Fenced, Retryable
 from supervisor.ports.store import Changes, Expect
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -50,8 +50,6 @@ class Trainer:
     """The gate that its forwarder passes on to."""
     step: int = 0
     commits: int = 0
-    alone: int = 0
-    """How often it has met no peer to heal from."""
     saved: CheckpointMark | None = None
     pid: int = 1
     well: bool = False
@@ -151,7 +149,14 @@ class Node:
         self._said: NodeObserved | None = None
         self._at_rest: object = None
         """What was wanted and what was there when all that was to be done was done for good."""
+        self.beats_lost = 0.0
+        """Share of the times that a gate looks at which nothing of its trainers has come."""
+        self.beats_late = (0.0, 0.0)
+        """How late they come, in their order, least and most."""
+        self.beat_due = 0.0
+        """When the last of those that are late comes."""
         self._due = False
+        self._busy = self._missed = False
         self._sequence = 0
         self.wake()
 
@@ -189,6 +194,11 @@ class Node:
         if on:
             self.start_agent()
 
+    @property
+    def is_hard_to_hear(self) -> bool:
+        """What its trainers say to a gate gets lost, or comes late."""
+        return self.beats_lost > 0 or self.beats_late[1] > 0
+
     def _forget_watch(self) -> None:
         if self._watch is not None:
             self._watch.close()
@@ -204,8 +214,22 @@ class Node:
 
     def _turn(self) -> None:
         self._due = False
+        if self._busy:  # it waits inside a call, and the world goes on around it
+            self._missed = True
+            return
         if not self.power or not self.agent:
             return
+        self._busy = True
+        try:
+            self._take_turn()
+        except Retryable:
+            self.world.clock.after(RENEW_S, self.wake)
+        self._busy = False
+        if self._missed:
+            self._missed = False
+            self.wake()
+
+    def _take_turn(self) -> None:
         if self.client.reaches:
             self._follow()
         self._obey()
@@ -275,7 +299,7 @@ class Node:
             self.lighthouses[name].end(why)
             return
         trainer = self.trainers[name]
-        if trainer.ending is None:
+        if trainer.ending is None and trainer.ended is None:
             trainer.ending = why
             trainer.well = any(trainer in gate.able() for gate in self.world.gates)
             clock = self.world.clock
@@ -307,12 +331,12 @@ class Node:
             if self._said is None:
                 self.client.put(keys.health(self.name), encode(self._health()))
             self._sequence += 1
-            self._said = observed
+            ended = [t for t in self.trainers.values() if t.ended is not None and not t.told]
             self.client.put(keys.observed(self.name), encode(observed))
-            for trainer in self.trainers.values():
-                if trainer.ended is not None and not trainer.told:
-                    trainer.told = True
-                    self.wake()  # it may be forgotten now
+            self._said = observed
+            for trainer in ended:
+                trainer.told = True
+                self.wake()  # it may be forgotten now
         if self._lease is None or self._lease.lost:
             self._register()
 
@@ -340,6 +364,9 @@ class Node:
             lease.revoke()
             self.world.clock.after(RENEW_S, self.wake)
             return
+        except Retryable:  # written or not: without its lease it is gone
+            lease.revoke()
+            raise
         self._lease = lease
         self._keep_looking(lease)
         self.wake()  # what is wanted may be begun now

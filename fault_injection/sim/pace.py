@@ -45,6 +45,8 @@ class Pace:
     """From the end of an allocation until its processes are ended."""
     gate_tick_s: float
     """How often the gate looks at its connections; the heartbeat timeout of a model's run is at least twice this."""
+    heal_s: Span
+    """So much longer a step takes all its members in which one of them heals: a new process group, and the state's way."""
     rejoin_s: float
     """From the opening of a new gate until those who wait for it step again, less what remains of a step."""
     back_s: Span

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fault_injection.sim import faults
+from fault_injection.sim.bounds import RECOVERY_BOUND_S
 from fault_injection.sim.faults import Fault
-from fault_injection.sim.judge import RECOVERY_BOUND_S, Struck, judge
+from fault_injection.sim.judge import Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
 
@@ -56,6 +57,7 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
                 hit.append(fault.kind)
 
         world.clock.after(fault.at, strike)
+    struck.look()
 
     def broken() -> bool:
         return bool(world.checks.broken)

@@ -177,6 +177,10 @@ class SimStore:
         """Called as "before" and "after" each transaction takes effect; it may raise, or let time pass."""
         self.woken: Callable[[], None] | None = None
         """Called whenever one of its watches has something to say."""
+        self.lost = 0.0
+        """Share of its requests, and of the answers to its writes, that get lost."""
+        self.late_s = (0.0, 0.0)
+        """How late its requests come, and the answers to its writes, least and most."""
         self._wait = wait or etcd.clock.wait
         self.idle = idle or etcd.clock.wait
         self._cut_at = 0.0
@@ -248,6 +252,7 @@ class SimStore:
         self.etcd.apply(self, puts, deletes, lease)
         revision = self.etcd.revision
         self._hook("after")
+        self._under_way("the answer")  # it is done
         return revision
 
     def watch(self, prefix: str, after_revision: int) -> SimWatch:
@@ -287,9 +292,19 @@ class SimStore:
     def _call(self) -> None:
         if self._closed:
             raise Fatal("this store was closed")
+        self._under_way("the request")
         if not self.reaches:
             self._wait(PATIENCE_S)
             raise Retryable("etcd does not answer", after_s=0.0)  # the pause has passed in virtual time
+
+    def _under_way(self, what: str) -> None:
+        """It may come late, or never."""
+        dice = self.etcd.dice
+        if self.late_s[1]:
+            self._wait(dice.uniform(*self.late_s))
+        if self.lost and dice.random() < self.lost:
+            self._wait(PATIENCE_S)
+            raise Retryable(f"{what} is lost", after_s=0.0)
 
 
 class SimLease:

@@ -1,73 +1,126 @@
-"""A model of TorchFT's quorum: whoever the gate's lighthouse counts as alive steps together, and a newcomer heals first."""
+"""A model of TorchFT's quorum: whoever the gate's lighthouse counts as alive makes a step together, and a newcomer heals in its first.
+
+A step is made by those of whom its quorum was: who comes meanwhile is in the next. When one of them is lost in it, it is not
+committed, and the others make it again; who was healing from the lost one heals anew, from another."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from supervisor.wire.records import PEERS_GONE, CheckpointMark
 
 if TYPE_CHECKING:
+    from fault_injection.sim.gates import Lighthouse
     from fault_injection.sim.nodes import Trainer
     from fault_injection.sim.world import World
 
-ALONE_STEPS = 3
-"""How often one that is to heal looks for a peer before it gives up."""
+
+@dataclass(frozen=True)
+class Step:
+    """One that is under way."""
+
+    members: Sequence[Trainer]
+    makers: frozenset[str]
+    """Their names."""
+    began: float
+    heals: Sequence[tuple[Trainer, Trainer]] = ()
+    """Who heals, and from whom."""
+    healed_at: float = 0.0
+    """Until then."""
+    left_out: Sequence[Trainer] = ()
+    """Who is further than its members, and might have been one of them."""
 
 
+@dataclass
 class Training:
     """All that is trained of the run."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.quorum_id = 0
-        self.newest = 0
-        """The newest step that was ever committed."""
-        self.all_at: float | None = None
-        """Seconds from the launch until every group stepped for the first time."""
-        self.stepped_at: dict[int, float] = {}
-        """By group, when it last committed."""
-        self.everybody: list[Trainer] = []
-        """All who ever committed."""
-        self.rows: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
-        """By (group, generation, node): what its steps.jsonl would say."""
-        self._together: tuple[str, ...] = ()
-        self._makers: dict[str, set[str]] = {}
-        """By lighthouse, who makes the step that is under way there."""
-        world.clock.after(world.pace.step_s, self._step)
+    world: World
+    quorum_id: int = 0
+    newest: int = 0
+    """The newest step that was ever committed."""
+    all_at: float | None = None
+    """Seconds from the launch until every group stepped for the first time."""
+    stepped_at: dict[int, float] = field(default_factory=dict)
+    """By group, when it last committed."""
+    everybody: list[Trainer] = field(default_factory=list)
+    """All who ever committed."""
+    rows: dict[tuple[int, int, str], list[dict[str, Any]]] = field(default_factory=dict)
+    """By (group, generation, node): what its steps.jsonl would say."""
+    on_heal: Callable[[Step], None] | None = None
+    """Called when a step begins in which somebody heals."""
+    _together: tuple[str, ...] = ()
+    _under_way: dict[Lighthouse, Step] = field(default_factory=dict)
 
-    def _step(self) -> None:
-        self.world.clock.after(self.world.pace.step_s, self._step)
-        self.world.checks.obeyed()
-        makers, self._makers = self._makers, {}
-        for gate in self.world.gates:
-            members = gate.members()
-            before, now = makers.get(str(gate.name), set()), {m.said for m in members}
-            self._makers[str(gate.name)] = now or before  # nobody: they wait for one of them
-            if members and now >= before:
-                self._commit(members)
-            # else one was lost in it: the others make it again
+    def follow(self, gate: Lighthouse) -> None:
+        """Train by this lighthouse from now on, for as long as it is up."""
+        self.world.clock.after(self.world.pace.gate_tick_s, lambda: self._look(gate))
 
-    def _commit(self, members: list[Trainer]) -> None:
-        only = members[0] if len(members) == 1 else None
-        if only is not None and only.desired.resume == "peers" and not only.commits:
-            only.alone += 1
-            if only.alone > ALONE_STEPS:
-                only.end(code=PEERS_GONE)
+    @property
+    def healing(self) -> list[tuple[Trainer, Trainer]]:
+        """Who heals now, and from whom."""
+        now = self.world.clock.now
+        return [pair for step in self._under_way.values() if now < step.healed_at for pair in step.heals]
+
+    def _look(self, gate: Lighthouse) -> None:
+        """When a step is at its end, and now and then while nobody may begin one."""
+        if not gate.up:
+            self._under_way.pop(gate, None)
             return
+        members = gate.members()
+        step = self._under_way.get(gate)
+        if members and step is not None:
+            del self._under_way[gate]
+            if step.makers.issubset([m.said for m in members]):
+                self._commit(step)
+                members = [m for m in members if m.ended is None]  # the last step of all ends them
+            # else one was lost in it: the others make it again
+        pace = self.world.pace
+        after_s = self._begin(gate, members) if members else pace.gate_tick_s
+        self.world.clock.after(after_s, lambda: self._look(gate))
+
+    def _begin(self, gate: Lighthouse, members: list[Trainer]) -> float:
+        """The next step of these; returns how long it takes."""
+        world, able = self.world, [m for m in members if m.commits or m.desired.resume == "disk"]
+        if not able:  # who is to heal from peers ends in a quorum in which nobody has trained (titan_actor/replica.py)
+            for trainer in members:
+                trainer.end(code=PEERS_GONE)
+            return world.pace.gate_tick_s
+        newest = max(m.step for m in able)
+        sources = [m for m in able if m.step == newest]
+        behind = [m for m in members if m.step < newest or (not m.commits and m.desired.resume == "peers")]
+        heals = tuple((m, sources[place % len(sources)]) for place, m in enumerate(behind))
+        heal_s = world.dice.uniform(*world.pace.heal_s) if heals else 0.0
+        now = world.clock.now
+        left_out = self._left_out(members, newest) if newest < self.newest else ()
+        step = Step(members, frozenset([m.said for m in members]), now, heals, now + heal_s, left_out)
+        self._under_way[gate] = step
+        if heals and self.on_heal is not None:
+            self.on_heal(step)
+        return world.pace.step_s + heal_s
+
+    def _left_out(self, members: Sequence[Trainer], newest: int) -> list[Trainer]:
+        able = [t for gate in self.world.gates for t in gate.able() if not t.node.is_hard_to_hear]
+        return [t for t in able if t not in members and t.step > newest]
+
+    def _commit(self, made: Step) -> None:
+        members = made.members
         together = tuple(sorted(m.said for m in members))
         if together != self._together:
             self._together, self.quorum_id = together, self.quorum_id + 1
-        before = max(m.step for m in members)
-        step = before + 1
-        self.world.checks.stepped(members, step)
+        healed = {trainer for trainer, _ in made.heals}
+        step = max(m.step for m in members if m not in healed) + 1
+        self.world.checks.stepped(members, step, made.left_out)
         self.newest = max(self.newest, step)
         if self.all_at is None and len(members) == self.world.spec.groups.count:
             self.all_at = self.world.clock.now - self.world.launched_at
         at = {m.said: place for place, m in enumerate(sorted(members, key=lambda m: m.group))}
         for trainer in members:
-            self._commit_one(trainer, step, healed=trainer.step < before, place=at[trainer.said], of=len(members))
+            self._commit_one(made, trainer, step, trainer in healed, at[trainer.said])
 
-    def _commit_one(self, trainer: Trainer, step: int, healed: bool, place: int, of: int) -> None:
+    def _commit_one(self, made: Step, trainer: Trainer, step: int, healed: bool, place: int) -> None:
         now, spec = self.world.clock.now, self.world.spec
         first = trainer.commits == 0
         if first:
@@ -78,8 +131,8 @@ class Training:
         key = (trainer.group, trainer.generation, trainer.node.name)
         self.rows.setdefault(key, []).append(
             {
-                "event": "step", "committed": True, "t": now, "start": now - self.world.pace.step_s, "step": step, "quorum_id": self.quorum_id,
-                "participants": of, "participating_rank": place, "healed": healed,
+                "event": "step", "committed": True, "t": now, "start": made.began, "step": step, "quorum_id": self.quorum_id,
+                "participants": len(made.members), "participating_rank": place, "healed": healed,
             }
         )  # fmt: skip
         last = trainer.desired.stop_at_step is not None and step >= trainer.desired.stop_at_step

@@ -95,6 +95,7 @@ class World:
         launched = RunRecord(spec=spec, run_dir="/runs/run", launched_unix_s=0.0)
         SimStore(self.etcd, "launch").put(keys.spec(spec.name), encode(launched))
         self._tell()
+        self._look()
 
     def _start_supervisor(self, name: str, life: int) -> None:
         self.supervisors = [s for s in self.supervisors if not s.dead]
@@ -127,6 +128,7 @@ class World:
     def open_gate(self, node: Node, name: LighthouseName, desired: LighthouseDesired) -> Lighthouse:
         self.gates = [gate for gate in self.gates if gate.up]
         self.gates.append(Lighthouse(self, node, name, desired))
+        self.training.follow(self.gates[-1])
         self.connect()
         return self.gates[-1]
 
@@ -196,11 +198,16 @@ class World:
         """Nothing that was prepared to break breaks any more."""
         for supervisor in self.supervisors:
             supervisor.store.on_commit = None
+        self.training.on_heal = None
 
     def _tell(self) -> None:
         self.clock.after(TELL_S, self._tell)
         for node in self.nodes.values():
             self.clock.after(self.dice.uniform(0, TELL_S), node.wake)
+
+    def _look(self) -> None:
+        self.clock.after(self.pace.step_s, self._look)
+        self.checks.obeyed()
 
     def healthy(self) -> bool:
         """Every group commits, by its current generation, and nothing is open."""

@@ -13,14 +13,14 @@ from fault_injection.sim.pace import pace
 from fault_injection.sim.world import World, spec
 
 
-@pytest.mark.parametrize(("kind", "seconds", "steps"), [("crash", 0.0, 2), ("freeze", 30.0, 3)])
-def test_the_others_stand_still_for_one_step_more(kind: str, seconds: float, steps: int) -> None:
-    """Of a second each: the one that is lost; of one that is frozen the heartbeat is missed for a second first."""
-    world = World(spec(4), 1, replace(pace(), gate_tick_s=0.02))
+@pytest.mark.parametrize(("kind", "seconds", "least", "most"), [("crash", 0.0, 2.0, 2.0), ("freeze", 30.0, 2.0, 3.1)])
+def test_the_others_stand_still_for_one_step_more(kind: str, seconds: float, least: float, most: float) -> None:
+    """Of a second each: the one that is lost; of one that is frozen the heartbeat is missed for a second, wherever in a step that is."""
+    world = World(spec(4), 1, replace(pace(), gate_tick_s=0.02, heal_s=(0.0, 0.0)))
     world.clock.run_until(world.clock.now + 60.0, world.healthy)
     began = world.clock.now
     assert faults.inject(world, Fault(began, kind, 0, seconds))
     world.clock.run_until(began + 12.0)
     of = [[row["t"] for row in rows if row["t"] > began - 2.0] for rows in world.training.rows.values()]
     stalls = [round(max(b - a for a, b in pairwise(at)), 3) for at in of if len(at) > 2 and at[0] <= began]
-    assert min(stalls) == steps * world.pace.step_s
+    assert least <= min(stalls) <= most

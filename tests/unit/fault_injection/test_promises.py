@@ -667,6 +667,19 @@ def test_budgets_that_are_not_said_are_unknown(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_an_incident_whose_last_word_may_not_have_been_committed_is_unknown(tmp_path: Path) -> None:
+    """Its supervisor died before it could say so, and none of the next decided anything."""
+    files = story(tmp_path)
+    last = files.of_decision(6, "intent")
+    del files.journal[files.journal.index(last) + 1 :]
+    answer, sentences = judged(broken(files), tmp_path)["recovered_in_time"]
+    assert answer == "unknown"
+    assert "its incident i2 is over if decision 6 was committed, and nothing says whether it was" in sentences[0]
+    files.outcome(23.0, 6, refused="another leads")
+    answer, sentences = judged(broken(files), tmp_path)["recovered_in_time"]
+    assert (answer, sentences[0].endswith("its incident i2 is not over")) == ("fail", True)
+
+
 def test_states_that_were_not_compared_are_unknown(tmp_path: Path) -> None:
     files = story(tmp_path)
     for node, group, generation in (("n1", 0, 1), ("n2", 1, 2)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from fault_injection import history
+from fault_injection.incidents import incidents
 from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
 from fault_injection.sim.faults import KINDS, Fault
 from fault_injection.sim.judge import recorded
 from fault_injection.sim.lane import Kept, LaneError, Part
+from fault_injection.sim.leaders import Killed
 from fault_injection.sim.nodes import Node
 from fault_injection.sim.run import run
 from fault_injection.sim.shrink import ddmin, shrunk
@@ -112,6 +115,60 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert says("--seed", "5", "--plan", str(tmp_path / "none"))[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"target": "a"}, "line 1: target is 'a', and must be a whole number from 0"),
+        ({"target": 1.5}, "line 1: target is 1.5, and must be a whole number from 0"),
+        ({"at": "soon"}, "line 1: at is 'soon', and must be a number of seconds from 0"),
+        ({"seconds": None}, "line 1: seconds is None, and must be a number of seconds from 0"),
+        ({"seconds": -1}, "line 1: seconds is -1, and must be a number of seconds from 0"),
+        ({"kind": ["crash"]}, "line 1: there is no fault ['crash']; known: crash"),
+        ({"more": 1}, "line 1: a fault is one JSON object with at, kind, seconds, target, and nothing else"),
+        (None, "line 1: a fault is one JSON object with at, kind, seconds, target, and nothing else"),
+    ],
+)
+def test_a_plan_of_something_else_is_said_before_anything_is_played(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, object] | None,
+    says: str,
+) -> None:
+    plan = tmp_path / "plan.jsonl"
+    told = Fault(20.0, "crash", 1, 1.0).told()
+    plan.write_text(json.dumps([1] if change is None else {**told, **change}))
+    monkeypatch.setattr(sys, "argv", ["sim", "--seed", "5", "--nodes", "4", "--plan", str(plan)])
+    monkeypatch.setattr(command, "run", None)
+    assert command.main() == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("place", "says"), [("", "is a folder"), ("file/out.json", "cannot be written")])
+def test_a_file_of_results_that_cannot_be_written_is_said_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, says: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(tmp_path / place)])
+    monkeypatch.setattr(command, "play", None)
+    assert command.main() == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_disk_that_fails_while_it_is_played_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Path, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--seeds", "1", "--out", str(tmp_path / "out.json")])
+    monkeypatch.setattr(Path, "write_text", full)
+    assert command.main() == 1
+    assert "any more (No space left on device)" in capsys.readouterr().err
+
+
 def test_a_lane_keeps_what_it_has_and_goes_on_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +232,26 @@ def test_a_node_begins_what_is_wanted_by_etcd_and_not_by_its_late_watch_and_only
     assert not node.trainers, "its lease was lost"
     node._turn()
     assert list(node.trainers) == ["run.0.2.0"]
+
+
+def test_a_leader_that_dies_when_its_last_decision_is_committed_leaves_no_incident_open() -> None:
+    """That decision has no outcome in the journal, and the next leader has nothing to decide: the memory's count tells."""
+    world = World(spec(NODES), 1)
+    world.clock.run_until(world.clock.now + 60.0, world.healthy)
+    assert faults.inject(world, Fault(0.0, "crash", 0, 1.0))
+    world.clock.run_until(world.clock.now + 60.0, lambda: bool(world.checks.memory.incidents))
+    leader = next(s for s in world.supervisors if s.leads)
+
+    def dies(at: str) -> None:
+        if at == "after" and not world.checks.memory.incidents:
+            raise Killed
+
+    leader.store.on_commit = dies
+    world.clock.run_until(world.clock.now + 60.0, lambda: leader.dead)
+    assert leader.dead
+    world.clock.run_until(world.clock.now + 30.0)
+    (incident,) = incidents(recorded(world))
+    assert incident.recovered is not None
 
 
 def test_the_lines_of_a_run_say_as_files_what_they_say_in_memory(tmp_path: Path) -> None:
