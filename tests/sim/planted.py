@@ -224,7 +224,7 @@ PLANTED = (
 """With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
 
 TOLD_BY_FILES = (
-    (stale_generation_accepted, "single_owner"),
+    (no_proof_of_emptiness, "single_owner"),  # one that is let in again is ended by its agent before its first step is at its end
     (agents_begin_again_what_has_ended, "one_actuation_per_decision"),
     (nothing_is_withdrawn, "no_stale_actuation"),
     (decisions_not_counted, "generations_grow"),
