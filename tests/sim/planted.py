@@ -224,7 +224,7 @@ PLANTED = (
 """With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
 
 TOLD_BY_FILES = (
-    (stale_generation_accepted, "single_owner"),
+    (no_proof_of_emptiness, "single_owner"),
     (agents_begin_again_what_has_ended, "one_actuation_per_decision"),
     (nothing_is_withdrawn, "no_stale_actuation"),
     (decisions_not_counted, "generations_grow"),
@@ -236,7 +236,8 @@ TOLD_BY_FILES = (
     (crash_called_oom, "one_incident_each"),
     (gate_closes_whomever_it_hears, "others_go_on"),
 )
-"""With the checker of a run's files that tells of it where the model's own checks say nothing. FEW nodes."""
+"""With the checker of a run's files that tells of it where the model's own checks say nothing. FEW nodes. Not told of there is a stale
+generation that is let in again: its agent ends it before the step in which it heals is at its end."""
 
 NOT_TOLD_BY_FILES = ("one_quorum_per_step",)
 """Two lighthouses at once are seconds apart here, so that no step of theirs is made at the same time. What the two train is committed

@@ -67,6 +67,16 @@ def test_a_span_has_the_quartiles_of_many_values_and_the_ends_of_few() -> None:
     assert benchmark._span([0.1, 0.1, 0.2, 0.9, 0.9]) == (0.0, pytest.approx(1.0)), "nothing takes less than no time"
 
 
+def test_a_heal_takes_as_long_as_the_others_make_that_step_longer() -> None:
+    history = broken(FAULT)
+    rows = [dict(row) for row in history.steps[0].lines]
+    rows[-1]["start"] -= 0.7
+    healer = [{**rows[-1], "healed": True, "start": rows[-1]["start"] - 5.0}]
+    history.steps = [Steps(0, 1, 0, "n1", tuple(rows)), Steps(1, 2, 0, "n2", tuple(healer))]
+    assert benchmark.heals_s(history) == [pytest.approx(0.7)]
+    assert benchmark.calibrated([history]).heal_s == pytest.approx((0.7, 0.7))
+
+
 def test_what_did_not_happen_or_was_not_got_over_is_not_counted() -> None:
     faults = [replace(FAULT, made=None), replace(FAULT, after="given up"), replace(FAULT, name="gil_held")]
     assert list(benchmark.recoveries(broken(*faults))) == []
@@ -75,7 +85,8 @@ def test_what_did_not_happen_or_was_not_got_over_is_not_counted() -> None:
 def test_the_pace_is_what_the_history_shows() -> None:
     at = benchmark.calibrated([broken(FAULT)])
     assert at.step_s == 1.0
-    assert at.start_s == pytest.approx((2.48, 2.48))  # 3 s, less half a step and a tick of the gate
+    assert at.start_s == pytest.approx((1.48, 1.48))  # 3 s, less one and a half steps and a tick of the gate
+    assert at.heal_s == (0.0, 0.0)  # nobody was seen to heal
     assert at.lag_s[0] < 0.5 * 0.5 < at.lag_s[1]
     assert at.rejoin_s == 0.0  # no gate was killed
 
