@@ -78,6 +78,24 @@ def test_who_heals_from_the_only_peer_and_loses_it_ends_itself() -> None:
     assert not world.checks.broken
 
 
+def test_two_that_are_to_heal_and_meet_nobody_else_end_both(world: World) -> None:
+    """They do not train on from the checkpoint together: that is for one that resumes from disk."""
+    one, two, last = (t for node in world.nodes.values() for t in node.trainers.values())
+    for trainer in (one, two):
+        trainer.end(signal=9)
+    world.clock.run_until(world.clock.now + 30.0, lambda: len(newcomers(world)) == 2)
+    healers = newcomers(world)
+    world.training._begin(world.gates[0], healers)
+    assert [t.exit_code for t in healers] == [PEERS_GONE, PEERS_GONE]
+    assert last.ended is None
+
+
+def newcomers(world: World) -> list[Trainer]:
+    """Who is to heal from peers, and has not yet."""
+    running = [t for t in world.trainers() if t.lives and not t.commits]
+    return [t for t in running if t.desired.resume == "peers"]
+
+
 def test_the_source_of_a_heal_is_killed_in_the_middle_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert faults.inject(world, Fault(0.0, "heal_source_killed", 0, 30.0))
     (crashed,) = world.victims
