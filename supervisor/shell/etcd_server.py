@@ -39,6 +39,9 @@ COMPACT_AFTER = "5m"
 NEEDED_BYTES = 160 * 1024**2
 """etcd preallocates 64 MB for each of its first two log files, and dies with a full disk."""
 
+TRIES = 3
+"""With other ports, where somebody listens at ours by the time that etcd does."""
+
 _RECORD = "server.json"
 
 
@@ -132,7 +135,8 @@ def start_etcd(
 ) -> EtcdServer:
     """Starts a single-member server on `data_dir`, or adopts the one that runs there already.
 
-    Port 0 is the one used last on this folder if it is free, else any free one. `die_with_parent` ties the server to the
+    Port 0 is the one used last on this folder if it is free, else any free one; where somebody took it before etcd did, another is
+    tried. `die_with_parent` ties the server to the
     calling THREAD's life (PR_SET_PDEATHSIG). Raises Fatal, with what to do, when it cannot start.
     """
     data_dir = _prepare(data_dir)
@@ -140,22 +144,26 @@ def start_etcd(
         last = _read_record(data_dir)
         if last is not None and last.pid and start_ticks(last.pid) == last.start_ticks:
             return _adopt(last, data_dir, client_port, healthy_within_s)
-        client, peer = _choose_ports(host, client_port, last)
-        _check_space(data_dir)
-        argv = _command(binary or find_server(), data_dir, host, client, peer, quota_bytes)
-        log = data_dir / "etcd.log"
-        log_from = log.stat().st_size if log.exists() else 0
-        process = _spawn(argv, log, die_with_parent)
-        record = _Record(process.pid, start_ticks(process.pid) or 0, host, client, peer)
-        _write_record(data_dir, record)
-        server = _server(record, data_dir, process)
-        server._log_from = log_from
-        try:
-            server.version = _wait_healthy(server, healthy_within_s)
-        except BaseException:
-            server.stop(patience_s=0.5)
-            raise
-        return server
+        for tries_left in reversed(range(TRIES)):
+            client, peer = _choose_ports(host, client_port, last)
+            _check_space(data_dir)
+            argv = _command(binary or find_server(), data_dir, host, client, peer, quota_bytes)
+            log = data_dir / "etcd.log"
+            log_from = log.stat().st_size if log.exists() else 0
+            process = _spawn(argv, log, die_with_parent)
+            record = _Record(process.pid, start_ticks(process.pid) or 0, host, client, peer)
+            _write_record(data_dir, record)
+            server = _server(record, data_dir, process)
+            server._log_from = log_from
+            try:
+                server.version = _wait_healthy(server, healthy_within_s)
+                return server
+            except BaseException as error:
+                server.stop(patience_s=0.5)
+                overtaken = taken("127.0.0.1", peer) or (client_port == 0 and taken(host, client))
+                if not (isinstance(error, Fatal) and overtaken and tries_left):
+                    raise
+        raise AssertionError("the last try returns or raises")
 
 
 def _adopt(record: _Record, data_dir: Path, client_port: int, within_s: float) -> EtcdServer:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,36 @@ def test_port_in_use(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(Fatal, match=rf"127\.0\.0\.1:{port} \(Address already in use\)"):
             start_etcd(tmp_path, client_port=port)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_port_that_somebody_takes_before_etcd_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """The client's, or the peers': another is tried, and as often as this goes on, not for ever."""
+    choose, chosen = module._choose_ports, []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+
+        def unlucky(*about: Any) -> tuple[int, int]:
+            ports = list(choose(*about))
+            if len(chosen) < unlucky_for:
+                ports[which] = taken.getsockname()[1]
+            chosen.append(ports)
+            return ports[0], ports[1]
+
+        monkeypatch.setattr(module, "_choose_ports", unlucky)
+        unlucky_for = 1
+        server = start_etcd(tmp_path / "once")
+        try:
+            assert server.endpoint == f"127.0.0.1:{chosen[1][0]}"
+            assert len(chosen) == 2
+        finally:
+            server.stop()
+        chosen.clear()
+        unlucky_for = 1000
+        with pytest.raises(Fatal, match="address already in use"):
+            start_etcd(tmp_path / "always")
+        assert len(chosen) == module.TRIES
 
 
 def test_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
