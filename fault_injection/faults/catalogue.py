@@ -88,10 +88,6 @@ def _gpu(name: str, how: str, inject: Inject) -> Fault:
     return Fault(name=name, family="gpu", how=how, inject=inject, needs=(here, house), kinds=(Kind.GPU,))
 
 
-def _missing(name: str, family: Family, how: str, why: str) -> Fault:
-    return Fault(name=name, family=family, how=how, missing=why)
-
-
 _ALL = (
     # process
     _crash("sigkill", "SIGKILL to a rank", made.signalled(signal.SIGKILL), here),
@@ -130,7 +126,7 @@ _ALL = (
     # data
     _hang("data_blocked", "the data loader reads a pipe that nobody writes", made.ordered(causes.BLOCK_DATA), obeying, family="data"),
     _crash("data_raises", "the data loader raises", made.ordered(causes.RAISE_DATA), obeying, kind=Kind.ERROR, family="data"),
-    _missing("nan_batch", "data", "a batch holds NaN", "a batch of a language model is token ids, which cannot be NaN"),
+    Fault(name="nan_batch", family="data", how="a batch holds NaN", missing="a batch of a language model is token ids, which cannot be NaN"),
     # state
     Fault(
         name="nan_weight", family="state", how="NaN planted in a weight of one group",
