@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +14,7 @@ import pytest
 
 from agents import stacks as stacks_module
 from agents.stacks import FILE, Stacks, innermost, where
+from tests.helpers.stopping import stop
 from tests.helpers.waiting import eventually
 
 SLEEPS = "import time\ndef waits():\n    print('here', flush=True)\n    time.sleep(600)\nwaits()\n"
@@ -65,7 +64,7 @@ def test_the_innermost_frames_of_a_live_and_of_a_stopped_process(tmp_path: Path,
         asleep = "in waits (program.py:4) < <module> (program.py:5)"
         eventually(lambda: where(pid, tmp_path) == asleep, 30, "it has come to where it waits")
         if stopped:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
             (tmp_path / FILE).unlink()
             assert where(pid, tmp_path) == asleep
     assert json.loads((tmp_path / FILE).read_text())[0]["os_thread_id"] == pid

@@ -55,20 +55,3 @@ def kill(server: EtcdServer) -> None:
     """SIGKILL, and waits until it has ended."""
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: not server.alive, 5, "killed etcd ends")
-
-
-@contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """SIGSTOP for as long as the block lasts. All threads have stopped when it begins: kill() returns before that (seen on
-    a busy machine: 9 of 60 calls made right after it were still answered)."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        eventually(lambda: states(pid) <= {"T"}, 10, f"{pid} has stopped")
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def states(pid: int) -> set[str]:
-    """The states of a process's threads, as in /proc."""
-    return {file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat")}

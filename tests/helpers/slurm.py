@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.wire.address import free_ports
-from tests.helpers.etcd import states
+from tests.helpers.stopping import stop
 from tests.helpers.waiting import eventually
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel", "scontrol")
@@ -197,9 +197,7 @@ class Slurm:
 
     def freeze_slurmd(self, node: str) -> None:
         """All of its threads have stopped when this returns."""
-        pid = self._processes[node].pid
-        os.kill(pid, signal.SIGSTOP)
-        eventually(lambda: states(pid) <= {"T"}, 10, f"slurmd of {node} has stopped")
+        stop(self._processes[node].pid)
 
     def thaw(self, node: str) -> None:
         os.kill(self._processes[node].pid, signal.SIGCONT)

@@ -18,9 +18,9 @@ import pytest
 from supervisor.core.model import Grant, Kind
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RunRecord
-from tests.helpers.etcd import frozen
 from tests.helpers.measure import measured
 from tests.helpers.relay import Relay, relay
+from tests.helpers.stopping import frozen
 from tests.helpers.waiting import eventually
 from tests.integration.world import LEASE_S, World, toy_spec, world
 

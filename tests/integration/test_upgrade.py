@@ -15,7 +15,7 @@ import pytest
 import supervisor
 from supervisor.wire import keys
 from supervisor.wire.records import Health, NodeObserved, RunRecord
-from tests.helpers.etcd import frozen
+from tests.helpers.stopping import frozen
 from tests.helpers.waiting import eventually
 from tests.integration.test_cli import cli, fails
 from tests.integration.world import LEASE_S, World

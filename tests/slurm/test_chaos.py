@@ -22,8 +22,8 @@ from fault_injection.recorded import load as read
 from supervisor.core.model import Kind, Rung
 from supervisor.core.spec import BudgetSpec, TitanSpec
 from supervisor.wire.records import RunRecord
-from tests.helpers.etcd import states
 from tests.helpers.slurm import available
+from tests.helpers.stopping import states
 from tests.helpers.waiting import eventually
 from tests.integration.test_chaos import CHAOS
 from tests.slurm.world import SlurmWorld, slurm_world

@@ -16,8 +16,9 @@ from supervisor.shell.store.connection import CHANNEL_OPTIONS, parse_endpoint
 from supervisor.shell.store.convert import range_of
 from supervisor.shell.store.stubs import rpc
 from supervisor.wire.address import free_ports
-from tests.helpers.etcd import frozen, running
+from tests.helpers.etcd import running
 from tests.helpers.relay import relay
+from tests.helpers.stopping import frozen
 from tests.helpers.waiting import eventually
 
 etcd = pytest.mark.etcd

@@ -13,8 +13,9 @@ import pytest
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.store import Election, EtcdStore, Leadership, connect
-from tests.helpers.etcd import frozen, running
+from tests.helpers.etcd import running
 from tests.helpers.relay import relay
+from tests.helpers.stopping import frozen
 from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.etcd

@@ -10,8 +10,9 @@ import pytest
 from supervisor.ports.errors import Fenced
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.store import EtcdStore, connect
-from tests.helpers.etcd import frozen, kill, running
+from tests.helpers.etcd import kill, running
 from tests.helpers.relay import relay
+from tests.helpers.stopping import frozen
 from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.etcd

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from supervisor.shell.store import connect
 from supervisor.wire import keys
-from tests.helpers.etcd import frozen, kill, running
+from tests.helpers.etcd import kill, running
+from tests.helpers.stopping import frozen
 from tests.helpers.terminal import terminal
 from tests.helpers.told import ToldWorld
 from tests.helpers.waiting import eventually

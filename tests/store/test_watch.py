@@ -12,8 +12,9 @@ from supervisor.ports.store import Changes, Watch
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.shell.store.watch import IDLE_S
-from tests.helpers.etcd import cluster, frozen, kill, running
+from tests.helpers.etcd import cluster, kill, running
 from tests.helpers.relay import relay
+from tests.helpers.stopping import frozen
 from tests.helpers.waiting import eventually
 from tests.store.contract import collect
 

@@ -20,6 +20,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.processes import is_running, start_ticks
+from tests.helpers.stopping import stop
 from tests.helpers.waiting import eventually
 
 
@@ -255,7 +256,7 @@ def test_a_node_that_ignores_term_is_killed(
 
     def stubborn(command: list[str], **about: Any) -> Any:
         process = real(command, **about)
-        os.kill(process.pid, signal.SIGSTOP)  # TERM waits for it to go on; KILL does not
+        stop(process.pid)  # TERM waits for it to go on; KILL does not
         started.append(process)
         return process
 
