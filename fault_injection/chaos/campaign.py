@@ -40,17 +40,18 @@ PACKAGES = ("fault-tolerant-pretraining-supervisor", "torch", "torchft", "torcht
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """`wanted`: the schedule, for what can be broken there. Its two entries return whether the certificate is green."""
+    """`wanted`: the schedule, for what can be broken there; `ranks`: of each group, where a system is started for it. Its two entries return whether the certificate is green."""
 
     wanted: Callable[[Site], Schedule]
     say: Callable[[str], None]
+    ranks: int = 1
     out: Path | None = None
     dry_run: bool = False
 
     def on_its_own(self, home: Path, name: str, cold: bool, network: Network | None = None) -> bool:
         """In a system that is started for it, and ended; with a network we are in its hub."""
-        made = own.spec(name)
-        plan = self._plan(made.groups.count, made.groups.ranks_per_group, sites.of_machine())
+        made = own.spec(name, self.ranks)
+        plan = self._plan(made.groups.count, self.ranks, sites.of_machine(self.ranks))
         if self.dry_run:
             return True
         refuse_if_there(home / name)

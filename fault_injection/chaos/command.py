@@ -105,13 +105,14 @@ def run_command(
         return loaded if seed is None else replace(loaded, seed=seed)
 
     with sentences(), _wrong_input(), _interruptible():
+        ranks = None
         if schedule is not None:
-            load(schedule)  # before anything is started
+            ranks = load(schedule).ranks_per_group  # read before anything is started
             if faults is not None or every_steps is not None:
                 raise ScheduleError(
                     [f"--faults and --every-steps are of a seed's own faults, and {schedule} names them: leave out one"]
                 )
-        campaign = Campaign(wanted=wanted, say=_say, out=out, dry_run=dry_run)
+        campaign = Campaign(wanted=wanted, say=_say, ranks=ranks or 1, out=out, dry_run=dry_run)
         network = netns.entered()
         if not run and not dry_run and network is None and not sites.no_namespaces():
             raise typer.Exit(_in_namespaces(home / name))

@@ -20,7 +20,7 @@ from fault_injection.chaos.schedule import Planned
 from fault_injection.chaos.watch import Watcher
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Fault, Site, Target
-from fault_injection.faults.site import NOT_OURS, ONE_RANK, SHARED_DISK, SHARED_NETWORK, no_memory_cgroup, no_reset
+from fault_injection.faults.site import NOT_OURS, SHARED_DISK, SHARED_NETWORK, no_collective, no_memory_cgroup, no_reset
 from fault_injection.history import Left, Seen
 from fault_injection.house import House
 from supervisor.core.model import Grant, Memory, Rung
@@ -298,7 +298,7 @@ class LiveRun:
             no_own_disks="" if disks and nodes else SHARED_DISK,
             no_cut=SHARED_NETWORK,
             no_house=NOT_OURS,
-            no_collective=ONE_RANK if ranks == 1 else "",
+            no_collective=no_collective(ranks),
             no_reset=no_reset(),
             no_faketime=NOT_OURS,
             no_trace=NOT_OURS,

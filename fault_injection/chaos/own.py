@@ -48,14 +48,14 @@ NODES = 6
 """Two for the groups, a spare, one in the place of one that is lost, and two that may still be ending."""
 
 
-def spec(name: str) -> RunSpec:
-    """TorchTitan's Llama 3 debug model in two groups. Its timeouts are short, so that a hang is found in seconds; its budgets
+def spec(name: str, ranks: int = 1) -> RunSpec:
+    """TorchTitan's Llama 3 debug model in two groups of so many ranks. Its timeouts are short, so that a hang is found in seconds; its budgets
     are those of a run that is broken every minute."""
     return RunSpec(
         name=name,
         chaos="allowed",
         titan=TitanSpec(steps=10**6, checkpoint_interval_steps=25, digest_interval_steps=5),
-        groups=GroupsSpec(count=2),
+        groups=GroupsSpec(count=2, ranks_per_group=ranks),
         allocation=AllocationSpec(nodes=2, spares=1),
         torchft=TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=2000, process_group_timeout_ms=4000),
         policy=PolicySpec(

@@ -83,9 +83,10 @@ class Each:
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
 class Schedule:
-    """What a schedule file says."""
+    """What a schedule file says. `ranks_per_group`: of the run that is started for it (one as a rule), or that a live run must have."""
 
     seed: int = 0
+    ranks_per_group: Annotated[int, Field(ge=1)] | None = None
     fault: tuple[FaultAt, ...] = ()
     rate: tuple[Rate, ...] = ()
     each: Each | None = None
@@ -111,15 +112,20 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be done, in this order. `not_available`: the other faults of the catalogue, and why they are not here."""
+    """What is to be done, in this order, to groups of so many ranks. `not_available`: the other faults of the catalogue, and why they are not here."""
 
     seed: int
+    ranks: int
     faults: tuple[Planned, ...]
     not_available: Mapping[str, str]
 
     def save(self, path: Path) -> None:
         """As a schedule that names everything."""
-        lines = ["# `supervisor chaos replay` does this again, victim by victim.", f"seed = {self.seed}"]
+        lines = [
+            "# `supervisor chaos replay` does this again, victim by victim.",
+            f"seed = {self.seed}",
+            f"ranks_per_group = {self.ranks}",
+        ]
         for planned in self.faults:
             unsaid = {"number", *(("group", "rank") if FAULTS[planned.name].writers else ())}
             body = {k: v for k, v in asdict(planned).items() if k not in unsaid and v != ""}
@@ -154,6 +160,8 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
     """The plan of a schedule for a run of that size. Raises ScheduleError when a fault cannot be made here, or its victim is
     not there."""
     problems = []
+    if schedule.ranks_per_group not in (None, ranks):
+        problems.append(f"ranks_per_group = {schedule.ranks_per_group}: a group of the run has {ranks}")
     for i, fault in enumerate(schedule.fault):
         if fault.group is not None and fault.group >= groups:
             problems.append(f"fault.{i}.group = {fault.group}: the run has groups 0 to {groups - 1}")
@@ -189,7 +197,7 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
             )
         )
         mended |= {faults[-1].group} if FAULTS[fault.name].kinds else set()
-    return Plan(seed=schedule.seed, faults=tuple(faults), not_available=not_available(site))
+    return Plan(seed=schedule.seed, ranks=ranks, faults=tuple(faults), not_available=not_available(site))
 
 
 def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:

@@ -14,22 +14,27 @@ from supervisor.ports.errors import Fatal
 
 SHARED_DISK = "the nodes share this machine's disk"
 SHARED_NETWORK = "the nodes share this machine's network"
-ONE_RANK = "a TorchTitan step has no collective of its group at one rank a group, as this run has"
+ONE_RANK = "nothing is summed up in a group of one rank: a schedule may say ranks_per_group = 2"
 NOT_OURS = "only in a system that is started to be broken: leave --run out"
 
 
-def of_machine() -> Site:
-    """For a run that is started here to be broken: local nodes, etcds and GPUs of its own, trainers that obey."""
+def of_machine(ranks: int = 1) -> Site:
+    """For a run that is started here to be broken: local nodes, etcds and GPUs of its own, trainers that obey, so many a group."""
     alone = no_namespaces()
     return Site(
         no_memory_cgroup=no_memory_cgroup(),
-        no_collective=ONE_RANK,
+        no_collective=no_collective(ranks),
         no_own_disks=f"{SHARED_DISK}: {alone}" if alone else "",
         no_cut=f"{SHARED_NETWORK}: {alone}" if alone else "",
         no_reset=no_reset(),
         no_faketime=no_faketime(),
         no_trace=no_trace(),
     )
+
+
+def no_collective(ranks: int) -> str:
+    """Why the ranks of a group sum nothing up among themselves; empty when they do."""
+    return ONE_RANK if ranks == 1 else ""
 
 
 @functools.cache

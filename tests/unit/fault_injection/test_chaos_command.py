@@ -38,7 +38,7 @@ def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> Non
     assert why_not["killed_for_memory"] == "no memory controller"
     assert why_not["disk_full"] == why_not["node_silent"].replace("network", "disk")
     assert "not root" in why_not["disk_full"]
-    assert "at one rank a group" in why_not["collective_skipped"]
+    assert "in a group of one rank" in why_not["collective_skipped"]
     table = said(0, "list")
     assert all(name in table for name in FAULTS)
     assert re.search(r"node_silent +a node's link goes down: silent, as a dead host \(not here: ", table)
@@ -96,6 +96,16 @@ def test_a_plan_is_printed_before_anything_is_broken(tmp_path: Path) -> None:
     drawn = said(0, "run", "--seed", "3", "--faults", "5", "--dry-run", "--home", str(tmp_path / "runs"))
     assert drawn == said(0, "run", "--seed", "3", "--faults", "5", "--dry-run", "--home", str(tmp_path / "runs"))
     assert "seed 3: 5 faults" in drawn
+
+
+def test_groups_of_the_size_that_the_schedule_names(tmp_path: Path) -> None:
+    skipped = '[[fault]]\nname = "collective_skipped"\nat_step = 9\nrank = 1\n'
+    (tmp_path / "s.toml").write_text("ranks_per_group = 2\n" + skipped)
+    assert re.search("collective_skipped, group [01] rank 1", said(0, "run", str(tmp_path / "s.toml"), "--dry-run"))
+    (tmp_path / "s.toml").write_text(skipped.replace("rank = 1", "rank = 0"))
+    text = said(2, "run", str(tmp_path / "s.toml"), "--dry-run")
+    assert "collective_skipped cannot be made here" in text
+    assert "ranks_per_group = 2" in text
 
 
 def test_a_wrong_schedule_stops_before_anything_is_started(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_what_can_be_broken_of_it(world: World, monkeypatch: pytest.MonkeyPatch)
     for group in (0, 1):
         Orders(world.record.run_dir, group, 1, 0)
     assert world.live.site().not_obeying == ""
-    assert "at one rank a group" in world.live.site().no_collective
+    assert "in a group of one rank" in world.live.site().no_collective
     two = replace(world.record, spec=replace(SPEC, groups=replace(SPEC.groups, ranks_per_group=2)))
     assert LiveRun(world.store, world.watcher, two, world.system).site().no_collective == ""
     assert causes.obeys(world.record.run_dir, 1, 1, 0)

@@ -104,7 +104,7 @@ def planned(*faults: tuple[str, int, str]) -> Plan:
         Planned(number=i, name=name, at_step=at, group=i % 2, rank=0, together=together)  # type: ignore[arg-type]
         for i, (name, at, together) in enumerate(faults, 1)
     ]
-    return Plan(seed=1, faults=tuple(made), not_available={})
+    return Plan(seed=1, ranks=1, faults=tuple(made), not_available={})
 
 
 def run(played: Played, plan: Plan) -> list[FaultDone]:

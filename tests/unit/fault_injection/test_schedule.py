@@ -69,7 +69,7 @@ def test_who_writes_the_checkpoints_is_no_matter_of_the_plan(tmp_path: Path) -> 
     made = unfold(parse({"fault": [{"name": "checkpoint_disk_full", "at_step": 9}]}), 2, 1, Site())
     assert str(made.faults[0]) == "  1  at step 9: checkpoint_disk_full, whichever group writes"
     made.save(tmp_path / "plan.toml")
-    assert "group" not in (tmp_path / "plan.toml").read_text().replace("victim", "")
+    assert not {"group", "rank"} & {line.split(" ")[0] for line in (tmp_path / "plan.toml").read_text().splitlines()}
     assert unfold(load(tmp_path / "plan.toml"), 2, 1, Site()).faults == made.faults
 
 
@@ -222,6 +222,8 @@ def test_two_groups_that_crash_at_once_are_two() -> None:
         ('[[fault]]\nname = "sigkill"\nat_step = 0\n', "fault.0.at_step = 0: must be greater than or equal to 1"),
         ('[[fault]]\nname = "sigkill"\nat_step = "4"\n', "fault.0.at_step = '4': must be a valid integer"),
         ('[[fault]]\nname = "sigkill"\nat_stop = 4\n', "fault.0.at_stop: there is no such key; nearest: at_step"),
+        ('ranks_per_group = 4\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "ranks_per_group = 4: a group of the run has 2"),
+        ('ranks_per_group = 0\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "ranks_per_group = 0: must be greater than or equal to 1"),
         ('sead = 1\n[[fault]]\nname = "sigkill"\nat_step = 4\n', "sead: there is no such key; nearest: seed"),
         ('[[fault]]\nname = "sigkill"\nat_step = 4\ngroup = 3\n', "fault.0.group = 3: the run has groups 0 to 2"),
         ('[[fault]]\nname = "sigkill"\nat_step = 4\nrank = 2\n', "fault.0.rank = 2: a group has ranks 0 to 1"),
@@ -248,7 +250,17 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
 def test_what_is_shipped_unfolds_on_two_groups(path: Path) -> None:
-    assert unfold(load(path), 2, 1, SITE).faults
+    schedule = load(path)
+    assert unfold(schedule, 2, schedule.ranks_per_group or 1, SITE).faults
+
+
+def test_a_plan_is_for_groups_of_its_size(tmp_path: Path) -> None:
+    plan('[[fault]]\nname = "sigkill"\nat_step = 4\n', ranks=2).save(tmp_path / "plan.toml")
+    saved = load(tmp_path / "plan.toml")
+    assert saved.ranks_per_group == 2
+    assert unfold(saved, 3, 2, SITE).faults[0].name == "sigkill"
+    with pytest.raises(ScheduleError, match="ranks_per_group = 2: a group of the run has 1"):
+        unfold(saved, 3, 1, SITE)
 
 
 def test_what_is_no_schedule(tmp_path: Path) -> None:
