@@ -115,7 +115,7 @@ def does_not_add_up(history: History, found: Mapping[int, list[Interval]], span:
 
 
 def _cut_to_fit(history: History) -> Iterator[str]:
-    """Lines of one process for the same seconds, and parts that are longer than their step."""
+    """Lines of one process for the same seconds, and parts that are not their step's length."""
     for steps in history.steps:
         lines = sorted(
             (x for x in steps.lines if "start" in x and not x.get("overlaps")), key=lambda x: (x["start"], x["t"])
@@ -124,8 +124,12 @@ def _cut_to_fit(history: History) -> Iterator[str]:
             if two["start"] < one["t"] - SLACK_S:
                 yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"
         for line in lines:
-            parts, length = sum(line.get("seconds", {}).values()), line["t"] - line["start"]
-            if parts > length * (1 + SHARE) + SLACK_S:
+            seconds, length = line.get("seconds", {}), line["t"] - line["start"]
+            parts, slack = sum(seconds.values()), length * SHARE + SLACK_S
+            if below := [name for name, part in seconds.items() if part < 0]:
+                yield f"{steps.name}: step {line.get('step')} has {seconds[below[0]]:g} s of {below[0]}"
+            # computing is what the other parts leave: then they are all of it
+            if parts > length + slack or ("compute" in seconds and parts < length - slack):
                 yield f"{steps.name}: step {line.get('step')} took {length:.2f} s, and its parts {parts:.2f} s"
 
 

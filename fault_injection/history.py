@@ -198,8 +198,8 @@ class Outage:
 class Left:
     """What was still there when all had ended, or of older generations while the run goes on."""
 
-    processes: tuple[str, ...] = ()
-    allocations: tuple[str, ...] = ()
+    processes: tuple[str, ...]
+    allocations: tuple[str, ...]
 
 
 @dataclass

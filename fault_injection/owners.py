@@ -193,6 +193,7 @@ def one_quorum_per_step(history: History) -> list[str]:
     for (stretch, step), commits in sorted(rows.items(), reverse=True):
         if stretch != stretch_above:
             passed_at, stretch_above = float("inf"), stretch
+        found += _no_numbers(step, commits)
         if len({c.steps.group for c in commits}) > 1:
             current = [c for c in commits if c.line["start"] < passed_at]
             found += _two_quorums(step, sorted(current, key=lambda c: c.line["t"]))
@@ -261,6 +262,15 @@ def _went_on_beside(one: _Commit, two: _Commit) -> bool:
     return after is not None and not after.get("healed")
 
 
+def _no_numbers(step: int, commits: list[_Commit]) -> Iterator[str]:
+    """Also of a step that one group made alone."""
+    for commit in commits:
+        told = {what: commit.line[what] for what in ALIKE if commit.line.get(what) is not None}
+        yield from (
+            f"step {step} of {commit.steps.name} has a {k} of {x}" for k, x in told.items() if not math.isfinite(x)
+        )
+
+
 def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
     by_quorum: dict[int, list[_Commit]] = defaultdict(list)
     for commit in commits:
@@ -268,9 +278,7 @@ def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:
     for quorum, members in by_quorum.items():
         for what, apart in ALIKE.items():
             told = [c.line[what] for c in members if c.line.get(what) is not None]
-            if not all(map(math.isfinite, told)) or (
-                told and max(told) - min(told) > apart * max(1.0, *map(abs, told))
-            ):
+            if told and max(told) - min(told) > apart * max(1.0, *map(abs, told)):
                 yield f"step {step} of quorum {quorum} has a {what} of {' and '.join(map(str, sorted(told)))}"
         # who heals in this step has no place among the participants
         taking_part = [

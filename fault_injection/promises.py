@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect, bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 
 from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
 from fault_injection.budgets import within_budgets
@@ -35,7 +36,7 @@ def every_fault_happened(history: History) -> list[str]:
         )
     for number, sentence in enumerate(setting.plan, 1):
         fault = done.get(number)
-        if fault is not None and ": " in sentence and f": {fault.name}, " not in sentence:
+        if fault is not None and f": {fault.name}, " not in sentence:
             found.append(f"{_name(fault)} is not what was planned: {sentence.strip()}")
         if fault is None:
             found.append(f"fault {number} of the plan was not made: {sentence.strip()}")
@@ -110,7 +111,7 @@ def others_go_on(history: History) -> list[str]:
             stall = longest_stall(commits[group], fault.began, until)
             # what comes with another is not to blame for what that one may take
             allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
-            if not stall <= allowed:
+            if not (stall <= allowed and isfinite(allowed)):
                 found.append(
                     f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {allowed:.1f} s are allowed"
                 )
@@ -118,10 +119,11 @@ def others_go_on(history: History) -> list[str]:
 
 
 def _for_no_fault(history: History, setting: Setting, commits: Mapping[int, list[float]]) -> Iterator[str]:
-    """Who stands still between two faults: nothing is allowed there, so the shortest that is allowed in any is generous."""
+    """Who stands still between two faults, or after the last: nothing is allowed there, so the shortest that is allowed in any is
+    generous."""
     allowed = min((f.others_within_s for f in history.faults), default=float("inf"))
     for group in range(setting.groups):
-        for one, two in itertools.pairwise(commits[group]):
+        for one, two in itertools.pairwise([*commits[group], setting.ended]):
             if two - one <= allowed:
                 continue
             touched = any(f.began <= two and one <= (f.over or setting.ended) for f in history.faults)
@@ -131,7 +133,7 @@ def _for_no_fault(history: History, setting: Setting, commits: Mapping[int, list
 
 def recovered_in_time(history: History) -> list[str]:
     """After each fault everything trains again within its bound, and its incident says so too."""
-    setting, found, commits = _setting(history), [], _commits(history)
+    setting, found, begun = _setting(history), [], _begun(history)
     # of an incident whose last word is in such a decision the files are too short to say that it is not over
     perhaps = {i["id"]: d.number for d in history.unresolved() for i in d.incidents if i.get("state") == "recovered"}
     missing = []
@@ -142,9 +144,9 @@ def recovered_in_time(history: History) -> list[str]:
             found.append(f"{_name(fault)}: not everything trained again")
         elif not fault.began <= fault.made <= fault.over or fault.healed is None or fault.healed > fault.over:
             found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
-        elif away := _away(history, setting, commits, fault, fault.over):
+        elif away := _away(history, setting, begun, fault, fault.made, fault.over):
             found.append(f"{_name(fault)}: all was said to be well, and group {away[0]} committed no step")
-        elif not fault.over - fault.began <= fault.within_s:
+        elif not (fault.over - fault.began <= fault.within_s and isfinite(fault.within_s)):
             took = fault.over - fault.began
             found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
         open_ = [i.id for i in incidents(history) if _explains(fault, i) and i.recovered is None]
@@ -160,16 +162,22 @@ def recovered_in_time(history: History) -> list[str]:
 
 
 def _away(
-    history: History, setting: Setting, commits: Mapping[int, list[float]], fault: FaultDone, over: float
+    history: History,
+    setting: Setting,
+    begun: Mapping[int, list[tuple[float, float]]],
+    fault: FaultDone,
+    made: float,
+    over: float,
 ) -> list[int]:
-    """Groups that commit nothing from its beginning on, also when it was over, for longer than any may stand still. The next
-    fault ends the look."""
+    """Groups that commit nothing that was begun since it was made, also when it was over, for longer than any may stand still. The
+    next fault ends the look."""
     until = min([setting.ended, *(f.began for f in history.faults if f.began > over)])
     found = []
     for group in range(setting.groups):
-        own = commits[group]
-        at = bisect_left(own, fault.began)
-        if min(own[at] if at < len(own) else until, until) > over + fault.others_within_s:
+        own = begun[group]
+        since = itertools.islice(own, bisect_left(own, (made,)), None)
+        at = next((t for t, start in since if start >= made), until)
+        if min(at, until) > over + fault.others_within_s:
             found.append(group)
     return found
 
@@ -288,6 +296,17 @@ def _commits(history: History) -> Mapping[int, list[float]]:
             found[steps.group] += [line["t"] for line in steps.committed()]
     for instants in found.values():
         instants.sort()
+    return found
+
+
+def _begun(history: History) -> Mapping[int, list[tuple[float, float]]]:
+    """When each group committed a step, in order, and when that was begun."""
+    found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for steps in history.steps:
+        if steps.rank == 0:
+            found[steps.group] += [(line["t"], line.get("start", line["t"])) for line in steps.committed()]
+    for pairs in found.values():
+        pairs.sort()
     return found
 
 

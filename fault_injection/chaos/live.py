@@ -334,7 +334,9 @@ class LiveRun:
 
         def ended() -> bool:
             self.tend()
-            return self.look().ended.startswith("the run is stopped") and self.left(ended=True) == Left()
+            return self.look().ended.startswith("the run is stopped") and self.left(ended=True) == Left(
+                processes=(), allocations=()
+            )
 
         with suppress(Fatal):
             self.wait(ended, within_s, "the run stops")

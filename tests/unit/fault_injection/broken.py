@@ -39,7 +39,7 @@ LOSE = FaultDone(
 def broken(files: Files) -> History:
     """The files' history, with the faults in it."""
     history = files.history()
-    history.setting, history.faults, history.left = SETTING, [KILL, LOSE], Left()
+    history.setting, history.faults, history.left = SETTING, [KILL, LOSE], Left(processes=(), allocations=())
     history.seen = [Seen(t=10.9, what="incident", subject="i1", says={"state": "acting", "rung": 1})]
     return history
 

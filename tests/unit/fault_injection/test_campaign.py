@@ -61,7 +61,7 @@ class Played:
 
     def left(self, ended: bool) -> Left:
         assert ended
-        return Left()
+        return Left(processes=(), allocations=())
 
     def seen(self) -> list[Seen]:
         return [Seen(t=1.0, what="leader", subject="", says={"pid": 1})]
@@ -110,7 +110,7 @@ def test_all_files_are_left_and_the_history_says_what_the_report_says(
     assert [f.name for f in load(tmp_path / "out" / "plan.toml").fault] == ["hiccup"]
     history = read(tmp_path / "out" / "history.jsonl")
     assert history.setting is not None
-    assert (history.setting.seed, history.setting.planned, history.left) == (5, 1, Left())
+    assert (history.setting.seed, history.setting.planned, history.left) == (5, 1, Left(processes=(), allocations=()))
     assert [s.what for s in history.seen] == ["leader"]
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
     assert any(line.startswith("UNKNOWN: digests_equal: ") for line in said)

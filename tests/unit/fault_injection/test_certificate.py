@@ -260,7 +260,7 @@ def test_the_page_says_what_the_report_says(history: History) -> None:
 
 
 def test_the_page_of_one_that_was_not_kept(history: History) -> None:
-    history.left = Left(processes=("run.1.2.0 (pid 102) on n2",))
+    history.left = Left(processes=("run.1.2.0 (pid 102) on n2",), allocations=())
     fault(history, 2, over=None, after="group 1 is <starting> after 10 s")
     text = " ".join(page(history).text)
     assert "this run is not shown to have kept what is promised" in text

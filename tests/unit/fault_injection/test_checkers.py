@@ -292,6 +292,11 @@ def a_loss_that_is_no_number(f: Files) -> None:
         lines[at]["loss"] = float("nan")
 
 
+def a_loss_that_is_no_number_in_a_step_of_one_group(f: Files) -> None:
+    ((lines, at),) = wherever(f, 6)
+    lines[at]["loss"] = float("inf")
+
+
 def killed_by_a_policy_that_does_not_kill(f: Files) -> None:
     f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="policy.nonsense")
 
@@ -351,7 +356,12 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (steps_of_a_process_that_nobody_spawned, "one_actuation_per_decision", "on n1 wrote steps, and nobody spawned it"),
     (another_loss_in_one_group, "one_quorum_per_step", "step 12 of quorum 3 has a loss of 6.0 and 6.001"),
     (another_norm_in_one_group, "one_quorum_per_step", "step 12 of quorum 3 has a gradient_norm of 1.0 and 2.0"),
-    (a_loss_that_is_no_number, "one_quorum_per_step", "step 12 of quorum 3 has a loss of nan"),
+    (a_loss_that_is_no_number, "one_quorum_per_step", "step 12 of group 0 generation 1 has a loss of nan"),
+    (
+        a_loss_that_is_no_number_in_a_step_of_one_group,
+        "one_quorum_per_step",
+        "step 6 of group 0 generation 1 has a loss of inf",
+    ),
     (killed_by_a_policy_that_does_not_kill, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
 ]
 

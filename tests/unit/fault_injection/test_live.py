@@ -378,7 +378,7 @@ def process(world: World, name: str, exited: bool = False, ticks: int | None = N
 
 
 def test_what_is_left(world: World) -> None:
-    assert world.live.left(ended=True) == Left()
+    assert world.live.left(ended=True) == Left(processes=(), allocations=())
     process(world, "run.0.1.0")
     process(world, "run.1.0.0")
     process(world, "lighthouse.run.1")
@@ -394,7 +394,9 @@ def test_what_is_left(world: World) -> None:
         f"lighthouse.run.1 {here}", f"run.0.1.0 {here}", f"run.1.0.0 {here}",
     }  # fmt: skip
     assert world.live.left(ended=True).allocations == ("run-a3",)
-    assert world.live.left(ended=False) == Left(processes=(f"run.1.0.0 {here}",)), "of an older generation"
+    assert world.live.left(ended=False) == Left(processes=(f"run.1.0.0 {here}",), allocations=()), (
+        "of an older generation"
+    )
 
 
 def test_a_wish_to_restart_waits_for_the_store(world: World) -> None:

@@ -146,13 +146,13 @@ def another_digest(files: Files) -> History:
 
 def process_left(files: Files) -> History:
     history = broken(files)
-    history.left = Left(processes=("run.1.2.0 (pid 102) on n2",))
+    history.left = Left(processes=("run.1.2.0 (pid 102) on n2",), allocations=())
     return history
 
 
 def allocation_left(files: Files) -> History:
     history = broken(files)
-    history.left = Left(allocations=("run-a4 on n3",))
+    history.left = Left(processes=(), allocations=("run-a4 on n3",))
     return history
 
 
@@ -279,6 +279,54 @@ def stood_still_between_two_faults(files: Files) -> History:
     return later(files, 16.5, 100.0)
 
 
+def stood_still_after_the_last_fault(files: Files) -> History:
+    """All was well after it, and then nothing moved for 300 s."""
+    history = broken(files)
+    history.setting = replace(SETTING, ended=323.0)
+    return history
+
+
+def a_step_that_was_under_way_is_none_since(files: Files) -> History:
+    """Fault 1 came while group 1 was in its step 5, which it committed; no other of it, until 18 s."""
+    history = not_back_when_all_is_said_to_be_well(files)
+    fault(history, 1, began=9.5, made=9.6)
+    return history
+
+
+def no_bound_at_all(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, within_s=float("inf"))
+    return history
+
+
+def no_bound_for_the_others(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, others_within_s=float("inf"))
+    return history
+
+
+def planned_in_other_words(files: Files) -> History:
+    history = broken(files)
+    history.setting = replace(SETTING, plan=(SETTING.plan[0], "  2  something"))
+    return history
+
+
+def parts_below_zero(files: Files) -> History:
+    for lines in files.steps.values():
+        for x in lines:
+            if x.get("step") == 12:
+                x["seconds"] = {"quorum": -5.0, "compute": 6.0}
+    return broken(files)
+
+
+def parts_of_a_step_are_less_than_it(files: Files) -> History:
+    for lines in files.steps.values():
+        for x in lines:
+            if x.get("step") == 12:
+                x["seconds"] = {"compute": 1e-6}
+    return broken(files)
+
+
 def an_end_that_nobody_saw(files: Files) -> History:
     files.shims["n3"].remove(files.of_shim("n3", "exited", 1, 3))
     return broken(files)
@@ -317,7 +365,8 @@ def beside(history: History, **about: Any) -> History:
     """A third fault, at once with the first."""
     third = {"number": 3, "began": 10.6, "made": 10.65, "healed": 10.7}
     history.faults.append(replace(KILL, **(third | about)))
-    history.setting = replace(SETTING, plan=(*SETTING.plan, "  3  x"), planned=3)
+    planned = f"  3  at once with it: {history.faults[-1].name}, group 1 rank 0"
+    history.setting = replace(SETTING, plan=(*SETTING.plan, planned), planned=3)
     return history
 
 
@@ -358,6 +407,13 @@ PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (ended_before_its_faults, "badput_adds_up", "at step 13) is not within the run's time"),
     (parts_of_a_step_are_ten_times_its_length, "badput_adds_up", "step 12 took 1.00 s, and its parts 10.00 s"),
     (two_lines_for_the_same_seconds, "badput_adds_up", "group 1 generation 2: from 15.00 to 17.00 twice"),
+    (stood_still_after_the_last_fault, "others_go_on", "group 1 stood still for 300.0 s, and no fault was there"),
+    (a_step_that_was_under_way_is_none_since, "recovered_in_time", "all was said to be well, and group 1 committed no step"),
+    (no_bound_at_all, "recovered_in_time", "it took 4.1 s until all was well, at most inf s"),
+    (no_bound_for_the_others, "others_go_on", "group 0 stood still for 2.0 s, at most inf s are allowed"),
+    (planned_in_other_words, "every_fault_happened", "at step 13) is not what was planned: 2  something"),
+    (parts_below_zero, "badput_adds_up", "step 12 has -5 s of quorum"),
+    (parts_of_a_step_are_less_than_it, "badput_adds_up", "step 12 took 1.00 s, and its parts 0.00 s"),
 ]  # fmt: skip
 
 ALSO: dict[Callable[[Files], History], dict[str, str]] = {
@@ -724,7 +780,8 @@ def test_a_fault_that_is_not_made_is_no_failed_recovery(tmp_path: Path) -> None:
         healed=None, over=22.6, after="there is no process 7 any more", within_s=5.0, others_within_s=5.0,
     )  # fmt: skip
     history.faults.append(gone)
-    history.setting = replace(SETTING, plan=(*SETTING.plan, "  3  x"), planned=3)
+    planned = "  3  at step 15: hiccup, group 0 rank 0"
+    history.setting = replace(SETTING, plan=(*SETTING.plan, planned), planned=3)
     verdicts = judged(history, tmp_path)
     assert verdicts["every_fault_happened"][1] == (
         "fault 3 (hiccup of group 0 rank 0 at step 15) left no evidence: there is no process 7 any more",

@@ -60,6 +60,7 @@ def test_what_is_noted_as_unreadable_stays_so(tmp_path: Path) -> None:
         ('{"type":"fault","numb', "no JSON"),
         ('{"type":"miracle"}', "there is no type 'miracle'"),
         ('{"type":"left","processes":"many"}', "processes: "),
+        ('{"type":"left"}', "processes: Field required"),
         ('{"type":"fault","number":3}', "name: Field required"),
         ('{"type":"step","of":{"group":1},"line":{}}', "there is no type 'generation'"),
         ("[]", ""),
