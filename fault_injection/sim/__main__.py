@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from fault_injection.sim.lane import Kept, Part, play
 from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import shrunk
 
+DAY_S = 86400.0
+"""Of virtual time: more is a mistake, which would be played for hours."""
 OFTEN_S = 60.0
 """How often is said how far it is."""
 
@@ -33,8 +37,14 @@ def main() -> int:
     seeds = range(first, asked.first + asked.seeds)
     try:
         bad = _lane(seeds, asked.nodes, asked.jobs, kept) if seeds else 0
+        if kept is not None and kept.violations:
+            bad += kept.violations
+            print(f"{kept.path} holds {kept.violations} seeds that broke before", file=sys.stderr)
     except KeyboardInterrupt:
-        print("interrupted; what was played is kept" if kept is not None else "interrupted", file=sys.stderr)
+        print(f"interrupted{_kept(kept)}", file=sys.stderr)
+        return 1
+    except BrokenProcessPool:
+        print(f"a process that played seeds has ended, perhaps for want of memory{_kept(kept)}", file=sys.stderr)
         return 1
     except OSError as error:
         if kept is None:
@@ -45,17 +55,21 @@ def main() -> int:
     return 1 if bad else 0
 
 
+def _kept(kept: Kept | None) -> str:
+    return "" if kept is None else "; what was played is kept: go on with --go-on"
+
+
 def _again(seed: int, nodes: int, path: Path | None) -> int:
     try:
         plan = read_plan(path) if path is not None else None
     except OSError as error:
         raise ValueError(f"cannot read the plan {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"cannot read the plan {path}: {error}") from error
     result = run(seed, nodes, plan)
     print(described(result))
     if result.broken:
-        print(failure(result))
+        print(failure(result, path))
     return 1 if result.broken else 0
 
 
@@ -102,6 +116,10 @@ def _asked() -> argparse.Namespace:
         asks.error("--plan needs --seed: the chance of that seed is played")
     if found.go_on and found.out is None:
         asks.error("--go-on needs --out: the file that is to be gone on with")
+    if found.go_on and found.first:
+        asks.error("--go-on begins after the last seed that is in the file: leave out --first")
+    if found.seed is not None and (found.out is not None or found.first or found.jobs != 1):
+        asks.error("--seed plays one seed, of which no file is kept: leave out --out, --first and --jobs")
     if found.nodes < 2:
         asks.error("--nodes must be at least 2: one trains, one is a spare")
     return found
@@ -121,15 +139,16 @@ def described(result: Result) -> str:
     return "\n".join([*lines, f"all groups trained: {end}; virtual time {result.lasted_s:.0f} s"])
 
 
-def failure(result: Result) -> str:
-    """What broke, with the seed and the fewest faults that break it."""
+def failure(result: Result, plan: Path | None = None) -> str:
+    """What broke, with the seed and the fewest faults that break it. `plan`: where its faults are from, if not from the seed."""
     least = shrunk(result)
     lines = [
         f"seed {result.seed}, {result.nodes} nodes: {len(result.plan)} faults, of which {len(least.plan)} are enough:"
     ]
     lines += [f"  {json.dumps(fault.told())}" for fault in least.plan]
     lines += [f"  {sentence}" for sentence in least.broken]
-    lines.append(f"  again: python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}")
+    also = f" --plan {plan}" if plan is not None else ""
+    lines.append(f"  again: python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}{also}")
     return "\n".join(lines)
 
 
@@ -156,10 +175,13 @@ def _fault(told: object) -> Fault:
     if type(told["target"]) is not int or told["target"] < 0:
         raise ValueError(f"target is {told['target']!r}, and must be a whole number from 0")
     for name in ("at", "seconds"):
-        if type(told[name]) not in (int, float) or not 0 <= told[name] < float("inf"):
-            raise ValueError(f"{name} is {told[name]!r}, and must be a number of seconds from 0")
+        if type(told[name]) not in (int, float) or not 0 <= told[name] <= DAY_S:
+            raise ValueError(f"{name} is {told[name]!r}, and must be a number of seconds from 0 to {DAY_S:g}")
     return Fault(**told)
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as a Ctrl-C: the processes end too, and what was played is kept
     sys.exit(main())

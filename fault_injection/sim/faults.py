@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from fault_injection.sim.world import World
 
 FIRST_S, LAST_S = 3.0, 60.0
-"""Faults come within this: the first of them while the run is still starting."""
+"""Faults come within this, from the launch or from TRAINED_S on."""
+TRAINED_S = 70.0
+"""After the launch everybody trains: a run of 500 nodes that nobody breaks needs up to 58 s."""
+APART_S = (20.0, 45.0)
+"""From the end of one fault to the next of those that come one by one, least and most: nothing of the first is to be seen any more
+after 15 s (judge.SEEN_S)."""
+OF_ONE_GROUP = ("crash", "error", "node_lost", "allocation_taken")
+"""What hits one group, and has one incident."""
 LOST = (0.2, 0.9)
 """Least and most share of what a network that loses packets loses."""
 WATCH_LATE_S = (0.5, 4.0)
@@ -38,18 +45,32 @@ class Fault:
 
 
 def plan(seed: int) -> list[Fault]:
-    """The seed's faults in order of time; some come two at once, and some come again and again to one."""
+    """The seed's faults in order of time. Of three seeds one begins while the run still starts, and one when everybody trains: there some
+    come two at once, and some come again and again to one. In the third they come one by one, and it is clear what each of them did."""
     dice = random.Random(f"plan {seed}")
+    if seed % 3 == 2:
+        return _apart(dice)
     faults: list[Fault] = []
-    at = dice.uniform(FIRST_S, LAST_S / 2)
+    since = TRAINED_S if seed % 3 == 1 else 0.0
+    at = since + dice.uniform(FIRST_S, LAST_S / 2)
     for _ in range(dice.choice((1, 2, 3, 3, 4, 5, 6))):
         fault = Fault(round(at, 2), dice.choice(KINDS), dice.randrange(1 << 16), round(dice.uniform(1.0, 20.0), 1))
         if faults and dice.random() < 0.25:
             last = faults[-1]
             fault = Fault(fault.at, last.kind, last.target, fault.seconds)
         faults.append(fault)
-        at = min(LAST_S, at + (0.0 if dice.random() < 0.3 else dice.uniform(0.5, 20.0)))
+        at = min(since + LAST_S, at + (0.0 if dice.random() < 0.3 else dice.uniform(0.5, 20.0)))
     return sorted(faults)
+
+
+def _apart(dice: random.Random) -> list[Fault]:
+    faults: list[Fault] = []
+    at = TRAINED_S + dice.uniform(FIRST_S, LAST_S / 2)
+    for _ in range(dice.choice((1, 2, 2, 3))):
+        kind = dice.choice(OF_ONE_GROUP if dice.random() < 0.5 else KINDS)
+        faults.append(Fault(round(at, 2), kind, dice.randrange(1 << 16), round(dice.uniform(1.0, 10.0), 1)))
+        at += faults[-1].seconds + dice.uniform(*APART_S)
+    return faults
 
 
 def inject(world: World, fault: Fault) -> bool:

@@ -48,6 +48,20 @@ WHERE_CLEAR = {"one_incident_each": one_incident_each, "others_go_on": others_go
 """Where the plan began once everybody trained."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Of how many faults the checkers had something to say that is their own."""
+
+    faults: int = 0
+    """That found somebody."""
+    bound: int = 0
+    """Their recovery had its own bound, and not RECOVERY_BOUND_S."""
+    none: int = 0
+    """No incident was right, nor that any group stood still."""
+    one: int = 0
+    """One incident of the right kind was, and of the others none stood still."""
+
+
 @dataclass(eq=False)
 class _Struck:
     """A fault that found somebody."""
@@ -94,7 +108,7 @@ class Struck:
     def done(self, over: float | None) -> list[FaultDone]:
         """As the history of a real run has them. What it is not clear of whom an incident would be may have any, of whomever."""
         found: list[FaultDone] = []
-        clear = self._clear(over)
+        clear = self.clear(over)
         spec = self.world.spec
         bounds = Bounds(spec, self.world.pace, climbs=spec.policy.budget.restart < len(self.all))
         faults = [replace(s.fault, at=s.began) for s in self.all]
@@ -105,7 +119,7 @@ class Struck:
             whom = (struck.groups or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
             # looked at once a step, and not before nothing of it is to be seen any more
             within_s = bounds.within_s(
-                replace(struck.fault, at=struck.began), faults, free and self._trained(struck.began)
+                replace(struck.fault, at=struck.began), faults, free and self.trained(struck.began)
             )
             within_s = max(within_s, struck.fault.seconds + SEEN_S) + self.world.pace.step_s
             for group in whom:
@@ -113,12 +127,12 @@ class Struck:
                 found.append(replace(done, within_s=within_s))
         return found
 
-    def _trained(self, at: float) -> bool:
+    def trained(self, at: float) -> bool:
         """Whether every group had trained by then: how long the start of a run takes says nothing of a recovery."""
         all_at = self.world.training.all_at
         return all_at is not None and self.world.launched_at + all_at < at
 
-    def _clear(self, over: float | None) -> list[_Struck]:
+    def clear(self, over: float | None) -> list[_Struck]:
         """Of whom it is known which incidents may come of them: none, or one of a kind, with nothing unclear beside them."""
         end = over if over is not None else float("inf")
         known = [s for s in self.all if s.fault.kind in HARMLESS or (s.fault.kind in KINDS_OF and s.clear)]
@@ -146,11 +160,16 @@ def _others_s(kind: str) -> float:
     return UNTOUCHED_S if kind in HARMLESS else OTHERS_S
 
 
-def judge(world: World, struck: Struck, in_time: bool, over: float | None) -> None:
-    """Tell the checks what does not hold. `in_time`: everybody trained before the first fault. `over`: when all was well again."""
+def judge(world: World, struck: Struck, over: float | None) -> Asked:
+    """Tell the checks what does not hold. `over`: when all was well again."""
     found = recorded(world)
     policy = world.spec.policy
     budget, began = policy.budget, world.launched_at
+    in_time = all(
+        struck.trained(s.began) for s in struck.all
+    )  # before, a group may still be placed on a node that is lost already
+    if in_time and world.training.all_at is not None:
+        began += world.training.all_at  # groups that join one after another keep the others waiting with their heals
     struck.well()
     found.faults = struck.done(over)
     found.setting = Setting(
@@ -167,6 +186,13 @@ def judge(world: World, struck: Struck, in_time: bool, over: float | None) -> No
         silent = verdict.answer == "unknown" and not world.training.newest  # nobody ever trained
         if verdict.answer != "pass" and not silent:
             world.checks.broke(f"{verdict.checker}: {verdict.answer}: {'; '.join(verdict.sentences[:2])}")
+    clear = struck.clear(over) if over is not None else []
+    return Asked(
+        faults=len(struck.all),
+        bound=sum(struck.trained(s.began) for s in clear),
+        none=sum(s.fault.kind in HARMLESS for s in clear) if in_time else 0,
+        one=sum(s.fault.kind in KINDS_OF for s in clear) if in_time else 0,
+    )
 
 
 def recorded(world: World) -> history.History:

@@ -10,13 +10,18 @@ import platform
 import signal
 import subprocess
 import time
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from fault_injection.sim.run import Result, run
 
+AHEAD = 2
+"""Seeds a process that wait to be played, or whose results wait for an earlier one's: an interrupted lane plays them to their end."""
 KEEP_S = 30.0
 """How often the file is written."""
 
@@ -26,14 +31,21 @@ class LaneError(ValueError):
 
 
 def play(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[tuple[Result, float]]:
-    """Each seed's result, in their order, and the seconds of CPU that it took. The results are the same for any `jobs`."""
-    work = ((seed, nodes) for seed in seeds)
+    """Each seed's result, in their order, and the seconds of CPU that it took. The results are the same for any `jobs`. Raises
+    BrokenProcessPool when one of the processes ends, as by the kernel for want of memory."""
     if jobs == 1:
         _begin()
-        yield from map(_one, work)
+        yield from map(_one, seeds, repeat(nodes))
         return
-    with multiprocessing.get_context("forkserver").Pool(jobs, _begin_aside) as pool:
-        yield from pool.imap(_one, work)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver"), _begin_aside) as pool:
+        # no `map`: what it cancels when a process has ended keeps the others from being ended (seen with 3.11)
+        ahead: deque[Future[tuple[Result, float]]] = deque()
+        for seed in seeds:
+            ahead.append(pool.submit(_one, seed, nodes))
+            if len(ahead) > AHEAD * jobs:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def _begin() -> None:
@@ -46,9 +58,9 @@ def _begin_aside() -> None:
     _begin()
 
 
-def _one(what: tuple[int, int]) -> tuple[Result, float]:
+def _one(seed: int, nodes: int) -> tuple[Result, float]:
     began = time.process_time()
-    result = run(*what)
+    result = run(seed, nodes)
     gc.collect()
     return result, time.process_time() - began
 
@@ -68,6 +80,8 @@ class Part:
     virtual_s: float = 0.0
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    asked: Counter[str] = field(default_factory=Counter)
+    """Of how many faults (judge.Asked)."""
     machine: dict[str, Any] = field(default_factory=lambda: machine())
 
     def add(self, result: Result, cpu_s: float) -> None:
@@ -75,6 +89,7 @@ class Part:
         self.virtual_s += result.lasted_s
         self.cpu_s += cpu_s
         self.recovered += result.recovered_s is not None
+        self.asked.update(asdict(result.asked))
         if result.broken:
             again = f"python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}"
             self.broken.append({"seed": result.seed, "says": list(result.broken), "again": again})
@@ -86,6 +101,7 @@ class Part:
             "seeds": self.seeds,
             "violations": self.broken,
             "recovered": self.recovered,
+            "faults": dict(self.asked),
             "virtual_hours": round(self.virtual_s / 3600, 1),
             "cpu_s_a_seed": round(self.cpu_s / each, 2),
             "wall_s_a_seed": round(self.wall_s / each, 2),
@@ -99,12 +115,13 @@ class Kept:
     """The file: one part for every time that the lane was begun, or went on."""
 
     def __init__(self, path: Path, nodes: int, go_on: bool) -> None:
-        """`go_on`: keep the parts that are there. Raises LaneError when they are of another number of nodes, or unreadable, and where
-        no file can be written."""
+        """`go_on`: keep the parts that are there; else the file that is there is kept beside, with `.before` behind its name. Raises
+        LaneError when the parts are of another number of nodes, or unreadable, and where no file can be written."""
         self.path, self.nodes = path, nodes
         self._aside = path.with_name(path.name + ".new")
         self._try()
         self._before = self._read() if go_on and path.exists() else []
+        self._anew = not go_on
         self._kept_at = 0.0
 
     def _try(self) -> None:
@@ -126,13 +143,20 @@ class Kept:
             parts, nodes = list(body["parts"]), int(body["nodes"])
             if nodes != self.nodes:
                 raise LaneError(f"{self.path} is of {nodes} nodes, not of {self.nodes}: name another file")
-            if any({"first", "seeds", "violations"} - part.keys() for part in parts):
-                raise ValueError("a part without its seeds")
+            if not all(isinstance(p[k], int) for p in parts for k in ("first", "seeds")):
+                raise ValueError("a part's first seed, or how many it has, is no number")
+            if not all(isinstance(p["violations"], list) for p in parts):
+                raise ValueError("a part's violations are no list")
         except LaneError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise LaneError(f"{self.path} holds no results of the simulator ({error}): name another file") from error
         return parts
+
+    @property
+    def violations(self) -> int:
+        """Seeds that broke before."""
+        return sum(len(part["violations"]) for part in self._before)
 
     @property
     def next(self) -> int:
@@ -155,6 +179,9 @@ class Kept:
             "parts": parts,
         }
         self._aside.write_text(json.dumps(body, indent=1) + "\n")
+        if self._anew and self.path.exists():
+            self.path.replace(self.path.with_name(self.path.name + ".before"))
+        self._anew = False
         self._aside.replace(self.path)
 
 

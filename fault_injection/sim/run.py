@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fault_injection.sim import faults
 from fault_injection.sim.bounds import RECOVERY_BOUND_S
 from fault_injection.sim.faults import Fault
-from fault_injection.sim.judge import Struck, judge
+from fault_injection.sim.judge import Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
 
@@ -36,6 +36,7 @@ class Result:
     """Faults that found somebody."""
     lasted_s: float
     """Virtual time, all in all."""
+    asked: Asked
 
 
 def is_tight(seed: int) -> bool:
@@ -66,13 +67,12 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
         end = max((fault.at + fault.seconds for fault in chosen), default=0.0)
         world.clock.run_until(began + end, broken)
         recovered_s = None if broken() else _recover(world, is_tight(seed))
+        asked = Asked()
         if not broken():
-            trained_at = world.training.all_at  # before, a group may still be placed on a node that is lost already
-            in_time = trained_at is not None and all(f.at > trained_at for f in chosen)
-            judge(world, struck, in_time, world.clock.now if recovered_s is not None else None)
+            asked = judge(world, struck, world.clock.now if recovered_s is not None else None)
     return Result(
         seed, nodes, chosen, tuple(world.checks.broken), world.checks.digest, recovered_s, tuple(hit),
-        world.clock.now - began,
+        world.clock.now - began, asked,
     )  # fmt: skip
 
 

@@ -35,6 +35,14 @@ def test_nothing_goes_wrong_and_everybody_trains_again(first: int) -> None:
     assert not bad, "\n".join(failure(result) for result in bad)
 
 
+def test_the_checkers_have_something_to_say() -> None:
+    """In plans whose faults come one by one it is known what each of them may bring about, also in a large run."""
+    asked = [run(seed, NODES).asked for seed in range(2, 62, 3)]
+    assert min(sum(a.bound for a in asked), sum(a.one for a in asked)) > sum(a.faults for a in asked) / 2
+    assert sum(a.none for a in asked) > 0
+    assert [run(seed, 500).asked for seed in (2, 8)] == [asked[0], asked[2]], "and it is asked of 500 nodes as of 50"
+
+
 @pytest.mark.timeout(1200)  # it is all computing, and a machine may be ten times slower
 @pytest.mark.parametrize(("plant", "checks", "nodes"), PLANTED)
 def test_a_planted_bug_is_found_within_200_seeds_by_its_own_checks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fault_injection.incidents import incidents
 from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
 from fault_injection.sim.faults import KINDS, Fault
-from fault_injection.sim.judge import recorded
+from fault_injection.sim.judge import KINDS_OF, SEEN_S, recorded
 from fault_injection.sim.lane import Kept, LaneError, Part
 from fault_injection.sim.leaders import Killed
 from fault_injection.sim.nodes import Node
@@ -29,6 +30,7 @@ from fault_injection.sim.world import World, spec
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, encode
 from tests.agents.nodes import trainer
+from tests.helpers.waiting import eventually
 from tests.sim.planted import no_proof_of_emptiness
 
 NODES = 4
@@ -76,6 +78,17 @@ def test_plans_hold_every_kind_two_at_once_and_the_same_again() -> None:
     assert plans[:5] == [faults.plan(seed) for seed in range(5)]
 
 
+def test_of_three_plans_one_begins_at_the_launch_one_when_all_train_and_one_has_faults_one_by_one() -> None:
+    early, late, apart = ([faults.plan(seed) for seed in range(first, 600, 3)] for first in range(3))
+    assert KINDS_OF.keys() == set(faults.OF_ONE_GROUP)
+    assert max(plan[0].at for plan in early) < faults.LAST_S
+    assert min(plan[0].at for plan in (*late, *apart)) > faults.TRAINED_S
+    assert all(b.at - a.at - a.seconds > SEEN_S for plan in apart for a, b in pairwise(plan))
+    kinds = [fault.kind for plan in apart for fault in plan]
+    assert set(kinds) == set(KINDS)
+    assert sum(kind in faults.OF_ONE_GROUP for kind in kinds) > len(kinds) / 2
+
+
 def test_ddmin_leaves_what_is_needed() -> None:
     plan = [Fault(float(n), "crash", n, 1.0) for n in range(9)]
     needed = {plan[2], plan[7]}
@@ -120,9 +133,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         ({"target": "a"}, "line 1: target is 'a', and must be a whole number from 0"),
         ({"target": 1.5}, "line 1: target is 1.5, and must be a whole number from 0"),
-        ({"at": "soon"}, "line 1: at is 'soon', and must be a number of seconds from 0"),
-        ({"seconds": None}, "line 1: seconds is None, and must be a number of seconds from 0"),
-        ({"seconds": -1}, "line 1: seconds is -1, and must be a number of seconds from 0"),
+        ({"at": "soon"}, "line 1: at is 'soon', and must be a number of seconds from 0 to 86400"),
+        ({"seconds": None}, "line 1: seconds is None, and must be a number of seconds from 0 to 86400"),
+        ({"at": 1e300}, "line 1: at is 1e+300, and must be a number of seconds from 0 to 86400"),
+        ({"seconds": -1}, "line 1: seconds is -1, and must be a number of seconds from 0 to 86400"),
         ({"kind": ["crash"]}, "line 1: there is no fault ['crash']; known: crash"),
         ({"more": 1}, "line 1: a fault is one JSON object with at, kind, seconds, target, and nothing else"),
         (None, "line 1: a fault is one JSON object with at, kind, seconds, target, and nothing else"),
@@ -142,6 +156,25 @@ def test_a_plan_of_something_else_is_said_before_anything_is_played(
     monkeypatch.setattr(command, "run", None)
     assert command.main() == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_plan_that_nobody_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plan.jsonl").write_text("[" * 200_000)
+    monkeypatch.setattr(sys, "argv", ["sim", "--seed", "5", "--plan", str(tmp_path / "plan.jsonl")])
+    assert command.main() == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--go-on", "--out", "F", "--first", "3"), ("--seed", "1", "--out", "F"), ("--seed", "1", "--jobs", "2"),
+        ("--seed", "1", "--first", "2"),
+    ],
+)  # fmt: skip
+def test_what_would_be_ignored_is_refused(monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]) -> None:
+    monkeypatch.setattr(sys, "argv", ["sim", *asked])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
 
 
 @pytest.mark.parametrize(("place", "says"), [("", "is a folder"), ("file/out.json", "cannot be written")])
@@ -188,6 +221,64 @@ def test_a_lane_keeps_what_it_has_and_goes_on_with_it(
     assert "of 4 nodes, not of 5" in capsys.readouterr().err
 
 
+def test_a_lane_that_is_begun_anew_leaves_the_older_one_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "simulator.json"
+    monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", "2"])
+    assert command.main() == 0
+    first = out.read_text()
+    monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", "1"])
+    assert command.main() == 0
+    assert json.loads(out.read_text())["seeds"] == 1
+    assert out.with_name("simulator.json.before").read_text() == first
+
+
+def test_what_broke_before_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "simulator.json"
+    out.write_text(PART % (4, 0, 1, '[{"seed": 0}]'))
+    for seeds in ("1", "2"):
+        monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", seeds, "--go-on"])
+        assert command.main() == 1
+        assert "holds 1 seeds that broke before" in capsys.readouterr().err
+
+
+def descendants(pid: int) -> list[int]:
+    own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return own + [each for child in own for each in descendants(child)]
+
+
+def cpu_ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+def test_a_process_that_is_killed_ends_the_lane_and_costs_nothing_that_was_played(tmp_path: Path) -> None:
+    out = tmp_path / "simulator.json"
+    asked = [
+        sys.executable,
+        "-m",
+        "fault_injection.sim",
+        "--nodes",
+        "4",
+        "--seeds",
+        "100000",
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as lane:
+        try:
+            eventually(out.exists, 60, "something is kept")
+            os.kill(max(descendants(lane.pid), key=cpu_ticks), signal.SIGKILL)
+            _, said = lane.communicate(timeout=60)
+        finally:
+            lane.kill()
+    assert lane.returncode == 1
+    assert "has ended, perhaps for want of memory; what was played is kept: go on with --go-on" in said
+    assert json.loads(out.read_text())["seeds"] > 0
+
+
 def test_a_violation_is_kept_with_what_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part, kept = Part(8, NODES, 1), Kept(tmp_path / "kept.json", NODES, go_on=False)
     part.add(replace(run(0, NODES, []), seed=8, broken=("at 1.00 s: owners: two",)), 0.5)
@@ -199,7 +290,17 @@ def test_a_violation_is_kept_with_what_shows_it(tmp_path: Path, monkeypatch: pyt
     ]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"nodes": 4}', '{"nodes": 4, "parts": [{}]}'])
+PART = '{"nodes": %s, "parts": [{"first": %s, "seeds": %s, "violations": %s}]}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", '{"nodes": 4}', '{"nodes": 4, "parts": [{}]}', "[" * 200_000, PART % ("1e999", 0, 1, "[]"),
+        PART % (4, '"x"', 1, "[]"), PART % (4, 0, "null", "[]"), PART % (4, 0, 1, "null"),
+    ],
+    ids=range(9),
+)  # fmt: skip
 def test_a_file_of_something_else_is_not_gone_on_with(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
