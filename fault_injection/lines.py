@@ -27,6 +27,19 @@ def wrong_with(line: Mapping[str, Any]) -> str:
     for name in ("t", "start", "step"):
         if not isinstance(line.get(name, 0), int | float):
             return f"its {name} is no number"
+    if line.get("event") == "step" and line.get("committed"):
+        # of who does not say its quorum, or a loss, the checkers and the twin say so
+        needs = ("t", "step", *(("participants",) if line.get("quorum_id") is not None else ()))
+        if missing := [name for name in needs if line.get(name) is None]:
+            return f"it is of a committed step, and has no {missing[0]}"
+        for name, kind in (
+            ("quorum_id", int),
+            ("participants", int),
+            ("loss", int | float),
+            ("gradient_norm", int | float),
+        ):
+            if line.get(name) is not None and not isinstance(line[name], kind):
+                return f"its {name} is no {'whole ' if kind is int else ''}number"
     seconds = line.get("seconds", {})
     if not isinstance(seconds, Mapping) or not all(isinstance(each, int | float) for each in seconds.values()):
         return "its seconds are not numbers by name"

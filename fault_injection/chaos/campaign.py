@@ -199,7 +199,12 @@ def summary(body: dict[str, object], faults: list[FaultDone], say: Callable[[str
     """The certificate in a few lines."""
     checkers: dict[str, dict[str, object]] = body["checkers"]  # type: ignore[assignment]
     made = sum(1 for fault in faults if fault.made is not None)
-    say(f"{made} faults made, ETTR {float(str(body['ettr'])):.1%}, {body['steps_committed']} steps committed")
+    unknown: dict[str, str] = body["unknown"]  # type: ignore[assignment]
+    ettr = "unknown" if body["ettr"] is None else f"{float(str(body['ettr'])):.1%}"
+    steps = "unknown" if body["steps_committed"] is None else body["steps_committed"]
+    say(f"{made} faults made, ETTR {ettr}, {steps} steps committed")
+    for part, why in unknown.items():
+        say(f"UNKNOWN: {part}: {why}")
     for name, judged in checkers.items():
         if judged["answer"] != "pass":
             say(f"{str(judged['answer']).upper()}: {name}: {'; '.join(judged['sentences'])}")  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,49 +57,91 @@ COLOURS: Mapping[Cause, str] = {
 }
 
 
+NOBODY_NOTED: Mapping[str, Any] = {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
+"""Of the samples."""
+
+NO_COST: Mapping[str, Any] = {
+    **dict.fromkeys(("others_steps", "others_longest_stall_s", "steps_lost", "incident", "kind", "rung")),
+    **dict.fromkeys(("detected_s", "decided_s", "acted_s", "rejoined_s", "heal_s", "halted_s", "resumed_s")),
+    "control_plane": [],
+}
+"""Of a fault of which it cannot be told."""
+
+NO_CURVE: Mapping[str, Any] = {
+    "points": "", "twin": "", "low": 0.0, "high": 0.0, "first": 0, "last": 0, "faults": [],
+}  # fmt: skip
+
+
 def build(
     history: History, verdicts: Sequence[Verdict] | None = None, parity: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """report.json. `green`: every checker passes, and the loss is its twin's (`parity`, as `twin.parity` says it), or there cannot be
-    a twin for one of the few reasons that are nobody's fault (`NoTwin`). ValueError when the history is not of a run that was
-    broken on purpose."""
+    a twin for one of the few reasons that are nobody's fault (`NoTwin`), and nothing is `unknown`: what cannot be computed of this
+    history, and why. ValueError when it is not of a run that was broken on purpose."""
     setting = history.setting
     if setting is None:
         raise ValueError("the history does not say what was to be broken")
     verdicts = check(history, ALL) if verdicts is None else verdicts
     parity = twin.unknown("no fault-free twin was trained") if parity is None else parity
     span = Span(setting.began, max(setting.ended, setting.began))
-    ettr, badput = ratios([ledger(history, group, span) for group in range(setting.groups)])
-    return {
+    unknown: dict[str, str] = {}
+    groups = range(setting.groups)
+    ettr, badput = _told(
+        unknown, "ettr and badput", lambda: _shares([ledger(history, g, span) for g in groups]), (None, {})
+    )
+    body: dict[str, Any] = {
         "run": history.run,
-        "green": all(v.answer == "pass" for v in verdicts) and _same_model(parity),
+        "green": False,  # until all is computed
         "seed": setting.seed,
         "versions": setting.versions,
         "seconds": round(setting.ended - setting.began, 3),
         "groups": setting.groups,
         "ranks_per_group": setting.ranks,
         "plan": list(setting.plan),
-        "faults": [fault_row(history, setting, fault) for fault in history.faults],
+        "faults": [fault_row(history, setting, fault, unknown) for fault in history.faults],
         "not_available": setting.not_available,
-        "steps_committed": max((line["step"] for s in history.steps for line in s.committed()), default=0),
-        "participation": participation(history),
-        "samples": samples(history),
-        "ettr": round(ettr, 6),
-        "badput": {cause: round(share, 6) for cause, share in badput.items()},
+        "steps_committed": _told(unknown, "steps_committed", lambda: _newest(history), None),
+        "participation": _told(unknown, "participation", lambda: participation(history), {}),
+        "samples": _told(unknown, "samples", lambda: samples(history), dict(NOBODY_NOTED)),
+        "ettr": ettr,
+        "badput": badput,
         "loss_parity": dict(parity),
         "checkers": {v.checker: {"answer": v.answer, "sentences": list(v.sentences)} for v in verdicts},
+        "unknown": unknown,
     }
+    body["green"] = not unknown and all(v.answer == "pass" for v in verdicts) and _same_model(parity)
+    return body
+
+
+def _told(unknown: dict[str, str], part: str, made: Callable[[], Any], otherwise: Any) -> Any:
+    """A part of the certificate; where it cannot be computed `otherwise`, and it is one of the unknown."""
+    try:
+        return made()
+    # as in `checkers.check`: a file decides what this trips over, and there is to be a certificate all the same
+    except Exception as error:  # noqa: BLE001
+        unknown[part] = f"it cannot be computed of this history: {error!r}"
+        return otherwise
+
+
+def _shares(ledgers: Sequence[Sequence[Interval]]) -> tuple[float, dict[str, float]]:
+    ettr, badput = ratios(ledgers)
+    return round(ettr, 6), {cause: round(share, 6) for cause, share in badput.items()}
+
+
+def _newest(history: History) -> int:
+    return max((int(line["step"]) for s in history.steps for line in s.committed()), default=0)
 
 
 def _same_model(parity: Mapping[str, Any]) -> bool:
     return parity["answer"] == "pass" or (parity["answer"] == "unknown" and bool(parity["no_twin"]))
 
 
-def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any]:
+def fault_row(history: History, setting: Setting, fault: FaultDone, unknown: dict[str, str]) -> dict[str, Any]:
     """One fault: what was made, what was done about it and when (seconds since its beginning), and what the others did. `rejoined_s`:
     the first step of the group's new generation, or, of one that nothing was done about, the first that it began since. `heal_s`: how
-    long the state took that came from a peer. `undone_s`: until whoever broke it undid it, or all was well without."""
-    row: dict[str, Any] = {
+    long the state took that came from a peer. `undone_s`: until whoever broke it undid it, or all was well without. `unknown` is told
+    where the rest cannot be computed."""
+    made: dict[str, Any] = {
         "number": fault.number,
         "name": fault.name,
         "group": fault.group,
@@ -113,10 +155,15 @@ def fault_row(history: History, setting: Setting, fault: FaultDone) -> dict[str,
         "within_s": fault.within_s,
         "problem": fault.before or fault.after,
     }
+    made |= _told(unknown, f"fault {fault.number}", lambda: _cost(history, setting, fault), dict(NO_COST))
+    return made
+
+
+def _cost(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any]:
     own = of_fault(history, fault)
     until = fault.over if fault.over is not None else setting.ended
     others = [costs.others(history, g, fault.began, until) for g in range(setting.groups) if g != fault.group]
-    row |= {
+    row: dict[str, Any] = {
         "others_steps": min((o["steps"] for o in others), default=0),
         "others_longest_stall_s": round(max((o["stall"] for o in others), default=0.0), 3),
         "steps_lost": cost.steps_lost(history, fault.group, fault.began, until),
@@ -173,7 +220,7 @@ def samples(history: History) -> dict[str, Any]:
         for name in (name for batch in batches for name in batch):
             used.setdefault(name, []).append(step)
     if not read:
-        return {"once": None, "twice": None, "never": None, "twice_at": [], "never_at": []}
+        return dict(NOBODY_NOTED)
     times = Counter(min(len(used.get(sample, ())), 2) for sample in read)
     again = {step for steps in used.values() for step in sorted(steps)[1:]}
     return {
@@ -220,8 +267,12 @@ def page(history: History, body: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    lanes, causes = time_lanes(history, history.setting)
-    marks = _marks(history, history.setting)
+    setting, unknown = history.setting, dict(body["unknown"])
+    lanes, causes = _told(unknown, "the picture of the time", lambda: time_lanes(history, setting), ([], []))
+    loss = _told(
+        unknown, "the picture of the loss", lambda: loss_curve(history, body["loss_parity"]["curve"]), dict(NO_CURVE)
+    )
+    marks = _marks(history, setting)
     return environment.get_template("report.html.j2").render(
         report=body,
         passed=sum(c["answer"] == "pass" for c in body["checkers"].values()),
@@ -230,7 +281,8 @@ def page(history: History, body: Mapping[str, Any]) -> str:
         columns=COLUMNS,
         marks=marks,
         top=max((mark["y"] for mark in marks), default=0) + MARK_HEIGHT + 2,
-        loss=loss_curve(history, body["loss_parity"]["curve"]),
+        loss=loss,
+        unknown=unknown,
     )
 
 
@@ -284,11 +336,11 @@ def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> d
     by_step: dict[int, float] = {}
     for steps in history.steps:
         for line in steps.committed():
-            if steps.rank == 0 and line.get("loss") is not None:
+            if steps.rank == 0 and line.get("loss") is not None and math.isfinite(line["loss"]):
                 by_step[line["step"]] = float(line["loss"])
     ordered = sorted(by_step)
     if len(ordered) < 2:
-        return {"points": "", "twin": "", "low": 0.0, "high": 0.0, "first": 0, "last": 0, "faults": []}
+        return dict(NO_CURVE)
     drawn = {step: loss for step, loss in of_twin if math.isfinite(loss)}
     low, high = min((*by_step.values(), *drawn.values())), max((*by_step.values(), *drawn.values()))
     first, last = ordered[0], ordered[-1]

@@ -31,6 +31,8 @@ class Committed:
     """As the groups told the mean: one, when they agree."""
     norms: set[float] = field(default_factory=set)
     """The same of the gradient's norm, before it was clipped."""
+    logged: bool = False
+    """Whether one tells the norm that did not heal in it: who heals counts its steps otherwise, and may tell it at any."""
     states: dict[tuple[int, int], str] = field(default_factory=dict)
     """Hashes of the state after it, where there are, by group and rank."""
     participants: int = 0
@@ -182,6 +184,7 @@ def _note(one: Committed, line: dict[str, Any]) -> None:
         one.losses.add(float(line["loss"]))
     if line.get("gradient_norm") is not None:
         one.norms.add(float(line["gradient_norm"]))
+        one.logged = one.logged or not line.get("healed")
 
 
 def _take_part(one: Committed, tries: list[Try], ranks: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fault_injection.chaos.replay import Committed, Replay, of_history
+from fault_injection.chaos.replay import BEGINNING, Committed, Replay, of_history
 from fault_injection.history import History
 from titan_actor import twin
 
@@ -60,14 +60,15 @@ class Retrained:
 def parity(
     history: History, say: Callable[[str], None], train: Callable[[twin.Plan, float], Retrained] | None = None
 ) -> dict[str, Any]:
-    """`loss_parity` of the certificate: whether each committed step's loss, and its gradient's norm, is the twin's. Pass, fail
-    or unknown, and why; `no_twin`: which of the reasons for which there cannot be one that is, empty for any other; `greatest`
+    """`loss_parity` of the certificate: whether each committed step's loss, its gradient's norm, and the state that was hashed after it, is
+    the twin's. Pass, fail or unknown, and why; `no_twin`: which of the reasons for which there cannot be one that is, empty for any other; `greatest`
     difference, that of the `norms`; `states`: after how many steps both had hashed the same, and the first after which not;
     `curve`: (step, the twin's loss)."""
     try:
         replay = _until_it_was_read(history, of_history(history)).for_twin()
         plan, why = planned(history, replay)
-    except (KeyError, TypeError, ValueError) as error:
+    # as in `checkers.check`: a file decides what this trips over, and a traceback would leave no certificate
+    except Exception as error:  # noqa: BLE001
         return unknown(f"a step record is not as it should be: {error!r}")
     no_twin = twin.NoTwin.DISK_FULL if not replay.whose and _had_no_room(history, replay) else None
     if plan is None:
@@ -159,9 +160,12 @@ def planned(history: History, replay: Replay) -> tuple[twin.Plan | None, str]:
 
 def _step(one: Committed, ranks: int) -> twin.Step:
     parts = {group: [of_ranks[rank] for rank in range(ranks)] for group, of_ranks in one.parts.items()}
-    return twin.Step(
-        after=one.after, parts=parts, hashed=bool(one.states) and ranks == 1, flips=one.flips, taken=one.taken
-    )
+    return twin.Step(after=one.after, parts=parts, hashed=_is_hashed(one), flips=one.flips, taken=one.taken)
+
+
+def _is_hashed(one: Committed) -> bool:
+    """Whether it has a hash of the whole state: of a group of several ranks each hashes its own part."""
+    return bool(one.states) and all(len(of_ranks) == 1 for of_ranks in one.parts.values())
 
 
 def trained(plan: twin.Plan, seconds: float) -> Retrained:
@@ -217,46 +221,111 @@ class Pair:
 
 
 def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin | None = None) -> dict[str, Any]:
-    """One step that is too far off is a fail, whatever is missing; else what is missing makes it unknown."""
-    losses = [_pair(one.step, one.losses, x) for one, x in zip(replay.steps, again.losses, strict=False) if one.losses]
-    norms = [_pair(one.step, one.norms, x, x) for one, x in zip(replay.steps, again.norms, strict=False) if one.norms]
+    """One step that is too far off is a fail, and so is a state that has to be the twin's (`_states`), whatever is missing; else what
+    is missing makes it unknown, also a number or a state that a step does not tell."""
+    steps = replay.steps[: len(again.losses)]
+    told, silent = _told_until(steps, again)
+    losses = [_pair(one.step, one.losses, x) for one, x in zip(steps, again.losses, strict=False) if one.losses]
+    norms = [_pair(one.step, one.norms, x, x) for one, x in zip(steps, again.norms, strict=False) if one.norms]
+    states = _states(steps, again)
+    wrong = [(pair.step, _sentence(pair, "loss", TOLERANCE)) for pair in losses if not pair.apart <= TOLERANCE]
+    wrong += [(p.step, _sentence(p, "gradient's norm", NORM_TOLERANCE)) for p in norms if not p.apart <= NORM_TOLERANCE]
+    wrong += [(state.step, state.wrong) for state in states if state.wrong]
+    if silent and not wrong:  # and whatever excuses what is missing later does not excuse this
+        until = Retrained(again.losses[:told], again.norms[:told], again.states[:told])
+        return judged(replace(replay, steps=steps[:told]), until, silent)
+    missing = again.why or why
+    if not missing and len(steps) < len(replay.steps):
+        missing = f"the twin came to {len(steps)} steps of {len(replay.steps)}"
     if not losses:
-        return unknown(again.why or why or "no loss was recorded", no_twin)
+        return unknown(missing, no_twin)
     loss, norm = _farthest(losses), _farthest(norms)
-    hashed = [
-        (one.step, all(states.get(g, states[twin.EVERYBODY]) == state for (g, _), state in one.states.items()))
-        for one, states in zip(replay.steps, again.states, strict=False)
-        if states
-    ]
-    curve = {one.step: x for one, x in zip(replay.steps, again.losses, strict=False)}  # of one made again the newest
+    curve = {one.step: x for one, x in zip(steps, again.losses, strict=False)}  # of one made again the newest
     body = unknown("", no_twin) | {
         "steps": len(losses),
         "greatest": loss.row(),
         "norms": norm.row() if norms else None,
         "states": {
-            "equal": sum(equal for _, equal in hashed),
-            "of": len(hashed),
-            "first_other": next((step for step, equal in hashed if not equal), None),
+            "equal": sum(state.equal for state in states),
+            "of": len(states),
+            "first_other": next((state.step for state in states if not state.equal), None),
         }
-        if hashed
+        if states
         else None,
         "curve": [[step, x] for step, x in sorted(curve.items())],
     }
-    wrong = [(pair.step, _sentence(pair, "loss", TOLERANCE)) for pair in losses if not pair.apart <= TOLERANCE]
-    wrong += [(p.step, _sentence(p, "gradient's norm", NORM_TOLERANCE)) for p in norms if not p.apart <= NORM_TOLERANCE]
     if wrong:
-        more = f"; so are {len(wrong) - 1} more numbers" if len(wrong) > 1 else ""
+        more = f"; {len(wrong) - 1} more are not as in the twin either" if len(wrong) > 1 else ""
         return body | {"answer": "fail", "why": f"{min(wrong, key=lambda each: each[0])[1]}{more}"}
     apart = f"{loss.apart:.2g} apart at the most (step {loss.step})" if loss.apart else "to the last bit"
     so_far = f"{len(losses)} steps have the loss of a fault-free twin, {apart} ({TOLERANCE:g} is allowed)"
-    if flips := _flips(replay.steps[: len(again.losses)]):
+    if len(norms) < len(losses):
+        so_far += f"; {len(norms) or 'none'} of them tell the gradient's norm"
+    if flips := _flips(steps):
         so_far += f"; of the faults it makes {len(flips)}, the flipped bit of step {', '.join(map(str, flips))}"
-    missing = again.why or why
-    if not missing and len(again.losses) < len(replay.steps):
-        missing = f"the twin came to {len(again.losses)} steps of {len(replay.steps)}"
+    so_far += _of_states(steps, states)
     if missing:
         return body | {"why": f"{missing}; before it {so_far}"}
     return body | {"answer": "pass", "why": so_far}
+
+
+def _told_until(steps: Sequence[Committed], again: Retrained) -> tuple[int, str]:
+    """How many of them tell all that is compared, and what the next one does not; empty: all do. The loss is told at each step. The
+    norm is told at each so many (TorchTitan's log_freq) and at the first; who heals may tell it at any."""
+    every = math.gcd(*(one.step for one in steps if one.logged and one.step > 1))
+    for at, one in enumerate(steps):
+        if not one.losses:
+            return at, f"step {one.step}: no record tells its loss"
+        if every and not one.norms and (one.step == 1 or one.step % every == 0):
+            return at, f"step {one.step}: no record tells its gradient's norm"
+        if _is_hashed(one) and not again.states[at]:
+            return at, f"step {one.step}: the twin does not say its state after it"
+    return len(steps), ""
+
+
+@dataclass(frozen=True)
+class State:
+    """What was hashed after one step, beside the twin's state."""
+
+    step: int
+    equal: bool
+    wrong: str
+    """Why it should be the twin's and is not; empty: it is, or need not be."""
+
+
+def _states(steps: Sequence[Committed], again: Retrained) -> list[State]:
+    """Of each hashed step. With one thread a sum has one order, and over two groups too. So the state that comes of another one that is the
+    twin's is the twin's as well, where this machine computes as the run's did: which is shown by numbers that are the same to the last bit
+    until then, or by a state that was. A sum over more groups has the order that the process group gives it."""
+    found: list[State] = []
+    exact = {BEGINNING: True}  # place -> whether the state after it has to be the twin's
+    known = 0  # the newest step after which it was
+    for at, (one, loss, norm, states) in enumerate(zip(steps, again.losses, again.norms, again.states, strict=False)):
+        same = one.losses <= {loss} and one.norms <= {norm}
+        exact[at] = exact[one.after] and len(one.parts) <= 2 and (same or known > 0)
+        if not states:
+            continue
+        other = [g for (g, _), state in one.states.items() if states.get(g, states[twin.EVERYBODY]) != state]
+        wrong = ""
+        if other and exact[at]:
+            shown = f"that after step {known} was" if known else "all numbers until then are"
+            wrong = (
+                f"after step {one.step} the state of group {min(other)} is not that of a fault-free twin, and {shown} "
+                "its own to the last bit"
+            )
+        found.append(State(one.step, not other, wrong))
+        known = known if other else one.step
+        exact[at] = not other
+    return found
+
+
+def _of_states(steps: Sequence[Committed], states: Sequence[State]) -> str:
+    """How much the states say, where that is not all of it: the end of a sentence."""
+    if not states:
+        sharded = any(one.states for one in steps)
+        return f"; no state was compared: {'each rank hashes its own part' if sharded else 'none was hashed'}"
+    other = sum(not state.equal for state in states)
+    return f"; after {other} of {len(states)} hashed steps the state is another, as it may be here" if other else ""
 
 
 def _flips(steps: Sequence[Committed]) -> list[int]:
@@ -276,8 +345,8 @@ def _sentence(pair: Pair, what: str, allowed: float) -> str:
 
 
 def _pair(step: int, told: set[float], of_twin: float, unit: float = 1.0) -> Pair:
-    """Of groups that tell different numbers the one that is farthest off."""
-    run = max(told, key=lambda number: abs(number - of_twin))
+    """Of groups that tell different numbers the one that is farthest off: nothing is farther than one that is none."""
+    run = max(told, key=lambda number: abs(number - of_twin) if math.isfinite(number) else math.inf)
     return Pair(step, run, of_twin, abs(run - of_twin) / (abs(unit) or 1.0))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import pytest
 
 from fault_injection.chaos import certificate
+from fault_injection.chaos.campaign import summary
+from fault_injection.chaos.twin import parity as twin_parity
 from fault_injection.chaos.twin import unknown
 from fault_injection.history import History, Left, Outage, Seen
 from fault_injection.promises import ALL
@@ -55,6 +60,42 @@ def test_a_step_that_does_not_say_its_quorum_leaves_a_certificate(tmp_path: Path
     body = certificate.build(broken(files))
     assert body["green"] is False
     assert body["checkers"]["one_quorum_per_step"]["answer"] == "unknown"
+
+
+def without(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda line: line.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("plant", "parts"),
+    [
+        (without("participants"), {"participation", "samples"}),
+        (lambda line: line.update(participants=None), {"participation", "samples"}),
+        (lambda line: line.update(loss="x"), {"participation", "samples"}),
+        (lambda line: line.update(loss=10**400), {"participation", "samples"}),
+        (without("t"), {"ettr and badput", "participation", "samples", "fault 1", "fault 2"}),
+        (without("step"), {"ettr and badput", "steps_committed", "participation", "samples", "fault 1", "fault 2"}),
+    ],
+)
+def test_what_cannot_be_computed_leaves_a_certificate(
+    history: History, tmp_path: Path, plant: Callable[[dict[str, Any]], object], parts: set[str]
+) -> None:
+    """Whatever came past the reader. The checkers are said to pass: it is red for what is unknown."""
+    plant(history.of_group(0)[0].committed()[3])
+    assert twin_parity(history, lambda _: None)["answer"] == "unknown"
+    passed = certificate.build(history, [], SAME)
+    assert (set(passed["unknown"]), passed["green"]) == (parts, False)
+    body = certificate.write(history, tmp_path, SAME)
+    assert json.loads((tmp_path / "report.json").read_text()) == body
+    parsed = Page()
+    parsed.feed((tmp_path / "report.html").read_text())
+    text = " ".join(parsed.text)
+    assert "this run is not shown to have kept what is promised" in text
+    assert all(f"unknown {part}: it cannot be computed of this history: " in text for part in parts)
+    assert not re.search(r"\bNone\b", text)
+    said: list[str] = []
+    summary(body, history.faults, said.append)
+    assert {line.split(": ")[1] for line in said if line.startswith("UNKNOWN: ")} >= parts
 
 
 def test_a_fault_and_its_times(history: History) -> None:
@@ -296,6 +337,14 @@ def test_the_loss_curve_is_in_its_box_and_no_longer_than_it_may_be(tmp_path: Pat
     assert 100 < len(points) <= 2 * certificate.POINTS
     assert all(0 <= x <= certificate.COLUMNS and 10 <= y <= 150 for x, y in points)
     assert (curve["first"], curve["last"]) == (1, 4999)
+
+
+def test_a_loss_that_is_no_number_is_not_drawn(history: History) -> None:
+    for group in (0, 1):
+        history.of_group(group)[0].committed()[3]["loss"] = math.nan
+    drawn = certificate.loss_curve(history)
+    assert "nan" not in drawn["points"]
+    assert len(drawn["points"].split()) == 16
 
 
 def test_without_steps_there_is_a_page_all_the_same(history: History) -> None:

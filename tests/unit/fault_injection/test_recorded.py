@@ -15,6 +15,7 @@ from tests.unit.fault_injection.broken import a_broken_run, broken
 from tests.unit.fault_injection.files import story
 
 STEP = '{"type":"step","of":{"group":1,"generation":1,"rank":0,"node":"n2"},"line":{"event":"step",%s}}'
+COMMITTED = '"event":"step","committed":true,%s'
 
 
 def saved(folder: Path) -> Path:
@@ -70,6 +71,17 @@ def test_what_is_noted_as_unreadable_stays_so(tmp_path: Path) -> None:
         (STEP % '"t":1.0,"seconds":[1]', "its seconds are not numbers by name"),
         (STEP % '"t":1.0,"seconds":{"compute":Infinity}', "its compute is no finite number"),
         ('{"type":"outage","start":1.0,"end":NaN}', "its end is no finite number"),
+        (STEP % (COMMITTED % '"step":30'), "it is of a committed step, and has no t"),
+        (STEP % (COMMITTED % '"t":1.0'), "it is of a committed step, and has no step"),
+        (STEP % (COMMITTED % '"t":1.0,"step":30,"quorum_id":3'), "it is of a committed step, and has no participants"),
+        (STEP % (COMMITTED % '"t":1.0,"step":30,"quorum_id":3,"participants":null'), "and has no participants"),
+        (
+            STEP % (COMMITTED % '"t":1.0,"step":30,"quorum_id":3,"participants":"2"'),
+            "its participants is no whole number",
+        ),
+        (STEP % (COMMITTED % '"t":1.0,"step":30,"quorum_id":3.5,"participants":2'), "its quorum_id is no whole number"),
+        (STEP % (COMMITTED % '"t":1.0,"step":30,"loss":"x"'), "its loss is no number"),
+        (STEP % (COMMITTED % '"t":1.0,"step":30,"gradient_norm":[]'), "its gradient_norm is no number"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_unknown(tmp_path: Path, row: str, why: str) -> None:

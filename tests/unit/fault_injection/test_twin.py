@@ -233,7 +233,7 @@ def test_which_states_were_the_same_is_told() -> None:
     for value in ("a", "b", "c"):
         run.step()
         run.of(0).append({"event": "digest", "step": run.number, "value": value})
-    of_twin = twin.Retrained((0.0,) * 3, (), ({-1: "a"}, {-1: "x"}, {-1: "c"}))
+    of_twin = twin.Retrained((0.0,) * 3, (0.0,) * 3, ({-1: "a"}, {-1: "x"}, {-1: "c"}))
     assert twin.judged(replay.of_history(run.history()), of_twin)["states"] == {"equal": 2, "of": 3, "first_other": 2}
     run.of(1).append({"event": "digest", "step": run.number, "value": "y"})
     both = replace(of_twin, states=({-1: "a"}, {-1: "b"}, {-1: "c", 1: "y"}))  # group 1 has a state of its own
@@ -241,6 +241,130 @@ def test_which_states_were_the_same_is_told() -> None:
     for wrong in ({-1: "c"}, {-1: "c", 0: "y"}, {-1: "y", 1: "c"}):
         none = replace(both, states=(*both.states[:2], wrong))
         assert twin.judged(replay.of_history(run.history()), none)["states"]["first_other"] == 3
+
+
+def test_a_loss_that_is_no_number_beside_one_that_is_right_is_a_fail() -> None:
+    """In whatever order a set gives them."""
+    for number in (math.nan, math.inf):
+        for told in ({3.0, number}, {number, 3.0}):
+            assert not twin._pair(1, told, 3.0).apart <= twin.TOLERANCE
+
+
+# --- states ---
+
+
+def hashed(run: ToyRun, count: int) -> None:
+    for _ in range(count):
+        run.step()
+        run.hash()
+
+
+def digests(run: ToyRun, group: int) -> list[dict[str, Any]]:
+    return [line for line in run.of(group) if line["event"] == "digest"]
+
+
+def test_states_that_are_the_twins() -> None:
+    run = ToyRun()
+    hashed(run, 2)
+    run.flip(1)
+    hashed(run, 2)
+    passes(run, 4)
+    assert parity(run)["states"] == {"equal": 4, "of": 4, "first_other": None}
+
+
+def test_a_state_that_is_not_the_twins_is_a_fail() -> None:
+    """All losses are."""
+    run = ToyRun()
+    hashed(run, 5)
+    for line in digests(run, 1)[2:]:
+        line["value"] = "another"
+    body = parity(run)
+    assert (body["answer"], body["states"]) == ("fail", {"equal": 2, "of": 5, "first_other": 3})
+    assert body["why"] == (
+        "after step 3 the state of group 1 is not that of a fault-free twin, and that after step 2 was its own to the last bit"
+    )
+    for line in digests(run, 1):
+        line["value"] = "another"
+    assert parity(run)["why"] == (
+        "after step 1 the state of group 1 is not that of a fault-free twin, and all numbers until then are its own to the last bit"
+    )
+
+
+def a_little_off(run: ToyRun, step: int) -> None:
+    """From this step on losses are within the tolerance."""
+    for group in (0, 1):
+        for line in run.of(group):
+            if line["event"] == "step" and line["step"] >= step:
+                line["loss"] += 1e-6
+
+
+def test_a_state_that_is_not_the_twins_is_a_fail_also_where_the_losses_are_within_the_tolerance() -> None:
+    """An earlier one shows that the twin is the run's to the last bit."""
+    run = ToyRun()
+    hashed(run, 5)
+    a_little_off(run, 3)
+    for line in digests(run, 0)[2:]:
+        line["value"] = "another"
+    assert parity(run)["why"].startswith("after step 3 the state of group 0 is not that of a fault-free twin")
+
+
+def test_where_the_first_losses_are_within_the_tolerance_so_may_the_states_be() -> None:
+    """The twin computes otherwise than the run did."""
+    run = ToyRun()
+    hashed(run, 5)
+    a_little_off(run, 1)
+    for group in (0, 1):
+        for line in digests(run, group):
+            line["value"] = "another"
+    body = parity(run)
+    assert (body["answer"], body["states"]["equal"]) == ("pass", 0)
+    assert body["why"].endswith("; after 5 of 5 hashed steps the state is another, as it may be here")
+
+
+def test_a_sum_over_three_groups_has_no_one_order() -> None:
+    run = ToyRun()
+    run.generation[2] = 0
+    run.start(2)
+    hashed(run, 1)
+    run.step(0, 1, heal=(2,))
+    run.hash()
+    run.step(0, 1, 2)
+    run.hash()
+    hashed(run, 1)
+    for line in digests(run, 0)[2:] + digests(run, 1)[2:]:
+        line["value"] = "another"
+    body = parity(run)
+    assert (body["answer"], body["states"]) == ("pass", {"equal": 2, "of": 4, "first_other": 3}), body["why"]
+    digests(run, 0)[1]["value"] = "another"
+    assert parity(run)["why"].startswith("after step 2 the state of group 0 is not that of a fault-free twin")
+
+
+def test_that_no_state_was_compared_is_said() -> None:
+    run = ToyRun()
+    run.steps(2)
+    assert parity(run)["why"].endswith("; no state was compared: none was hashed")
+    run.hash()
+    history = run.history()
+    assert history.setting is not None
+    history.setting = replace(history.setting, ranks=2)
+    history.steps += [replace(steps, rank=1) for steps in history.steps]
+    told = replay.of_history(history)
+    of_two = twin.Retrained(*(tuple(next(iter(of)) for of in each) for each in numbers(told)), ({}, {}))
+    body = twin.judged(told, of_two)
+    assert (body["answer"], body["states"]) == ("pass", None)
+    assert body["why"].endswith("; no state was compared: each rank hashes its own part")
+
+
+def numbers(told: replay.Replay) -> tuple[list[set[float]], list[set[float]]]:
+    return [one.losses for one in told.steps], [one.norms for one in told.steps]
+
+
+def test_a_twin_that_does_not_say_its_state_is_unknown() -> None:
+    run = ToyRun()
+    hashed(run, 3)
+    body = twin.parity(run.history(), lambda _: None, lambda *about: replace(again(*about), states=({},) * 3))
+    assert (body["answer"], body["no_twin"]) == ("unknown", "")
+    assert body["why"] == "step 1: the twin does not say its state after it"
 
 
 # --- flipped bits ---
@@ -527,6 +651,72 @@ def test_what_a_live_run_did_while_it_was_read_is_not_missing() -> None:
     assert (body["answer"], body["steps"], green(history)) == ("pass", 11, True), body["why"]
     history.setting = replace(SETTING, to_its_end=True, ended=run.t)
     assert not green(history), "of a run that had ended it is"
+
+
+def of_step(history: History, number: int, **change: Any) -> None:
+    """What all say of one step."""
+    for steps in history.steps:
+        for line in steps.lines:
+            if (line["event"], line.get("step")) == ("step", number):
+                line.update(change)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"), [("loss", "no record tells its loss"), ("gradient_norm", "no record tells its gradient's norm")]
+)
+def test_a_step_that_does_not_tell_its_number_is_unknown_from_there_on(what: str, why: str) -> None:
+    history = long(ToyRun()).history()
+    of_step(history, 4, **{what: None})
+    body = parity(history)
+    assert (body["answer"], body["steps"], green(history)) == ("unknown", 3, False)
+    assert body["why"].startswith(f"step 4: {why}; before it 3 steps have the loss of a fault-free twin, ")
+    of_step(history, 6, loss=3.0)
+    assert parity(history)["answer"] == "fail", "what is known to be wrong is"
+
+
+def test_a_step_of_which_one_group_tells_the_numbers_is_compared() -> None:
+    run = long(ToyRun())
+    for line in run.of(1):
+        if line["event"] == "step":
+            line.update(loss=None, gradient_norm=None)
+    passes(run, 12)
+
+
+def test_nothing_that_comes_later_excuses_a_step_without_a_loss() -> None:
+    full = holed(long(ToyRun()))
+    full.faults = [no_room()]
+    assert green(full)
+    of_step(full, 2, loss=None)
+    body = parity(full)
+    assert (body["answer"], body["no_twin"], green(full)) == ("unknown", "", False)
+    for number in range(1, 13):
+        of_step(full, number, loss=None)
+    body = parity(full)
+    assert (body["why"], body["no_twin"], green(full)) == ("step 1: no record tells its loss", "", False)
+
+
+def test_a_recipe_need_not_tell_the_norm_at_every_step() -> None:
+    """TorchTitan tells it at the first and then at each so many; who heals may tell it at any."""
+    run = long(ToyRun())
+    history = run.history()
+    for number in range(2, run.number + 1):
+        if number % 3:
+            of_step(history, number, gradient_norm=None)
+    healed = next(line for line in run.of(1) if line.get("healed"))
+    assert (healed["step"], healed["gradient_norm"]) == (7, None)
+    healed["gradient_norm"] = twins_norm(run, 7)
+    body = parity(history)
+    assert (body["answer"], body["steps"]) == ("pass", 12), body["why"]
+    assert "; 6 of them tell the gradient's norm" in body["why"]
+    of_step(history, 9, gradient_norm=None)
+    assert parity(history)["why"].startswith("step 9: no record tells its gradient's norm")
+
+
+def twins_norm(run: ToyRun, step: int) -> float:
+    """Of the twin, at a step of a run that went back nowhere."""
+    plan, _ = twin.planned(run.history(), replay.of_history(run.history()))
+    assert plan is not None
+    return again(plan, 0.0).norms[step - 1]
 
 
 def test_a_lost_step_is_unknown_and_not_stepped_over() -> None:

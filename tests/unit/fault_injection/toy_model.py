@@ -12,7 +12,7 @@ from fault_injection.chaos.twin import Retrained
 from fault_injection.history import History, Steps
 from supervisor.core.spec import TitanSpec
 from tests.unit.fault_injection.broken import SETTING
-from titan_actor.twin import BEGINNING, Plan
+from titan_actor.twin import BEGINNING, EVERYBODY, Plan
 
 FIRST = 8.0
 RATE = 0.1
@@ -69,6 +69,12 @@ class ToyRun:
         self.own[group] = self.own.get(group, self.state) + FLIP
         place = {"step": self.number + 1, "parameter": 3, "element": 0, "bit": 12}
         self.of(group).append({"event": "flipped", "t": self.t, **place})
+
+    def hash(self) -> None:
+        """Each group its state, after the step that it has made."""
+        for group in (0, 1):
+            value = repr(self.own.get(group, self.state))
+            self.of(group).append({"event": "digest", "step": self.number, "value": value})
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -145,6 +151,7 @@ def again(plan: Plan, seconds: float) -> Retrained:
     """The twin of such a model."""
     assert plan.titan == TitanSpec(steps=100)
     states, losses, norms = {BEGINNING: FIRST}, [], []
+    hashes: list[dict[int, str]] = []
     own: dict[int, tuple[float, int]] = {}
     for at, step in enumerate(plan.steps):
         state = states[step.after]
@@ -163,4 +170,6 @@ def again(plan: Plan, seconds: float) -> Retrained:
         norms.append(abs(gradient))
         own = {group: (value - RATE * gradient, flips) for group, (value, flips) in own.items()}
         states[at] = state - RATE * gradient
-    return Retrained(tuple(losses), tuple(norms), ({},) * len(losses))
+        of_groups = {group: repr(value) for group, (value, _) in own.items()}
+        hashes.append({EVERYBODY: repr(states[at]), **of_groups} if step.hashed else {})
+    return Retrained(tuple(losses), tuple(norms), tuple(hashes))
