@@ -15,7 +15,7 @@ from fault_injection.sim import run as play
 from fault_injection.sim.__main__ import failure
 from fault_injection.sim.run import run
 from fault_injection.sim.shrink import family
-from tests.sim.planted import FEW, NOT_TOLD_BY_FILES, PLANTED, TOLD_BY_FILES
+from tests.sim.planted import NOT_TOLD_BY_FILES, PLANTED, TOLD_BY_FILES
 
 SEEDS, NODES, AT_ONCE = 200, 50, 10
 FAMILY = re.compile(r'f?"([a-z]+): ')
@@ -57,9 +57,9 @@ def test_a_planted_bug_is_found_within_200_seeds_by_its_own_checks(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("plant", "checker"), TOLD_BY_FILES)
+@pytest.mark.parametrize(("plant", "checker", "nodes"), TOLD_BY_FILES)
 def test_the_checker_of_files_tells_of_a_planted_bug_alone(
-    plant: Callable[[pytest.MonkeyPatch], None], checker: str, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], checker: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = live.Checks.broke
 
@@ -69,12 +69,12 @@ def test_the_checker_of_files_tells_of_a_planted_bug_alone(
 
     monkeypatch.setattr(live.Checks, "broke", only_the_checker)
     plant(monkeypatch)
-    assert any(run(seed, FEW).broken for seed in range(SEEDS))
+    assert any(run(seed, nodes).broken for seed in range(SEEDS))
 
 
 def test_each_checker_of_files_has_a_planted_bug() -> None:
     asked = {**judge.ALWAYS, **judge.WHEN_WELL, **judge.WHERE_CLEAR}
-    assert {checker for _, checker in TOLD_BY_FILES} == asked.keys() - set(NOT_TOLD_BY_FILES)
+    assert {checker for _, checker, _ in TOLD_BY_FILES} == asked.keys() - set(NOT_TOLD_BY_FILES)
 
 
 def test_each_family_of_checks_has_a_planted_bug() -> None:
