@@ -74,6 +74,11 @@ class Campaign:
         """A live run, which goes on afterwards. Raises Fatal when it does not allow that."""
         record = client.choose_run(Mirror(store.list(keys.PREFIX)), run)
         refuse_unless_allowed(record)
+        if not record.spec.titan.digest_interval_steps:
+            self.say(
+                f"warning: this cannot be green: titan.digest_interval_steps is 0 in the run file of {record.spec.name}, so no states are compared and "
+                "digests_equal is unknown; launch one with titan.digest_interval_steps = 5"
+            )
         watcher = Watcher(store, record.spec.name)
         watcher.start()
         try:
