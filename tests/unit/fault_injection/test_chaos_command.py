@@ -139,7 +139,10 @@ def test_how_many_is_not_said_of_a_schedule_that_names_them(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a b", "", "a" * 300, "-a", "a\n"])
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_name_that_no_run_can_have_is_refused(tmp_path: Path, name: str, dry: bool) -> None:
+def test_a_name_that_no_run_can_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dry: bool
+) -> None:
+    monkeypatch.setattr(command, "Campaign", None)  # nothing is started, whatever happens
     (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
     given = [str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"), f"--name={name}"]
     (sentence,) = said(2, "run", *given, *(["--dry-run"] if dry else [])).splitlines()
