@@ -57,7 +57,7 @@ def order(run_dir: str | Path, group: int, generation: int, rank: int, wanted: O
 
 
 def withdraw(run_dir: str | Path, group: int, generation: int, rank: int) -> None:
-    """Who has read it does it all the same."""
+    """Who has begun it goes on with it all the same; nobody begins it any more."""
     _path(run_dir, group, generation, rank).unlink(missing_ok=True)
 
 
@@ -80,26 +80,29 @@ class Orders:
     def __init__(self, run_dir: str | Path, group: int, generation: int, rank: int) -> None:
         self._path = _path(run_dir, group, generation, rank)
         self._of_every = _path(run_dir, group, EVERY, rank)
-        self._known: Order | None = None
+        self._begun: Order | None = None
         with suppress(OSError):  # a full disk: then it is taken for one that does not
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _ear(self._path).touch()
 
     def due(self, *causes: str, step: int) -> Order | None:
         """What is to be done now, if it is one of these. The moment is noted, once."""
-        for path in (self._path, self._of_every):
-            if self._known is None:
-                with suppress(OSError, ValueError):
-                    self._known = Order(**json.loads(path.read_text()))
-        if self._known is None:
+        wanted = self._begun or self._ordered()
+        if wanted is None or wanted.cause not in causes or step < wanted.at_step:
             return None
-        if self._known.cause not in causes or step < self._known.at_step:
-            return None
+        self._begun = wanted
         if not _mark(self._path).exists():
             scratch = self._path.with_name(f"{self._path.name}.at.tmp")
             scratch.write_text(repr(time.monotonic()))
             scratch.replace(_mark(self._path))
-        return self._known
+        return wanted
+
+    def _ordered(self) -> Order | None:
+        """Read anew until it is begun: it may be withdrawn."""
+        for path in (self._path, self._of_every):
+            with suppress(OSError, ValueError):
+                return Order(**json.loads(path.read_text()))
+        return None
 
 
 def suffer(wanted: Order, folder: Path) -> None:

@@ -131,6 +131,8 @@ class Setting:
     """For so long nothing is paid for once a person gives up what is lost. None: a history of before it was said."""
     to_its_end: bool = False
     """The run had ended when this was written down. A live one goes on."""
+    given_up: str = ""
+    """Why the plan was not gone through to its end; empty: it was, or a history of before it was said."""
     not_available: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 

@@ -30,6 +30,8 @@ def every_fault_happened(history: History) -> list[str]:
     done = {fault.number: fault for fault in history.faults}
     if not setting.planned:
         raise Unknown("nothing was to be broken")
+    if setting.given_up:
+        found.append(f"the plan was given up: {setting.given_up}")
     if setting.planned != len(setting.plan) or sorted(f.number for f in history.faults) != sorted(done):
         found.append(
             f"{setting.planned} faults were planned, the plan has {len(setting.plan)}, {len(history.faults)} are recorded"

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -57,14 +58,27 @@ class Campaign:
         refuse_if_there(home / name)
         if self.out is not None:
             refuse_if_left(self.out)
-        with own.started(home, made, cold, self.say, network) as live:
-            history, whole = self._break(live, plan, to_its_end=True)
-        return self._certify(history, live, whole)
+        broken, ended_well = None, True
+        try:
+            with own.started(home, made, cold, self.say, network) as live:
+                broken = self._break(live, plan, to_its_end=True)
+        except Exception as error:
+            if broken is None:
+                raise
+            self.say(f"the system did not end as it should: {sentence(error)}")
+            ended_well = False
+        history, whole = broken
+        return self._certify(history, live, whole) and ended_well
 
     def against(self, store: CompactableStore, run: str, home: Path) -> bool:
         """A live run, which goes on afterwards. Raises Fatal when it does not allow that."""
         record = client.choose_run(Mirror(store.list(keys.PREFIX)), run)
         refuse_unless_allowed(record)
+        if not record.spec.titan.digest_interval_steps:
+            self.say(
+                f"warning: this cannot be green: titan.digest_interval_steps is 0 in the run file of {record.spec.name}, so no states are compared and "
+                "digests_equal is unknown; launch one with titan.digest_interval_steps = 5"
+            )
         watcher = Watcher(store, record.spec.name)
         watcher.start()
         try:
@@ -87,32 +101,44 @@ class Campaign:
         return plan
 
     def _break(self, live: LiveRun, plan: Plan, to_its_end: bool) -> tuple[History, bool]:
-        """What came of it, and whether nobody interrupted it."""
+        """What came of it, which is saved then whatever ends it, and whether nobody interrupted it."""
         folder = self._folder(live)
         folder.mkdir(parents=True, exist_ok=True)
         plan.save(folder / "plan.toml")
         runner = Runner(live, live.record.spec, plan, self.say)
-        began, left, whole = time.time(), None, True
+        began, left, whole, given_up = time.time(), None, True, ""
         try:
-            runner.run()
-        except KeyboardInterrupt:
-            whole = False
-            self.say("interrupted: what was broken is healed")
-        except (PortError, OSError) as error:
-            self.say(f"given up: {error}")
-        ended = time.time()
-        if to_its_end:
-            live.stop(ENDS_WITHIN_S)
-        left = live.left(ended=to_its_end)
-        history = histories.read(live.run, Path(live.run_dir), live.system)
-        history.setting = setting(live.record, plan, began, ended, to_its_end)
-        history.faults, history.left = runner.done, left
-        history.seen = live.seen()
+            try:
+                runner.run()
+            except KeyboardInterrupt:
+                whole, given_up = False, "interrupted"
+                if any(fault.healed is None for fault in runner.done):
+                    self.say("interrupted again: not all that was broken is healed")
+                    raise
+                self.say("interrupted: what was broken is healed")
+            # whatever it is: what was broken until then is to be judged
+            except Exception as error:  # noqa: BLE001
+                given_up = sentence(error)
+                self.say(f"given up: {given_up}")
+            finally:
+                ended = time.time()
+            try:
+                if to_its_end:
+                    live.stop(ENDS_WITHIN_S)
+                left = live.left(ended=to_its_end)
+            except Exception as error:  # noqa: BLE001
+                self.say(f"the run was not seen to end: {sentence(error)}")
+        finally:
+            history = histories.read(live.run, Path(live.run_dir), live.system)
+            history.setting = setting(live.record, plan, began, ended, to_its_end, given_up)
+            history.faults, history.left = runner.done, left
+            history.seen = live.seen()
+            recorded.save(history, folder / "history.jsonl")
+            self.say(f"history: {folder / 'history.jsonl'}")
         return history, whole
 
     def _certify(self, history: History, live: LiveRun, whole: bool) -> bool:
         folder = self._folder(live)
-        recorded.save(history, folder / "history.jsonl")
         parity = twin.parity(history, self.say) if whole else twin.unknown("the run was interrupted")
         body = certificate.write(history, folder, parity)
         summary(body, history.faults, self.say)
@@ -152,8 +178,16 @@ def refuse_unless_allowed(record: RunRecord) -> None:
         )
 
 
-def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_end: bool) -> Setting:
-    """What the checkers have to know of a run that was broken between `began` and `ended`."""
+def sentence(error: Exception) -> str:
+    """Its own; of one that nobody has foreseen also where it was raised."""
+    if isinstance(error, PortError | OSError):
+        return str(error)
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error!r} ({Path(at.filename).name}, line {at.lineno})"
+
+
+def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_end: bool, given_up: str = "") -> Setting:
+    """What the checkers have to know of a run that was broken between `began` and `ended`. `given_up`: why not all of the plan was gone through."""
     spec = record.spec
     budget = spec.policy.budget
     return Setting(
@@ -168,6 +202,7 @@ def setting(record: RunRecord, plan: Plan, began: float, ended: float, to_its_en
         window_s=budget.window_s,
         breaker_window_s=spec.policy.breaker.window_s,
         to_its_end=to_its_end,
+        given_up=given_up,
         not_available=dict(plan.not_available),
         versions=versions(),
     )

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fault_injection import netns, recorded
+from fault_injection.chaos import own
 from fault_injection.chaos.campaign import Campaign, refuse_if_there
-from fault_injection.chaos.own import NODES
 from fault_injection.chaos.schedule import Schedule, ScheduleError, drawn, load
 from fault_injection.checkers import Verdict, check
 from fault_injection.faults import site as sites
@@ -26,6 +26,7 @@ from fault_injection.faults.fault import Site
 from fault_injection.history import History
 from fault_injection.promises import ALL
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
+from supervisor.shell import runfile
 
 FAULTS_DRAWN, STEPS_APART = 10, 30
 
@@ -66,6 +67,7 @@ def list_command(as_json: Json = False) -> None:
     typer.echo(f"{possible} of {len(rows)} faults can be made here. In brackets: the incident that is right.")
 
 
+Name = Annotated[str | None, typer.Option(help="Name of the run that is started. Default: chaos.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for plan, history and report. Default: the run's own.")]
 
 
@@ -86,7 +88,7 @@ def run_command(
         str,
         typer.Option("--run", "-r", help="A live run to break. Default: one is started here, in a system of its own."),
     ] = "",
-    name: Annotated[str, typer.Option(help="Name of the run that is started.")] = "chaos",
+    name: Name = None,
     out: Out = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and break nothing.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries, less memory.")] = False,
@@ -99,20 +101,25 @@ def run_command(
     Ctrl-C, or a SIGTERM, heals what is broken before it leaves."""
 
     def wanted(site: Site) -> Schedule:
-        if schedule is None:
+        if loaded is None:
             return drawn(seed or 0, faults or FAULTS_DRAWN, every_steps or STEPS_APART, site)
-        loaded = load(schedule)
         return loaded if seed is None else replace(loaded, seed=seed)
 
     with sentences(), _wrong_input(), _interruptible():
-        ranks = None
-        if schedule is not None:
-            ranks = load(schedule).ranks_per_group  # read before anything is started
-            if faults is not None or every_steps is not None:
-                raise ScheduleError(
-                    [f"--faults and --every-steps are of a seed's own faults, and {schedule} names them: leave out one"]
-                )
-        campaign = Campaign(wanted=wanted, say=_say, ranks=ranks or 1, out=out, dry_run=dry_run)
+        loaded = load(schedule) if schedule is not None else None  # before anything is started
+        if loaded is not None and (faults is not None or every_steps is not None):
+            raise ScheduleError(
+                [f"--faults and --every-steps are of a seed's own faults, and {schedule} names them: leave out one"]
+            )
+        if run and (name is not None or cold):
+            raise ScheduleError(
+                [f"--name and --cold are of a run that is started here, and --run breaks {run}: leave out one"]
+            )
+        name = "chaos" if name is None else name
+        ranks = (loaded.ranks_per_group if loaded is not None else None) or 1
+        if wrong := runfile.contradictions(own.spec(name, ranks)):
+            raise ScheduleError(wrong)
+        campaign = Campaign(wanted=wanted, say=_say, ranks=ranks, out=out, dry_run=dry_run)
         network = netns.entered()
         if not run and not dry_run and network is None and not sites.no_namespaces():
             raise typer.Exit(_in_namespaces(home / name))
@@ -128,7 +135,7 @@ def run_command(
 def replay_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.toml, as `chaos run` saved it.")],
     run: Annotated[str, typer.Option("--run", "-r", help="A live run. Default: one is started here.")] = "",
-    name: Annotated[str, typer.Option(help="Name of the run that is started.")] = "chaos",
+    name: Name = None,
     out: Out = None,
     cold: Annotated[bool, typer.Option("--cold", help="No warm processes.")] = False,
     etcd: Etcd = "",
@@ -137,9 +144,9 @@ def replay_command(
 ) -> None:
     """Break a run again as a saved plan says, victim by victim."""
     with sentences(), _wrong_input():
-        named = [f for f in load(plan).fault if not FAULTS[f.name].writers]
-        left_open = [f.name for f in named if f.group is None or f.rank is None]
         loaded = load(plan)
+        named = [f for f in loaded.fault if not FAULTS[f.name].writers]
+        left_open = [f.name for f in named if f.group is None or f.rank is None]
         if left_open or loaded.rate or loaded.each:
             raise ScheduleError(
                 [f"{plan} is no plan: it names no victim for {left_open[0] if left_open else 'its rates'}; run it"]
@@ -154,7 +161,7 @@ def _in_namespaces(folder: Path) -> int:
     """This command again, where each node is a machine of its own."""
     refuse_if_there(folder)
     arguments = sys.argv[2:] if sys.argv[1:2] == ["chaos"] else sys.argv[1:]
-    with netns.network(NODES) as network:
+    with netns.network(own.NODES) as network:
         again = [sys.executable, "-m", "fault_injection.chaos", *arguments]
         return netns.run_inside(network, again, netns.environment(network), mounts=True)
 
@@ -175,11 +182,11 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _wrong_input(kind: type[ValueError] = ScheduleError) -> Iterator[None]:
+def _wrong_input() -> Iterator[None]:
     """What was given is told line by line, and is exit code 2."""
     try:
         yield
-    except kind as error:
+    except ScheduleError as error:
         for line in str(error).splitlines():
             typer.echo(f"supervisor: {line}", err=True)
         raise typer.Exit(2) from None
@@ -190,10 +197,16 @@ def check_command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="history.jsonl of a run that was broken.")],
     as_json: Json = False,
 ) -> None:
-    """Judge histories: what each checker says of them, from the files alone. Ends with 1 unless all pass, with 2 for what is no
-    history."""
-    with sentences(), _wrong_input(recorded.NoHistory):
-        judged = {str(path): check(_history(path), ALL) for path in files}
+    """Judge histories: what each checker says of them, from the files alone. Ends with 1 unless all pass, with 2 where one is no
+    history: the others are judged."""
+    judged, unread = {}, False
+    with sentences():
+        for file in files:
+            try:
+                judged[str(file)] = check(_history(file), ALL)
+            except recorded.NoHistory as error:
+                typer.echo(f"supervisor: {error}", err=True)
+                unread = True
     if as_json:
         show(judged, True, None)
     else:
@@ -201,6 +214,8 @@ def check_command(
             typer.echo(f"{path}: {sum(v.answer == 'pass' for v in verdicts)} of {len(verdicts)} checkers pass")
             for line in render(verdicts):
                 typer.echo(f"  {line}")
+    if unread:
+        raise typer.Exit(2)
     if any(v.answer != "pass" for verdicts in judged.values() for v in verdicts):
         raise typer.Exit(1)
 

@@ -144,10 +144,12 @@ class Runner:
                 self._make(planned, promised, first, everything, open_)
             self._until_over(open_)
         finally:
-            for each in open_:
-                each.heal.close()
-                each.done = replace(each.done, healed=each.done.healed or self._clock())
-            self.done += [each.done for each in open_]
+            try:
+                for each in open_:
+                    each.heal.close()
+                    each.done = replace(each.done, healed=each.done.healed or self._clock())
+            finally:
+                self.done += [each.done for each in open_]
         self._live.let_go()
 
     def _make(self, planned: Planned, promised: Bounds, known: Look, everything: ExitStack, open_: list[_Made]) -> None:

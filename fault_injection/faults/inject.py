@@ -78,7 +78,7 @@ def ordered(cause: str, seconds: float = 0.0) -> Inject:
     """The rank does it to itself, at the place of its next step where it belongs."""
 
     def inject(scene: Scene, target: Target, after: ExitStack) -> str:
-        return _ordered(scene, target, Order(cause=cause, seconds=seconds))
+        return _ordered(scene, target, after, Order(cause=cause, seconds=seconds))
 
     return inject
 
@@ -88,7 +88,7 @@ def until_restarted(cause: str, seconds: float = 0.0) -> Inject:
 
     def inject(scene: Scene, target: Target, after: ExitStack) -> str:
         after.callback(scene.restart, target.group)
-        return _ordered(scene, target, Order(cause=cause, seconds=seconds))
+        return _ordered(scene, target, after, Order(cause=cause, seconds=seconds))
 
     return inject
 
@@ -127,11 +127,17 @@ def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
     """Every rank raises the same at one step. That is the program's fault, so the run is halted; a person lets it go on."""
     step = target.step + STEPS_AHEAD
     whom = list(scene.ranks())
-    for group, generation, rank in whom:
-        causes.order(scene.run_dir, group, generation, rank, Order(cause=causes.RAISE, at_step=step))
+
+    def goes_on_if_halted() -> None:
+        if scene.phase() == "halted":
+            scene.resume("what was wrong with the program is mended")
+            scene.wait(lambda: scene.phase() == "running", HALTS_WITHIN_S, "the run goes on")
+
+    after.callback(goes_on_if_halted)
+    for each in whom:
+        _order(scene, after, each, Order(cause=causes.RAISE, at_step=step))
     scene.wait(lambda: scene.phase() == "halted", HALTS_WITHIN_S, "the run is halted")
-    scene.resume("what was wrong with the program is mended")
-    scene.wait(lambda: scene.phase() == "running", HALTS_WITHIN_S, "the run goes on")
+    goes_on_if_halted()
     done = [causes.done_at(scene.run_dir, *each) for each in whom]
     if None in done:
         raise Fatal(f"{done.count(None)} of {len(whom)} ranks have not raised")
@@ -141,14 +147,13 @@ def raised_everywhere(scene: Scene, target: Target, after: ExitStack) -> str:
 def raised_always(scene: Scene, target: Target, after: ExitStack) -> str:
     """A rank raises wherever and how often it is started, until its group is left out. A person mends what it stumbles on, and has it
     started again."""
-    whom = (scene.run_dir, target.group, causes.EVERY, target.rank)
-    after.callback(causes.withdraw, *whom)
-    causes.order(*whom, Order(cause=causes.RAISE))
+    whom = (target.group, causes.EVERY, target.rank)
+    _order(scene, after, whom, Order(cause=causes.RAISE))
     scene.wait(lambda: scene.left_out(target.group), LEFT_OUT_WITHIN_S, f"group {target.group} is left out")
     raised = [n for n in range(target.generation, target.generation + MOST_STARTS) if _has_raised(scene, target, n)]
     if len(raised) < 2:
         raise Fatal(f"rank {target.rank} of group {target.group} has raised in {len(raised)} generations")
-    causes.withdraw(*whom)
+    causes.withdraw(scene.run_dir, *whom)
     scene.restart(target.group)
     scene.wait(lambda: not scene.left_out(target.group), HALTS_WITHIN_S, f"group {target.group} is asked for again")
     return (
@@ -166,7 +171,7 @@ def for_memory(scene: Scene, target: Target, after: ExitStack) -> str:
     cgroup.add(target.pid)
     time.sleep(SHIM_LOOKS_S)
     cgroup.limit(cgroup.used() + HOG_HAS)
-    _ordered(scene, target, Order(cause=causes.HOG))
+    _ordered(scene, target, after, Order(cause=causes.HOG))
     scene.wait(lambda: cgroup.kills() > 0, DONE_WITHIN_S, "the kernel kills for memory")
     return f"the kernel has counted a kill for memory in the cgroup of pid {target.pid}"
 
@@ -291,12 +296,14 @@ def checkpoint_torn(scene: Scene, target: Target, after: ExitStack) -> str:
 
 def heal_source_killed(scene: Scene, target: Target, after: ExitStack) -> str:
     """The others are killed first: when one is back, it has this group alone to heal from."""
-    whom = (scene.run_dir, target.group, target.generation, target.rank)
-    causes.order(*whom, Order(cause=causes.HOLD_HEAL, seconds=HEALS_FOR_S))
+    whom = (target.group, target.generation, target.rank)
+    _order(scene, after, whom, Order(cause=causes.HOLD_HEAL, seconds=HEALS_FOR_S))
     for (group, _, _), pid in scene.ranks().items():
         if group != target.group:
             os.kill(pid, signal.SIGKILL)
-    scene.wait(lambda: causes.done_at(*whom) is not None, BEGINS_WITHIN_S, "a group that is back heals from it")
+    scene.wait(
+        lambda: causes.done_at(scene.run_dir, *whom) is not None, BEGINS_WITHIN_S, "a group that is back heals from it"
+    )
     return f"while another group healed from it: {end(scene, target.pid, signal.SIGKILL)}"
 
 
@@ -349,8 +356,15 @@ def _lines(scene: Scene, target: Target) -> list[dict[str, Any]]:
     return [json.loads(row) for row in rows]
 
 
-def _ordered(scene: Scene, target: Target, wanted: Order) -> str:
-    whom = (scene.run_dir, target.group, target.generation, target.rank)
-    causes.order(*whom, wanted)
-    scene.wait(lambda: causes.done_at(*whom) is not None, DONE_WITHIN_S, f"the rank does as ordered ({wanted.cause})")
+def _ordered(scene: Scene, target: Target, after: ExitStack, wanted: Order) -> str:
+    whom = (target.group, target.generation, target.rank)
+    _order(scene, after, whom, wanted)
+    begun = f"the rank does as ordered ({wanted.cause})"
+    scene.wait(lambda: causes.done_at(scene.run_dir, *whom) is not None, DONE_WITHIN_S, begun)
     return f"pid {target.pid} has begun it: {wanted.cause}"
+
+
+def _order(scene: Scene, after: ExitStack, whom: tuple[int, int, int], wanted: Order) -> None:
+    """Withdrawn in the end, also one that nobody has begun. `whom`: group, generation, rank."""
+    after.callback(causes.withdraw, scene.run_dir, *whom)
+    causes.order(scene.run_dir, *whom, wanted)

@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from fault_injection.chaos import own, runner
+from fault_injection.chaos import certificate, own, runner
 from fault_injection.chaos.campaign import Campaign, versions
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import FaultAt, Planned, Schedule, load
+from fault_injection.checkers import check
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
 from fault_injection.history import Left, Seen
 from fault_injection.promises import ALL
 from fault_injection.recorded import load as read
 from fault_injection.sim.lane import commit
-from supervisor.ports.errors import Fatal
+from supervisor.ports.errors import Fatal, Retryable
 from supervisor.wire.records import RunRecord
 from tests.unit.fault_injection.files import RUN, story
 
@@ -38,6 +39,9 @@ class Played:
         self.run, self.run_dir, self.system = RUN, self.record.run_dir, folder / "system"
         self.scene: Any = self
         self.step, self.stopped, self.healed = 0, False, False
+        self.at_stop: BaseException | None = None
+        self.at_end: BaseException | None = None
+        """What comes while it stops, and while the system ends."""
         self.ended = ""
 
     def look(self) -> Look:
@@ -57,6 +61,8 @@ class Played:
         pass
 
     def stop(self, within_s: float) -> None:
+        if self.at_stop is not None:
+            raise self.at_stop
         self.stopped = True
 
     def left(self, ended: bool) -> Left:
@@ -74,6 +80,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     @contextmanager
     def started(*_: Any) -> Iterator[Played]:
         yield made
+        if made.at_end is not None:
+            raise made.at_end
 
     monkeypatch.setattr(own, "started", started)
     monkeypatch.setattr(runner, "LOOK_S", 0.001)
@@ -134,7 +142,10 @@ def test_an_interrupt_leaves_the_files_too(played: Played, tmp_path: Path, monke
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["checkers"]["every_fault_happened"] == {
         "answer": "fail",
-        "sentences": ["fault 1 (hiccup of group 1 rank 0 at step 4) left no evidence: interrupted while it was made"],
+        "sentences": [
+            "the plan was given up: interrupted",
+            "fault 1 (hiccup of group 1 rank 0 at step 4) left no evidence: interrupted while it was made",
+        ],
     }
     (fault,) = report["faults"]
     assert (fault["evidence"], fault["over_s"]) == ("", None)
@@ -177,6 +188,7 @@ def test_a_run_that_is_halted_is_given_up_with_its_files(
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["checkers"]["recovered_in_time"]["answer"] == "fail"
     assert report["faults"][0]["problem"] == "the run is halted: enough"
+    assert "the plan was given up: the run is halted: enough" in happened(tmp_path)
 
 
 def test_what_cannot_be_healed_is_said_and_the_files_are_left(
@@ -191,6 +203,99 @@ def test_what_cannot_be_healed_is_said_and_the_files_are_left(
     assert campaign(tmp_path, said).on_its_own(tmp_path / "runs", RUN, cold=True) is False
     assert any(line.startswith("given up: ") and "No such file" in line for line in said)
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def happened(folder: Path) -> tuple[str, ...]:
+    """What `supervisor chaos check` says of it."""
+    verdicts = {v.checker: v for v in check(read(folder / "out" / "history.jsonl"), ALL)}
+    assert verdicts["every_fault_happened"].answer == "fail"
+    return verdicts["every_fault_happened"].sentences
+
+
+def test_what_nobody_has_foreseen_ends_the_breaking_and_is_judged(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trips(scene: Played, target: Target, after: ExitStack) -> str:
+        after.callback(setattr, scene, "healed", True)
+        return str(int(""))
+
+    breaks(monkeypatch, trips)
+    said: list[str] = []
+    assert campaign(tmp_path, said).on_its_own(tmp_path / "runs", RUN, cold=True) is False
+    assert played.healed
+    assert played.stopped
+    why, evidence = happened(tmp_path)
+    assert re.fullmatch(r"the plan was given up: ValueError\(.*\) \(test_campaign\.py, line \d+\)", why)
+    assert evidence.endswith("left no evidence")
+    assert why.replace("the plan was ", "") in said
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("what is this")])
+def test_a_system_that_does_not_end_has_its_certificate_and_is_not_well(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    breaks(monkeypatch, hiccup)
+    write = certificate.write
+    monkeypatch.setattr(certificate, "write", lambda *a: {**write(*a), "green": True})
+    played.at_end = error
+    said: list[str] = []
+    assert campaign(tmp_path, said).on_its_own(tmp_path / "runs", RUN, cold=True) is False
+    (told,) = [line for line in said if line.startswith("the system did not end as it should: ")]
+    assert str(error) in told
+    assert (tmp_path / "out" / "report.html").exists()
+    played.at_end = None
+    again = replace(campaign(tmp_path / "files", said), out=tmp_path / "again")
+    assert again.on_its_own(tmp_path / "runs", RUN, cold=True) is True
+
+
+def test_a_system_that_does_not_begin_says_so(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: Any) -> Any:
+        raise Fatal("etcd does not start")
+
+    monkeypatch.setattr(own, "started", started)
+    with pytest.raises(Fatal, match="etcd does not start"):
+        campaign(tmp_path, []).on_its_own(tmp_path / "runs", RUN, cold=True)
+
+
+def test_a_run_that_does_not_stop_has_its_certificate(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch, hiccup)
+    played.at_stop = Retryable("etcd does not answer", after_s=1.0)
+    said: list[str] = []
+    assert campaign(tmp_path, said).on_its_own(tmp_path / "runs", RUN, cold=True) is False
+    assert "the run was not seen to end: etcd does not answer" in said
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["checkers"]["nothing_left"]["answer"] == "unknown"
+
+
+@pytest.mark.parametrize("while_it", ["is healed", "stops", "ends"])
+def test_who_interrupts_what_comes_after_leaves_with_the_history(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, while_it: str
+) -> None:
+    def interrupted(scene: Played, target: Target, after: ExitStack) -> str:
+        if while_it == "is healed":
+            after.callback(interrupted_again)
+        raise KeyboardInterrupt
+
+    def interrupted_again() -> None:
+        raise KeyboardInterrupt
+
+    breaks(monkeypatch, hiccup if while_it == "ends" else interrupted)
+    played.at_stop = KeyboardInterrupt() if while_it == "stops" else None
+    played.at_end = KeyboardInterrupt() if while_it == "ends" else None
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        campaign(tmp_path, said).on_its_own(tmp_path / "runs", RUN, cold=True)
+    assert said[-1] == f"history: {tmp_path / 'out' / 'history.jsonl'}"
+    assert ("interrupted: what was broken is healed" in said) == (while_it == "stops")
+    assert ("interrupted again: not all that was broken is healed" in said) == (while_it == "is healed")
+    history = read(tmp_path / "out" / "history.jsonl")
+    assert history.setting is not None
+    assert history.setting.given_up == ("" if while_it == "ends" else "interrupted")
+    assert [fault.name for fault in history.faults] == ["hiccup"]
+    assert (history.left is None) == (while_it != "ends")
 
 
 def test_the_plan_is_saved_before_anything_is_broken(

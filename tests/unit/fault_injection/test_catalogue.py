@@ -22,7 +22,7 @@ import pytest
 from fault_injection import causes
 from fault_injection.causes import Order
 from fault_injection.faults import control, processes
-from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.catalogue import FAULTS, obeying
 from fault_injection.faults.fault import Site, Target
 from fault_injection.faults.site import no_reset
 from fault_injection.gpus import Gpus
@@ -314,6 +314,33 @@ def test_an_order_is_done_before_it_counts_and_a_person_restarts_what_nobody_men
     assert scene.restarted == [1]
 
 
+ORDERED = (
+    "segfault", "abort", "exit_code", "exception", "exception_always", "exception_everywhere", "gil_held", "endless_loop", "slow_step",
+    "collective_skipped", "data_blocked", "data_raises", "nan_weight", "bit_flip", "heal_source_killed", "checkpoint_blocked",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt(), Fatal("not within 60 s")])
+@pytest.mark.parametrize("name", ORDERED)
+def test_an_order_that_nobody_has_begun_is_withdrawn(tmp_path: Path, name: str, ends: BaseException) -> None:
+    scene = OneProcess(str(tmp_path), 0, pids={(1, 2, 0): 0, (1, 2, 1): 0}, phases=["running"])
+    orders: list[Path] = []
+
+    def wait(*_: Any) -> None:
+        orders.extend((tmp_path / "faults").iterdir())
+        raise ends
+
+    scene.wait = wait  # type: ignore[method-assign]
+    with pytest.raises(type(ends)), ExitStack() as after:
+        made(name, scene, target(tmp_path, 0), after)
+    assert orders
+    assert list((tmp_path / "faults").iterdir()) == []
+
+
+def test_all_that_is_ordered_is_asked_about_above() -> None:
+    assert {name for name, fault in FAULTS.items() if obeying in fault.needs} == {*ORDERED, "killed_for_memory"}
+
+
 def test_a_bit_that_was_flipped_is_one_that_the_rank_names(tmp_path: Path, victim: Any) -> None:
     scene = OneProcess(str(tmp_path), victim.pid)
     flipped = {"event": "flipped", "step": 7, "parameter": 3, "element": 0, "bit": 22}
@@ -367,14 +394,27 @@ def test_a_program_that_fails_everywhere_halts_the_run_and_a_person_lets_it_go_o
         resumed(because)
 
     scene.resume = resume  # type: ignore[method-assign]
-    said = made("exception_everywhere", scene, replace(target(tmp_path, victim.pid), step=40))
+    after = ExitStack()
+    said = made("exception_everywhere", scene, replace(target(tmp_path, victim.pid), step=40), after)
     assert said == "2 ranks raised at step 50: the run was halted, and resumed by a person"
     assert [(before is None, at is not None) for before, at in seen] == [(True, True)] * 2
     assert scene.house.done == ["resume: what was wrong with the program is mended"]
-    scene.phases = ["halted", "running"]
+    scene.phases = ["running"]
+    after.close()
+    assert len(scene.house.done) == 1, "it is resumed once"
+    scene.phases = ["halted", "halted", "running"]
     scene.pids = {(0, 3, 0): 1}
     with pytest.raises(Fatal, match="1 of 1 ranks have not raised"):
         made("exception_everywhere", scene, target(tmp_path, victim.pid))
+
+
+def test_a_run_that_halts_too_late_goes_on_when_the_fault_is_given_up(tmp_path: Path, victim: Any) -> None:
+    scene = OneProcess(str(tmp_path), victim.pid, house=TheHouse(tmp_path), pids={(0, 1, 0): 1}, asks=3)
+    scene.phases = ["running", "running", "stopping", "halted", "resuming", "running"]
+    with pytest.raises(Fatal, match="the run is halted"), ExitStack() as after:
+        made("exception_everywhere", scene, target(tmp_path, victim.pid), after)
+    assert scene.house.done == ["resume: what was wrong with the program is mended"]
+    assert scene.phases == []
 
 
 def test_what_only_a_house_of_ours_has_is_not_broken_elsewhere(tmp_path: Path, victim: Any) -> None:

@@ -36,6 +36,19 @@ def test_an_order_of_every_generation_holds_until_it_is_withdrawn(tmp_path: Path
     assert Orders(tmp_path, 0, 6, 1).due(RAISE, step=1) is None
 
 
+def test_an_order_that_is_withdrawn_is_not_begun_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    orders = Orders(tmp_path, 0, 1, 0)
+    order(tmp_path, 0, 1, 0, Order(cause=RAISE, at_step=5))
+    assert orders.due(RAISE, step=4) is None, "it has been read"
+    withdraw(tmp_path, 0, 1, 0)
+    assert orders.due(RAISE, step=5) is None
+    assert done_at(tmp_path, 0, 1, 0) is None
+    order(tmp_path, 0, 1, 0, Order(cause=causes.SLOW))
+    assert orders.due(causes.SLOW, step=6) is not None
+    withdraw(tmp_path, 0, 1, 0)
+    assert orders.due(causes.SLOW, step=7) is not None
+
+
 def test_it_is_not_done_before_its_step_and_its_moment_is_noted_once(tmp_path: Path) -> None:
     orders = Orders(tmp_path, 0, 1, 0)
     assert orders.due(causes.SLOW, step=4) is None, "there is no order yet"

@@ -9,10 +9,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from fault_injection.chaos import command
+from fault_injection.chaos.schedule import load
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.promises import ALL
 from fault_injection.recorded import save
@@ -84,6 +86,16 @@ def test_check_of_what_is_not_there(tmp_path: Path) -> None:
     )
 
 
+def test_check_judges_what_can_be_read(tmp_path: Path) -> None:
+    good, none = tmp_path / "good.jsonl", tmp_path / "none.jsonl"
+    save(a_broken_run(tmp_path), good)
+    for files in ((good, none), (none, good)):
+        text = said(2, "check", *map(str, files))
+        assert f"supervisor: cannot read {none}: " in text
+        assert f"{good}: {len(ALL)} of {len(ALL)} checkers pass" in text
+    assert str(good) in said(2, "check", "--json", str(good), str(none))
+
+
 SCHEDULE = '[[fault]]\nname = "sigkill"\nat_step = 40\n'
 
 
@@ -125,11 +137,44 @@ def test_how_many_is_not_said_of_a_schedule_that_names_them(tmp_path: Path) -> N
         assert f"{path} names them: leave out one" in said(2, "run", str(path), option, "3", "--dry-run")
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "a b", "", "a" * 300, "-a", "a\n"])
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_name_that_no_run_can_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dry: bool
+) -> None:
+    monkeypatch.setattr(command, "Campaign", None)  # nothing is started, whatever happens
+    (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
+    given = [str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"), f"--name={name}"]
+    (sentence,) = said(2, "run", *given, *(["--dry-run"] if dry else [])).splitlines()
+    assert sentence.startswith(f"supervisor: name = {name!r}: use 1 to 63 letters, digits and inner dashes; nearest: ")
+    assert said(2, "replay", *given).splitlines() == [sentence]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("option", [["--name", "x"], ["--cold"]])
+def test_what_is_of_a_run_that_is_started_here_is_not_said_of_a_live_one(tmp_path: Path, option: list[str]) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
+    given = [str(tmp_path / "s.toml"), "--run", "live", "--etcd", "127.0.0.1:1", *option]
+    for command_ in ("run", "replay"):
+        assert "are of a run that is started here, and --run breaks live: leave" in said(2, command_, *given)
+
+
 def test_a_folder_that_is_taken_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SCHEDULE)
     (tmp_path / "runs" / "chaos").mkdir(parents=True)
     text = said(1, "run", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
     assert "is there already: choose another --name, or remove it" in text
+
+
+def test_a_plan_is_read_once_before_it_is_replayed_and_once_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s.toml").write_text(SCHEDULE + "group = 1\nrank = 0\n")
+    read: list[Path] = []
+    monkeypatch.setattr(command, "load", lambda path: read.append(path) or load(path))
+    (tmp_path / "runs" / "chaos").mkdir(parents=True)
+    said(1, "replay", str(tmp_path / "s.toml"), "--home", str(tmp_path / "runs"))
+    assert len(read) == 2
 
 
 def test_only_a_plan_replays(tmp_path: Path) -> None:

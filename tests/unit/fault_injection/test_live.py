@@ -436,7 +436,16 @@ def test_a_run_that_does_not_allow_it_is_refused(world: World) -> None:
         campaign, dry_run=True, wanted=lambda site: Schedule(fault=drawn(1, 3, 20, Site()).fault[:0], each=None)
     )
     assert dry.against(world.store, "run", world.system.parent) is True
-    assert said[0].startswith("seed 0: 0 faults")
+    warning, plan = said
+    assert warning.startswith(
+        "warning: this cannot be green: titan.digest_interval_steps is 0 in the run file of run, "
+    )
+    assert plan.startswith("seed 0: 0 faults")
+    said.clear()
+    hashes = replace(allowed.spec, titan=replace(SPEC.titan, digest_interval_steps=5))
+    world.put({keys.spec("run"): encode(replace(allowed, spec=hashes))})
+    assert dry.against(world.store, "run", world.system.parent) is True
+    assert [line[:6] for line in said] == ["seed 0"]
 
 
 def test_the_run_that_is_started_to_be_broken_can_be_launched_and_allows_it() -> None:

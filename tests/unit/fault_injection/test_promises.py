@@ -73,6 +73,12 @@ def not_made(files: Files) -> History:
     return history
 
 
+def given_up(files: Files) -> History:
+    history = broken(files)
+    history.setting = replace(SETTING, given_up="nothing moved for 300 s")
+    return history
+
+
 def without_evidence(files: Files) -> History:
     history = broken(files)
     fault(history, 1, evidence="")
@@ -388,6 +394,7 @@ PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (allocation_left, "nothing_left", "an allocation is left: run-a4 on n3"),
     (no_time, "badput_adds_up", "the run ended 0.5 s before it began"),
     (another_fault_than_planned, "every_fault_happened", "at step 5) is not what was planned: 1  at step 5: sigkill, group 1 rank 0"),
+    (given_up, "every_fault_happened", "the plan was given up: nothing moved for 300 s"),
     (fewer_than_the_plan_has, "every_fault_happened", "2 faults were planned, the plan has 3, 2 are recorded"),
     (one_fault_twice, "every_fault_happened", "2 faults were planned, the plan has 2, 3 are recorded"),
     (about_another_node, "one_incident_each", "at step 13) was on node n2, and its incident i2 is about n1"),

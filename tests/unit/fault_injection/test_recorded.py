@@ -36,6 +36,13 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     assert load(tmp_path / "history.jsonl") == before
 
 
+def test_one_of_before_it_was_said_why_a_plan_was_given_up_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    path.write_text(path.read_text().replace(',"given_up":""', ""))
+    assert "given_up" not in path.read_text()
+    assert load(path) == a_broken_run(tmp_path)
+
+
 def test_each_line_says_what_it_is(tmp_path: Path) -> None:
     history = with_a_signal(tmp_path)
     save(history, tmp_path / "history.jsonl")
