@@ -134,6 +134,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert "2 groups, 1 spares, 10.0 minutes since everybody trained; failures: 1 crash" in told.output
     assert "as shipped" in told.output
     assert "mine.toml" in told.output
+    for unused in (
+        ["--gpus", "999"],
+        ["--days", "3"],
+        ["--rates", "llama3"],
+        ["--seeds", "7"],
+        ["--out", "figures.json"],
+    ):
+        told = CliRunner().invoke(app, ["--journal", str(path), *unused], env={"COLUMNS": "200"})
+        assert told.exit_code == 2
+        assert f"Invalid value for {unused[0]}: it is of failures by chance" in told.output
 
 
 @pytest.mark.parametrize(
