@@ -75,6 +75,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="from 1 to this")
     parser.add_argument("--go-on", action="store_true", help="keep the seeds that the file has")
     given = parser.parse_args()
+    if given.seeds < 1:
+        parser.error(f"--seeds {given.seeds}: at least 1 is played")
     played: list[dict[str, Any]] = json.loads(RESULTS.read_text())["each"] if given.go_on and RESULTS.exists() else []
     for seed in range(1, given.seeds + 1):
         if all(each["seed"] != seed for each in played):

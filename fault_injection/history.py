@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault_injection.lines import wrong_with
+from fault_injection.lines import wrong_with, wrong_with_journal
 
 
 class Unknown(Exception):
@@ -259,21 +259,23 @@ class History:
 def read(run: str, run_dir: Path, system: Path) -> History:
     """Read everything that there is about a run; `system` is the folder that holds `nodes/`."""
     unreadable: list[str] = []
-    journal = _lines(run_dir / "journal.jsonl", unreadable)
+    journal = _right(run_dir / "journal.jsonl", unreadable, wrong_with_journal)
     shims = ((path.parent.name, _lines(path, unreadable)) for path in sorted(system.glob("nodes/*/shim.jsonl")))
     steps = []
     for path in sorted(system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl")):
         name = _trainer_name(path.parent.name, run)
         if name is not None:
-            steps.append(Steps(*name, path.parts[-4], tuple(_of_steps(path, unreadable))))
+            steps.append(Steps(*name, path.parts[-4], tuple(_right(path, unreadable, wrong_with))))
     history = of_lines(run, journal, shims, steps)
     history.unreadable += unreadable
     return history
 
 
-def _of_steps(path: Path, unreadable: list[str]) -> Iterator[dict[str, Any]]:
+def _right(
+    path: Path, unreadable: list[str], wrong_with_it: Callable[[dict[str, Any]], str]
+) -> Iterator[dict[str, Any]]:
     for line in _lines(path, unreadable):
-        if wrong := wrong_with(line):
+        if wrong := wrong_with_it(line):
             unreadable.append(f"{path.name} of {path.parent.name}: {wrong}")
         else:
             yield line
@@ -443,7 +445,7 @@ def _lines(path: Path, unreadable: list[str]) -> Iterator[dict[str, Any]]:
             continue
         try:
             body = json.loads(row)
-        except ValueError:
+        except (ValueError, RecursionError):
             # A process that is killed while it writes leaves a torn last line: that is no loss of history.
             if number != len(rows):
                 torn = f"{path.name} of {path.parent.name}: line {number}"

@@ -4,10 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
 
 MAY_BE_NO_NUMBER = frozenset({"loss", "gradient_norm", "within_s", "others_within_s"})
 """What a model computes, and what is promised: that such a number is none is for a checker to say."""
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+GROUPS = 100_000
+"""No run has as many, and a number beyond it is not to be counted up to."""
+
+Group = Annotated[str, Field(pattern="^[0-9]{1,5}$")]
+"""As a name in JSON: less than GROUPS."""
+
+
+@checked(kw_only=True)
+class _Intent:
+    t: Number
+    epoch: StrictInt
+    decision: StrictInt
+    actions: list[dict[str, Any]] = Field(default_factory=list)
+    incidents: list[dict[str, Any]] = Field(default_factory=list)
+    groups: dict[Group, dict[str, Any]] = Field(default_factory=dict)
+
+
+@checked(kw_only=True)
+class _Outcome:
+    t: Number
+    epoch: StrictInt
+    decision: StrictInt
+    revision: StrictInt | None = None
+    refused: StrictStr = ""
+
+
+@checked(kw_only=True)
+class _Event:
+    t: Number
+    silent_s: Number | None = None
+
+
+@checked(kw_only=True)
+class _Term(_Event):
+    epoch: StrictInt
+
+
+_JOURNAL: Mapping[str, TypeAdapter[Any]] = {"intent": TypeAdapter(_Intent), "outcome": TypeAdapter(_Outcome)}
+_EVENT: TypeAdapter[Any] = TypeAdapter(_Event)
+_TERM: TypeAdapter[Any] = TypeAdapter(_Term)
 
 
 def not_finite(body: Any, name: str = "") -> str:
@@ -45,3 +91,24 @@ def wrong_with(line: Mapping[str, Any]) -> str:
         return "its seconds are not numbers by name"
     infinite = not_finite(line)
     return f"its {infinite} is no finite number" if infinite else ""
+
+
+def wrong_with_journal(line: Mapping[str, Any]) -> str:
+    """Why a line is none of a journal, as the end of a sentence; empty: it may be one."""
+    event = _TERM if line.get("event") == "term" else _EVENT
+    return wrong_by(_JOURNAL.get(str(line.get("entry")), event), line)
+
+
+def wrong_by(shape: TypeAdapter[Any], line: Mapping[str, Any]) -> str:
+    """What it lacks of a shape, or has wrong, as the end of a sentence; empty: nothing."""
+    try:
+        shape.validate_python(line)
+    except ValidationError as error:
+        return first_of(error)
+    return ""
+
+
+def first_of(error: ValidationError) -> str:
+    """The first thing that is wrong, with where it is."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

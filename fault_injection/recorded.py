@@ -23,7 +23,7 @@ from fault_injection.history import (
     Signalled,
     Steps,
 )
-from fault_injection.lines import not_finite, wrong_with
+from fault_injection.lines import first_of, not_finite, wrong_with
 
 VERSION = 1
 
@@ -70,7 +70,7 @@ def load(path: Path) -> History:
         try:
             _take(history, steps, json.loads(row))
             any_read = True
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             why = "no JSON" if isinstance(error, json.JSONDecodeError) else _why(error)
             history.unreadable.append(f"{path.name}: line {number}: {why}")
     if not any_read:
@@ -88,7 +88,7 @@ def _said(row: str, name: str) -> int | None:
     """A number of the first line; None where it does not say it."""
     try:
         return int(json.loads(row)[name])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -126,6 +126,9 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
 
 def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str, Any]]], line: dict[str, Any]) -> None:
     kind = line.pop("type")
+    # a step's own line may hold a loss that is none
+    if infinite := not_finite(line["of"] if kind == "step" else line):
+        raise ValueError(f"its {infinite} is no finite number")
     if kind == "history":
         history.run, history.reached, history.told = str(line["run"]), int(line["reached"]), set(line["told"])
         history.epochs = {int(epoch): int(at) for epoch, at in line["epochs"].items()}
@@ -140,8 +143,6 @@ def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str
     elif kind == "unreadable":
         history.unreadable.append(str(line["what"]))
     else:
-        if infinite := not_finite(line):
-            raise ValueError(f"its {infinite} is no finite number")
         record = KINDS[kind].validate_python(line)
         match record:
             case Setting():
@@ -166,6 +167,7 @@ def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str
 
 def _why(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return first_of(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     return f"there is no type {error}" if isinstance(error, KeyError) else str(error)

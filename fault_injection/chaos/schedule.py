@@ -26,6 +26,14 @@ Together = Literal["", "with", "during"]
 
 Step = Annotated[int, Field(ge=1)]
 
+LAST_STEP = 10**9
+"""Of a rate, which is counted up to it: no run makes as many."""
+
+OfRate = Annotated[int, Field(ge=1, le=LAST_STEP)]
+
+MOST_FAULTS = 5_000
+"""Of a plan. One takes some twenty seconds on a run of two small groups, so these are more than a day: more is a mistake."""
+
 COMPOUND_SHARE = 0.25
 """Of the other faults that a seed draws: so many bring a second one that no group suffers from."""
 
@@ -67,10 +75,10 @@ class Rate:
     """One fault again and again: every so many steps, or with so many steps between two in the mean."""
 
     name: str
-    until_step: Step
-    first_step: Step = 1
-    every_steps: Step | None = None
-    mtbf_steps: Annotated[float, Field(gt=0)] | None = None
+    until_step: OfRate
+    first_step: OfRate = 1
+    every_steps: OfRate | None = None
+    mtbf_steps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 @checked(frozen=True, kw_only=True, config=_STRICT)
@@ -139,7 +147,10 @@ def load(path: Path) -> Schedule:
         return parse(tomllib.loads(path.read_bytes().decode()))
     except OSError as error:
         raise ScheduleError([f"cannot read the schedule {path}: {error.strerror}"]) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ScheduleError:
+        raise
+    except (ValueError, RecursionError) as error:
+        # also what is no UTF-8, a number of thousands of digits, a list in a list in a list
         raise ScheduleError([f"{path} is not valid TOML: {error}"]) from error
 
 
@@ -202,7 +213,9 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
 
 def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
     """A schedule of `count` faults that the seed draws from those that can be made here: some alone, some with another that no group
-    suffers from, and COMPOUNDS in which two have to be mended at once."""
+    suffers from, and COMPOUNDS in which two have to be mended at once. Raises ScheduleError for more than a plan may have."""
+    if count > MOST_FAULTS:
+        raise ScheduleError([_too_many(count)])
     rng = random.Random(f"faults:{seed}")
     possible = [fault for fault in FAULTS.values() if not fault.why_not(site)]
     riders = [fault.name for fault in possible if not fault.kinds and not fault.stalls and not fault.writers]
@@ -253,6 +266,15 @@ def _rates(schedule: Schedule) -> Iterator[FaultAt]:
             at += _gap(rng, rate)
 
 
+def _expected(rate: Rate) -> float:
+    """How many faults a rate comes to, in the mean at the most."""
+    return 1 + (rate.until_step - rate.first_step) / (rate.every_steps or max(1.0, rate.mtbf_steps or 1.0))
+
+
+def _too_many(count: float) -> str:
+    return f"these are {count:.0f} faults, and a plan has {MOST_FAULTS} at the most: give fewer, or a rate that is lower or ends sooner"
+
+
 def _gap(rng: random.Random, rate: Rate) -> float:
     return float(rate.every_steps) if rate.every_steps else max(1.0, rng.expovariate(1.0 / (rate.mtbf_steps or 1.0)))
 
@@ -298,6 +320,8 @@ def _contradictions(schedule: Schedule) -> Iterator[str]:
             yield f"rate.{i}: give every_steps or mtbf_steps, one of them"
         if rate.until_step < rate.first_step:
             yield f"rate.{i}.until_step = {rate.until_step} is before first_step = {rate.first_step}"
+    if (count := len(schedule.fault) + sum(map(_expected, schedule.rate))) > MOST_FAULTS:
+        yield _too_many(count)
     if schedule.fault and schedule.fault[0].together:
         yield f"fault.0.together = {schedule.fault[0].together!r}: there is no fault before it"
     if not (schedule.fault or schedule.rate or schedule.each):

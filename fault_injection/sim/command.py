@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -16,8 +17,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fault_injection.lines import GROUPS
 from fault_injection.sim import past
 from fault_injection.sim.months import ByChance, Months, Outcome, whole
+from fault_injection.sim.past import DAY_S, LONGEST_S
 from fault_injection.sim.rates import Rates, Times, known, rates, times
 from supervisor.cli import sentences
 from supervisor.core.spec import RunSpec
@@ -25,11 +28,12 @@ from supervisor.shell import runfile
 
 GPUS_A_NODE = 8
 NODES_A_SPARE = 64
-DAY_S = 86_400.0
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t for a two-sided 95% interval, by degrees of freedom from 1; beyond them `student_t_95` computes it."""
 Z_95 = 1.959964
 AS_SHIPPED = "as shipped"
+BY_CHANCE = {"gpus": "--gpus", "days": "--days", "rate": "--rates", "seeds": "--seeds", "out": "--out"}
+"""Options that have no meaning beside a journal."""
 
 
 def register(app: typer.Typer) -> None:
@@ -40,10 +44,14 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
+    context: typer.Context,
     gpus: Annotated[
-        int, typer.Option(min=2 * GPUS_A_NODE, help="GPUs of the run; a group is a node of eight.")
+        int,
+        typer.Option(
+            min=2 * GPUS_A_NODE, max=GPUS_A_NODE * GROUPS, help="GPUs of the run; a group is a node of eight."
+        ),
     ] = 16_384,
-    days: Annotated[float, typer.Option(min=0.1, help="How long it trains.")] = 54.0,
+    days: Annotated[float, typer.Option(min=0.1, max=LONGEST_S / DAY_S, help="How long it trains.")] = 54.0,
     rate: Annotated[str, typer.Option("--rates", help=f"Failure rates: {', '.join(known())}.")] = "llama3",
     seeds: Annotated[int, typer.Option(min=1, help="How many such runs; with two or more there is an interval.")] = 3,
     policy: Annotated[
@@ -63,11 +71,21 @@ def simulate(
 
     With --journal: what the failures of a real run would have cost under each policy."""
     with sentences():
+        if twice := [str(path) for path, count in Counter(policy or []).items() if count > 1]:
+            raise typer.BadParameter(f"{twice[0]} is given twice: there is nothing to compare", param_hint="--policy")
         if journal is not None:
-            if out is not None:
-                raise typer.BadParameter("a journal has no seeds", param_hint="--out")
+            for name, option in BY_CHANCE.items():
+                source = context.get_parameter_source(name)
+                if source is not None and source.name == "COMMANDLINE":
+                    raise typer.BadParameter(
+                        "it is of failures by chance, and --journal names its own: leave out one", param_hint=option
+                    )
             _what_if(journal, policy or [])
             return
+        if math.isnan(days):
+            raise typer.BadParameter("nan is no number of days", param_hint="--days")
+        if out is not None:
+            _try(out)
         try:
             chosen = rates(rate)
         except ValueError as error:
@@ -108,11 +126,27 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _try(path: Path) -> None:
+    """Before anything is played for a file that cannot be written."""
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(f"{path} is no file: name one", param_hint="--out")
+    _write_aside(path, "").unlink()
+
+
 def _write(path: Path, body: Mapping[str, Any]) -> None:
+    """Whole or not at all: a disk that is full leaves what was there."""
+    _write_aside(path, json.dumps(body, indent=1) + "\n").replace(path)
+
+
+def _write_aside(path: Path, text: str) -> Path:
+    aside = path.with_name(path.name + ".new")
     try:
-        path.write_text(json.dumps(body, indent=1) + "\n")
+        aside.write_text(text)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--out") from None
+    return aside
 
 
 def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictStr, TypeAdapter
+from pydantic.dataclasses import dataclass as checked
 
 from fault_injection import recorded
 from fault_injection.history import History, of_lines
+from fault_injection.lines import GROUPS, Group, wrong_by, wrong_with_journal
 from fault_injection.sim.rates import Look, Times
 from supervisor.core.model import Kind
-from supervisor.shell import journal
 
 LOOKS: dict[Kind, Look] = {
     Kind.NODE_LOST: "node",
@@ -28,7 +31,66 @@ LOOKS: dict[Kind, Look] = {
 }  # fmt: skip
 """What the months' model is shown of a kind. What hung is shown as an end, at the moment at which it was found."""
 
+DAY_S = 86_400.0
+LONGEST_S = 3650 * DAY_S
+"""Of what is played, by chance or again: no model is trained for ten years, and each month of thousands of GPUs takes seconds."""
+
 GIVE = "give a run's journal.jsonl, or the history.jsonl of `supervisor chaos run`"
+
+
+Seconds = Annotated[float, Field(strict=True, ge=-1e11, le=1e11)]
+"""Of any clock: what is beyond three thousand years is none."""
+
+
+@checked(kw_only=True)
+class _Incident:
+    id: StrictStr
+    kind: Kind
+    group: Annotated[int, Field(strict=True, ge=0, lt=GROUPS)]
+    opened: Seconds
+    decided: Seconds | None = None
+    acted: Seconds | None = None
+    recovered: Seconds | None = None
+    step_before: Annotated[int, Field(strict=True, ge=0, le=10**12)] = 0
+    error: StrictStr = ""
+
+
+@checked(kw_only=True)
+class _Action:
+    verb: StrictStr
+    key: StrictStr
+
+
+@checked(kw_only=True)
+class _State:
+    phase: StrictStr
+
+
+@checked(kw_only=True)
+class _Decision:
+    t: Seconds
+    actions: list[_Action]
+    incidents: list[_Incident]
+    groups: dict[Group, _State]
+
+
+@checked(kw_only=True)
+class _Line:
+    t: Seconds
+    start: Seconds = 0.0
+
+
+@checked(kw_only=True)
+class _Step:
+    line: _Line
+
+
+_PLAYED: Mapping[str, TypeAdapter[Any]] = {
+    "decision": TypeAdapter(_Decision),
+    "intent": TypeAdapter(_Decision),
+    "step": TypeAdapter(_Step),
+}
+"""By a line's type in a history, or in a journal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +124,19 @@ class Past:
 
 
 def read(path: Path) -> Past:
-    """A journal.jsonl or a history.jsonl. Raises OSError, and ValueError for a file that holds neither, or a line without what is needed: with
-    the line and what it lacks."""
+    """A journal.jsonl or a history.jsonl. Raises OSError, and ValueError for a file that holds neither, or a line without what is needed, or
+    with something else in its place: with the line and what is wrong there."""
     history = _history(path)
     found = _incidents(history)
     began, ended = _span(history, path)
-    groups = 1 + max(max(d.groups, default=-1) for d in history.decisions)
+    told_of = {*(group for decision in history.decisions for group in decision.groups), *(b["group"] for b, _ in found)}
+    groups = 1 + max(told_of, default=-1)
     if not groups or ended <= began:
         raise ValueError(f"{path}: nothing is told of the time after all its groups trained")
+    if ended - began > LONGEST_S:
+        raise ValueError(
+            f"{path}: its times are {(ended - began) / DAY_S:.0f} days apart, and at most {LONGEST_S / DAY_S:.0f} are played"
+        )
     asked = {a["key"] for a in history.decisions[0].actions if a["verb"] == "acquire"}
     failures, left_out, lost = [], dict[str, int](), dict[Kind, float]()
     # Which errors are one and the same is as it was judged then: a text alone does not say who had it from whom.
@@ -85,7 +152,7 @@ def read(path: Path) -> Past:
             continue
         failed = Failed(
             at_s=opened - began,
-            group=int(body["group"]),
+            group=body["group"],
             look=LOOKS[kind],
             kind=kind,
             error=text if (text := body.get("error", "")) in same else "",
@@ -104,7 +171,7 @@ def read(path: Path) -> Past:
         failures=tuple(sorted(failures, key=lambda f: f.at_s)),
         left_out=left_out,
         lost=lost,
-        restart_s=statistics.median(starts) if starts else None,
+        restart_s=max(0.0, statistics.median(starts)) if starts else None,
         step_s=statistics.median(steps) if steps else _step_s([body for body, _ in found]),
         queue_s=_queue_s(history) if asked else None,
     )
@@ -122,63 +189,41 @@ def as_measured(past: Past, assumed: Times) -> Times:
 
 
 def _history(path: Path) -> History:
-    rows = path.read_text(errors="replace").splitlines()
-    if not any(row.strip() for row in rows):
+    lines: list[tuple[int, dict[str, Any]]] = []
+    for number, row in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        if row.strip() and (body := _object(row, f"{path}: line {number}", first=not lines)) is not None:
+            lines.append((number, body))
+    if not lines:
         raise ValueError(f"{path} is empty")
-    try:
-        head = json.loads(rows[0])
-    except ValueError:
-        raise ValueError(f"{path}: line 1 is no JSON: {GIVE}") from None
-    if not isinstance(head, dict):
-        raise ValueError(f"{path}: line 1 is JSON, but no object: {GIVE}")
-    for number, row in enumerate(rows, 1):
-        if lacking := _lacking(row):
-            raise ValueError(f"{path}: line {number}: {lacking}, so it cannot be played again")
-    history = recorded.load(path) if head.get("type") == "history" else of_lines("", journal.read(path), (), ())
+    of_history = lines[0][1].get("type") == "history"
+    for number, body in lines:
+        if wrong := ("" if of_history else wrong_with_journal(body)) or _wrong_with(body):
+            raise ValueError(f"{path}: line {number}: {wrong}, so it cannot be played again")
+    history = recorded.load(path) if of_history else of_lines("", (body for _, body in lines), (), ())
     if not history.decisions:
         raise ValueError(f"{path} holds no decisions: {GIVE}")
     return history
 
 
-def _lacking(row: str) -> str:
-    """What a decision's line lacks that is needed here; empty: nothing, or it is none."""
+def _object(row: str, where: str, first: bool) -> dict[str, Any] | None:
+    """None: a torn one, as who is killed leaves it. Raises ValueError where the first shows that the file is something else."""
     try:
         body = json.loads(row)
-    except ValueError:
-        return ""  # a torn one: who reads it leaves it out
-    if not isinstance(body, dict) or not (body.get("type") == "decision" or body.get("entry") == "intent"):
-        return ""
-    number = body.get("decision", body.get("number"))
-    where = f"decision {number}" if isinstance(number, int) else "a decision"
-    if (
-        not isinstance(body.get("t"), int | float)
-        or not isinstance(number, int)
-        or not isinstance(body.get("epoch"), int)
-    ):
-        return f"{where} says no `t`, no `epoch` or no number"
-    for name in ("actions", "incidents"):
-        found = body.get(name) or []
-        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-            return f"the {name} of {where} are no list of objects"
-    groups = body.get("groups", {})
-    if not isinstance(groups, dict) or not all(isinstance(g, dict) and "phase" in g for g in groups.values()):
-        return f"the groups of {where} are no objects with a `phase`"
-    for action in body.get("actions") or []:
-        needs = ("verb", "key") if action.get("verb") == "acquire" else ("verb",)
-        if missing := [f"`{name}`" for name in needs if name not in action]:
-            return f"an action of {where} has no {' and no '.join(missing)}"
-    return next(filter(None, (_no_incident(each, where) for each in body.get("incidents") or [])), "")
+    except (ValueError, RecursionError):
+        if first:
+            raise ValueError(f"{where} is no JSON: {GIVE}") from None
+        return None
+    if isinstance(body, dict):
+        return body
+    if first:
+        raise ValueError(f"{where} is JSON, but no object: {GIVE}")
+    return None
 
 
-def _no_incident(body: dict[str, Any], where: str) -> str:
-    about = f"incident {body['id']} of {where}" if "id" in body else f"an incident of {where}"
-    if missing := [f"`{name}`" for name in ("id", "kind", "group", "opened") if name not in body]:
-        return f"{about} has no {' and no '.join(missing)}"
-    if body["kind"] not in {kind.value for kind in Kind}:
-        return f"{about} is of the kind {body['kind']!r}, which there is not"
-    numbers = [name for name in ("group", "opened", "decided", "acted", "recovered") if body.get(name) is not None]
-    wrong = [name for name in numbers if not isinstance(body[name], int | float)]
-    return f"{about}: `{wrong[0]}` is no number" if wrong else ""
+def _wrong_with(line: dict[str, Any]) -> str:
+    """Why it cannot be played, as the end of a sentence; empty: it can, or need not be."""
+    shape = _PLAYED.get(str(line.get("type") or line.get("entry")))
+    return wrong_by(shape, line) if shape is not None else ""
 
 
 def _incidents(history: History) -> list[tuple[dict[str, Any], float]]:
@@ -223,7 +268,7 @@ def _step_s(incidents: Sequence[dict[str, Any]]) -> float | None:
 def _queue_s(history: History) -> float | None:
     placed = (d.t for d in history.decisions if any(a["verb"] in ("place", "start") for a in d.actions))
     first = next(placed, None)
-    return None if first is None else first - history.decisions[0].t
+    return None if first is None else max(0.0, first - history.decisions[0].t)
 
 
 def _times(history: History) -> Iterator[float]:

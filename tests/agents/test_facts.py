@@ -31,8 +31,6 @@ from agents.facts.files import (
 )
 from fault_injection import netns
 from fault_injection.faults.site import no_memory_cgroup
-from fault_injection.file_system import file_system
-from fault_injection.file_system import missing as no_fuse
 from fault_injection.memory_cgroup import memory_cgroup
 from supervisor.core.spec import HangSpec
 from supervisor.ports.store import Store
@@ -40,6 +38,8 @@ from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import Fact, Health, decode
 from tests.agents.nodes import Nodes
+from tests.helpers.file_system import file_system
+from tests.helpers.file_system import missing as no_fuse
 from tests.helpers.waiting import eventually
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")

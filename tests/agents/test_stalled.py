@@ -20,12 +20,12 @@ from agents.looks import ANSWERS_WITHIN_S
 from agents.settings import Settings, parse
 from agents.shim import AGENT_FROZEN_S, Shim
 from agents.table import Child
-from fault_injection.file_system import FileSystem, file_system, missing
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
 from supervisor.wire import keys
 from supervisor.wire.records import ExitObserved, Health, NodeObserved, ProcessRecord, decode
 from tests.agents.nodes import Nodes, desire, rank, running, trainer
+from tests.helpers.file_system import FileSystem, file_system, missing
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 

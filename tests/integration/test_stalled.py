@@ -13,10 +13,10 @@ import pytest
 from agents.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, NODES, Bench
-from fault_injection.file_system import FileSystem, file_system, missing
 from supervisor.core.model import Kind, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import Health
+from tests.helpers.file_system import FileSystem, file_system, missing
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -58,18 +59,42 @@ def test_a_torn_last_line_is_no_loss(tmp_path: Path, file: str) -> None:
     assert set(answers(history).values()) == {"pass"}
 
 
+@pytest.mark.parametrize("row", ["{\0\0", "[" * 200_000], ids=["torn", "deep"])
 @pytest.mark.parametrize("file", ["journal", "shim", "steps"])
-def test_an_unreadable_line_is_unknown(tmp_path: Path, file: str) -> None:
+def test_an_unreadable_line_is_unknown(tmp_path: Path, file: str, row: str) -> None:
     files = story(tmp_path)
     files.write()
     path = {
         "journal": files.journal_file(), "shim": files.shim_file("n3"), "steps": files.steps_file("n3", 1, 3),
     }[file]  # fmt: skip
     first, rest = path.read_text().split("\n", 1)
-    path.write_text(f"{first}\n{'{'}\0\0\n{rest}")
+    path.write_text(f"{first}\n{row}\n{rest}")
     history = files.load()
     assert history.unreadable == [f"{path.name} of {path.parent.name}: line 2"]
     assert set(answers(history).values()) == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "change", "why"),
+    [
+        ("outcome", {"epoch": None}, "epoch: Input should be a valid integer"),
+        ("outcome", {"t": "x"}, "t: Input should be a valid number"),
+        ("outcome", {"revision": [1]}, "revision: Input should be a valid integer"),
+        ("intent", {"actions": None}, "actions: Input should be a valid list"),
+        ("intent", {"incidents": 0}, "incidents: Input should be a valid list"),
+        ("intent", {"groups": {"x": {}}}, "groups.x.[key]: String should match"),
+        ("event", {"t": math.nan}, "t: Input should be a finite number"),
+    ],
+)  # fmt: skip
+def test_a_line_of_the_journal_with_something_else_in_it_is_unknown(
+    tmp_path: Path, entry: str, change: dict[str, object], why: str
+) -> None:
+    files = story(tmp_path)
+    next(line for line in files.journal if line["entry"] == entry).update(change)
+    files.write()
+    history = files.load()
+    assert [said.startswith(f"journal.jsonl of run: {why}") for said in history.unreadable] == [True]
+    assert "pass" not in answers(history).values()
 
 
 def test_a_line_that_a_killed_supervisor_left_torn_is_no_loss_either(tmp_path: Path) -> None:

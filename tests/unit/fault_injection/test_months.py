@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import replace
@@ -145,9 +146,54 @@ def test_each_seeds_figures_are_written(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
     app = typer.Typer()
     command.register(app)
-    told = CliRunner().invoke(app, ["--gpus", "1024", "--days", "1", "--out", str(tmp_path / "no" / "out.json")])
+    for out, says in (
+        (tmp_path / "no" / "out.json", "cannot write"),
+        (tmp_path, "is no file"),
+        (Path("/dev/null"), "is no file"),
+    ):
+        told = CliRunner().invoke(app, ["--gpus", "1024", "--days", "1", "--out", str(out)])
+        assert told.exit_code == 2
+        assert says in told.output
+        assert "policy" not in told.output, "it is said before anything is played"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_leaves_the_older_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, out = typer.Typer(), tmp_path / "out.json"
+    command.register(app)
+    out.write_text("older")
+    write_text = Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        write_text(path, text[:10])
+        if text:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return 0
+
+    monkeypatch.setattr(Path, "write_text", full)
+    told = CliRunner().invoke(app, ["--gpus", "1024", "--days", "1", "--out", str(out)], env={"COLUMNS": "200"})
     assert told.exit_code == 2
-    assert "cannot write" in told.output
+    assert "No space left" in told.output
+    assert out.read_text() == "older"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--days", "inf"], "--days"),
+        (["--days", "nan"], "--days"),
+        (["--days", "3651"], "--days"),
+        (["--gpus", "1000000000"], "--gpus"),
+        (["--policy", "a.toml", "--policy", "b.toml", "--policy", "a.toml"], "a.toml is given twice"),
+    ],
+)
+def test_what_would_not_end_or_compares_nothing_is_refused(given: list[str], says: str) -> None:
+    app = typer.Typer()
+    command.register(app)
+    told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+    assert told.exit_code == 2
+    assert says in told.output
 
 
 def test_the_command_compares_two_policies(tmp_path: Path) -> None:

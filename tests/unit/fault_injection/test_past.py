@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gzip
 import json
-from collections.abc import Callable
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,12 @@ import typer
 from typer.testing import CliRunner
 
 from fault_injection import history, recorded
+from fault_injection.checkers import check
+from fault_injection.promises import ALL
 from fault_injection.sim import command, past
 from fault_injection.sim.months import Months, Outcome
 from fault_injection.sim.rates import times
+from tests.unit.fault_injection.broken import a_broken_run
 
 LAUNCHED, TRAINS, ENDS = 1000.0, 1020.0, 1620.0
 """Wall clock. The run clock of the lines is 1000 behind."""
@@ -127,20 +134,30 @@ def test_the_command(tmp_path: Path) -> None:
     assert "2 groups, 1 spares, 10.0 minutes since everybody trained; failures: 1 crash" in told.output
     assert "as shipped" in told.output
     assert "mine.toml" in told.output
+    for unused in (
+        ["--gpus", "999"],
+        ["--days", "3"],
+        ["--rates", "llama3"],
+        ["--seeds", "7"],
+        ["--out", "figures.json"],
+    ):
+        told = CliRunner().invoke(app, ["--journal", str(path), *unused], env={"COLUMNS": "200"})
+        assert told.exit_code == 2
+        assert f"Invalid value for {unused[0]}: it is of failures by chance" in told.output
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d["incidents"][0].pop("opened"), "line 4: incident i1 of decision 4 has no `opened`"),
-        (lambda d: d["incidents"][0].pop("id"), "line 4: an incident of decision 4 has no `id`"),
-        (lambda d: d["incidents"][0].update(opened="x"), "line 4: incident i1 of decision 4: `opened` is no number"),
-        (lambda d: d["incidents"][0].update(kind="foo"), "line 4: incident i1 of decision 4 is of the kind 'foo'"),
-        (lambda d: d.pop("t"), "line 4: decision 4 says no `t`"),
-        (lambda d: d.update(actions=[{"verb": "acquire"}]), "line 4: an action of decision 4 has no `key`"),
-        (lambda d: d.update(actions=[{"key": "x"}]), "line 4: an action of decision 4 has no `verb`"),
-        (lambda d: d.update(incidents="i1"), "line 4: the incidents of decision 4 are no list of objects"),
-        (lambda d: d.update(groups={"0": {}}), "line 4: the groups of decision 4 are no objects with a `phase`"),
+        (lambda d: d["incidents"][0].pop("opened"), "line 4: incidents.0.opened: Field required"),
+        (lambda d: d["incidents"][0].pop("id"), "line 4: incidents.0.id: Field required"),
+        (lambda d: d["incidents"][0].update(opened="x"), "line 4: incidents.0.opened: Input should be a valid number"),
+        (lambda d: d["incidents"][0].update(kind="foo"), "line 4: incidents.0.kind: Input should be 'crash'"),
+        (lambda d: d.pop("t"), "line 4: t: Field required"),
+        (lambda d: d.update(actions=[{"verb": "acquire"}]), "line 4: actions.0.key: Field required"),
+        (lambda d: d.update(actions=[{"key": "x"}]), "line 4: actions.0.verb: Field required"),
+        (lambda d: d.update(incidents="i1"), "line 4: incidents: Input should be a valid list"),
+        (lambda d: d.update(groups={"0": {}}), "line 4: groups.0.phase: Field required"),
     ],
 )
 def test_what_a_line_lacks_is_named_with_it(tmp_path: Path, change: Callable[[dict[str, Any]], Any], says: str) -> None:
@@ -153,9 +170,89 @@ def test_what_a_line_lacks_is_named_with_it(tmp_path: Path, change: Callable[[di
         past.read(path)
 
 
+ELSE = (None, -1, 0, 1.5, "x", "5", [], {}, True, 10**6, [1], {"a": 1}, 1e308, 10**400, math.inf, math.nan)
+"""What may be where something else should."""
+
+
+def places(body: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value of a JSON body."""
+    inside = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, list) else ()
+    for name, value in inside:
+        yield (*way, name)
+        yield from places(value, (*way, name))
+
+
+def changed(lines: Sequence[dict[str, Any]], dice: random.Random) -> str:
+    """With one value of one line changed, or left out; each kind of line as often as the others."""
+    kinds = [line.get("type") or line["entry"] for line in lines]
+    kind = dice.choice(sorted(set(kinds)))
+    at = dice.choice([at for at, each in enumerate(kinds) if each == kind])
+    line = copy.deepcopy(lines[at])
+    *way, name = dice.choice(list(places(line)))
+    within = functools.reduce(lambda body, step: body[step], way, line)
+    if dice.random() < 0.1:
+        del within[name]
+    else:
+        within[name] = dice.choice(ELSE)
+    return "".join(json.dumps(each) + "\n" for each in (*lines[:at], line, *lines[at + 1 :]))
+
+
+def a_file(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Of a run with every kind of line."""
+    if kind == "history":
+        recorded.save(a_broken_run(folder), folder / "history.jsonl")
+        lines = [json.loads(row) for row in (folder / "history.jsonl").read_text().splitlines()]
+        for body in (body for line in lines for body in line.get("incidents", ())):
+            body["opened"] = 10.6
+        return lines
+    path = journal_of(folder, incident(1, "crash", 1120.0, error="E"), incident(2, "node_lost", 1220.0, 1))
+    lines = [json.loads(row) for row in path.read_text().splitlines()]
+    for intent in list(lines):
+        said = {"epoch": 1, "decision": intent["decision"]}
+        lines.append({"t": intent["t"], "entry": "outcome", **said, "revision": 7, "refused": ""})
+    lines.append({"t": LAUNCHED, "entry": "event", "event": "term", "epoch": 1, "elected": 3})
+    lines.append({"t": TRAINS + 1, "entry": "event", "event": "store", "up": False, "silent_s": 1.0})
+    return sorted(lines, key=lambda line: (line["t"], line["entry"] != "intent"))
+
+
+@pytest.mark.parametrize("kind", ["journal", "history"])
+def test_whatever_is_in_a_file_in_the_place_of_something_else_is_played_or_refused(tmp_path: Path, kind: str) -> None:
+    """One value of it at a time."""
+    lines, path, dice = a_file(tmp_path, kind), tmp_path / "changed.jsonl", random.Random(kind)
+    app, played, refused = typer.Typer(), 0, 0
+    command.register(app)
+    for _ in range(200):
+        path.write_text(changed(lines, dice))
+        told = CliRunner().invoke(app, ["--journal", str(path)])
+        assert told.exit_code in (0, 2), f"{path.read_text()}\n{told.output}"
+        played, refused = played + (told.exit_code == 0), refused + (told.exit_code == 2)
+    assert min(played, refused) > 5, "it is neither refused for everything nor for nothing"
+
+
+def test_whatever_is_in_a_history_is_judged(tmp_path: Path) -> None:
+    lines, path, dice = a_file(tmp_path, "history"), tmp_path / "changed.jsonl", random.Random("judged")
+    for _ in range(200):
+        path.write_text(changed(lines, dice))
+        assert check(recorded.load(path), ALL)
+
+
+def test_times_that_are_years_apart_are_refused(tmp_path: Path) -> None:
+    path = journal_of(tmp_path, incident(1, "crash", 1120.0))
+    path.write_text(path.read_text().replace(f'"t": {ENDS}', f'"t": {ENDS + 4000 * 86400}'))
+    with pytest.raises(ValueError, match="its times are 4000 days apart, and at most 3650 are played"):
+        past.read(path)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "is empty"), ("\n", "is empty"), ("[1]\n", "line 1 is JSON, but no object"), ("no journal\n", "no JSON")],
+    [
+        ("", "is empty"),
+        ("\n", "is empty"),
+        ("[1]\n", "line 1 is JSON, but no object"),
+        ("no journal\n", "line 1 is no JSON"),
+        ("\nno journal\n", "line 2 is no JSON"),
+        ("[" * 200_000, "line 1 is no JSON"),
+    ],
 )
 def test_what_is_no_file_of_a_run_is_said_plainly(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "other").write_text(text)
@@ -167,7 +264,7 @@ def test_the_recorded_run_of_the_tests_is_named_for_what_it_lacks(tmp_path: Path
     """It was made lean for the page."""
     path = tmp_path / "history.jsonl"
     path.write_bytes(gzip.decompress((Path(__file__).parent / "recorded_run/history.jsonl.gz").read_bytes()))
-    with pytest.raises(ValueError, match="line 3: an action of decision 1 has no `key`"):
+    with pytest.raises(ValueError, match=r"line 3: actions\.0\.key: Field required"):
         past.read(path)
 
 

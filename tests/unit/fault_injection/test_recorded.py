@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -89,14 +91,27 @@ def test_what_is_noted_as_unreadable_stays_so(tmp_path: Path) -> None:
         (STEP % (COMMITTED % '"t":1.0,"step":30,"quorum_id":3.5,"participants":2'), "its quorum_id is no whole number"),
         (STEP % (COMMITTED % '"t":1.0,"step":30,"loss":"x"'), "its loss is no number"),
         (STEP % (COMMITTED % '"t":1.0,"step":30,"gradient_norm":[]'), "its gradient_norm is no number"),
+        ('{"type":"step","of":{"group":1e999,"generation":1,"rank":0,"node":"n2"},"line":{}}', "its group is no finite number"),
+        ("[" * 200_000, "nested too deeply"),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_cannot_be_read_is_unknown(tmp_path: Path, row: str, why: str) -> None:
     path = saved(tmp_path)
     path.write_text(path.read_text() + row + "\n")
     history = load(path)
     (said,) = history.unreadable
     assert why in said
+    assert {v.answer for v in check(history, ALL)} == {"unknown"}
+
+
+@pytest.mark.parametrize("name", ["version", "lines", "reached", "epochs"])
+def test_a_first_line_with_a_number_that_is_none_is_unknown(tmp_path: Path, name: str) -> None:
+    path = saved(tmp_path)
+    first, *rows = path.read_text().splitlines(keepends=True)
+    body = json.loads(first) | {name: {"1": math.inf} if name == "epochs" else math.inf}
+    path.write_text("".join([json.dumps(body) + "\n", *rows]))
+    history = load(path)
+    assert re.match(r"history.jsonl: line 1: its \w+ is no finite number", history.unreadable[0])
     assert {v.answer for v in check(history, ALL)} == {"unknown"}
 
 

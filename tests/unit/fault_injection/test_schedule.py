@@ -235,6 +235,10 @@ def test_two_groups_that_crash_at_once_are_two() -> None:
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = 1.0\nevery_steps = 1\n', "one of them"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = 0.0\n', "must be greater than 0"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nfirst_step = 10\nevery_steps = 1\n', "is before first_step = 10"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = inf\n', "rate.0.mtbf_steps = inf: must be a finite number"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 30000000000\nevery_steps = 1\n', "until_step = 30000000000: must be less than"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nevery_steps = 1\n', "these are 1000000 faults, and a plan has 5000 at the most"),
+        ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nmtbf_steps = 0.001\n', "these are 1000000 faults"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, said: str) -> None:
@@ -266,6 +270,12 @@ def test_a_plan_is_for_groups_of_its_size(tmp_path: Path) -> None:
 def test_what_is_no_schedule(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match=r"cannot read the schedule .*No such file"):
         load(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("seed = ")
-    with pytest.raises(ScheduleError, match="is not valid TOML"):
-        load(tmp_path / "bad.toml")
+    for text in ("seed = ", "seed = " + "9" * 5000, "seed = 0x" + "f" * 5000, "seed = " + "[" * 200_000):
+        (tmp_path / "bad.toml").write_text(text)
+        with pytest.raises(ScheduleError, match="is not valid TOML"):
+            load(tmp_path / "bad.toml")
+
+
+def test_more_faults_than_a_plan_may_have_are_not_drawn() -> None:
+    with pytest.raises(ScheduleError, match="these are 2000000 faults"):
+        drawn(1, 2_000_000, 30, SITE)
