@@ -2,7 +2,7 @@
 
 Each seed draws eight faults (`supervisor chaos run --seed`): in each one group crashes while another is mended, or at once with it, and the
 supervisor, the lighthouse or the gate is killed during the recovery of a third; some others come in twos as well. Of each is kept what its certificate says; its folder is `runs/chaos-SEED`. The file is written after each seed, so an interrupted lane goes on with `--go-on`: a
-seed that is in it is not played again, whatever commit played it. Exit code 1 when a certificate is not green.
+seed that is in it is not played again, whatever commit played it. One that is begun anew leaves the older file beside it, with `.before` behind its name. Exit code 1 when a certificate is not green.
 """
 
 from __future__ import annotations
@@ -70,6 +70,18 @@ def keep(played: list[dict[str, Any]]) -> None:
     written.replace(RESULTS)
 
 
+def _played() -> list[dict[str, Any]]:
+    """Of the file. Raises SystemExit for one that holds none."""
+    try:
+        return [
+            each
+            for each in json.loads(RESULTS.read_text())["each"]
+            if isinstance(each["seed"], int) and "green" in each
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{RESULTS} holds no seeds that were played ({error!r}): leave out --go-on") from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="from 1 to this")
@@ -77,7 +89,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.seeds < 1:
         parser.error(f"--seeds {given.seeds}: at least 1 is played")
-    played: list[dict[str, Any]] = json.loads(RESULTS.read_text())["each"] if given.go_on and RESULTS.exists() else []
+    played = _played() if given.go_on and RESULTS.exists() else []
+    if not given.go_on and RESULTS.exists():
+        shutil.copyfile(RESULTS, RESULTS.with_name(RESULTS.name + ".before"))
     for seed in range(1, given.seeds + 1):
         if all(each["seed"] != seed for each in played):
             played.append(play(seed))

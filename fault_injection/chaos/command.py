@@ -18,7 +18,7 @@ from rich.table import Table
 from fault_injection import netns, recorded
 from fault_injection.chaos import own
 from fault_injection.chaos.campaign import Campaign, refuse_if_there
-from fault_injection.chaos.schedule import Schedule, ScheduleError, drawn, load
+from fault_injection.chaos.schedule import MOST_FAULTS, Schedule, ScheduleError, drawn, load
 from fault_injection.checkers import Verdict, check
 from fault_injection.faults import site as sites
 from fault_injection.faults.catalogue import FAULTS
@@ -79,7 +79,8 @@ def run_command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Names the victims. Default: the schedule's own, or 0.")] = None,
     faults: Annotated[
-        int | None, typer.Option(min=1, help="Without a schedule: how many faults the seed draws. Default: 10.")
+        int | None,
+        typer.Option(min=1, max=MOST_FAULTS, help="Without a schedule: how many faults the seed draws. Default: 10."),
     ] = None,
     every_steps: Annotated[
         int | None, typer.Option(min=1, help="Without a schedule: about so many steps apart. Default: 30.")

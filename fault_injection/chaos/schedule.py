@@ -24,12 +24,10 @@ from fault_injection.faults.fault import Fault, Site
 Together = Literal["", "with", "during"]
 """with: right after the fault before it. during: as soon as something is done about that one. Empty: when the run is well again."""
 
-Step = Annotated[int, Field(ge=1)]
-
 LAST_STEP = 10**9
-"""Of a rate, which is counted up to it: no run makes as many."""
+"""No run makes as many, and a rate is counted up to its last."""
 
-OfRate = Annotated[int, Field(ge=1, le=LAST_STEP)]
+Step = Annotated[int, Field(ge=1, le=LAST_STEP)]
 
 MOST_FAULTS = 5_000
 """Of a plan. One takes some twenty seconds on a run of two small groups, so these are more than a day: more is a mistake."""
@@ -75,9 +73,9 @@ class Rate:
     """One fault again and again: every so many steps, or with so many steps between two in the mean."""
 
     name: str
-    until_step: OfRate
-    first_step: OfRate = 1
-    every_steps: OfRate | None = None
+    until_step: Step
+    first_step: Step = 1
+    every_steps: Step | None = None
     mtbf_steps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 

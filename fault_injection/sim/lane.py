@@ -126,8 +126,8 @@ class Kept:
 
     def _try(self) -> None:
         """Before hours are played for a file that cannot be written."""
-        if self.path.is_dir():
-            raise LaneError(f"{self.path} is a folder: name a file for the results")
+        if self.path.exists() and not self.path.is_file():
+            raise LaneError(f"{self.path} is no file: name one for the results")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._aside.touch()

@@ -177,7 +177,7 @@ def test_what_would_be_ignored_is_refused(monkeypatch: pytest.MonkeyPatch, asked
         command.main()
 
 
-@pytest.mark.parametrize(("place", "says"), [("", "is a folder"), ("file/out.json", "cannot be written")])
+@pytest.mark.parametrize(("place", "says"), [("", "is no file"), ("file/out.json", "cannot be written")])
 def test_a_file_of_results_that_cannot_be_written_is_said_before_anything_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, says: str
 ) -> None:
