@@ -48,7 +48,7 @@ chaos-long: debian  ## twenty seeds, each of eight faults, some at once, and gro
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
 
-sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, two hours on two quiet cores; SIM=--go-on goes on with one that was interrupted
+sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, some three and a half hours on two quiet cores; SIM=--go-on goes on with one that was interrupted
 	$(BIN)/python -m fault_injection.sim --seeds 10000 --nodes 500 --jobs 2 --out benchmarks/results/simulator.json $(SIM)
 
 bench: install-dev  ## measure, and write benchmarks/results
