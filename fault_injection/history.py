@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault_injection.lines import wrong_with, wrong_with_journal
+from fault_injection.lines import wrong_with, wrong_with_journal, wrong_with_shim
 
 
 class Unknown(Exception):
@@ -260,7 +260,10 @@ def read(run: str, run_dir: Path, system: Path) -> History:
     """Read everything that there is about a run; `system` is the folder that holds `nodes/`."""
     unreadable: list[str] = []
     journal = _right(run_dir / "journal.jsonl", unreadable, wrong_with_journal)
-    shims = ((path.parent.name, _lines(path, unreadable)) for path in sorted(system.glob("nodes/*/shim.jsonl")))
+    shims = (
+        (path.parent.name, _right(path, unreadable, wrong_with_shim))
+        for path in sorted(system.glob("nodes/*/shim.jsonl"))
+    )
     steps = []
     for path in sorted(system.glob(f"nodes/*/ranks/{run}.*/steps.jsonl")):
         name = _trainer_name(path.parent.name, run)

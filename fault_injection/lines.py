@@ -51,9 +51,35 @@ class _Term(_Event):
     epoch: StrictInt
 
 
+@checked(kw_only=True)
+class _Shim:
+    t: Number
+    event: StrictStr = ""
+
+
+@checked(kw_only=True)
+class _OfProcess(_Shim):
+    name: StrictStr
+    pid: StrictInt
+    exit_code: StrictInt | None = None
+
+
+@checked(kw_only=True)
+class _Ended(_OfProcess):
+    signal: StrictInt | None = None
+
+
+@checked(kw_only=True)
+class _Signalled(_OfProcess):
+    signal: StrictInt
+
+
 _JOURNAL: Mapping[str, TypeAdapter[Any]] = {"intent": TypeAdapter(_Intent), "outcome": TypeAdapter(_Outcome)}
 _EVENT: TypeAdapter[Any] = TypeAdapter(_Event)
 _TERM: TypeAdapter[Any] = TypeAdapter(_Term)
+_SHIM: TypeAdapter[Any] = TypeAdapter(_Shim)
+_ENDED: TypeAdapter[Any] = TypeAdapter(_Ended)
+_SIGNALLED: TypeAdapter[Any] = TypeAdapter(_Signalled)
 
 
 def not_finite(body: Any, name: str = "") -> str:
@@ -97,6 +123,12 @@ def wrong_with_journal(line: Mapping[str, Any]) -> str:
     """Why a line is none of a journal, as the end of a sentence; empty: it may be one."""
     event = _TERM if line.get("event") == "term" else _EVENT
     return wrong_by(_JOURNAL.get(str(line.get("entry")), event), line)
+
+
+def wrong_with_shim(line: Mapping[str, Any]) -> str:
+    """Why a line is none of a shim's history, as the end of a sentence; empty: it may be one."""
+    named = _SIGNALLED if line.get("event") == "signalled" else _ENDED
+    return wrong_by(named if line.get("name") else _SHIM, line)
 
 
 def wrong_by(shape: TypeAdapter[Any], line: Mapping[str, Any]) -> str:

@@ -252,9 +252,18 @@ def _trained(history: History) -> Iterator[tuple[int, list[list[str]]]]:
 def write(history: History, folder: Path, parity: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """report.json and report.html in a folder; returns the report."""
     body = build(history, parity=parity)
-    (folder / "report.json").write_text(json.dumps(body, indent=1) + "\n")
+    (folder / "report.json").write_text(json.dumps(_as_json(body), indent=1, allow_nan=False) + "\n")
     (folder / "report.html").write_text(page(history, body))
     return body
+
+
+def _as_json(value: Any) -> Any:
+    """JSON knows no number that is none or infinite: null, and the sentences say what it was."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def page(history: History, body: Mapping[str, Any]) -> str:

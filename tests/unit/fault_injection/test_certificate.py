@@ -347,6 +347,19 @@ def test_a_loss_that_is_no_number_is_not_drawn(history: History) -> None:
     assert len(drawn["points"].split()) == 16
 
 
+def test_a_report_is_json_whatever_numbers_are_in_it(history: History, tmp_path: Path) -> None:
+    """JSON knows neither NaN nor Infinity, and a browser reads no file that has them."""
+    fault(history, 1, within_s=math.inf)
+    certificate.write(history, tmp_path, PARITY | {"curve": [[1, math.nan], [2, 6.0]]})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    body = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    assert body["loss_parity"]["curve"] == [[1, None], [2, 6.0]]
+    assert body["faults"][0]["within_s"] is None
+
+
 def test_without_steps_there_is_a_page_all_the_same(history: History) -> None:
     history.steps = []
     assert "No loss was recorded." in " ".join(page(history).text)

@@ -97,6 +97,28 @@ def test_a_line_of_the_journal_with_something_else_in_it_is_unknown(
     assert "pass" not in answers(history).values()
 
 
+@pytest.mark.parametrize(
+    ("event", "change", "why"),
+    [
+        ("exited", {"t": None}, "t: Input should be a valid number"),
+        ("spawned", {"pid": None}, "pid: Input should be a valid integer"),
+        ("exited", {"exit_code": "0"}, "exit_code: Input should be a valid integer"),
+        ("signalled", {"signal": None}, "signal: Input should be a valid integer"),
+        ("shim_started", {"t": "x"}, "t: Input should be a valid number"),
+    ],
+)
+def test_a_line_of_a_shim_with_something_else_in_it_is_unknown(
+    tmp_path: Path, event: str, change: dict[str, object], why: str
+) -> None:
+    files = story(tmp_path)
+    files.shim(22.8, "signalled", "n3", 1, 3, signal=15, why="the run is stopped")
+    next(line for line in files.shims["n3"] if line["event"] == event).update(change)
+    files.write()
+    history = files.load()
+    assert [said.startswith(f"shim.jsonl of n3: {why}") for said in history.unreadable] == [True]
+    assert "pass" not in answers(history).values()
+
+
 def test_a_line_that_a_killed_supervisor_left_torn_is_no_loss_either(tmp_path: Path) -> None:
     """The next one ends the line before it writes its own."""
     files = story(tmp_path)
