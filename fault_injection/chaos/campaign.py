@@ -139,10 +139,7 @@ class Campaign:
 
     def _certify(self, history: History, live: LiveRun, whole: bool) -> bool:
         folder = self._folder(live)
-        try:
-            parity = twin.parity(history, self.say) if whole else twin.unknown("the run was interrupted")
-        except KeyboardInterrupt:
-            parity = twin.unknown("the training of its twin was interrupted")
+        parity = twin.parity(history, self.say) if whole else twin.unknown("the run was interrupted")
         body = certificate.write(history, folder, parity)
         summary(body, history.faults, self.say)
         self.say(f"report: {folder / 'report.html'}")

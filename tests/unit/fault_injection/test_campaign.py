@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from fault_injection.chaos import certificate, own, runner, twin
+from fault_injection.chaos import certificate, own, runner
 from fault_injection.chaos.campaign import Campaign, versions
 from fault_injection.chaos.runner import Look
 from fault_injection.chaos.schedule import FaultAt, Planned, Schedule, load
 from fault_injection.checkers import check
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Target
-from fault_injection.history import History, Left, Seen
+from fault_injection.history import Left, Seen
 from fault_injection.promises import ALL
 from fault_injection.recorded import load as read
 from fault_injection.sim.lane import commit
@@ -268,19 +268,6 @@ def test_a_run_that_does_not_stop_has_its_certificate(
     assert "the run was not seen to end: etcd does not answer" in said
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["checkers"]["nothing_left"]["answer"] == "unknown"
-
-
-def test_who_interrupts_the_twin_has_a_certificate(
-    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(history: History, say: Callable[[str], None]) -> dict[str, Any]:
-        raise KeyboardInterrupt
-
-    breaks(monkeypatch, hiccup)
-    monkeypatch.setattr(twin, "parity", interrupted)
-    assert campaign(tmp_path, []).on_its_own(tmp_path / "runs", RUN, cold=True) is False
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["loss_parity"]["why"] == "the training of its twin was interrupted"
 
 
 @pytest.mark.parametrize("while_it", ["is healed", "stops", "ends"])
