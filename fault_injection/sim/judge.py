@@ -114,7 +114,7 @@ class Struck:
         faults = [replace(s.fault, at=s.began) for s in self.all]
         for struck in self.all:
             free = struck in clear
-            kinds = KINDS_OF.get(struck.fault.kind) if free else None
+            kinds = self._kinds(struck, over) if free else ()
             # told twice, none is alone, and how many incidents it has is not held against it
             whom = (struck.groups or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
             # looked at once a step, and not before nothing of it is to be seen any more
@@ -126,6 +126,18 @@ class Struck:
                 done = self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over)
                 found.append(replace(done, within_s=within_s))
         return found
+
+    def _kinds(self, struck: _Struck, over: float | None) -> tuple[Kind, ...]:
+        """What a supervisor may call it; nothing: there is no incident of it, or not one alone."""
+        kinds = KINDS_OF.get(struck.fault.kind, ())
+        end = float("inf")
+        beside = (o for o in self.all if o is not struck and o.began <= (struck.over or over or end))
+        if Kind.ALLOCATION_LOST in kinds and any((o.over or over or end) >= struck.began for o in beside):
+            return (
+                *kinds,
+                Kind.NODE_LOST,
+            )  # where the scheduler's word, or who hears it, is away the node's lease ends first
+        return kinds
 
     def trained(self, at: float) -> bool:
         """Whether every group had trained by then: how long the start of a run takes says nothing of a recovery."""

@@ -78,6 +78,13 @@ def test_plans_hold_every_kind_two_at_once_and_the_same_again() -> None:
     assert plans[:5] == [faults.plan(seed) for seed in range(5)]
 
 
+def test_a_node_is_lost_where_nobody_can_say_that_its_allocation_was_taken() -> None:
+    taken, away = Fault(80.0, "allocation_taken", 1, 6.6), Fault(80.0, "engine_away", 3, 15.6)
+    for plan in ([taken], [taken, away]):
+        result = run(1, NODES, plan)
+        assert (result.broken, result.asked.one) == ((), 1)
+
+
 def test_of_three_plans_one_begins_at_the_launch_one_when_all_train_and_one_has_faults_one_by_one() -> None:
     early, late, apart = ([faults.plan(seed) for seed in range(first, 600, 3)] for first in range(3))
     assert KINDS_OF.keys() == set(faults.OF_ONE_GROUP)
