@@ -280,6 +280,8 @@ def test_a_process_that_is_killed_ends_the_lane_and_costs_nothing_that_was_playe
             os.kill(max(descendants(lane.pid), key=cpu_ticks), signal.SIGKILL)
             _, said = lane.communicate(timeout=60)
         finally:
+            for each in descendants(lane.pid) if lane.poll() is None else ():
+                os.kill(each, signal.SIGKILL)
             lane.kill()
     assert lane.returncode == 1
     assert "has ended, perhaps for want of memory; what was played is kept: go on with --go-on" in said
