@@ -21,7 +21,7 @@ from typing import Any
 from fault_injection.sim.run import Result, run
 
 AHEAD = 2
-"""Seeds a process that wait to be played, or whose results wait for an earlier one's: an interrupted lane plays them to their end."""
+"""Seeds a process that wait to be played, or whose results wait for an earlier one's: an interrupted lane plays those that are begun to their end."""
 KEEP_S = 30.0
 """How often the file is written."""
 
@@ -40,12 +40,17 @@ def play(seeds: Sequence[int], nodes: int, jobs: int) -> Iterator[tuple[Result, 
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver"), _begin_aside) as pool:
         # no `map`: what it cancels when a process has ended keeps the others from being ended (seen with 3.11)
         ahead: deque[Future[tuple[Result, float]]] = deque()
-        for seed in seeds:
-            ahead.append(pool.submit(_one, seed, nodes))
-            if len(ahead) > AHEAD * jobs:
+        try:
+            for seed in seeds:
+                ahead.append(pool.submit(_one, seed, nodes))
+                if len(ahead) > AHEAD * jobs:
+                    yield ahead.popleft().result()
+            while ahead:
                 yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        except (KeyboardInterrupt, GeneratorExit):
+            for each in ahead:
+                each.cancel()
+            raise
 
 
 def _begin() -> None:
