@@ -31,6 +31,7 @@ from supervisor.wire import keys
 from tests.helpers import etcd
 from tests.helpers.relay import Relay, relay
 from tests.helpers.slow_disk import slow_disk
+from tests.helpers.stopping import frozen
 from tests.helpers.waiting import eventually
 from tests.integration.outage import GROUPS, HEARTBEAT_S, Outage, passes
 from tests.integration.world import LEASE_S, world_on
@@ -87,7 +88,7 @@ class TestOneServer:
         one.restarts_as_usual("etcd killed")
 
     def test_frozen_for_longer_than_all_leases(self, one: Outage) -> None:
-        with one.nothing_happens("etcd frozen"), etcd.frozen(one.w.etcd.pid):
+        with one.nothing_happens("etcd frozen"), frozen(one.w.etcd.pid):
             passes(FROZEN_S)
         one.restarts_as_usual("etcd frozen")
 
@@ -151,7 +152,7 @@ class TestThreeMembers:
         """The others elect another, but its own connections stay open and silent."""
         with three.nothing_happens("the leader of three frozen"):
             leader = three.w.etcd.members[three.w.etcd.leader()]
-            with etcd.frozen(leader.pid):
+            with frozen(leader.pid):
                 eventually(three.acts, 30, "the supervisor acts while the old leader is frozen")
                 passes(LEASE_S + 1)
         three.restarts_as_usual("the leader of three frozen")
