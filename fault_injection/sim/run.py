@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fault_injection.sim import faults
 from fault_injection.sim.bounds import RECOVERY_BOUND_S
 from fault_injection.sim.faults import Fault
-from fault_injection.sim.judge import Asked, Struck, judge
+from fault_injection.sim.judge import SEEN_S, Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
 
@@ -31,7 +31,7 @@ class Result:
     broken: tuple[str, ...]
     digest: str
     recovered_s: float | None
-    """From the end of the faults until every group committed, virtual. None: budgets were tight and the run halted."""
+    """From the end of the faults until every group committed, virtual, SEEN_S at the least. None: budgets were tight and the run halted."""
     hit: tuple[str, ...]
     """Faults that found somebody."""
     lasted_s: float
@@ -77,9 +77,11 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
 
 
 def _recover(world: World, tight: bool) -> float | None:
-    """Heal, and demand progress."""
+    """Heal, and demand progress: not before what the last fault did is to be seen, or all would be well a second after a node was lost."""
     faults.heal(world)
     healed, checks, seen = world.clock.now, world.checks, -1
+
+    world.clock.run_until(healed + SEEN_S, lambda: bool(checks.broken))
 
     def settled() -> bool:
         nonlocal seen

@@ -85,6 +85,11 @@ def test_a_node_is_lost_where_nobody_can_say_that_its_allocation_was_taken() -> 
         assert (result.broken, result.asked.one) == ((), 1)
 
 
+def test_a_seed_does_not_end_before_its_last_fault_is_seen() -> None:
+    result = run(1, NODES, [Fault(80.0, "node_lost", 1, 1.0)])
+    assert (result.broken, result.asked.one) == ((), 1)
+
+
 def test_of_three_plans_one_begins_at_the_launch_one_when_all_train_and_one_has_faults_one_by_one() -> None:
     early, late, apart = ([faults.plan(seed) for seed in range(first, 600, 3)] for first in range(3))
     assert KINDS_OF.keys() == set(faults.OF_ONE_GROUP)
