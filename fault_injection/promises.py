@@ -110,7 +110,10 @@ def others_go_on(history: History) -> list[str]:
         hit = {other.group for other in (fault, *_beside(history, fault)) if other.kinds}
         for group in set(range(setting.groups)) - hit:
             until = fault.over if fault.over is not None else setting.ended
-            stall = longest_stall(commits[group], fault.began, until)
+            # what begins with the next one is that one's
+            following = [f.began for f in history.faults if f.began >= until and f is not fault]
+            own = [*(t for t in commits[group] if t < min(following)), min(following)] if following else commits[group]
+            stall = longest_stall(own, fault.began, until)
             # what comes with another is not to blame for what that one may take
             allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
             if not (stall <= allowed and isfinite(allowed)):

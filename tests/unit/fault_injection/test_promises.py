@@ -528,6 +528,18 @@ def test_what_the_others_show_of_it(tmp_path: Path) -> None:
     assert answers(history, tmp_path)["one_incident_each"] == "pass"
 
 
+def test_what_begins_with_the_next_fault_is_not_this_ones(tmp_path: Path) -> None:
+    """Fault 1 is over at 18.2 s, fault 2 comes at 18.25 s, and group 0 commits nothing from 18 s to 20 s."""
+    files = story(tmp_path)
+    (slow,) = [x for x in files.steps["n1", 0, 1] if x.get("step") == 6]
+    slow["t"] = 11.8
+    history = broken(files)
+    fault(history, 1, over=18.2, others_within_s=1.9)
+    assert judged(history, tmp_path)["others_go_on"] == ("pass", ())
+    fault(history, 2, began=19.95, made=19.96)
+    assert judged(history, tmp_path)["others_go_on"][0] == "fail"
+
+
 def test_two_faults_on_one_group_at_once_may_share_an_incident(tmp_path: Path) -> None:
     history = broken(story(tmp_path))
     beside(history, name="sigabrt", kinds=("oom",))
