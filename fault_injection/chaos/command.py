@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from rich.table import Table
 from fault_injection import netns, recorded
 from fault_injection.chaos import own
 from fault_injection.chaos.campaign import Campaign, refuse_if_there
+from fault_injection.chaos.interrupts import interruptible
 from fault_injection.chaos.schedule import MOST_FAULTS, Schedule, ScheduleError, drawn, load
 from fault_injection.checkers import Verdict, check
 from fault_injection.faults import site as sites
@@ -106,7 +106,7 @@ def run_command(
             return drawn(seed or 0, faults or FAULTS_DRAWN, every_steps or STEPS_APART, site)
         return loaded if seed is None else replace(loaded, seed=seed)
 
-    with sentences(), _wrong_input(), _interruptible():
+    with sentences(), _wrong_input(), interruptible():
         loaded = load(schedule) if schedule is not None else None  # before anything is started
         if loaded is not None and (faults is not None or every_steps is not None):
             raise ScheduleError(
@@ -169,17 +169,6 @@ def _in_namespaces(folder: Path) -> int:
 
 def _say(sentence: str) -> None:
     typer.echo(sentence)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, also where a shell started this with SIGINT ignored."""
-    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

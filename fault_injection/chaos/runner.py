@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fault_injection.chaos.interrupts import finished_first
 from fault_injection.chaos.schedule import Plan, Planned
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Fault, Scene, Target
@@ -97,10 +98,19 @@ class _Made:
     """Incidents that were there before it."""
     step: int
     """When it was made, or healed by hand."""
+    is_healing: bool = False
+    """Has begun: what raised, or was interrupted, is not healed, and not begun again."""
 
     @property
     def made(self) -> bool:
         return self.done.made is not None
+
+    def undo(self, clock: Callable[[], float]) -> None:
+        """Once, and noted when it is done."""
+        if not self.is_healing:
+            self.is_healing = True
+            self.heal.close()
+            self.done = replace(self.done, healed=clock())
 
 
 class Runner:
@@ -118,6 +128,7 @@ class Runner:
         self._live, self._spec, self._plan, self._say = live, spec, plan, say
         self._clock, self._pause = clock, pause
         self._not_before_step = 0
+        self._is_interrupted = False
         self.done: list[FaultDone] = []
         """In the plan's order, also what was broken off."""
 
@@ -143,11 +154,14 @@ class Runner:
                     self._until_something_is_done(open_)
                 self._make(planned, promised, first, everything, open_)
             self._until_over(open_)
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            raise
         finally:
             try:
-                for each in open_:
-                    each.heal.close()
-                    each.done = replace(each.done, healed=each.done.healed or self._clock())
+                with ExitStack() as left:
+                    for each in reversed(open_):
+                        left.callback(self._heal, each)
             finally:
                 self.done += [each.done for each in open_]
         self._live.let_go()
@@ -216,8 +230,8 @@ class Runner:
                 raise Fatal(look.ended)
             for each in waiting:
                 if self._is_over(each, look):
-                    each.heal.close()
-                    each.done = replace(each.done, over=now, healed=each.done.healed or now)
+                    self._heal(each, now)
+                    each.done = replace(each.done, over=now)
                     self._say(f"  fault {each.done.number}: all is well after {now - each.done.began:.1f} s")
                 elif now > each.done.began + each.done.within_s:
                     why = look.not_well or "nothing was done about it"
@@ -227,8 +241,8 @@ class Runner:
 
     def _give_up(self, waiting: Sequence[_Made], why: str) -> None:
         for each in waiting:
-            each.heal.close()
-            each.done = replace(each.done, after=why, healed=each.done.healed or self._clock())
+            self._heal(each)
+            each.done = replace(each.done, after=why)
             self._say(f"  fault {each.done.number}: {why}")
 
     def _is_over(self, each: _Made, look: Look) -> bool:
@@ -247,9 +261,18 @@ class Runner:
             if stays_s and each.done.healed is None and each.done.made is not None:
                 if self._clock() < each.done.made + stays_s:
                     continue
-                each.heal.close()
-                each.done, each.step = replace(each.done, healed=self._clock()), self._live.look().step
+                self._heal(each)
+                each.step = self._live.look().step
                 self._say(f"  fault {each.done.number}: healed after {stays_s:g} s")
+
+    def _heal(self, each: _Made, at: float | None = None) -> None:
+        """To its end, also where somebody interrupts; who does it again, or before, cuts it short. `at`: noted as its time, else now."""
+        try:
+            with nullcontext() if self._is_interrupted else finished_first():
+                each.undo(lambda: self._clock() if at is None else at)
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            raise
 
     def _well_at(self, step: int) -> Look:
         """Wait for the step, and until all is well."""

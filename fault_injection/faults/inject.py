@@ -148,14 +148,22 @@ def raised_always(scene: Scene, target: Target, after: ExitStack) -> str:
     """A rank raises wherever and how often it is started, until its group is left out. A person mends what it stumbles on, and has it
     started again."""
     whom = (target.group, causes.EVERY, target.rank)
+
+    def starts_again_if_left_out() -> None:
+        if scene.left_out(target.group):
+            scene.restart(target.group)
+            scene.wait(
+                lambda: not scene.left_out(target.group), HALTS_WITHIN_S, f"group {target.group} is asked for again"
+            )
+
+    after.callback(starts_again_if_left_out)  # the order is withdrawn before
     _order(scene, after, whom, Order(cause=causes.RAISE))
     scene.wait(lambda: scene.left_out(target.group), LEFT_OUT_WITHIN_S, f"group {target.group} is left out")
     raised = [n for n in range(target.generation, target.generation + MOST_STARTS) if _has_raised(scene, target, n)]
     if len(raised) < 2:
         raise Fatal(f"rank {target.rank} of group {target.group} has raised in {len(raised)} generations")
     causes.withdraw(scene.run_dir, *whom)
-    scene.restart(target.group)
-    scene.wait(lambda: not scene.left_out(target.group), HALTS_WITHIN_S, f"group {target.group} is asked for again")
+    starts_again_if_left_out()
     return (
         f"rank {target.rank} of group {target.group} raised in generations {', '.join(map(str, raised))}: the group was left out, "
         "and started again by a person"

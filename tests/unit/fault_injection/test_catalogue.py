@@ -168,6 +168,9 @@ class OneProcess:
     def restart(self, group: int) -> None:
         self.restarted.append(group)
 
+    def left_out(self, group: int) -> bool:
+        return False
+
     def wait(self, reached: Callable[[], bool], within_s: float, what: str) -> None:
         if self.asks is None:
             eventually(reached, 10, what)
@@ -370,7 +373,7 @@ def test_one_that_raises_whenever_it_is_started_is_left_out_until_a_person_asks(
         assert causes.Orders(tmp_path, group, generation, 0).due(causes.RAISE, step=1) is not None
         return False
 
-    scene.left_out = left_out  # type: ignore[attr-defined]
+    scene.left_out = left_out  # type: ignore[method-assign]
     said = made("exception_always", scene, target(tmp_path, victim.pid), after)
     assert said.startswith("rank 0 of group 1 raised in generations 2, 3, 4: ")
     assert scene.restarted == [1]
@@ -380,6 +383,7 @@ def test_one_that_raises_whenever_it_is_started_is_left_out_until_a_person_asks(
     with pytest.raises(Fatal, match="raised in 1 generations"), after:
         made("exception_always", scene, replace(target(tmp_path, victim.pid), generation=9), after)
     assert causes.Orders(tmp_path, 1, 10, 0).due(causes.RAISE, step=1) is None, "it is withdrawn then too"
+    assert scene.restarted == [1], "and started again, also where it was broken off before"
 
 
 def test_a_program_that_fails_everywhere_halts_the_run_and_a_person_lets_it_go_on(tmp_path: Path, victim: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -279,6 +280,65 @@ def test_an_interrupt_heals_what_is_broken_before_it_leaves(at: float) -> None:
         runner.run()
     assert {"heal stopped", "heal agent_stopped"} <= set(played.log)
     assert [done.name for done in runner.done] == ["stopped", "agent_stopped"]
+
+
+@pytest.mark.parametrize("how_often", [1, 2])
+@pytest.mark.parametrize("when", ["is over", "has stayed", "is given up", "did not happen"])
+def test_one_interrupt_waits_for_a_heal_that_has_begun(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], when: str, how_often: int
+) -> None:
+    played = Played(mended_s=10_000.0 if when == "is given up" else 4.0)
+    name = "agent_stopped" if when == "has stayed" else "sigkill"
+
+    def breaks(scene: Played, target: Target, after: ExitStack) -> str:
+        after.callback(scene.log.append, "healed by the other callback")
+        after.callback(slowly)
+        if when == "did not happen":
+            raise Fatal("there is no such process")
+        if name == "sigkill":
+            scene.broken[target.group] = scene.now
+        return "broken"
+
+    def slowly() -> None:
+        for n in range(how_often):
+            signal.raise_signal([signal.SIGINT, signal.SIGTERM][n])
+        played.log.append("healed to its end")
+
+    monkeypatch.setattr(runners, "FAULTS", {**FAULTS, name: replace(FAULTS[name], inject=breaks)})
+    runner = Runner(played, SPEC, planned((name, 5, "")), played.log.append, lambda: played.now, played.pause)
+    before = {n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run()
+    finally:
+        for number, handler in before.items():
+            assert signal.signal(number, handler) is signal.default_int_handler
+    assert ("healed to its end" in played.log) == (how_often == 1)
+    assert "healed by the other callback" in played.log
+    (done,) = runner.done
+    assert (done.healed is not None) == (how_often == 1)
+    assert capfd.readouterr().err == (
+        "supervisor: what was broken is being healed: leaving after that. Once more to leave now\n"
+    )
+
+
+def test_a_heal_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(scene: Played, target: Target, after: ExitStack) -> str:
+        after.callback(fails)
+        return "broken"
+
+    def fails() -> None:
+        raise Fatal("the network has no such link")
+
+    monkeypatch.setattr(runners, "FAULTS", {**FAULTS, "agent_stopped": replace(FAULTS["agent_stopped"], inject=breaks)})
+    played = Played()
+    runner = Runner(
+        played, SPEC, planned(("agent_stopped", 5, "")), played.log.append, lambda: played.now, played.pause
+    )
+    with pytest.raises(Fatal, match="no such link"):
+        runner.run()
+    (done,) = runner.done
+    assert done.healed is None
 
 
 def test_parts_that_end_are_tended_while_it_waits() -> None:
