@@ -196,20 +196,22 @@ def _not_next(history: History) -> Iterator[str]:
 
 
 def _behind_the_disk(history: History) -> Iterator[str]:
-    """A resume from disk goes on from the newest checkpoint that was known to be complete; from an older one if it was torn since."""
+    """A resume from disk goes on from the newest checkpoint that was known to be complete; not from one that a fault has torn, which
+    was the newest until everybody began again: with it all are killed."""
     known = [
         (decision.t, int(action["key"].removeprefix("checkpoint:")))
         for decision in history.committed()
         for action in decision.actions
         if action["verb"] == "checkpoint"
     ]
+    tearing = [f.made for f in history.faults if f.name == "checkpoint_torn" and f.made is not None]
+    torn = {max((step for t, step in known if t <= made), default=0) for made in tearing}
     for pause in without_life(history):
         began = [(x["start"], x["step"]) for s in history.steps for x in s.committed() if x["start"] >= pause]
         again = min((p.spawned for p in history.processes if p.spawned > pause), default=pause)
-        torn = sum(f.name == "checkpoint_torn" and f.made is not None and f.began <= pause for f in history.faults)
-        there = sorted(step for t, step in known if t <= again)[: -torn or None]
-        if began and there and min(began)[1] <= there[-1]:
-            yield f"step {min(began)[1]} was committed after a resume, and step {there[-1]} was complete on disk"
+        newest = max((step for t, step in known if t <= again and step not in torn), default=-1)
+        if began and min(began)[1] <= newest:
+            yield f"step {min(began)[1]} was committed after a resume, and step {newest} was complete on disk"
 
 
 def _mute(history: History, group: int, one: dict[str, Any], two: dict[str, Any]) -> bool:

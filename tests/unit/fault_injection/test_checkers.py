@@ -633,12 +633,18 @@ def test_toys_that_know_no_quorum_may_leave_steps_out(tmp_path: Path) -> None:
     assert files.answers()["steps_not_lost"] == "pass"
 
 
-def test_a_torn_checkpoint_is_no_newest_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("began", "made", "answer"),
+    [(23.1, 31.0, "pass"), (10.5, 14.0, "fail")],
+    ids=["it was the newest", "it was one before it"],
+)
+def test_a_torn_checkpoint_is_no_newest_one(tmp_path: Path, began: float, made: float, answer: str) -> None:
+    """Checkpoint 15 is complete at 24 s; at 30 s both groups go on from 10."""
     files = story(tmp_path)
     resumed_behind_the_newest_checkpoint(files)
     history = files.history()
-    history.faults = [replace(KILL, name="checkpoint_torn")]
-    assert answers(history)["steps_not_lost"] == "pass"
+    history.faults = [replace(KILL, name="checkpoint_torn", began=began, made=made)]
+    assert answers(history)["steps_not_lost"] == answer
 
 
 # --- unknown ---
