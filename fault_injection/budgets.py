@@ -14,14 +14,18 @@ from supervisor.core.model import PLANNED, Kind, Rung
 PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
 """Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
 
+SPOILS = frozenset({Kind.NUMERICS, Kind.GPU, Kind.ERROR})
+"""As what it may be told that a group's own numbers were not finite, by which the others end."""
+
 
 def within_budgets(history: History) -> list[str]:
     """No more is done within the window than the budgets allow: each time that a group gets another generation for a failure that
     surely pays, and each node that was asked for at a budget's cost.
 
     What is said to be free is so only as far as something else than that sentence bears it out. What a person gives up, for the
-    breaker's window from that decision on. What is put down to one cause, where the shims' records have the next process on the same
-    node, and the journal has the breaker hold, or the shims have processes that ended by themselves on two nodes."""
+    breaker's window from that decision on. What is put down to another group, where an incident of that one, of a kind by which others
+    end, was opened since this one's process began. What is put down to one cause, where the shims' records have the next process on
+    the same node, and the journal has the breaker hold, or the shims have processes that ended by themselves on two nodes."""
     if history.setting is None:
         raise Unknown("the history does not say what was to be broken")
     setting = history.setting
@@ -38,7 +42,7 @@ def within_budgets(history: History) -> list[str]:
             if key in counted or not raised or incident.get("shadow") or not _pays(incident):
                 continue
             counted.add(key)
-            if free.given_up(decision.t) or free.of_one_cause(decision.t, incident):
+            if free.given_up(decision.t) or free.of_others(decision.t, incident):
                 continue
             rung = int(incident["rung"])
             drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
@@ -58,10 +62,9 @@ def within_budgets(history: History) -> list[str]:
 
 
 def _pays(incident: Mapping[str, Any]) -> bool:
-    """All pay but what a person asked for, a node that is left before it is taken away, and who suffers another's failure. Whether
-    another allocation is paid for is told by what is asked for: nobody pays when all were taken, or when one in its place was
-    wanted already."""
-    if incident["kind"] in PLANNED or str(incident.get("reason", "")).startswith(ladder.ANOTHERS_FAULT):
+    """All pay but what a person asked for, and a node that is left before it is taken away. Whether another allocation is paid for is
+    told by what is asked for: nobody pays when all were taken, or when one in its place was wanted already."""
+    if incident["kind"] in PLANNED:
         return False
     return incident["rung"] < Rung.REALLOCATE or incident["kind"] in PAYS
 
@@ -75,8 +78,18 @@ class _Free:
         """When a person has said that what is lost is given up."""
         self._held: list[tuple[float, float]] = []
         """From when until when the breaker held."""
+        self._opened: dict[str, float] = {}
+        self._spoils: dict[str, int] = {}
+        """incident -> its group, by whose numbers others may have ended."""
+        anothers: set[str] = set()
         since: float | None = None
         for decision in history.committed():
+            for incident in decision.incidents:
+                self._opened.setdefault(incident["id"], decision.t)
+                if incident["kind"] in SPOILS:
+                    self._spoils[incident["id"]] = incident["group"]
+                if _is_anothers_fault(incident):
+                    anothers.add(incident["id"])
             verbs = {a["verb"] for a in decision.actions}
             if any(a["verb"] == "resume" and "evict:" in a.get("key", "") for a in decision.actions):
                 self._said.append(decision.t)
@@ -87,11 +100,24 @@ class _Free:
                 since = None
         if since is not None:
             self._held.append((since, float("inf")))
+        for id in anothers:
+            self._spoils.pop(id, None)
 
     def given_up(self, t: float) -> bool:
         return any(said <= t < said + self._window() + SLACK_S for said in self._said)
 
-    def of_one_cause(self, t: float, incident: Mapping[str, Any]) -> bool:
+    def of_others(self, t: float, incident: Mapping[str, Any]) -> bool:
+        """Whether this was a restart for what is not the group's own fault, as others bear out."""
+        return self._of_another(t, incident) if _is_anothers_fault(incident) else self._of_one_cause(t, incident)
+
+    def _of_another(self, t: float, incident: Mapping[str, Any]) -> bool:
+        whom = incident["group"], incident["generation_before"]
+        begun = min((p.spawned for p in self._history.processes if (p.group, p.generation) == whom), default=t)
+        known = (id for id, group in self._spoils.items() if group != incident["group"])
+        spoilt = any(begun <= self._opened[id] <= t for id in known)
+        return spoilt and incident["rung"] == Rung.RESTART and incident["kind"] == Kind.ERROR
+
+    def _of_one_cause(self, t: float, incident: Mapping[str, Any]) -> bool:
         """Whether this was a restart in place for what is no node's own fault, as others bear out."""
         reason = incident.get("reason", "")
         if incident["rung"] != Rung.RESTART or incident["kind"] not in breaker.HELD or not self._in_place(incident):
@@ -115,6 +141,10 @@ class _Free:
         told = {(s.node, s.group, s.generation, s.rank) for s in self._history.signals}
         ended = (p for p in self._history.processes if p.exited is not None and p.exited <= t and p.exit_code != 0)
         return [p for p in ended if (p.node, p.group, p.generation, p.rank) not in told]
+
+
+def _is_anothers_fault(incident: Mapping[str, Any]) -> bool:
+    return str(incident.get("reason", "")).startswith(ladder.ANOTHERS_FAULT)
 
 
 def _generation(process: Process) -> int:

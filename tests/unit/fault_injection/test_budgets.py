@@ -1,0 +1,50 @@
+"""The checker `within_budgets`: what is said to be free is so only as far as something else bears it out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fault_injection.budgets import within_budgets
+from supervisor.core import ladder
+from tests.unit.fault_injection.broken import SETTING, broken
+from tests.unit.fault_injection.files import incident, story
+
+ANOTHERS = f"{ladder.ANOTHERS_FAULT}: its own numbers were finite, those of group 0 were not"
+
+
+def opened(kind: str, group: int = 0, **about: Any) -> dict[str, Any]:
+    return incident("i0", kind, group, 1, 1, "open", **about)
+
+
+@pytest.mark.parametrize(
+    ("other", "at", "kind", "pays"),
+    [
+        (opened("numerics"), 2, "error", False),
+        (opened("gpu"), 2, "error", False),
+        (None, 2, "error", True),
+        (opened("hang"), 2, "error", True),  # nobody's numbers are spoilt by it
+        (opened("numerics"), 2, "crash", True),  # whom another's numbers end is told an error
+        (opened("numerics", group=1), 2, "error", True),  # its own
+        (opened("error", reason=ANOTHERS), 2, "error", True),  # each says that it was the other
+        (opened("numerics"), 1, "error", True),  # before this one's process began
+        (opened("numerics"), 3, "error", True),  # after it was started again
+    ],
+    ids=["numerics", "gpu", "none", "hang", "crash", "its own", "each other", "before", "after"],
+)
+def test_another_group_is_the_cause_where_it_has_an_incident_of_its_own(
+    tmp_path: Path, other: dict[str, Any] | None, at: int, kind: str, pays: bool
+) -> None:
+    """Group 1 ends and is restarted by decision 2; its process began after decision 1."""
+    files = story(tmp_path)
+    for number in (2, 3):
+        files.of_decision(number, "intent")["incidents"][0] |= {"kind": kind, "reason": ANOTHERS}
+    if other is not None:
+        files.of_decision(at, "intent")["incidents"].append(other)
+    history = broken(files)
+    history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
+    found = within_budgets(history)
+    assert found == (["1 times restart of group 1 within 3600 s: its budget is 0"] if pays else [])
