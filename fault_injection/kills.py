@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fault_injection.history import Decided, History, Signalled, Unknown
 
-OWN_POLICY = "policy.cut_off_stop_s"
-"""A reason for which an agent ends a trainer by itself names the setting that says so."""
+OWN_POLICY = re.compile(r"policy\.cut_off_stop_s is ([0-9.e+]+)")
+"""A reason for which an agent ends a trainer by itself names the setting that says so, and its value."""
 
 
 def no_kill_without_reason(history: History) -> list[str]:
     """Every signal that a shim sent to a trainer has a reason that was written down before: a committed decision about
-    that group, a policy of the agent's own, or another rank of the same generation that had failed.
+    that group, a policy of the agent's own, unless the steps of that trainer contradict it, or another rank of the same generation that had failed.
 
     A trainer that ends without a signal of ours has failed, or has finished: that is no kill."""
     reasons = _reasons(history)
@@ -94,8 +95,8 @@ def _released(history: History, sent: Signalled) -> bool:
 
 
 def _of_its_own(history: History, sent: Signalled) -> bool:
-    if OWN_POLICY in sent.why:
-        return True
+    if limit := OWN_POLICY.search(sent.why):
+        return not _stepped(history, sent, sent.t - float(limit[1]))
     return any(
         (p.node, p.group, p.generation) == (sent.node, sent.group, sent.generation)
         and p.rank != sent.rank
@@ -104,3 +105,11 @@ def _of_its_own(history: History, sent: Signalled) -> bool:
         and p.exit_code != 0
         for p in history.processes
     )
+
+
+def _stepped(history: History, sent: Signalled, since: float) -> bool:
+    """Whether it committed a step that it began after that: for each it asks for a quorum, and who is cut off gets none."""
+    whom = (sent.node, sent.group, sent.generation)
+    own = (line for s in history.steps if (s.node, s.group, s.generation) == whom for line in s.committed())
+    own = (line for line in own if isinstance(line.get("quorum_id"), int))  # toys step without one
+    return any(since < line["start"] and line["t"] <= sent.t for line in own)

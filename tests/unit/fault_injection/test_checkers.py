@@ -301,6 +301,12 @@ def killed_by_a_policy_that_does_not_kill(f: Files) -> None:
     f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="policy.nonsense")
 
 
+def killed_as_cut_off_while_it_trained(f: Files) -> None:
+    """It began steps at 13.5 s and 14 s, and committed them."""
+    why = "neither etcd nor the gate was reached for 1.6 s: policy.cut_off_stop_s is 1.5"
+    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why=why)
+
+
 PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (spawned_twice, "one_actuation_per_decision", "group 1 generation 2 rank 0 was spawned 2 times"),
     (spawned_again_after_its_end, "one_actuation_per_decision", "group 1 generation 1 rank 0 was spawned 2 times"),
@@ -362,6 +368,7 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
         "one_quorum_per_step",
         "step 6 of group 0 generation 1 has a loss of inf",
     ),
+    (killed_as_cut_off_while_it_trained, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
     (killed_by_a_policy_that_does_not_kill, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
 ]
 
@@ -460,8 +467,10 @@ def drained(f: Files) -> None:
 
 
 def cut_off(f: Files) -> None:
-    f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why="nothing was reached for 31 s: policy.cut_off_stop_s is 30")
-    f.shim(16.0, "signalled", "n1", 0, 1, signal=9, why="it did not end in its grace")
+    """Group 0 has begun no step since 18 s."""
+    why = "neither etcd nor the gate was reached for 1.6 s: policy.cut_off_stop_s is 1.5"
+    f.shim(20.0, "signalled", "n1", 0, 1, signal=15, why=why)
+    f.shim(20.5, "signalled", "n1", 0, 1, signal=9, why="it did not end in its grace")
 
 
 def another_rank_failed(f: Files) -> None:
