@@ -124,12 +124,14 @@ def _cut_to_fit(history: History) -> Iterator[str]:
             if two["start"] < one["t"] - SLACK_S:
                 yield f"{steps.name}: from {two['start']:.2f} to {one['t']:.2f} twice"
         for line in lines:
-            seconds, length = line.get("seconds", {}), line["t"] - line["start"]
+            if "seconds" not in line:
+                continue  # of who does not tell them, all of it is taken for computing
+            seconds, length = line["seconds"], line["t"] - line["start"]
             parts, slack = sum(seconds.values()), length * SHARE + SLACK_S
             if below := [name for name, part in seconds.items() if part < 0]:
                 yield f"{steps.name}: step {line.get('step')} has {seconds[below[0]]:g} s of {below[0]}"
-            # computing is what the other parts leave: then they are all of it
-            if parts > length + slack or ("compute" in seconds and parts < length - slack):
+            # computing is what the other parts leave: they are all of it, also of a step that was not committed
+            if abs(parts - length) > slack:
                 yield f"{steps.name}: step {line.get('step')} took {length:.2f} s, and its parts {parts:.2f} s"
 
 

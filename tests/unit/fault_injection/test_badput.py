@@ -15,7 +15,7 @@ import pytest
 from fault_injection.badput import Span, does_not_add_up, ledger, windows
 from fault_injection.history import History
 from supervisor.core.ledger import Cause, Interval, ratios, totals
-from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step
+from tests.unit.fault_injection.files import Files, incident, line, place, recorded, seconds, step, story
 
 SPAN = Span(1.0, 30.0)
 
@@ -231,3 +231,18 @@ def test_what_the_others_waited_for_it_beyond_an_ordinary_step(
     others = totals(ledger(history, 0, Span(2.0, 20.0)))
     assert others == {Cause.START: 3.0, Cause.PRODUCTIVE: pytest.approx(13.0), cause: pytest.approx(2.0)}
     assert totals(ledger(history, 1, Span(2.0, 20.0)))[cause] == pytest.approx(own)
+
+
+@pytest.mark.parametrize("parts", [{}, {"quorum": 0.0}, {"quorum": 0.001}, {"data": 0.5, "commit": 0.4}])
+@pytest.mark.parametrize("committed", [True, False])
+def test_parts_that_fall_short_of_their_step_are_found(
+    tmp_path: Path, parts: dict[str, float], committed: bool
+) -> None:
+    """Else the ledger would stretch them to its length: of a millisecond's wait it would make a second's."""
+    files = story(tmp_path)
+    (lines,) = (x for (_, group, _), x in files.steps.items() if group == 0)
+    lines[5] |= {"seconds": parts, "committed": committed}
+    history = files.history()
+    span = Span(1.0, 23.0)
+    found = does_not_add_up(history, {0: ledger(history, 0, span)}, span)
+    assert found == [f"group 0 generation 1: step 3 took 1.00 s, and its parts {sum(parts.values()):.2f} s"]
