@@ -180,10 +180,11 @@ def one_quorum_per_step(history: History) -> list[str]:
     `steps_not_lost` to find.
 
     A step record holds its quorum's id and how many took part, not who: so two quorums are told apart by their ids,
-    by their numbers of participants, and by two groups at one place in one quorum."""
-    found: list[str] = []
-    missing = list(_without_record(history))
+    by their numbers of participants, and by two groups at one place in one quorum. The ids only grow: that of one membership is none of
+    a later one, also under a new lighthouse. After a resume from disk nobody is left who knows one."""
     pauses = without_life(history)
+    found = list(_ids_given_again(history, pauses))
+    missing = list(_without_record(history))
     rows: dict[tuple[int, int], list[_Commit]] = defaultdict(list)
     for steps in history.steps:
         if steps.rank == 0:
@@ -239,6 +240,31 @@ def _told_until(history: History) -> float:
         if s.lines and (s.group, s.generation, s.rank) in live and s.generation == newest[s.group]
     ]
     return min(ends, default=float("inf"))
+
+
+def _ids_given_again(history: History, pauses: list[float]) -> Iterator[str]:
+    """A step that begins once a quorum has committed one is of no older quorum; nor are two generations of a group of one."""
+    stretches: dict[int, list[_Commit]] = defaultdict(list)
+    for steps in history.steps:
+        for line in steps.committed():
+            if isinstance(line.get("quorum_id"), int):
+                stretches[sum(p < line["t"] for p in pauses)].append(_Commit(steps, line))
+    for commits in stretches.values():
+        ends = sorted((c.line["t"], c.quorum) for c in commits)
+        newest = at = 0
+        generations: dict[tuple[int, int], int] = {}
+        for commit in sorted(commits, key=lambda c: c.line["start"]):
+            while at < len(ends) and ends[at][0] <= commit.line["start"]:
+                newest, at = max(newest, ends[at][1]), at + 1
+            steps, what = (
+                commit.steps,
+                f"step {commit.line['step']} of {commit.steps.name} is of quorum {commit.quorum}",
+            )
+            if commit.quorum < newest:
+                yield f"{what}, and quorum {newest} had committed before it began"
+            first = generations.setdefault((commit.quorum, steps.group), steps.generation)
+            if first != steps.generation:
+                yield f"{what}, and so was generation {first}"
 
 
 def _two_quorums(step: int, commits: list[_Commit]) -> Iterator[str]:

@@ -197,7 +197,7 @@ def two_quorums_at_once(f: Files) -> None:
 
 
 def a_quorum_beside_the_newest(f: Files) -> None:
-    f.steps["n2", 1, 2][-2] = step(18.0, 18.2, 13, quorum_id=9, participants=1, participating_rank=0)
+    f.steps["n2", 1, 2][-2] = step(18.0, 18.2, 13, quorum_id=4, participants=1, participating_rank=0)
 
 
 def more_than_their_quorum_held(f: Files) -> None:
@@ -307,6 +307,21 @@ def killed_as_cut_off_while_it_trained(f: Files) -> None:
     f.shim(15.0, "signalled", "n1", 0, 1, signal=15, why=why)
 
 
+def a_quorum_whose_id_goes_back(f: Files) -> None:
+    """That of both until 10 s is given again at 21 s, as by a lighthouse that counts from one."""
+    for number in (16, 17):
+        for lines, at in wherever(f, number):
+            lines[at] |= {"quorum_id": 1, "participants": 2}
+
+
+def one_quorum_before_and_after_a_restart(f: Files) -> None:
+    """Group 1 is started again at 11 s, and its quorum has the id that it had."""
+    for lines in f.steps.values():
+        for body in lines:
+            if body.get("committed") and body["start"] < 18.0:
+                body.update(quorum_id=1, participants=2, participating_rank=0 if lines is f.steps["n1", 0, 1] else 1)
+
+
 PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
     (spawned_twice, "one_actuation_per_decision", "group 1 generation 2 rank 0 was spawned 2 times"),
     (spawned_again_after_its_end, "one_actuation_per_decision", "group 1 generation 1 rank 0 was spawned 2 times"),
@@ -368,6 +383,12 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
         "one_quorum_per_step",
         "step 6 of group 0 generation 1 has a loss of inf",
     ),
+    (a_quorum_whose_id_goes_back, "one_quorum_per_step", "is of quorum 1, and quorum 4 had committed before it began"),
+    (
+        one_quorum_before_and_after_a_restart,
+        "one_quorum_per_step",
+        "generation 2 is of quorum 1, and so was generation 1",
+    ),
     (killed_as_cut_off_while_it_trained, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
     (killed_by_a_policy_that_does_not_kill, "no_kill_without_reason", "generation 1 on n1 was sent signal 15"),
 ]
@@ -375,6 +396,9 @@ PLANTS: list[tuple[Callable[[Files], None], str, str]] = [
 ALSO: dict[Callable[[Files], None], dict[str, str]] = {
     # its group still runs on n1
     spawned_without_a_decision: {"single_owner": "fail"},
+    # generation 3 has a part in that quorum
+    older_generation_commits: {"one_quorum_per_step": "fail"},
+    makes_a_step_beside_the_newer_one: {"one_quorum_per_step": "fail"},
     # no shim of n4 has spawned it
     committed_on_two_nodes: {"one_actuation_per_decision": "fail"},
 }
@@ -527,6 +551,17 @@ def test_who_heals_gives_its_own_copy_of_the_step_up(tmp_path: Path) -> None:
     a_quorum_beside_the_newest(files)
     of_step(files, "n1", 0, 1, 14)["healed"] = True
     assert set(files.answers().values()) == {"pass"}
+
+
+def test_after_a_resume_from_disk_ids_may_be_given_again(tmp_path: Path) -> None:
+    """By a new lighthouse, which nobody could tell how far they had come."""
+    files = story(tmp_path)
+    resume(files)
+    for lines in files.steps.values():
+        for body in lines:
+            if body.get("committed") and body["start"] > 23.0:
+                body["quorum_id"] = 1
+    assert files.answers()["one_quorum_per_step"] == "pass"
 
 
 def test_who_heals_has_no_place_in_the_quorum(tmp_path: Path) -> None:
