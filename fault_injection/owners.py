@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from fault_injection.chaos.replay import tries_of
 from fault_injection.history import History, Process, Steps, Unknown
+from fault_injection.ranks import ALIKE, left_out_by_a_rank, mute_at, no_numbers, ranks_apart, told_until
 from supervisor.core.model import Kind
 
 OUT_OF_REACH = frozenset({Kind.HANG, Kind.STALLED, Kind.NODE_LOST, Kind.GPU})
@@ -155,10 +155,6 @@ def _not_fenced(history: History) -> Iterator[str]:
 
 # --- quorums ---
 
-ALIKE = {"loss": 1e-4, "gradient_norm": 1e-3}
-"""What the groups of one quorum tell of a step is one number, as a share of it: they have the same sum. On CPUs it is to the last bit; with as much as loss
-parity allows, machines that are not alike may round as they do."""
-
 
 @dataclass(frozen=True)
 class _Commit:
@@ -183,8 +179,8 @@ def one_quorum_per_step(history: History) -> list[str]:
     by their numbers of participants, and by two groups at one place in one quorum. The ids only grow: that of one membership is none of
     a later one, also under a new lighthouse. After a resume from disk nobody is left who knows one."""
     pauses = without_life(history)
-    found = list(_ids_given_again(history, pauses))
-    missing = list(_without_record(history))
+    found = [*no_numbers(history), *ranks_apart(history), *_ids_given_again(history, pauses)]
+    missing = [*_without_record(history), *left_out_by_a_rank(history)]
     rows: dict[tuple[int, int], list[_Commit]] = defaultdict(list)
     for steps in history.steps:
         if steps.rank == 0:
@@ -194,7 +190,6 @@ def one_quorum_per_step(history: History) -> list[str]:
     for (stretch, step), commits in sorted(rows.items(), reverse=True):
         if stretch != stretch_above:
             passed_at, stretch_above = float("inf"), stretch
-        found += _no_numbers(step, commits)
         if len({c.steps.group for c in commits}) > 1:
             current = [c for c in commits if c.line["start"] < passed_at]
             found += _two_quorums(step, sorted(current, key=lambda c: c.line["t"]))
@@ -210,7 +205,7 @@ def _without_record(history: History) -> Iterator[str]:
     a record of a step in which they end."""
     if not any(line.get("event") == "batch" for steps in history.steps for line in steps.lines):
         return
-    until = _told_until(history)
+    until = told_until(history)
     tried: dict[tuple[int, int], set[int]] = defaultdict(set)
     for each in tries_of(history):
         if each.takes_part:
@@ -220,26 +215,12 @@ def _without_record(history: History) -> Iterator[str]:
             if line["t"] > until:
                 continue
             of = tried[line.get("quorum_id", 0), line["step"]]
-            mute = {f.group for f in history.faults if f.mute and f.began <= line["t"] <= (f.over or line["t"])}
+            mute = mute_at(history, line["t"])
             if isinstance(line.get("participants"), int) and of and len(of | mute) < line["participants"]:
                 yield (
                     f"step {line['step']} of {steps.name} had {line['participants']} groups, and there are the records "
                     f"of {len(of)}"
                 )
-
-
-def _told_until(history: History) -> float:
-    """Of a run that goes on, when the record that was read first ends: the others' are newer."""
-    newest: dict[int, int] = defaultdict(int)
-    for process in history.processes:
-        newest[process.group] = max(newest[process.group], process.generation)
-    live = {(p.group, p.generation, p.rank) for p in history.processes if p.over_by is None}
-    ends = [
-        max(line["t"] for line in s.lines)
-        for s in history.steps
-        if s.lines and (s.group, s.generation, s.rank) in live and s.generation == newest[s.group]
-    ]
-    return min(ends, default=float("inf"))
 
 
 def _ids_given_again(history: History, pauses: list[float]) -> Iterator[str]:
@@ -256,10 +237,8 @@ def _ids_given_again(history: History, pauses: list[float]) -> Iterator[str]:
         for commit in sorted(commits, key=lambda c: c.line["start"]):
             while at < len(ends) and ends[at][0] <= commit.line["start"]:
                 newest, at = max(newest, ends[at][1]), at + 1
-            steps, what = (
-                commit.steps,
-                f"step {commit.line['step']} of {commit.steps.name} is of quorum {commit.quorum}",
-            )
+            steps = commit.steps
+            what = f"step {commit.line['step']} of {steps.name} is of quorum {commit.quorum}"
             if commit.quorum < newest:
                 yield f"{what}, and quorum {newest} had committed before it began"
             first = generations.setdefault((commit.quorum, steps.group), steps.generation)
@@ -286,15 +265,6 @@ def _went_on_beside(one: _Commit, two: _Commit) -> bool:
     heals takes the other's: then the step counts once."""
     after = next((line for line in one.steps.committed() if line["t"] > two.line["t"]), None)
     return after is not None and not after.get("healed")
-
-
-def _no_numbers(step: int, commits: list[_Commit]) -> Iterator[str]:
-    """Also of a step that one group made alone."""
-    for commit in commits:
-        told = {what: commit.line[what] for what in ALIKE if commit.line.get(what) is not None}
-        yield from (
-            f"step {step} of {commit.steps.name} has a {k} of {x}" for k, x in told.items() if not math.isfinite(x)
-        )
 
 
 def _overfull(step: int, commits: list[_Commit]) -> Iterator[str]:

@@ -1,0 +1,99 @@
+"""What the ranks of a group say of the steps that they made together: each has a record of its own."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from fault_injection.history import History, Steps
+
+ALIKE = {"loss": 1e-4, "gradient_norm": 1e-3}
+"""What the groups of one quorum tell of a step is one number, as a share of it: they have the same sum, and so have the ranks of a group. On CPUs it is to
+the last bit; with as much as loss parity allows, machines that are not alike may round as they do."""
+
+
+def no_numbers(history: History) -> Iterator[str]:
+    """A loss or a norm that is none, of any rank; also of a step that one group made alone."""
+    for steps in history.steps:
+        who = f"rank {steps.rank} of {steps.name}" if steps.rank else steps.name
+        for line in steps.committed():
+            told = {what: line[what] for what in ALIKE if line.get(what) is not None}
+            yield from (
+                f"step {line['step']} of {who} has a {k} of {x}" for k, x in told.items() if not math.isfinite(x)
+            )
+
+
+def ranks_apart(history: History) -> Iterator[str]:
+    """The ranks of a group tell one number. A loss below zero is none: who has not the last part of a model that is cut into a
+    pipeline has no loss, and TorchTitan tells -1."""
+    for (group, generation), ranks in _by_rank(history).items():
+        if len(ranks) < 2:
+            continue
+        for step in sorted(set().union(*ranks.values())):
+            lines = [own[step] for own in ranks.values() if step in own]
+            for what, apart in ALIKE.items():
+                told = [x[what] for x in lines if x.get(what) is not None and x[what] >= 0]
+                if told and max(told) - min(told) > apart * max(1.0, *told):
+                    yield (
+                        f"the ranks of group {group} generation {generation} tell of step {step} a {what} of "
+                        f"{' and '.join(map(str, sorted(set(told))))}"
+                    )
+
+
+def left_out_by_a_rank(history: History) -> Iterator[str]:
+    """What one rank of a group committed and another has no record of. Who failed may lack the step in which it ended. Of a rank that no
+    process of the run has a record of, none is kept: so it is with toys."""
+    by_rank = _by_rank(history)
+    kept = {rank for ranks in by_rank.values() for rank in ranks}
+    if len(kept) < 2:
+        return
+    until = told_until(history)
+    for process in history.processes:
+        if process.rank in kept:
+            by_rank[process.group, process.generation].setdefault(process.rank, {})
+    well = {(p.group, p.generation, p.rank) for p in history.processes if p.exit_code == 0}
+    for (group, generation), ranks in by_rank.items():
+        made = {step: float(line["t"]) for own in ranks.values() for step, line in own.items()}
+        for rank, own in ranks.items():
+            in_its_last = {max(made, default=0)} if (group, generation, rank) not in well else set()
+            lacks = sorted(made.keys() - own.keys() - in_its_last)
+            lacks = [step for step in lacks if made[step] <= until and group not in mute_at(history, made[step])]
+            if lacks:
+                yield (
+                    f"rank {rank} of group {group} generation {generation} has no record of step {lacks[0]}, which another "
+                    f"rank of it committed, nor of {len(lacks) - 1} more"
+                )
+
+
+def _by_rank(history: History) -> dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]]:
+    """(group, generation) -> rank -> step -> the line of its commit."""
+    found: dict[tuple[int, int], dict[int, dict[int, dict[str, Any]]]] = defaultdict(dict)
+    for steps in history.steps:
+        if steps.lines:
+            found[steps.group, steps.generation].setdefault(steps.rank, {}).update(_by_step(steps))
+    return found
+
+
+def _by_step(steps: Steps) -> dict[int, dict[str, Any]]:
+    return {line["step"]: line for line in steps.committed()}
+
+
+def mute_at(history: History, t: float) -> set[int]:
+    """Groups of which, by a fault, what they commit then may not be written down."""
+    return {f.group for f in history.faults if f.mute and f.began <= t <= (f.over or t)}
+
+
+def told_until(history: History) -> float:
+    """Of a run that goes on, when the record that was read first ends: the others' are newer."""
+    newest: dict[int, int] = defaultdict(int)
+    for process in history.processes:
+        newest[process.group] = max(newest[process.group], process.generation)
+    live = {(p.group, p.generation, p.rank) for p in history.processes if p.over_by is None}
+    ends = [
+        max(line["t"] for line in s.lines)
+        for s in history.steps
+        if s.lines and (s.group, s.generation, s.rank) in live and s.generation == newest[s.group]
+    ]
+    return min(ends, default=float("inf"))
