@@ -1,0 +1,47 @@
+"""SIGINT and SIGTERM in a chaos run: both are a KeyboardInterrupt, and one waits for a heal that has begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+WAITS = b"supervisor: what was broken is being healed: leaving after that. Once more to leave now\n"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Both raise KeyboardInterrupt, also where a shell started this with SIGINT ignored."""
+    with _handled_by(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def finished_first() -> Iterator[None]:
+    """The first of them is raised when this is left, also by an error; a second one at once."""
+    came: list[int] = []
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+        os.write(2, WAITS)  # no print: it may be in the middle of one
+
+    try:
+        with _handled_by(keep):
+            yield
+    finally:
+        if came:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
