@@ -1,19 +1,25 @@
-"""SIGINT and SIGTERM in a chaos run: both are a KeyboardInterrupt, and one waits for a heal that has begun."""
+"""SIGINT, SIGTERM and a closed terminal in a chaos run: each is a KeyboardInterrupt, and one waits for a heal that has begun."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 WAITS = b"supervisor: what was broken is being healed: leaving after that. Once more to leave now\n"
 
 
+def ending() -> list[signal.Signals]:
+    """The signals that ask a command to end. Without SIGHUP where `nohup` has it ignored."""
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_nohup else [signal.SIGHUP])]
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Both raise KeyboardInterrupt, also where a shell started this with SIGINT ignored."""
+    """Each of them raises KeyboardInterrupt, also where a shell started this with SIGINT ignored."""
     with _handled_by(signal.default_int_handler):
         yield
 
@@ -27,7 +33,8 @@ def finished_first() -> Iterator[None]:
         if came:
             raise KeyboardInterrupt
         came.append(number)
-        os.write(2, WAITS)  # no print: it may be in the middle of one
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, WAITS)  # no print: it may be in the middle of one
 
     try:
         with _handled_by(keep):
@@ -39,7 +46,7 @@ def finished_first() -> Iterator[None]:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in ending()}
     try:
         yield
     finally:
