@@ -11,12 +11,16 @@ from math import isfinite
 from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
 from fault_injection.budgets import within_budgets
 from fault_injection.checkers import CHECKERS
+from fault_injection.evidence import contradicted, not_told
 from fault_injection.history import FaultDone, History, Setting, Unknown
 from fault_injection.incidents import Acted, incidents
 from fault_injection.owners import without_life
 
 Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
 """As `digests` says them."""
+
+WRITERS = frozenset({"checkpoint_blocked", "checkpoint_disk_full", "checkpoint_folder_gone"})
+"""Faults of whichever group writes the checkpoints: their plan names no victim, or one that is not asked for."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
@@ -25,8 +29,9 @@ def of_fault(history: History, fault: FaultDone) -> list[Acted]:
 
 
 def every_fault_happened(history: History) -> list[str]:
-    """All that was planned was made, with evidence, on a run that was well before and is well after."""
-    setting, found = _setting(history), []
+    """All that was planned was made, with evidence that the rest of the history bears out, on a run that was well before and is well
+    after."""
+    setting, found, missing = _setting(history), [], []
     done = {fault.number: fault for fault in history.faults}
     if not setting.planned:
         raise Unknown("nothing was to be broken")
@@ -40,6 +45,8 @@ def every_fault_happened(history: History) -> list[str]:
         fault = done.get(number)
         if fault is not None and f": {fault.name}, " not in sentence:
             found.append(f"{_name(fault)} is not what was planned: {sentence.strip()}")
+        elif fault is not None and not _is_planned_victim(fault, sentence):
+            found.append(f"{_name(fault)} has another victim than planned: {sentence.strip()}")
         if fault is None:
             found.append(f"fault {number} of the plan was not made: {sentence.strip()}")
         elif fault.made is None or not fault.evidence.strip():
@@ -47,7 +54,16 @@ def every_fault_happened(history: History) -> list[str]:
         else:
             found += [f"{_name(fault)}: not well before it: {fault.before}"] if fault.before else []
             found += [f"{_name(fault)}: not well after it: {fault.after}"] if fault.after else []
+            others = list(_beside(history, fault))
+            found += [f"{_name(fault)} was made, it says, but {but}" for but in contradicted(history, fault, others)]
+            missing += [f"{_name(fault)}: {what}" for what in not_told(history, fault, others)]
+    if missing and not found:
+        raise Unknown("; ".join(missing))
     return found
+
+
+def _is_planned_victim(fault: FaultDone, sentence: str) -> bool:
+    return fault.name in WRITERS or f", group {fault.group} rank {fault.rank}," in f"{sentence},"
 
 
 def one_incident_each(history: History) -> list[str]:
