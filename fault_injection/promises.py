@@ -6,14 +6,13 @@ import itertools
 from bisect import bisect, bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isfinite
 
 from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
 from fault_injection.budgets import within_budgets
 from fault_injection.checkers import CHECKERS
 from fault_injection.evidence import contradicted, not_told
 from fault_injection.history import FaultDone, History, Setting, Unknown
-from fault_injection.incidents import Acted, incidents
+from fault_injection.incidents import Acted, incidents, mended
 from fault_injection.owners import without_life
 
 Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
@@ -21,6 +20,9 @@ Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
 
 WRITERS = frozenset({"checkpoint_blocked", "checkpoint_disk_full", "checkpoint_folder_gone"})
 """Faults of whichever group writes the checkpoints: their plan names no victim, or one that is not asked for."""
+
+LONGEST_BOUND_S = 86_400.0
+"""A sum of a run's timeouts, which are minutes: what may last a day is no bound."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
@@ -132,7 +134,7 @@ def others_go_on(history: History) -> list[str]:
             stall = longest_stall(own, fault.began, until)
             # what comes with another is not to blame for what that one may take
             allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
-            if not (stall <= allowed and isfinite(allowed)):
+            if not (stall <= allowed <= LONGEST_BOUND_S):
                 found.append(
                     f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {allowed:.1f} s are allowed"
                 )
@@ -163,11 +165,11 @@ def recovered_in_time(history: History) -> list[str]:
             continue
         if fault.over is None:
             found.append(f"{_name(fault)}: not everything trained again")
-        elif not fault.began <= fault.made <= fault.over or fault.healed is None or fault.healed > fault.over:
+        elif fault.healed is None or not fault.began <= fault.made <= fault.healed <= fault.over:
             found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
         elif away := _away(history, setting, begun, fault, fault.made, fault.over):
             found.append(f"{_name(fault)}: all was said to be well, and group {away[0]} committed no step")
-        elif not (fault.over - fault.began <= fault.within_s and isfinite(fault.within_s)):
+        elif not (fault.over - fault.began <= fault.within_s <= LONGEST_BOUND_S):
             took = fault.over - fault.began
             found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
         open_ = [i.id for i in incidents(history) if _explains(fault, i) and i.recovered is None]
@@ -177,6 +179,14 @@ def recovered_in_time(history: History) -> list[str]:
             for id_ in open_
             if id_ in perhaps
         ]
+    spawned = {(p.group, p.generation): p.spawned for p in sorted(history.processes, key=lambda p: p.spawned)}
+    for id_, group, generation, at in mended(history):
+        if (group, generation) not in spawned:
+            missing.append(
+                f"incident {id_} is over, and no shim tells when generation {generation} of group {group} began"
+            )
+        elif spawned[group, generation] > at:
+            found.append(f"incident {id_} was over before generation {generation} of group {group} had begun")
     if missing and not found:
         raise Unknown("; ".join(missing))
     return found

@@ -412,9 +412,39 @@ def who_was_killed_had_ended_before(files: Files) -> History:
     return broken(files)
 
 
+def healed_before_it_began(files: Files) -> History:
+    history = broken(files)
+    fault(history, 1, healed=KILL.began - 5.0)
+    return history
+
+
 def another_victim_than_planned(files: Files) -> History:
     history = broken(files)
     history.setting = replace(SETTING, plan=(SETTING.plan[0].replace("group 1", "group 0"), SETTING.plan[1]))
+    return history
+
+
+def restarted_after_its_incident_was_over(files: Files) -> History:
+    """Generation 2 is spawned at 11 s."""
+    files.of_decision(3, "intent")["t"] = 10.95
+    return broken(files)
+
+
+def moved_after_its_incident_was_over(files: Files) -> History:
+    """Generation 3 is spawned at 19.5 s."""
+    files.of_decision(6, "intent")["t"] = 19.2
+    return broken(files)
+
+
+def a_bound_of_thirty_thousand_years(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, within_s=1e12)
+    return history
+
+
+def another_bound_of_thirty_thousand_years(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, others_within_s=1e12)
     return history
 
 
@@ -469,7 +499,12 @@ PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (a_lighthouse_that_was_open_already, "every_fault_happened", "was made, it says, but no lighthouse was opened anew"),
     (sigkill_that_was_an_exit, "every_fault_happened", "was made, it says, but its process ended with 7, not with 137"),
     (who_was_killed_had_ended_before, "every_fault_happened", "was made, it says, but its process ended 0.1 s before it"),
+    (healed_before_it_began, "recovered_in_time", "it was not begun, made, healed and over in this order"),
     (another_victim_than_planned, "every_fault_happened", "at step 5) has another victim than planned: 1  at step 5: sigkill, group 0 rank 0"),
+    (restarted_after_its_incident_was_over, "recovered_in_time", "incident i1 was over before generation 2 of group 1 had begun"),
+    (moved_after_its_incident_was_over, "recovered_in_time", "incident i2 was over before generation 3 of group 1 had begun"),
+    (a_bound_of_thirty_thousand_years, "recovered_in_time", "it took 4.1 s until all was well, at most 1000000000000.0 s"),
+    (another_bound_of_thirty_thousand_years, "others_go_on", "group 0 stood still for 2.0 s, at most 1000000000000.0 s are allowed"),
 ]  # fmt: skip
 
 ALSO: dict[Callable[[Files], History], dict[str, str]] = {
@@ -646,6 +681,14 @@ def test_the_faults_of_whoever_writes_are_those_of_the_catalogue() -> None:
     assert {name for name, fault in FAULTS.items() if fault.writers} == promises.WRITERS
 
 
+def test_an_incident_that_is_over_with_its_group_needs_no_generation(tmp_path: Path) -> None:
+    """The run is stopped while the group is being moved, and what is open is closed."""
+    files = story(tmp_path)
+    files.of_decision(6, "intent")["t"] = 19.2
+    files.of_decision(6, "intent")["groups"]["1"]["phase"] = "finished"
+    assert answers(broken(files), tmp_path)["recovered_in_time"] == "pass"
+
+
 def test_who_was_slow_is_back_with_its_next_step(tmp_path: Path) -> None:
     """All was well, and its step took a moment longer: found by a short run whose rank stood still for 1.5 s."""
     history = broken(story(tmp_path))
@@ -815,6 +858,14 @@ def test_a_fault_whose_trace_the_history_does_not_hold_is_unknown(tmp_path: Path
     history.setting = replace(history.setting, to_its_end=False)  # the next one may have decided nothing yet
     answer, sentences = judged(history, tmp_path)["every_fault_happened"]
     assert (answer, sentences[0].partition(": ")[2]) == ("unknown", "nothing tells who led after it")
+
+
+def test_an_incident_whose_new_generation_no_shim_tells_of_is_unknown(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    history.processes = [p for p in history.processes if p.generation != 3]
+    answer, sentences = judged(history, tmp_path)["recovered_in_time"]
+    assert answer == "unknown"
+    assert "incident i2 is over, and no shim tells when generation 3 of group 1 began" in sentences[0]
 
 
 def test_a_run_in_which_nothing_was_broken_is_unknown(tmp_path: Path) -> None:
