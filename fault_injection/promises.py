@@ -252,15 +252,22 @@ def _while_it_drifts(history: History, shared: Digests, fault: FaultDone, made: 
 
 
 def nothing_left(history: History) -> list[str]:
-    """In the end no process and no allocation is left of the run."""
+    """In the end no process and no allocation is left of the run; what was stopped is not started again."""
     if history.left is None:
         raise Unknown("nobody looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]
     found += list(_no_end(history))
     done = [action for decision in history.committed() for action in decision.actions]
-    if any(action["verb"] == "stop" for action in done):
-        keys = {v: {a["key"].removeprefix(f"{v}:") for a in done if a["verb"] == v} for v in ("acquire", "release")}
-        found += [f"{key} was acquired and never released" for key in sorted(keys["acquire"] - keys["release"])]
+    stopped = next((at for at, action in enumerate(done) if action["verb"] == "stop"), None)
+    if stopped is not None:
+        # the last of each key: an allocation that was given back before it was asked for is still there
+        last = {action["key"]: at for at, action in enumerate(done)}
+        acquired = [(key.removeprefix("acquire:"), at) for key, at in last.items() if key.startswith("acquire:")]
+        found += [
+            f"{key} was acquired and never released" for key, at in acquired if last.get(f"release:{key}", -1) < at
+        ]
+        again = [action for action in done[stopped:] if action["verb"] in ("start", "place")]
+        found += [f"group {a['group']} was started again once the run was stopped" for a in again]
     return found + [f"an allocation is left: {allocation}" for allocation in history.left.allocations]
 
 

@@ -20,7 +20,7 @@ from fault_injection.recorded import load, save
 from supervisor.core import away, breaker, ladder
 from supervisor.core.ledger import Interval
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
-from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, story
+from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, place, story
 
 
 def judged(history: History, folder: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -448,6 +448,19 @@ def another_bound_of_thirty_thousand_years(files: Files) -> History:
     return history
 
 
+def started_again_after_the_stop(files: Files) -> History:
+    files.decide(23.4, 8, {0: 2, 1: 3}, [place(0, 2, "n1")])
+    files.shim(23.6, "spawned", "n1", 0, 2)
+    files.shim(23.8, "exited", "n1", 0, 2, exit_code=0, signal=None)
+    return broken(files)
+
+
+def given_back_before_it_was_asked_for(files: Files) -> History:
+    for number, verb in ((1, "release"), (7, "acquire")):
+        files.of_decision(number, "intent")["actions"].append({"verb": verb, "key": f"{verb}:run-a1", "reason": "r"})
+    return broken(files)
+
+
 PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (not_made, "every_fault_happened", "fault 2 of the plan was not made: 2  at step 13: node_killed"),
     (without_evidence, "every_fault_happened", "fault 1 (sigkill of group 1 rank 0 at step 5) left no evidence"),
@@ -505,6 +518,8 @@ PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (moved_after_its_incident_was_over, "recovered_in_time", "incident i2 was over before generation 3 of group 1 had begun"),
     (a_bound_of_thirty_thousand_years, "recovered_in_time", "it took 4.1 s until all was well, at most 1000000000000.0 s"),
     (another_bound_of_thirty_thousand_years, "others_go_on", "group 0 stood still for 2.0 s, at most 1000000000000.0 s are allowed"),
+    (started_again_after_the_stop, "nothing_left", "group 0 was started again once the run was stopped"),
+    (given_back_before_it_was_asked_for, "nothing_left", "run-a1 was acquired and never released"),
 ]  # fmt: skip
 
 ALSO: dict[Callable[[Files], History], dict[str, str]] = {
