@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,3 +51,15 @@ def incidents(history: History) -> list[Acted]:
         )
         for name, (at, body) in first.items()
     ]
+
+
+def mended(history: History) -> Iterator[tuple[str, int, int, float]]:
+    """(id, group, generation, when) of incidents that a new generation has mended, by the decisions that they were over. Without
+    those of groups that were at their end with it."""
+    for decision in history.committed():
+        for incident in decision.incidents:
+            group, generation = incident["group"], incident.get("generation_after", 0)
+            anew = generation > incident.get("generation_before", 0) and not incident.get("shadow")
+            finished = decision.groups.get(group, {}).get("phase") == "finished"
+            if incident.get("state") == "recovered" and anew and not finished:
+                yield incident["id"], group, generation, decision.t

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fault_injection import interrupts
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import PoolNode
 from supervisor.wire.security import Security, load
@@ -183,8 +184,8 @@ def run_inside(
     mounts: bool = False,
     fds: Sequence[int] = (),
 ) -> int:
-    """Run a command of ours inside the hub, with these file descriptors of ours, and return its exit code. Ctrl-C and TERM are
-    passed on, and we wait for it to clean up."""
+    """Run a command of ours inside the hub, with these file descriptors of ours, and return its exit code. Ctrl-C, TERM and a
+    closed terminal are passed on, and we wait for it to clean up."""
     process = subprocess.Popen(
         inside(network_, command, mounts), env=dict(environment), start_new_session=True, pass_fds=tuple(fds)
     )
@@ -192,7 +193,7 @@ def run_inside(
     def pass_on(number: int, frame: object) -> None:
         process.send_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in interrupts.ending()}
     try:
         return process.wait()
     finally:

@@ -6,17 +6,23 @@ import itertools
 from bisect import bisect, bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isfinite
 
 from fault_injection.badput import SLACK_S, Span, does_not_add_up, ledger
 from fault_injection.budgets import within_budgets
 from fault_injection.checkers import CHECKERS
+from fault_injection.evidence import contradicted, not_told
 from fault_injection.history import FaultDone, History, Setting, Unknown
-from fault_injection.incidents import Acted, incidents
+from fault_injection.incidents import Acted, incidents, mended
 from fault_injection.owners import without_life
 
 Digests = dict[tuple[int, int, int], tuple[float, set[str]]]
 """As `digests` says them."""
+
+WRITERS = frozenset({"checkpoint_blocked", "checkpoint_disk_full", "checkpoint_folder_gone"})
+"""Faults of whichever group writes the checkpoints: their plan names no victim, or one that is not asked for."""
+
+LONGEST_BOUND_S = 86_400.0
+"""A sum of a run's timeouts, which are minutes: what may last a day is no bound."""
 
 
 def of_fault(history: History, fault: FaultDone) -> list[Acted]:
@@ -25,8 +31,9 @@ def of_fault(history: History, fault: FaultDone) -> list[Acted]:
 
 
 def every_fault_happened(history: History) -> list[str]:
-    """All that was planned was made, with evidence, on a run that was well before and is well after."""
-    setting, found = _setting(history), []
+    """All that was planned was made, with evidence that the rest of the history bears out, on a run that was well before and is well
+    after."""
+    setting, found, missing = _setting(history), [], []
     done = {fault.number: fault for fault in history.faults}
     if not setting.planned:
         raise Unknown("nothing was to be broken")
@@ -40,6 +47,8 @@ def every_fault_happened(history: History) -> list[str]:
         fault = done.get(number)
         if fault is not None and f": {fault.name}, " not in sentence:
             found.append(f"{_name(fault)} is not what was planned: {sentence.strip()}")
+        elif fault is not None and not _is_planned_victim(fault, sentence):
+            found.append(f"{_name(fault)} has another victim than planned: {sentence.strip()}")
         if fault is None:
             found.append(f"fault {number} of the plan was not made: {sentence.strip()}")
         elif fault.made is None or not fault.evidence.strip():
@@ -47,7 +56,16 @@ def every_fault_happened(history: History) -> list[str]:
         else:
             found += [f"{_name(fault)}: not well before it: {fault.before}"] if fault.before else []
             found += [f"{_name(fault)}: not well after it: {fault.after}"] if fault.after else []
+            others = list(_beside(history, fault))
+            found += [f"{_name(fault)} was made, it says, but {but}" for but in contradicted(history, fault, others)]
+            missing += [f"{_name(fault)}: {what}" for what in not_told(history, fault, others)]
+    if missing and not found:
+        raise Unknown("; ".join(missing))
     return found
+
+
+def _is_planned_victim(fault: FaultDone, sentence: str) -> bool:
+    return fault.name in WRITERS or f", group {fault.group} rank {fault.rank}," in f"{sentence},"
 
 
 def one_incident_each(history: History) -> list[str]:
@@ -116,7 +134,7 @@ def others_go_on(history: History) -> list[str]:
             stall = longest_stall(own, fault.began, until)
             # what comes with another is not to blame for what that one may take
             allowed = max(f.others_within_s for f in (fault, *_beside(history, fault)))
-            if not (stall <= allowed and isfinite(allowed)):
+            if not (stall <= allowed <= LONGEST_BOUND_S):
                 found.append(
                     f"{_name(fault)}: group {group} stood still for {stall:.1f} s, at most {allowed:.1f} s are allowed"
                 )
@@ -147,11 +165,11 @@ def recovered_in_time(history: History) -> list[str]:
             continue
         if fault.over is None:
             found.append(f"{_name(fault)}: not everything trained again")
-        elif not fault.began <= fault.made <= fault.over or fault.healed is None or fault.healed > fault.over:
+        elif fault.healed is None or not fault.began <= fault.made <= fault.healed <= fault.over:
             found.append(f"{_name(fault)}: it was not begun, made, healed and over in this order")
         elif away := _away(history, setting, begun, fault, fault.made, fault.over):
             found.append(f"{_name(fault)}: all was said to be well, and group {away[0]} committed no step")
-        elif not (fault.over - fault.began <= fault.within_s and isfinite(fault.within_s)):
+        elif not (fault.over - fault.began <= fault.within_s <= LONGEST_BOUND_S):
             took = fault.over - fault.began
             found.append(f"{_name(fault)}: it took {took:.1f} s until all was well, at most {fault.within_s:.1f} s")
         open_ = [i.id for i in incidents(history) if _explains(fault, i) and i.recovered is None]
@@ -161,6 +179,14 @@ def recovered_in_time(history: History) -> list[str]:
             for id_ in open_
             if id_ in perhaps
         ]
+    spawned = {(p.group, p.generation): p.spawned for p in sorted(history.processes, key=lambda p: p.spawned)}
+    for id_, group, generation, at in mended(history):
+        if (group, generation) not in spawned:
+            missing.append(
+                f"incident {id_} is over, and no shim tells when generation {generation} of group {group} began"
+            )
+        elif spawned[group, generation] > at:
+            found.append(f"incident {id_} was over before generation {generation} of group {group} had begun")
     if missing and not found:
         raise Unknown("; ".join(missing))
     return found
@@ -226,15 +252,22 @@ def _while_it_drifts(history: History, shared: Digests, fault: FaultDone, made: 
 
 
 def nothing_left(history: History) -> list[str]:
-    """In the end no process and no allocation is left of the run."""
+    """In the end no process and no allocation is left of the run; what was stopped is not started again."""
     if history.left is None:
         raise Unknown("nobody looked what was left")
     found = [f"a process is left: {process}" for process in history.left.processes]
     found += list(_no_end(history))
     done = [action for decision in history.committed() for action in decision.actions]
-    if any(action["verb"] == "stop" for action in done):
-        keys = {v: {a["key"].removeprefix(f"{v}:") for a in done if a["verb"] == v} for v in ("acquire", "release")}
-        found += [f"{key} was acquired and never released" for key in sorted(keys["acquire"] - keys["release"])]
+    stopped = next((at for at, action in enumerate(done) if action["verb"] == "stop"), None)
+    if stopped is not None:
+        # the last of each key: an allocation that was given back before it was asked for is still there
+        last = {action["key"]: at for at, action in enumerate(done)}
+        acquired = [(key.removeprefix("acquire:"), at) for key, at in last.items() if key.startswith("acquire:")]
+        found += [
+            f"{key} was acquired and never released" for key, at in acquired if last.get(f"release:{key}", -1) < at
+        ]
+        again = [action for action in done[stopped:] if action["verb"] in ("start", "place")]
+        found += [f"group {a['group']} was started again once the run was stopped" for a in again]
     return found + [f"an allocation is left: {allocation}" for allocation in history.left.allocations]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -17,13 +17,13 @@ from rich.table import Table
 from fault_injection import netns, recorded
 from fault_injection.chaos import own
 from fault_injection.chaos.campaign import Campaign, refuse_if_there
-from fault_injection.chaos.interrupts import interruptible
 from fault_injection.chaos.schedule import MOST_FAULTS, Schedule, ScheduleError, drawn, load
 from fault_injection.checkers import Verdict, check
 from fault_injection.faults import site as sites
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Site
 from fault_injection.history import History
+from fault_injection.interrupts import interruptible
 from fault_injection.promises import ALL
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
 from supervisor.shell import runfile
@@ -168,7 +168,9 @@ def _in_namespaces(folder: Path) -> int:
 
 
 def _say(sentence: str) -> None:
-    typer.echo(sentence)
+    """Who listened may be gone, as a terminal that was closed: what was broken is to be healed and judged all the same."""
+    with suppress(OSError):
+        typer.echo(sentence)
 
 
 @contextmanager

@@ -320,6 +320,12 @@ def _contradictions(schedule: Schedule) -> Iterator[str]:
             yield f"rate.{i}.until_step = {rate.until_step} is before first_step = {rate.first_step}"
     if (count := len(schedule.fault) + sum(map(_expected, schedule.rate))) > MOST_FAULTS:
         yield _too_many(count)
+    first = 0
+    for i, fault in enumerate(schedule.fault):
+        if not fault.together:
+            first = i
+        elif fault.at_step != (step := schedule.fault[first].at_step):
+            yield f"fault.{i}.at_step = {fault.at_step}: it comes with fault.{first}, at step {step}: give that step"
     if schedule.fault and schedule.fault[0].together:
         yield f"fault.0.together = {schedule.fault[0].together!r}: there is no fault before it"
     if not (schedule.fault or schedule.rate or schedule.each):

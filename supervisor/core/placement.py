@@ -7,7 +7,7 @@ from dataclasses import replace
 from supervisor.core import breaker, cost, detect, handover, left_out, shadow, spares
 from supervisor.core import budget as budgets
 from supervisor.core.leaving import leaving_allocations
-from supervisor.core.model import AllocationMemory, GroupMemory, Rung, Verdict
+from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung, Verdict
 from supervisor.core.round import MAX_GIVEN_BACK, Round
 
 SHOWN = 5
@@ -109,11 +109,26 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
     elif view is not None and view.failed:
         r.wait(f"group {group.group}: {view.failed}: nothing is started there")
     elif verdict == Verdict.HEALTHY:
-        if not r.full(group.group):
+        until = group.since + r.spec.policy.silent_timeout_s
+        if r.now < until and (nobody := _nobody_to_heal_from(r, group)):
+            r.wait(f"group {group.group}: {nobody}", until=until)
+        elif not r.full(group.group):
             _start(r, group, group.node)
     else:
         # A dead node is the business of the next round's judgement: it sees the group placed on it.
         r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
+
+
+def _nobody_to_heal_from(r: Round, group: GroupMemory) -> str:
+    """Why one that has found no peer would find none again; empty: it may find one, or starts from disk. Frozen ones count as training until
+    they are found hung, and a start a second would be lost on them. Bounded, as they may not be heard for a reason that is not theirs."""
+    incident, gate = r.incidents.get(group.incident), detect.listening(r.observed)
+    if incident is None or incident.kind != Kind.PEERS_GONE or gate is None:
+        return ""
+    beside = list(shadow.training_beside(r, group))
+    if not beside or any(gate.hearing.get(g) == "beating" for g in beside):
+        return ""
+    return "it found no peer to heal from, and the gate hears none of those that train: nothing is started yet"
 
 
 def _why_not_there(r: Round, node: str) -> str:

@@ -5,7 +5,7 @@ Nothing of the group changes. A shadow incident is over when its failure is: the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from supervisor.core import detect, ending, gpu
@@ -44,10 +44,14 @@ def _heard(group: GroupMemory, observed: Observed) -> bool:
     return admitted and gate is not None and gate.hearing.get(group.group) == "beating"
 
 
-def trains_beside(r: Round, group: GroupMemory) -> bool:
-    """Whether another group trains, or may: one that is only silent does."""
+def training_beside(r: Round, group: GroupMemory) -> Iterator[int]:
+    """The other groups that train, or may: one that is only silent does."""
     others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
-    return any(not has_ended(g, r.incidents, r.observed) for g in others)
+    return (g.group for g in others if not has_ended(g, r.incidents, r.observed))
+
+
+def trains_beside(r: Round, group: GroupMemory) -> bool:
+    return next(training_beside(r, group), None) is not None
 
 
 def there(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -840,6 +841,55 @@ def test_beside_one_that_trains_behind_the_checkpoint_it_resumes_from_disk() -> 
     w.commit(1, step=3)
     w.start_again(0)
     assert (w.group(0).resume, w.group(0).checkpoint and w.group(0).checkpoint.step) == ("disk", 100)
+
+
+def no_peers(**policy: Any) -> World:
+    """Group 1 is frozen; group 0 crashed, was started again, and found nobody to heal from."""
+    w = World(groups=2, **policy).bring_up()
+    w.hear(1, "silent")
+    w.crash(0)
+    w.round()
+    w.now += 1
+    w.fail(0, 75)
+    return w
+
+
+def test_who_found_no_peer_is_not_started_again_while_the_others_are_not_heard() -> None:
+    w = no_peers(backoff_first_s=0.0)
+    assert w.verbs() == []
+    said = "group 0: it found no peer to heal from, and the gate hears none of those that train: nothing is started yet"
+    assert said in w.waits()
+    for _ in range(10):
+        assert w.verbs(2.0) == []
+    assert w.group(0).generation == 3
+    w.hear(1, "beating")
+    assert w.verbs(1.0) == ["start"]
+    assert (w.group(0).resume, w.group(0).generation, w.group(0).attempts) == ("peers", 3, 2)
+
+
+def test_it_is_started_from_disk_once_they_are_found_hung() -> None:
+    w = no_peers(backoff_first_s=0.0, silent_timeout_s=10.0)
+    w.round()
+    assert w.verbs(9.0) == []
+    starts = {a.group: a for a in w.round(1.2).actions if a.verb == "start"}
+    assert w.group(0).phase == w.group(1).phase == "starting"
+    assert set(starts) == {0, 1}
+    assert w.group(0).resume == w.group(1).resume == "disk"
+
+
+@pytest.mark.parametrize("why", ["too long", "another is heard"])
+def test_it_is_started_all_the_same(why: str) -> None:
+    w = World(groups=3, backoff_first_s=0.0, silent_timeout_s=10.0, observe=("stalled",)).bring_up()
+    w.hear(1, "silent")
+    w.hear(2, "beating" if why == "another is heard" else "silent")
+    w.crash(0)
+    w.round()
+    w.now += 1
+    w.fail(0, 75)
+    if why == "too long":
+        assert "start" not in [*w.verbs(), *w.verbs(9.5)]
+        w.now += 1
+    assert "start:0:3" in [a.key for a in w.round().actions]
 
 
 def test_beside_one_that_is_past_the_checkpoint_it_heals() -> None:

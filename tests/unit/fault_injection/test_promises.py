@@ -12,6 +12,7 @@ import pytest
 
 from fault_injection import promises
 from fault_injection.checkers import check
+from fault_injection.faults.catalogue import FAULTS
 from fault_injection.history import FaultDone, History, Left, Steps
 from fault_injection.incidents import incidents
 from fault_injection.promises import ALL, PROMISES
@@ -19,7 +20,7 @@ from fault_injection.recorded import load, save
 from supervisor.core import away, breaker, ladder
 from supervisor.core.ledger import Interval
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
-from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, story
+from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, place, story
 
 
 def judged(history: History, folder: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -376,6 +377,90 @@ def beside(history: History, **about: Any) -> History:
     return history
 
 
+def a_leader_that_was_killed_leads_on(files: Files) -> History:
+    return beside(broken(files), name="supervisor_killed", kinds=())
+
+
+def a_leader_was_killed_after_the_last_decision(files: Files) -> History:
+    late = {"began": 22.95, "made": 22.96, "healed": 22.96, "over": 22.98}
+    return beside(broken(files), name="supervisor_killed", kinds=(), **late)
+
+
+def the_next_leader_leads(files: Files) -> History:
+    """The third fault killed the first one."""
+    for x in files.journal:
+        x["epoch"] = 2 if x["t"] > 10.7 else x["epoch"]
+    return a_leader_that_was_killed_leads_on(files)
+
+
+def a_lighthouse_that_was_killed_has_no_successor(files: Files) -> History:
+    return beside(broken(files), name="lighthouse_killed", kinds=())
+
+
+def a_lighthouse_that_was_open_already(files: Files) -> History:
+    files.of_decision(1, "intent")["actions"].append({"verb": "lighthouse", "key": "lighthouse:1", "generation": 1})
+    return a_lighthouse_that_was_killed_has_no_successor(files)
+
+
+def sigkill_that_was_an_exit(files: Files) -> History:
+    files.of_shim("n2", "exited", 1, 1).update(exit_code=7, signal=None)
+    return broken(files)
+
+
+def who_was_killed_had_ended_before(files: Files) -> History:
+    files.of_shim("n2", "exited", 1, 1)["t"] = 10.4
+    return broken(files)
+
+
+def healed_before_it_began(files: Files) -> History:
+    history = broken(files)
+    fault(history, 1, healed=KILL.began - 5.0)
+    return history
+
+
+def another_victim_than_planned(files: Files) -> History:
+    history = broken(files)
+    history.setting = replace(SETTING, plan=(SETTING.plan[0].replace("group 1", "group 0"), SETTING.plan[1]))
+    return history
+
+
+def restarted_after_its_incident_was_over(files: Files) -> History:
+    """Generation 2 is spawned at 11 s."""
+    files.of_decision(3, "intent")["t"] = 10.95
+    return broken(files)
+
+
+def moved_after_its_incident_was_over(files: Files) -> History:
+    """Generation 3 is spawned at 19.5 s."""
+    files.of_decision(6, "intent")["t"] = 19.2
+    return broken(files)
+
+
+def a_bound_of_thirty_thousand_years(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, within_s=1e12)
+    return history
+
+
+def another_bound_of_thirty_thousand_years(files: Files) -> History:
+    history = broken(files)
+    fault(history, 2, others_within_s=1e12)
+    return history
+
+
+def started_again_after_the_stop(files: Files) -> History:
+    files.decide(23.4, 8, {0: 2, 1: 3}, [place(0, 2, "n1")])
+    files.shim(23.6, "spawned", "n1", 0, 2)
+    files.shim(23.8, "exited", "n1", 0, 2, exit_code=0, signal=None)
+    return broken(files)
+
+
+def given_back_before_it_was_asked_for(files: Files) -> History:
+    for number, verb in ((1, "release"), (7, "acquire")):
+        files.of_decision(number, "intent")["actions"].append({"verb": verb, "key": f"{verb}:run-a1", "reason": "r"})
+    return broken(files)
+
+
 PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (not_made, "every_fault_happened", "fault 2 of the plan was not made: 2  at step 13: node_killed"),
     (without_evidence, "every_fault_happened", "fault 1 (sigkill of group 1 rank 0 at step 5) left no evidence"),
@@ -421,11 +506,29 @@ PLANTS: list[tuple[Callable[[Files], History], str, str]] = [
     (planned_in_other_words, "every_fault_happened", "at step 13) is not what was planned: 2  something"),
     (parts_below_zero, "badput_adds_up", "step 12 has -5 s of quorum"),
     (parts_of_a_step_are_less_than_it, "badput_adds_up", "step 12 took 1.00 s, and its parts 0.00 s"),
+    (a_leader_that_was_killed_leads_on, "every_fault_happened", "was made, it says, but the epoch that led, 1, made decision 2 after it"),
+    (a_leader_was_killed_after_the_last_decision, "every_fault_happened", "was made, it says, but no epoch came after 1, which led"),
+    (a_lighthouse_that_was_killed_has_no_successor, "every_fault_happened", "was made, it says, but no lighthouse was opened anew"),
+    (a_lighthouse_that_was_open_already, "every_fault_happened", "was made, it says, but no lighthouse was opened anew"),
+    (sigkill_that_was_an_exit, "every_fault_happened", "was made, it says, but its process ended with 7, not with 137"),
+    (who_was_killed_had_ended_before, "every_fault_happened", "was made, it says, but its process ended 0.1 s before it"),
+    (healed_before_it_began, "recovered_in_time", "it was not begun, made, healed and over in this order"),
+    (another_victim_than_planned, "every_fault_happened", "at step 5) has another victim than planned: 1  at step 5: sigkill, group 0 rank 0"),
+    (restarted_after_its_incident_was_over, "recovered_in_time", "incident i1 was over before generation 2 of group 1 had begun"),
+    (moved_after_its_incident_was_over, "recovered_in_time", "incident i2 was over before generation 3 of group 1 had begun"),
+    (a_bound_of_thirty_thousand_years, "recovered_in_time", "it took 4.1 s until all was well, at most 1000000000000.0 s"),
+    (another_bound_of_thirty_thousand_years, "others_go_on", "group 0 stood still for 2.0 s, at most 1000000000000.0 s are allowed"),
+    (started_again_after_the_stop, "nothing_left", "group 0 was started again once the run was stopped"),
+    (given_back_before_it_was_asked_for, "nothing_left", "run-a1 was acquired and never released"),
 ]  # fmt: skip
 
 ALSO: dict[Callable[[Files], History], dict[str, str]] = {
     # group 1 stands still for no fault that anybody made
     not_made: {"others_go_on": "fail"},
+    one_of_another_group: {"every_fault_happened": "fail"},  # nor was it the one that was planned
+    a_leader_was_killed_after_the_last_decision: {
+        "digests_equal": "unknown"
+    },  # it came before the states were compared
 }
 """What another checker rightly says of a violation too."""
 
@@ -564,8 +667,41 @@ def test_where_nothing_is_to_be_done_the_group_itself_has_to_go_on(tmp_path: Pat
 def test_what_comes_with_a_hang_may_last_as_long_as_the_hang(tmp_path: Path) -> None:
     """Group 0 stands still for 2 s because group 1 hangs, of which 3 s are allowed; what comes with it (SIGKILL to the
     supervisor, of which 1.9 s are allowed) is not to blame."""
-    history = beside(broken(story(tmp_path)), name="supervisor_killed", kinds=(), others_within_s=1.9)
+    history = the_next_leader_leads(story(tmp_path))
+    fault(history, 3, others_within_s=1.9)
     assert answers(history, tmp_path) == PASS
+
+
+def test_a_lighthouse_that_is_opened_anew_bears_out_that_one_was_killed(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.of_decision(2, "intent")["actions"].append({"verb": "lighthouse", "key": "lighthouse:2", "generation": 2})
+    assert answers(a_lighthouse_that_was_killed_has_no_successor(files), tmp_path) == PASS
+
+
+def test_who_hears_sigterm_may_exit_by_itself(tmp_path: Path) -> None:
+    for how in ({"exit_code": 143, "signal": None}, {"exit_code": None, "signal": 15}):
+        files = story(tmp_path)
+        files.of_shim("n2", "exited", 1, 1).update(how)
+        history = broken(files)
+        fault(history, 1, name="sigterm")
+        history.setting = replace(SETTING, plan=(SETTING.plan[0].replace("sigkill", "sigterm"), SETTING.plan[1]))
+        assert answers(history, tmp_path) == PASS
+
+
+def test_how_a_process_ended_that_two_faults_broke_is_not_asked(tmp_path: Path) -> None:
+    assert answers(beside(sigkill_that_was_an_exit(story(tmp_path)), name="sigabrt"), tmp_path) == PASS
+
+
+def test_the_faults_of_whoever_writes_are_those_of_the_catalogue() -> None:
+    assert {name for name, fault in FAULTS.items() if fault.writers} == promises.WRITERS
+
+
+def test_an_incident_that_is_over_with_its_group_needs_no_generation(tmp_path: Path) -> None:
+    """The run is stopped while the group is being moved, and what is open is closed."""
+    files = story(tmp_path)
+    files.of_decision(6, "intent")["t"] = 19.2
+    files.of_decision(6, "intent")["groups"]["1"]["phase"] = "finished"
+    assert answers(broken(files), tmp_path)["recovered_in_time"] == "pass"
 
 
 def test_who_was_slow_is_back_with_its_next_step(tmp_path: Path) -> None:
@@ -725,6 +861,26 @@ def test_an_end_that_was_lost_with_its_node_is_not_asked_for(tmp_path: Path) -> 
 
 
 # --- unknown ---
+
+
+def test_a_fault_whose_trace_the_history_does_not_hold_is_unknown(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    files.of_shim("n2", "exited", 1, 1).update(exit_code=None, signal=None)
+    says = ("fault 1 (sigkill of group 1 rank 0 at step 5): no shim saw how its process ended",)
+    assert judged(broken(files), tmp_path)["every_fault_happened"] == ("unknown", says)
+    history = a_leader_was_killed_after_the_last_decision(story(tmp_path))
+    assert history.setting is not None
+    history.setting = replace(history.setting, to_its_end=False)  # the next one may have decided nothing yet
+    answer, sentences = judged(history, tmp_path)["every_fault_happened"]
+    assert (answer, sentences[0].partition(": ")[2]) == ("unknown", "nothing tells who led after it")
+
+
+def test_an_incident_whose_new_generation_no_shim_tells_of_is_unknown(tmp_path: Path) -> None:
+    history = broken(story(tmp_path))
+    history.processes = [p for p in history.processes if p.generation != 3]
+    answer, sentences = judged(history, tmp_path)["recovered_in_time"]
+    assert answer == "unknown"
+    assert "incident i2 is over, and no shim tells when generation 3 of group 1 began" in sentences[0]
 
 
 def test_a_run_in_which_nothing_was_broken_is_unknown(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_what_comes_together_stays_together() -> None:
         rank = 0
         [[fault]]
         name = "supervisor_killed"
-        at_step = 1
+        at_step = 90
         together = "during"
         [[fault]]
         name = "hiccup"
@@ -237,6 +237,10 @@ def test_two_groups_that_crash_at_once_are_two() -> None:
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nfirst_step = 10\nevery_steps = 1\n', "is before first_step = 10"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 9\nmtbf_steps = inf\n', "rate.0.mtbf_steps = inf: must be a finite number"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 30000000000\nevery_steps = 1\n', "until_step = 30000000000: must be less than"),
+        (
+            '[[fault]]\nname = "sigkill"\nat_step = 4\n' + 2 * '[[fault]]\nname = "sigkill"\nat_step = 5\ntogether = "with"\n',
+            "fault.1.at_step = 5: it comes with fault.0, at step 4: give that step\n",
+        ),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nevery_steps = 1\n', "these are 1000000 faults, and a plan has 5000 at the most"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nmtbf_steps = 0.001\n', "these are 1000000 faults"),
     ],

@@ -1,0 +1,83 @@
+"""What a fault leaves elsewhere in a history: in the journal, and in what the shims saw. Its own evidence is a sentence that anybody can
+write. An agent leaves nothing there."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+
+from fault_injection.causes import EXIT_CODE
+from fault_injection.history import FaultDone, History
+
+SIGNALLED = 128
+"""A process that a signal has ended is told by that much more, as a shell does."""
+
+ENDS_BY: Mapping[str, int] = {
+    **dict.fromkeys(
+        ("sigkill", "killed_for_memory", "failpoint", "heal_source_killed", "checkpoint_torn"),
+        SIGNALLED + signal.SIGKILL,
+    ),
+    **dict.fromkeys(("sigsegv", "segfault"), SIGNALLED + signal.SIGSEGV),
+    **dict.fromkeys(("sigabrt", "abort"), SIGNALLED + signal.SIGABRT),
+    "sigterm": SIGNALLED + signal.SIGTERM,  # who hears it may exit so itself
+    "exit_code": EXIT_CODE,
+}
+"""Fault -> how its rank's process ends. Left out is what ends in more ways than one, or by the supervisor's signal."""
+
+LEADER_DIES = frozenset({"supervisor_killed", "failpoint"})
+"""Another epoch leads then."""
+
+LIGHTHOUSE_DIES = frozenset({"lighthouse_killed", "gate_killed"})
+"""Another one is opened then."""
+
+
+def contradicted(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> Iterator[str]:
+    """What cannot be if it was made. `others`: faults at the same time."""
+    made = fault.made if fault.made is not None else fault.began
+    over = fault.over if fault.over is not None else float("inf")
+    for at, how in _ends(history, fault, others):
+        if not fault.began <= at <= over:
+            yield f"its process ended {abs(at - fault.began):.1f} s {'before' if at < fault.began else 'after'} it"
+        elif how != ENDS_BY[fault.name]:
+            yield f"its process ended with {how}, not with {ENDS_BY[fault.name]}"
+    if fault.name in LEADER_DIES and history.decisions:
+        led = _led(history, fault)
+        if late := [d.number for d in history.committed() if d.epoch <= led and d.t > made]:
+            yield f"the epoch that led, {led}, made decision {late[0]} after it"
+        elif history.setting is not None and history.setting.to_its_end and max(history.epochs, default=led) <= led:
+            yield f"no epoch came after {led}, which led"
+    if fault.name in LIGHTHOUSE_DIES and history.decisions:
+        opened = [d.t for d in history.decisions if any(a["verb"] == "lighthouse" for a in d.actions)]
+        if not any(fault.began <= at <= over for at in opened):
+            yield "no lighthouse was opened anew"
+
+
+def not_told(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> Iterator[str]:
+    """What it must have left, and the history does not hold."""
+    if _ends_alone(fault, others) and not list(_ends(history, fault, others)):
+        yield "no shim saw how its process ended"
+    if fault.name in LEADER_DIES and max(history.epochs, default=0) <= _led(history, fault):
+        yield "nothing tells who led after it"
+    if fault.name in LIGHTHOUSE_DIES and not history.decisions:
+        yield "nothing tells which lighthouses were opened"
+
+
+def _ends(history: History, fault: FaultDone, others: Sequence[FaultDone]) -> Iterator[tuple[float, int]]:
+    """When and how its process ended, as its shim saw it."""
+    whom = (fault.group, fault.generation, fault.rank)
+    for p in history.processes if _ends_alone(fault, others) else ():
+        if (p.group, p.generation, p.rank) != whom:
+            continue
+        how = SIGNALLED + p.signal if p.signal is not None else p.exit_code
+        if p.exited is not None and how is not None:
+            yield p.exited, how
+
+
+def _ends_alone(fault: FaultDone, others: Sequence[FaultDone]) -> bool:
+    """It ends a process, and nothing else breaks that group, or keeps its node from writing down how, at the same time."""
+    return fault.name in ENDS_BY and not any(o.group == fault.group and (o.kinds or o.mute) for o in others)
+
+
+def _led(history: History, fault: FaultDone) -> int:
+    """The newest epoch that had decided something before it."""
+    return max((d.epoch for d in history.decisions if d.t <= fault.began), default=0)
