@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +17,14 @@ PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIME
 SPOILS = frozenset({Kind.NUMERICS, Kind.GPU, Kind.ERROR})
 """As what it may be told that a group's own numbers were not finite, by which the others end."""
 
+MOST_TRIES = 10
+"""Generations of a group for one incident that draw on a budget: more than all budgets allow by default. A run that is broken every minute has wide
+ones, and in its histories four were the most, but for groups that were started again and again for what no start could mend."""
+
 
 def within_budgets(history: History) -> list[str]:
     """No more is done within the window than the budgets allow: each time that a group gets another generation for a failure that
-    surely pays, and each node that was asked for at a budget's cost.
+    surely pays, and each node that was asked for at a budget's cost. And no more for one incident than MOST_TRIES.
 
     What is said to be free is so only as far as something else than that sentence bears it out. What a person gives up, for the
     breaker's window from that decision on. What is put down to another group, where an incident of that one, of a kind by which others
@@ -34,6 +38,7 @@ def within_budgets(history: History) -> list[str]:
     drawn: dict[tuple[int, int | None], list[float]] = defaultdict(list)
     asked: dict[tuple[int, int | None], list[float]] = defaultdict(list)
     counted: set[tuple[str, int]] = set()
+    tries: Counter[str] = Counter()
     free = _Free(history, setting)
     for decision in history.committed():
         for incident in decision.incidents:
@@ -44,12 +49,17 @@ def within_budgets(history: History) -> list[str]:
             counted.add(key)
             if free.given_up(decision.t) or free.of_others(decision.t, incident):
                 continue
+            tries[incident["id"]] += 1
             rung = int(incident["rung"])
             drawn[rung, incident["group"] if rung == Rung.RESTART else None].append(decision.t)
         for action in decision.actions:
             if action["verb"] == "acquire" and action.get("rung") in (Rung.REPLACE, Rung.REALLOCATE):
                 asked[int(action["rung"]), None].append(decision.t)
-    found = []
+    found = [
+        f"incident {id}: {n} generations of its group, at most {MOST_TRIES}"
+        for id, n in tries.items()
+        if n > MOST_TRIES
+    ]
     # the same draw may be in both: each is held against the budget by itself
     for (rung, group), instants in sorted([*drawn.items(), *asked.items()], key=str):
         name = Rung(rung).name.lower()

@@ -48,3 +48,19 @@ def test_another_group_is_the_cause_where_it_has_an_incident_of_its_own(
     history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
     found = within_budgets(history)
     assert found == (["1 times restart of group 1 within 3600 s: its budget is 0"] if pays else [])
+
+
+@pytest.mark.parametrize(("tries", "apart"), [(10, False), (11, False), (20, True)])
+def test_a_group_that_is_started_again_and_again_for_one_incident_is_found_whatever_the_budgets_are(
+    tmp_path: Path, tries: int, apart: bool
+) -> None:
+    files = story(tmp_path)
+    for n in range(tries):
+        number = 100 + n
+        again = incident(f"i{number if apart else 100}", "crash", 1, 1 + n, 2 + n, "acting", rung=1)
+        files.decide(40.0 + n, number, {1: 2 + n}, [], [again])
+    history = broken(files)
+    history.setting = replace(SETTING, budgets={"restart": 60, "replace": 60, "reallocate": 60})
+    assert within_budgets(history) == (
+        [] if apart or tries == 10 else ["incident i100: 11 generations of its group, at most 10"]
+    )
