@@ -4,7 +4,7 @@ Nothing is read back from the supervisor's own opinion where the model knows the
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,15 +14,20 @@ from fault_injection.sim.store import SimStore
 from supervisor.core.ladder import ONE_CAUSE
 from supervisor.core.model import Decision, GroupMemory, Incident, Kind, Memory, Observed, Rung
 from supervisor.wire import keys
-from supervisor.wire.records import GateObserved, NodeDesired, decode
+from supervisor.wire.records import CheckpointMark, GateObserved, NodeDesired, decode
 
 if TYPE_CHECKING:
     from fault_injection.sim.nodes import Trainer
+    from fault_injection.sim.training import Step
     from fault_injection.sim.world import World
 
 AT_NO_BUDGET = (Kind.REQUESTED, Kind.LEAVING)
 OBEYS_S = 12.0
 """From the withdrawal of what is wanted until an agent that reaches etcd has ended it: the grace (term_grace_s), and the latest watch."""
+KNOWN_S = 10.0
+"""From a write until whoever leads acts on it: the latest watch, and as long as a leader that sees nothing is one (LEASE_S)."""
+UNSAVED = 5
+"""So many intervals between checkpoints may pass without one."""
 ENOUGH = 5
 """So many violations of one seed are told."""
 
@@ -44,7 +49,13 @@ class Checks:
     _fenced_below: dict[int, int] = field(default_factory=dict)
     """By group: a gate has said in etcd that it admits nothing older."""
     _complete: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By group and generation: step of the newest checkpoint that was known when its start was committed."""
+    """By group and generation: step of the newest checkpoint that had to be known when its start was decided."""
+    _told: deque[tuple[float, Trainer, int]] = field(default_factory=deque)
+    """Steps of complete checkpoints, since when they are in etcd, and by whose word."""
+    _known: int = 0
+    """Step of the newest of which whoever leads has to know."""
+    _unasked: dict[int, Step] = field(default_factory=dict)
+    """By number: steps of which those who were left out may not know."""
     _unwanted_since: dict[Trainer, float] = field(default_factory=dict)
     _drawn: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -79,37 +90,64 @@ class Checks:
         if way in self._begun:
             self.broke(f"start: {where} is begun a second time, first on {self._begun[way]}")
         self._begun[way] = trainer.node.name
+        if trainer.floor < (complete := self._complete.get(way, 0)):
+            self.broke(f"steps: {where} is begun from step {trainer.floor}, and step {complete} was complete for long")
         for other in trainer.node.living():
             if other.group == trainer.group and other is not trainer:
                 self.broke(f"owners: {where} is begun while {other.name} runs there")
 
-    def stepped(self, members: Sequence[Trainer], step: int, left_out: Sequence[Trainer] = ()) -> None:
-        """Before a quorum commits `step`. `left_out`: who had it, and might have been in that quorum."""
+    def stepped(self, made: Step, step: int) -> None:
+        """Before a quorum commits `step`."""
         self.changes += 1
-        for t in members:
+        training, every = self.world.training, self.world.spec.titan.checkpoint_interval_steps
+        for t in made.members:
             newest = max(self._stepped.get(t.group, 0), self._fenced_below.get(t.group, 0))
             if t.generation < newest:
                 self.broke(f"stale: {t.name} on {t.node.name} steps after generation {newest} took its place")
             self._stepped[t.group] = max(t.generation, self._stepped.get(t.group, 0))
-            known = self._complete.get((t.group, t.generation), 0)
-            if step <= known:
-                self.broke(f"steps: {t.name} commits step {step}, and step {known} was complete when it was started")
-        if step <= self.world.training.newest:
-            self._lost(step, left_out)
+        if step <= training.newest:
+            self._lost(step, made)
+        if made.unasked:
+            self._unasked[step] = made
+        if step - training.saved > UNSAVED * every:
+            self.broke(f"checkpoint: step {step} is committed, and the newest checkpoint is of step {training.saved}")
         self.owners()
 
-    def _lost(self, step: int, left_out: Sequence[Trainer]) -> None:
+    def _lost(self, step: int, made: Step) -> None:
         """A step is committed again. So be it if nobody is left who had it, by no doing of ours: what one group alone had goes with
-        it."""
-        for t in left_out:
+        it. But both sides of a split network must not make it, one after the other."""
+        for t in made.left_out:
             self.broke(f"steps: step {step} is committed again, while {t.name} is at {t.step} and may step")
         for t in self.world.training.everybody:
-            if t.well and t.ended is not None and t.step >= step > t.floor:
-                self.broke(
-                    f"steps: step {step} is committed again: {t.name}, which had it, was well, and was ended: {t.ending}"
-                )
+            if t.well and t.step >= step > t.floor:
+                self.broke(f"steps: step {step} is committed again: {t.name}, which had it, was well, and was given up")
+        before = self._unasked.get(step)
+        if before is not None and (both := sorted(before.unasked & made.makers)):
+            alone = ", ".join(sorted(before.makers))
+            self.broke(
+                f"steps: step {step} is committed again by {both[0]}: {alone} had made it on the other side of a split"
+            )
 
     # --- agents ---
+
+    def ends(self, trainer: Trainer) -> None:
+        """An agent ends it."""
+        if self._is_current(trainer):
+            trainer.well = self._is_well(trainer)
+
+    def _is_well(self, trainer: Trainer) -> bool:
+        """It may step, the leader can know that, and the scheduler leaves it its node."""
+        held = self.world.engine.held[trainer.node.allocation]
+        return (
+            held.state == "granted"
+            and not trainer.node.is_hard_to_hear
+            and any(trainer in gate.able() for gate in self.world.gates if gate.client.reaches)
+        )
+
+    def told(self, trainer: Trainer, mark: CheckpointMark | None) -> None:
+        """Its agent's word of its newest checkpoint is in etcd."""
+        if mark is not None:
+            self._told.append((self.world.clock.now, trainer, mark.step))
 
     def obeyed(self) -> None:
         """What is wanted nowhere any more ends soon, wherever an agent reaches etcd: also where its successor needs no room of it, and
@@ -174,13 +212,13 @@ class Checks:
             now = "nobody" if leader is None else f"epoch {leader.create_revision}"
             self.broke(f"fencing: {writer.name} commits under epoch {term.epoch}, and {now} leads")
         observed, decision = writer.decided
+        self._know(writer.decided_at)
         before, self.memory = self.memory, decision.memory
         self.changes += 1
         self._monotonic(before, decision.memory)
+        self._given_up(before)
         starts = _starts(before, decision.memory)
-        self._complete |= {
-            (g, new.generation): mark.step for g, new in starts.items() if (mark := self.memory.checkpoint)
-        }
+        self._complete |= {(g, new.generation): self._known for g, new in starts.items()}
         self._emptied(starts)
         self._budgets(observed, decision)
         self.incidents |= {i.id: i for i in decision.incidents}
@@ -194,6 +232,21 @@ class Checks:
         was, now = before.checkpoint, after.checkpoint
         if was is not None and (now is None or now.step < was.step):
             self.broke(f"monotonic: the newest checkpoint goes back from step {was.step} to {now and now.step}")
+
+    def _know(self, decided_at: float) -> None:
+        """What was told for long enough counts, but for the word of a generation that has been replaced meanwhile."""
+        while self._told and decided_at - max(self._told[0][0], self.world.etcd.up_since) > KNOWN_S:
+            _, trainer, step = self._told.popleft()
+            if self._is_current(trainer):
+                self._known = max(self._known, step)
+
+    def _given_up(self, before: Memory) -> None:
+        """Who is to make room for its successor."""
+        newer = {g: new.generation for g, new in self.memory.groups.items() if g in before.groups}
+        newer = {g: generation for g, generation in newer.items() if generation > before.groups[g].generation}
+        for t in self.world.trainers() if newer else ():
+            if t.lives and t.generation < newer.get(t.group, 0):
+                t.well = t.well or self._is_well(t)
 
     def _emptied(self, starts: Mapping[int, GroupMemory]) -> None:
         """A group starts elsewhere only once its old generation is gone or shut out."""

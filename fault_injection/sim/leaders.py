@@ -70,6 +70,7 @@ class _Quiet(Telemetry):
         self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float, records: Records | None = None
     ) -> None:
         self._supervisor.decided = (observed, decision)
+        self._supervisor.decided_at = self._supervisor.world.clock.now
         self._supervisor.world.checks.decided(observed, decision)
 
 
@@ -99,6 +100,7 @@ class Supervisor:
         self.loop: Loop | None = None
         self.term: Leadership | None = None
         self.decided: tuple[Observed, Decision] | None = None
+        self.decided_at = 0.0
         self.dead = False
         self._ended = ended
         self._driver: EngineDriver | None = None

@@ -51,9 +51,11 @@ class Trainer:
     step: int = 0
     commits: int = 0
     saved: CheckpointMark | None = None
+    saved_told: CheckpointMark | None = None
+    """The newest that is in etcd."""
     pid: int = 1
     well: bool = False
-    """It could step when its shim was told to end it."""
+    """It could step when the run gave it up, or its shim ended it by itself."""
     frozen: bool = False
     ending: str | None = None
     """Why its shim is ending it."""
@@ -301,7 +303,7 @@ class Node:
         trainer = self.trainers[name]
         if trainer.ending is None and trainer.ended is None:
             trainer.ending = why
-            trainer.well = any(trainer in gate.able() for gate in self.world.gates)
+            self.world.checks.ends(trainer)
             clock = self.world.clock
             grace_s = trainer.desired.term_grace_s
             after_s = grace_s if trainer.frozen else min(grace_s, self.world.dice.uniform(*self.world.pace.term_s))
@@ -332,8 +334,12 @@ class Node:
                 self.client.put(keys.health(self.name), encode(self._health()))
             self._sequence += 1
             ended = [t for t in self.trainers.values() if t.ended is not None and not t.told]
+            saved = [(t, t.saved) for t in self.trainers.values() if t.saved is not t.saved_told]
             self.client.put(keys.observed(self.name), encode(observed))
             self._said = observed
+            for trainer, mark in saved:
+                trainer.saved_told = mark
+                self.world.checks.told(trainer, mark)
             for trainer in ended:
                 trainer.told = True
                 self.wake()  # it may be forgotten now

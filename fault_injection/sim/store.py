@@ -35,7 +35,7 @@ class Etcd:
         self.revision = 1
         self.items: dict[str, Item] = {}
         self.up = True
-        self.down_since = 0.0
+        self.down_since = self.up_since = 0.0
         self.clients: list[SimStore] = []
         self.leases: dict[int, SimLease] = {}
         self.written: list[Callable[[SimStore | None, Mapping[str, bytes], Sequence[str]], None]] = []
@@ -61,7 +61,7 @@ class Etcd:
         """It answers again. It gives every lease its whole time anew, but for those that `lapse`: they run out before their
         holders come through to it."""
         if not self.up:
-            self.up = True
+            self.up, self.up_since = True, self.clock.now
             for lease in list(self.leases.values()):
                 if lapse(lease):
                     self.expire(lease.id)

@@ -31,6 +31,8 @@ class Step:
     """Until then."""
     left_out: Sequence[Trainer] = ()
     """Who is further than its members, and might have been one of them."""
+    unasked: frozenset[str] = frozenset()
+    """Names of those that train and are not heard, and of whom its lighthouse could ask nobody since."""
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Training:
     quorum_id: int = 0
     newest: int = 0
     """The newest step that was ever committed."""
+    saved: int = 0
+    """Step of the newest checkpoint that was ever written."""
     all_at: float | None = None
     """Seconds from the launch until every group stepped for the first time."""
     stepped_at: dict[int, float] = field(default_factory=dict)
@@ -95,7 +99,9 @@ class Training:
         heal_s = world.dice.uniform(*world.pace.heal_s) if heals else 0.0
         now = world.clock.now
         left_out = self._left_out(members, newest) if newest < self.newest else ()
-        step = Step(members, frozenset([m.said for m in members]), now, heals, now + heal_s, left_out)
+        makers = frozenset([m.said for m in members])
+        unasked = frozenset() if gate.client.reaches else self._unasked(gate, makers)
+        step = Step(members, makers, now, heals, now + heal_s, left_out, unasked)
         self._under_way[gate] = step
         if heals and self.on_heal is not None:
             self.on_heal(step)
@@ -105,6 +111,12 @@ class Training:
         able = [t for gate in self.world.gates for t in gate.able() if not t.node.is_hard_to_hear]
         return [t for t in able if t not in members and t.step > newest]
 
+    def _unasked(self, gate: Lighthouse, makers: frozenset[str]) -> frozenset[str]:
+        """Missed since it heard of etcd last: another lighthouse may lead them by now."""
+        now, patience_s = self.world.clock.now, self.world.spec.torchft.heartbeat_timeout_ms / 1000
+        others = (t for t in self.world.trainers() if t.commits and t.works(now) and t.said not in makers)
+        return frozenset([t.said for t in others if self.stepped_at[t.group] > now - gate.client.silent_s - patience_s])
+
     def _commit(self, made: Step) -> None:
         members = made.members
         together = tuple(sorted(m.said for m in members))
@@ -112,7 +124,7 @@ class Training:
             self._together, self.quorum_id = together, self.quorum_id + 1
         healed = {trainer for trainer, _ in made.heals}
         step = max(m.step for m in members if m not in healed) + 1
-        self.world.checks.stepped(members, step, made.left_out)
+        self.world.checks.stepped(made, step)
         self.newest = max(self.newest, step)
         if self.all_at is None and len(members) == self.world.spec.groups.count:
             self.all_at = self.world.clock.now - self.world.launched_at
@@ -138,6 +150,7 @@ class Training:
         last = trainer.desired.stop_at_step is not None and step >= trainer.desired.stop_at_step
         saves = trainer.desired.writer and (last or step % spec.titan.checkpoint_interval_steps == 0)
         if saves:
+            self.saved = max(self.saved, step)
             trainer.saved = CheckpointMark(
                 step=step, path=f"s{step}", group=trainer.group, generation=trainer.generation
             )

@@ -200,6 +200,35 @@ def nothing_is_withdrawn(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop.Loop, "_difference", difference)
 
 
+def both_sides_of_a_split_train(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GateState, "doubted", lambda self, now: ())
+
+
+def no_checkpoint_is_noted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(decide, "_note_checkpoint", lambda r: None)
+
+
+def checkpoints_are_noted_four_at_once(patch: pytest.MonkeyPatch) -> None:
+    right = decide._note_checkpoint
+
+    def note(r: Round) -> None:
+        right(r)
+        before, newest = r.before.checkpoint, r.rest.get("checkpoint")
+        if before is not None and newest is not None and newest.step < before.step + 40:
+            del r.rest["checkpoint"]
+
+    patch.setattr(decide, "_note_checkpoint", note)
+
+
+def nobody_writes_checkpoints(patch: pytest.MonkeyPatch) -> None:
+    right = projection.TrainerDesired
+
+    def desired(**said: Any) -> Any:
+        return right(**{**said, "writer": False})
+
+    patch.setattr(projection, "TrainerDesired", desired)
+
+
 FEW, ONE_GROUP = 8, 2
 """Nodes, a spare among them. Whatever ends the only group is followed by a resume from disk."""
 
@@ -220,6 +249,10 @@ PLANTED = (
     (no_reason_kept, "reason", FEW),
     (checkpoint_is_what_is_told_now, "monotonic", FEW),
     (restarts_are_put_off_for_a_minute, "recovered_in_time", FEW),
+    (both_sides_of_a_split_train, "steps", FEW),
+    (no_checkpoint_is_noted, "steps", FEW),
+    (checkpoints_are_noted_four_at_once, "steps", FEW),
+    (nobody_writes_checkpoints, "checkpoint", FEW),
 )
 """With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
 

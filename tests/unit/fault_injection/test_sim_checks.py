@@ -1,0 +1,75 @@
+"""What the simulator's own checks tell of, and what they leave to the plan: by one fault each. In 200 seeds: tests/sim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fault_injection.sim import checks
+from fault_injection.sim.faults import Fault
+from fault_injection.sim.nodes import Trainer
+from fault_injection.sim.run import run
+from fault_injection.sim.world import World, spec
+from supervisor.wire.records import CheckpointMark
+from tests.sim import planted
+
+SEED, NODES = 37, 8
+FAR = 999
+"""Step of a checkpoint that nobody else knows of."""
+
+
+@pytest.mark.parametrize(
+    ("plant", "fault", "told"),
+    [
+        (
+            planted.both_sides_of_a_split_train,
+            Fault(85.5, "split", 41962, 17.4),
+            "had made it on the other side of a split",
+        ),
+        (
+            planted.no_checkpoint_is_noted,
+            Fault(90.0, "crash", 1, 1.0),
+            "is begun from step 0, and step 70 was complete for long",
+        ),
+        (
+            planted.checkpoints_are_noted_four_at_once,
+            Fault(95.0, "crash", 1, 1.0),
+            "is begun from step 50, and step 70 was complete for long",
+        ),
+        (
+            planted.nobody_writes_checkpoints,
+            Fault(90.0, "watch_late", 1, 1.0),
+            "step 51 is committed, and the newest checkpoint is of step 0",
+        ),
+    ],
+)
+def test_it_is_told_of(
+    plant: Callable[[pytest.MonkeyPatch], None], fault: Fault, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(SEED, NODES, [fault]).broken == ()
+    plant(monkeypatch)
+    assert [sentence for sentence in run(SEED, NODES, [fault]).broken if told in sentence]
+
+
+def test_what_the_last_group_had_goes_with_an_allocation_that_is_taken() -> None:
+    assert run(14, 2, [Fault(99.26, "allocation_taken", 36404, 6.6)]).broken == ()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_checkpoint_counts_by_the_word_of_a_generation_that_is_not_replaced_before_it_is_known(lives: bool) -> None:
+    world = World(spec(4), 1)
+    world.clock.run_until(world.clock.now + 60.0, world.healthy)
+    one, other = _trainers(world)[:2]
+    world.checks.told(one, CheckpointMark(step=FAR, path="far", group=one.group, generation=one.generation))
+    if not lives:
+        one.end(signal=9)
+    world.clock.wait(checks.KNOWN_S + 5.0)
+    for trainer in (other, _trainers(world)[0]):
+        trainer.end(signal=9)
+        world.clock.wait(10.0)
+    assert any(f"step {FAR} was complete for long" in sentence for sentence in world.checks.broken) == lives
+
+
+def _trainers(world: World) -> list[Trainer]:
+    return [t for node in world.nodes.values() for t in node.living()]
