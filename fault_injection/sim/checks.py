@@ -281,16 +281,24 @@ class Checks:
     # --- at the end ---
 
     def left_over(self) -> str:
-        """What is kept that nobody wants, as a sentence; empty: nothing."""
+        """What is kept that nobody wants, or not kept that the run was launched with, as a sentence; empty: nothing."""
         wanted = {key for key, a in self.memory.allocations.items() if a.state == "wanted"}
-        held = {key for key, h in self.world.engine.held.items() if h.state != "gone"}
+        gone = {key for key, h in self.world.engine.held.items() if h.state == "gone"}
+        held = self.world.engine.held.keys() - gone
         most = self.world.spec.allocation.nodes + self.world.spec.allocation.spares
         orphans = [t for t in self.world.trainers() if t.lives and not self._is_current(t)]
         if held - wanted:
             return f"leak: the engine still holds {sorted(held - wanted)}"
         if len(held) > most:
             return f"leak: {len(held)} allocations are held, and the run was launched with {most}"
+        if len(wanted - gone) < most and self._renews():
+            return f"kept: {len(wanted - gone)} allocations are held or asked for, and the run was launched with {most}"
         return f"orphan: {orphans[0].name} still runs on {orphans[0].node.name}" if orphans else ""
+
+    def _renews(self) -> bool:
+        """Whether what was taken is asked for again: the last of the budget is left to groups without a node."""
+        left = self.world.spec.policy.budget.reallocate - len(self._drawn["reallocate"])
+        return self.memory.phase == "running" and left > 1
 
     def _is_current(self, trainer: Trainer) -> bool:
         current = self.memory.groups[trainer.group]  # committed before anything was started

@@ -229,6 +229,10 @@ def nobody_writes_checkpoints(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(projection, "TrainerDesired", desired)
 
 
+def nothing_is_renewed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(decide, "renew", lambda r: None)
+
+
 FEW, ONE_GROUP = 8, 2
 """Nodes, a spare among them. Whatever ends the only group is followed by a resume from disk."""
 
@@ -253,6 +257,7 @@ PLANTED = (
     (no_checkpoint_is_noted, "steps", FEW),
     (checkpoints_are_noted_four_at_once, "steps", FEW),
     (nobody_writes_checkpoints, "checkpoint", FEW),
+    (nothing_is_renewed, "kept", FEW),
 )
 """With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
 

@@ -42,6 +42,11 @@ FAR = 999
             Fault(90.0, "watch_late", 1, 1.0),
             "step 51 is committed, and the newest checkpoint is of step 0",
         ),
+        (
+            planted.nothing_is_renewed,
+            Fault(90.0, "allocation_taken", 1, 1.0),
+            "7 allocations are held or asked for, and the run was launched with 8",
+        ),
     ],
 )
 def test_it_is_told_of(
@@ -54,6 +59,21 @@ def test_it_is_told_of(
 
 def test_what_the_last_group_had_goes_with_an_allocation_that_is_taken() -> None:
     assert run(14, 2, [Fault(99.26, "allocation_taken", 36404, 6.6)]).broken == ()
+
+
+@pytest.mark.parametrize("tight", [True, False])
+def test_as_many_allocations_are_to_be_held_as_at_the_launch_unless_the_rest_of_the_budget_is_for_groups(
+    tight: bool,
+) -> None:
+    world = World(spec(4, tight), 1)
+    world.clock.run_until(world.clock.now + 60.0, world.healthy)
+    with_group = {group.allocation for group in world.checks.memory.groups.values()}
+    (spare,) = world.engine.held.keys() - with_group
+    world.engine.end(spare, "preempted")
+    told = "kept: 3 allocations are held or asked for, and the run was launched with 4"
+    assert world.checks.left_over() == ("" if tight else told)
+    world.clock.wait(world.spec.policy.allocation_timeout_s)
+    assert world.checks.left_over() == ""
 
 
 @pytest.mark.parametrize("lives", [True, False])
