@@ -11,13 +11,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
-from supervisor.core.ladder import ONE_CAUSE
+from supervisor.core.ladder import ONE_CAUSE, first_rung
 from supervisor.core.model import Decision, GroupMemory, Incident, Kind, Memory, Observed, Rung
 from supervisor.wire import keys
 from supervisor.wire.records import CheckpointMark, GateObserved, NodeDesired, decode
 
 if TYPE_CHECKING:
-    from fault_injection.sim.nodes import Trainer
+    from fault_injection.sim.nodes import Node, Trainer
     from fault_injection.sim.training import Step
     from fault_injection.sim.world import World
 
@@ -57,6 +57,8 @@ class Checks:
     _unasked: dict[int, Step] = field(default_factory=dict)
     """By number: steps of which those who were left out may not know."""
     _unwanted_since: dict[Trainer, float] = field(default_factory=dict)
+    _homeless: dict[int, float] = field(default_factory=dict)
+    """By group, since when it needs another node."""
     _drawn: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -221,6 +223,7 @@ class Checks:
         self._complete |= {(g, new.generation): self._known for g, new in starts.items()}
         self._emptied(starts)
         self._budgets(observed, decision)
+        self._spares(observed, decision, before, starts)
         self.incidents |= {i.id: i for i in decision.incidents}
 
     def _monotonic(self, before: Memory, after: Memory) -> None:
@@ -277,6 +280,45 @@ class Checks:
                 self.broke(
                     f"budget: {scope} is drawn on {len(recent)} times in {budget.window_s:g} s; {allowed} are allowed"
                 )
+
+    def _spares(
+        self, observed: Observed, decision: Decision, before: Memory, starts: Mapping[int, GroupMemory]
+    ) -> None:
+        """A group that leaves its node takes a spare where there is one: it neither asks for a node nor waits for one."""
+        for g in starts.keys() & self._homeless.keys():
+            since, came = self._homeless.pop(g), self.world.nodes.get(starts[g].node)
+            waited = came is not None and since < came.known_at < float("inf")
+            # of those that are there the first by name is taken, also one that came while the old generation was shut out
+            if waited and (free := [spare for spare in self._free(before, since) if spare.name < starts[g].node]):
+                self.broke(f"spare: group {g} waited for {starts[g].node}, and {free[0].name} was free")
+        policy = self.world.spec.policy
+        for i in decision.incidents:
+            if i.decided != observed.now or i.rung not in (Rung.REPLACE, Rung.REALLOCATE):
+                continue
+            self._homeless.setdefault(i.group, self.world.clock.now)
+            if i.rung == Rung.REPLACE or first_rung(i.kind, policy) > Rung.REPLACE:
+                continue
+            drawn = [t for t in self._drawn["replace"] if observed.now - t < policy.budget.window_s]
+            spent, earlier = len(drawn) >= policy.budget.replace, self.incidents.get(i.id)
+            climbs = spent or (earlier is not None and earlier.rung >= Rung.REPLACE)
+            if not climbs and (free := self._free(before, self.world.clock.now)):
+                self.broke(f"spare: incident {i.id} asks for another node, and {free[0].name} is free: {i.reason}")
+
+    def _free(self, before: Memory, since: float) -> list[Node]:
+        """Spares that were known to be well by then, and that no group has."""
+        memory, held = self.memory, self.world.engine.held
+        taken = {g.node for each in (before, memory) for g in each.groups.values()}
+        return [
+            node
+            for node in self.world.nodes.values()
+            if node.name not in taken
+            and node.power
+            and node.registered
+            and node.known_at < since - KNOWN_S
+            and held[node.allocation].state == "granted"
+            and memory.allocations[node.allocation].state == "wanted"
+            and f"h{node.name}" not in memory.cordons
+        ]
 
     # --- at the end ---
 

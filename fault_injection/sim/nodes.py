@@ -136,6 +136,8 @@ class Node:
         """To everything."""
         self.etcd_linked = True
         self.agent = True
+        self.known_at = float("inf")
+        """When it was registered."""
         self.found = False
         """Given up by the scheduler, and reached by it again."""
         self.trainers: dict[str, Trainer] = {}
@@ -262,7 +264,7 @@ class Node:
         self._at_rest = (wanted, there) if over else None
         for action in actions:
             match action:
-                case agent.Start(desired=desired) if self._registered and anew(self.client, self.name).has(desired):
+                case agent.Start(desired=desired) if self.registered and anew(self.client, self.name).has(desired):
                     self._start(desired)
                 case agent.StartLighthouse(desired=light):
                     name = LighthouseName(light.run, light.generation)
@@ -347,7 +349,7 @@ class Node:
             self._register()
 
     @property
-    def _registered(self) -> bool:
+    def registered(self) -> bool:
         """And it reaches etcd, to ask what is wanted by now."""
         return self.client.reaches and self._lease is not None and not self._lease.lost
 
@@ -373,7 +375,7 @@ class Node:
         except Retryable:  # written or not: without its lease it is gone
             lease.revoke()
             raise
-        self._lease = lease
+        self._lease, self.known_at = lease, self.world.clock.now
         self._keep_looking(lease)
         self.wake()  # what is wanted may be begun now
 

@@ -233,6 +233,21 @@ def nothing_is_renewed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "renew", lambda r: None)
 
 
+def no_spare_is_counted_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Round, "next_spare", property(lambda self: ""))
+
+
+def spares_stay_spares(patch: pytest.MonkeyPatch) -> None:
+    """Once something has failed only nodes that were asked for since are given a group."""
+    right = Round.spares
+
+    def spares(self: Round) -> list[str]:
+        launched = {a.key for a in self.allocations.values() if a.reason == "the run starts"}
+        return [n for n in right(self) if not self.seen or self.observed.nodes[n].allocation not in launched]
+
+    patch.setattr(Round, "spares", spares)
+
+
 FEW, ONE_GROUP = 8, 2
 """Nodes, a spare among them. Whatever ends the only group is followed by a resume from disk."""
 
@@ -258,6 +273,8 @@ PLANTED = (
     (checkpoints_are_noted_four_at_once, "steps", FEW),
     (nobody_writes_checkpoints, "checkpoint", FEW),
     (nothing_is_renewed, "kept", FEW),
+    (no_spare_is_counted_on, "spare", FEW),
+    (spares_stay_spares, "spare", FEW),
 )
 """With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
 

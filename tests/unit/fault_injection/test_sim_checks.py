@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fault_injection.sim import checks
+from fault_injection.sim import checks, faults
 from fault_injection.sim.faults import Fault
 from fault_injection.sim.nodes import Trainer
 from fault_injection.sim.run import run
@@ -47,6 +47,8 @@ FAR = 999
             Fault(90.0, "allocation_taken", 1, 1.0),
             "7 allocations are held or asked for, and the run was launched with 8",
         ),
+        (planted.no_spare_is_counted_on, Fault(90.0, "node_lost", 3, 1.0), "asks for another node, and n0007 is free"),
+        (planted.spares_stay_spares, Fault(90.0, "node_lost", 1, 1.0), "group 0 waited for n0008, and n0007 was free"),
     ],
 )
 def test_it_is_told_of(
@@ -93,3 +95,17 @@ def test_a_checkpoint_counts_by_the_word_of_a_generation_that_is_not_replaced_be
 
 def _trainers(world: World) -> list[Trainer]:
     return [t for node in world.nodes.values() for t in node.living()]
+
+
+def test_a_spare_that_is_cut_off_from_etcd_is_none() -> None:
+    world = World(spec(8), 1)
+    world.clock.run_until(world.clock.now + 60.0, world.healthy)
+    world.clock.wait(2 * checks.KNOWN_S)
+    (spare,) = world.checks._free(world.checks.memory, world.clock.now)
+    assert spare.name not in {group.node for group in world.checks.memory.groups.values()}
+    spare.etcd_linked = False
+    world.connect()
+    assert world.checks._free(world.checks.memory, world.clock.now) == []
+    assert faults.inject(world, Fault(0.0, "node_lost", 0, 1.0))
+    world.clock.wait(20.0)
+    assert not world.checks.broken
