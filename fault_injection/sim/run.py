@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from fault_injection.sim import faults
 from fault_injection.sim.bounds import RECOVERY_BOUND_S
@@ -19,6 +21,9 @@ LEFT_OVER_S = 60.0
 NAMED = 5
 """So many groups that are not well a failure names: of five hundred nobody reads more."""
 ENDED = ("halted", "stopped", "finished")
+ROOT = Path(__file__).parents[2]
+THE_PROGRAM = ("supervisor", "agents")
+"""Folders of what is under test."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,11 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
     def broken() -> bool:
         return bool(world.checks.broken)
 
-    with _listening(world):
+    recovered_s, asked = None, Asked()
+    with _listening(world), _whatever_is_raised(world):
         end = max((fault.at + fault.seconds for fault in chosen), default=0.0)
         world.clock.run_until(began + end, broken)
         recovered_s = None if broken() else _recover(world, is_tight(seed))
-        asked = Asked()
         if not broken():
             asked = judge(world, struck, world.clock.now if recovered_s is not None else None)
     return Result(
@@ -119,6 +124,18 @@ def state(world: World) -> str:
         f"{memory.phase} {memory.halt_reason}; groups {some}{rest}; incidents {list(memory.incidents)[:NAMED]}; "
         f"waits {waits[:5]}"
     )
+
+
+@contextmanager
+def _whatever_is_raised(world: World) -> Iterator[None]:
+    """An error of the program under test is a violation, with its seed and its faults, as any other."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- whatever the program raises is to be told
+        frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+        ours = [(p.relative_to(ROOT), n) for p, n in frames if p.is_relative_to(ROOT)]
+        path, line = next((f for f in reversed(ours) if f[0].parts[0] in THE_PROGRAM), ours[-1])
+        world.checks.broke(f"crash: {type(error).__name__}: {error} at {path}:{line}")
 
 
 @contextmanager

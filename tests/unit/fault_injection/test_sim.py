@@ -18,6 +18,7 @@ from fault_injection import history
 from fault_injection.incidents import incidents
 from fault_injection.sim import __main__ as command
 from fault_injection.sim import faults
+from fault_injection.sim.__main__ import read_plan
 from fault_injection.sim.faults import KINDS, Fault
 from fault_injection.sim.judge import KINDS_OF, SEEN_S, recorded
 from fault_injection.sim.lane import Kept, LaneError, Part
@@ -27,6 +28,7 @@ from fault_injection.sim.run import run
 from fault_injection.sim.shrink import ddmin, shrunk
 from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec
+from supervisor.core import acting
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, encode
 from tests.agents.nodes import trainer
@@ -99,6 +101,29 @@ def test_of_three_plans_one_begins_at_the_launch_one_when_all_train_and_one_has_
     kinds = [fault.kind for plan in apart for fault in plan]
     assert set(kinds) == set(KINDS)
     assert sum(kind in faults.OF_ONE_GROUP for kind in kinds) > len(kinds) / 2
+
+
+@pytest.mark.parametrize("error", [KeyError("planted"), ValueError("budget of replace is spent")])
+def test_an_error_of_the_program_is_a_violation_with_its_seed_and_its_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def moved(*about: object) -> None:
+        raise error
+
+    monkeypatch.setattr(acting, "_move_away", moved)
+    plan, out = tmp_path / "plan.jsonl", tmp_path / "out.json"
+    plan.write_text(
+        "".join(json.dumps(Fault(80.0, kind, 1, 1.0).told()) + "\n" for kind in ("watch_late", "node_lost"))
+    )
+    monkeypatch.setattr(sys, "argv", ["sim", "--seed", "1", "--nodes", "4", "--plan", str(plan)])
+    assert command.main() == 1
+    said = capsys.readouterr().out
+    assert "seed 1, 4 nodes: 2 faults, of which 1 are enough" in said
+    assert f"crash: {type(error).__name__}: {error} at supervisor/core/acting.py:" in said
+    monkeypatch.setattr(faults, "plan", lambda seed: read_plan(plan))
+    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "1", "--nodes", "4", "--out", str(out)])
+    assert command.main() == 1
+    assert json.loads(out.read_text())["violations"] == 1
 
 
 def test_ddmin_leaves_what_is_needed() -> None:
@@ -180,7 +205,7 @@ def test_a_plan_that_nobody_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     "asked",
     [
         ("--go-on", "--out", "F", "--first", "3"), ("--seed", "1", "--out", "F"), ("--seed", "1", "--jobs", "2"),
-        ("--seed", "1", "--first", "2"),
+        ("--seed", "1", "--first", "2"), ("--seed", "1", "--seeds", "3"), ("--seeds", "abc"), ("--seeds", "0"),
     ],
 )  # fmt: skip
 def test_what_would_be_ignored_is_refused(monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]) -> None:
@@ -253,6 +278,20 @@ def test_what_broke_before_is_not_forgotten(
         monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", seeds, "--go-on"])
         assert command.main() == 1
         assert "holds 1 seeds that broke before" in capsys.readouterr().err
+
+
+def test_a_lane_that_goes_on_says_what_it_does_not_play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "simulator.json"
+    monkeypatch.setattr(command, "play", None)
+    monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", "3", "--go-on"])
+    out.write_text(PART % (4, 0, 5, "[]"))
+    assert command.main() == 0
+    assert "holds seeds 0 to 4 already: nothing is left to play" in capsys.readouterr().err
+    out.write_text(PART % (4, 8, 1, "[]"))
+    assert command.main() == 2
+    assert "lacks 8 seeds below 9, the first is 0" in capsys.readouterr().err
 
 
 def descendants(pid: int) -> list[int]:
