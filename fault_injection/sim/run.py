@@ -11,10 +11,11 @@ from pathlib import Path
 
 from fault_injection.sim import faults
 from fault_injection.sim.bounds import RECOVERY_BOUND_S
-from fault_injection.sim.faults import Fault
+from fault_injection.sim.faults import Fault, is_tight
 from fault_injection.sim.judge import SEEN_S, Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
+from supervisor.core.ladder import NOTHING_LEFT
 
 LEFT_OVER_S = 60.0
 """After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
@@ -42,11 +43,6 @@ class Result:
     lasted_s: float
     """Virtual time, all in all."""
     asked: Asked
-
-
-def is_tight(seed: int) -> bool:
-    """Every fourth seed has budgets that are soon spent: there the run may halt."""
-    return seed % 4 == 3
 
 
 def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
@@ -98,7 +94,8 @@ def _recover(world: World, tight: bool) -> float | None:
     world.clock.run_until(healed + RECOVERY_BOUND_S, settled)
     if checks.broken:
         return None
-    if not world.healthy() and not (tight and checks.memory.phase == "halted" and checks.memory.halt_reason):
+    spent = tight and checks.memory.phase == "halted" and checks.memory.halt_reason.startswith(NOTHING_LEFT)
+    if not world.healthy() and not spent:
         checks.broke(f"progress: not every group trains {RECOVERY_BOUND_S:g} s after the last fault: {state(world)}")
         return None
     recovered_s = world.clock.now - healed if world.healthy() else None
