@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fault_injection.sim.faults import KINDS, Fault
-from fault_injection.sim.lane import Kept, Part, play
+from fault_injection.sim.lane import Kept, LaneError, Part, play
 from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import shrunk
 
@@ -21,20 +21,21 @@ DAY_S = 86400.0
 """Of virtual time: more is a mistake, which would be played for hours."""
 OFTEN_S = 60.0
 """How often is said how far it is."""
+SEEDS = 200
 
 
 def main() -> int:
     """0: nothing broke. 1: something did; it is told with its seed and the fewest faults. 2: a mistake in what was asked."""
     asked = _asked()
     try:
-        if asked.seed is not None:
-            return _again(asked.seed, asked.nodes, asked.plan)
+        plan = read_plan(asked.plan) if asked.plan is not None else None
         kept = Kept(asked.out, asked.nodes, asked.go_on) if asked.out else None
+        seeds = _seeds(asked, kept)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    first = kept.next if kept is not None and asked.go_on else asked.first
-    seeds = range(first, asked.first + asked.seeds)
+    if asked.seed is not None:
+        return _again(asked.seed, asked.nodes, plan, asked.plan)
     try:
         bad = _lane(seeds, asked.nodes, asked.jobs, kept) if seeds else 0
         if kept is not None and kept.violations:
@@ -59,13 +60,21 @@ def _kept(kept: Kept | None) -> str:
     return "" if kept is None else "; what was played is kept: go on with --go-on"
 
 
-def _again(seed: int, nodes: int, path: Path | None) -> int:
-    try:
-        plan = read_plan(path) if path is not None else None
-    except OSError as error:
-        raise ValueError(f"cannot read the plan {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"cannot read the plan {path}: {error}") from error
+def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
+    """Those that are to be played. Raises LaneError where that is none, or not what is asked for."""
+    if kept is None or not asked.go_on:
+        return range(asked.first, asked.first + asked.seeds)
+    if kept.missing:
+        raise LaneError(
+            f"{kept.path} lacks {len(kept.missing)} seeds below {kept.next}, the first is {kept.missing[0]}: --go-on would leave them out, "
+            "so begin anew"
+        )
+    if kept.next >= asked.seeds:
+        print(f"{kept.path} holds seeds 0 to {kept.next - 1} already: nothing is left to play", file=sys.stderr)
+    return range(kept.next, asked.seeds)
+
+
+def _again(seed: int, nodes: int, plan: Sequence[Fault] | None, path: Path | None) -> int:
     result = run(seed, nodes, plan)
     print(described(result))
     if result.broken:
@@ -101,7 +110,7 @@ def _lane(seeds: range, nodes: int, jobs: int, kept: Kept | None) -> int:
 
 def _asked() -> argparse.Namespace:
     asks = argparse.ArgumentParser(prog="python -m fault_injection.sim", description=main.__doc__)
-    asks.add_argument("--seeds", type=_positive, default=200, help="how many (default 200)")
+    asks.add_argument("--seeds", type=_positive, help=f"how many (default {SEEDS}); with --go-on: in all")
     asks.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
     asks.add_argument("--nodes", type=_positive, default=50, help="nodes of the run, spares among them (default 50)")
     asks.add_argument("--jobs", type=_positive, default=1, help="processes (default 1)")
@@ -118,17 +127,22 @@ def _asked() -> argparse.Namespace:
         asks.error("--go-on needs --out: the file that is to be gone on with")
     if found.go_on and found.first:
         asks.error("--go-on begins after the last seed that is in the file: leave out --first")
-    if found.seed is not None and (found.out is not None or found.first or found.jobs != 1):
-        asks.error("--seed plays one seed, of which no file is kept: leave out --out, --first and --jobs")
+    if found.seed is not None and (found.seeds or found.out is not None or found.first or found.jobs != 1):
+        asks.error("--seed plays one seed, of which no file is kept: leave out --seeds, --out, --first and --jobs")
+    found.seeds = found.seeds or SEEDS
     if found.nodes < 2:
         asks.error("--nodes must be at least 2: one trains, one is a spare")
     return found
 
 
 def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
-    return int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return number
 
 
 def described(result: Result) -> str:
@@ -153,9 +167,18 @@ def failure(result: Result, plan: Path | None = None) -> str:
 
 
 def read_plan(path: Path) -> Sequence[Fault]:
-    """Faults of a file; raises ValueError for what is none."""
+    """Faults of a file; raises ValueError for what is none, or for one that nobody can read."""
+    try:
+        return _faults(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read the plan {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"cannot read the plan {path}: {error}") from error
+
+
+def _faults(text: str) -> Sequence[Fault]:
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 found.append(_fault(json.loads(line)))

@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.gate_etcd import GATE_LEASE_S
-from fault_injection.sim.faults import CALLS_LATE_S, WATCH_LATE_S, Fault
+from fault_injection.sim.faults import CALLS_LATE_S, CONTROL, WATCH_LATE_S, Fault
 from fault_injection.sim.leaders import LOOK_S
 from fault_injection.sim.pace import Pace
 from fault_injection.sim.store import PATIENCE_S
-from supervisor.core.detect import SLURM_WORD_S
+from supervisor.core.detect import GATE_ETCD_SILENCE_S, SLURM_WORD_S
+from supervisor.core.seat import MARGIN_S
 from supervisor.core.spec import RunSpec
 from supervisor.shell.service import LEASE_S
 
 RECOVERY_BOUND_S = 300.0
 """From the end of all faults until every group commits, whatever they were: seven times the model's longest timeout (allocation_timeout_s)."""
-IN_PLACE = ("crash", "error")
-ELSEWHERE = ("node_lost", "allocation_taken")
+IN_PLACE = ("crash", "crash_again", "error")
+ELSEWHERE = ("node_lost", "allocation_taken", "unplugged", "split")
+FROZEN = ("freeze", "beats_lost", "beats_late")
+"""Who is silent for long is ended, by its shim after a grace, and started again."""
+LIGHTHOUSE = ("gate_frozen", "host_off")
+ARMED = ("leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost")
+"""What waits for the next decision, which may be about a later fault."""
 
 
 @dataclass(frozen=True)
@@ -31,55 +37,123 @@ class Bounds:
 
     @property
     def _told_s(self) -> float:
-        """From a change on a node until the loop has decided about it; as long is the way back."""
+        """From a change on a node until the loop has decided about it; as long is the way back. Its turns do not wait for the
+        end of its sleep: what it hears wakes it."""
         pace, allocation = self.pace, self.spec.allocation
         turn_s = pace.turn_s + pace.turn_s_a_node * (allocation.nodes + allocation.spares)
-        return pace.lag_s[1] + pace.delay_s[1] + turn_s + pace.idle_s
+        return pace.lag_s[1] + pace.delay_s[1] + turn_s
 
     @property
     def _back_s(self) -> float:
-        """From its start until its first commit is known: the others are in a step in which somebody heals, then it is in one."""
+        """From its start until its first commit is known: the others are in a step, then it is in one, in which it heals."""
         pace = self.pace
         start_s = max(pace.start_s[1], pace.move_s[1])
-        return start_s + pace.gate_tick_s + 2 * (pace.step_s + pace.heal_s[1]) + self._told_s
+        return start_s + pace.gate_tick_s + 2 * pace.step_s + pace.heal_s[1] + self._told_s
 
     @property
     def in_place_s(self) -> float:
-        """A group whose process ended: told, paused, told back, started."""
-        return self.spec.policy.backoff_max_s + 2 * self._told_s + self._back_s
+        """A group whose process ended: told, told back, started."""
+        return 2 * self._told_s + self._back_s
 
     @property
-    def elsewhere_s(self) -> float:
-        """A group whose node is gone: missed, shut out of the quorum, placed, where no spare is left on a node that is asked for."""
+    def again_s(self) -> float:
+        """So much longer where something else is broken too: it pauses before it is started again, of which the end is seen when the
+        loop wakes, and another may heal in the step before its own."""
+        pace = self.pace
+        return self.spec.policy.backoff_max_s + pace.idle_s + pace.step_s + pace.heal_s[1]
+
+    @property
+    def moved_s(self) -> float:
+        """A group whose node is gone: missed, shut out of the quorum, placed on a spare."""
         pace, policy = self.pace, self.spec.policy
         missed_s = max(policy.node_lease_s, pace.poll_s + pace.kill_s[1]) + SLURM_WORD_S
         fenced_s = self.spec.torchft.heartbeat_timeout_ms / 1000 + 2 * self._told_s
-        granted_s = 2 * pace.poll_s + 2 * pace.queue_s[1] + pace.boot_s[1] + 2 * self._told_s
-        return missed_s + fenced_s + granted_s + self.in_place_s
+        return missed_s + fenced_s + self.in_place_s
+
+    @property
+    def elsewhere_s(self) -> float:
+        """Where no spare is left, on a node that is asked for."""
+        pace = self.pace
+        return self.moved_s + 2 * pace.poll_s + 2 * pace.queue_s[1] + pace.boot_s[1] + 2 * self._told_s + pace.idle_s
+
+    @property
+    def ended_s(self) -> float:
+        """A group that was silent for too long a moment ago: ended, with the grace of one that does not answer, and started again."""
+        return self._told_s + self.spec.policy.term_grace_s + self.restarted_s
+
+    @property
+    def silent_s(self) -> float:
+        """A group that stands still until it is ended: its beats are missed, and it is waited for."""
+        beats_s = self.spec.torchft.heartbeat_timeout_ms / 1000 + 2 * self.pace.gate_tick_s
+        return beats_s + self._told_s + self.spec.policy.silent_timeout_s + self.pace.idle_s + self.ended_s
+
+    @property
+    def never_trains_s(self) -> float:
+        """A group that ended, and whose next process never comes to its first commit."""
+        return 2 * self._told_s + self.spec.policy.start_timeout_s + self.pace.idle_s + self.ended_s
+
+    @property
+    def opened_s(self) -> float:
+        """A lighthouse that has ended: told, the next one begun, found by all, and by whom it was to hear."""
+        pace, join_s = self.pace, self.spec.torchft.join_timeout_ms / 1000
+        return 4 * self._told_s + 3 * pace.gate_tick_s + join_s + pace.rejoin_s + 2 * pace.step_s + pace.heal_s[1]
+
+    @property
+    def taken_s(self) -> float:
+        """One of which nothing is known: its seat is taken from it, once it has surely closed."""
+        cut_s = max(GATE_ETCD_SILENCE_S, self.spec.torchft.heartbeat_timeout_ms / 1000) + MARGIN_S
+        return 3 * self._told_s + cut_s + self.pace.idle_s + self.opened_s
 
     @property
     def control_s(self) -> float:
         """Until somebody leads who sees all as it is: a lease runs out, a supervisor comes back, what was late has come."""
         late_s = max(WATCH_LATE_S[1], CALLS_LATE_S[1], PATIENCE_S)
-        return max(LEASE_S, GATE_LEASE_S) + self.pace.back_s[1] + LOOK_S + late_s + self._told_s
+        return max(LEASE_S, GATE_LEASE_S) + self.pace.back_s[1] + LOOK_S + late_s + self._told_s + self.pace.idle_s
 
-    def of(self, kinds: Sequence[str]) -> float:
-        """From the end of faults of these kinds until all is well, if nothing else is broken."""
-        moves = any(kind in ELSEWHERE for kind in kinds) or (self.climbs and any(kind in IN_PLACE for kind in kinds))
-        restarts = any(kind in IN_PLACE for kind in kinds)
-        controls = any(kind not in (*IN_PLACE, *ELSEWHERE) for kind in kinds)
-        mended_s = self.elsewhere_s if moves else self.in_place_s if restarts else 0.0
-        return mended_s + (self.control_s if controls else 0.0)
+    @property
+    def restarted_s(self) -> float:
+        """A group that is to be started again."""
+        return self.elsewhere_s if self.climbs else self.in_place_s
 
-    def within_s(self, fault: Fault, faults: Sequence[Fault], clear: bool) -> float:
-        """From the beginning of this one until all is well: who comes before that is due is waited for, too."""
-        end, kinds = fault.at + fault.seconds, [fault.kind]
+    def of(self, kinds: Sequence[str], spare: bool = False) -> float:
+        """From the end of faults of these kinds until all is well, if nothing else is broken. `spare`: one is there."""
+        alone = len(kinds) == 1
+        mended_s = max(self._mended_s(kind, spare and alone) for kind in kinds)
+        controls = any(kind in CONTROL for kind in kinds)
+        return mended_s + (0.0 if alone else self.again_s) + (self.control_s if controls else 0.0)
+
+    def _mended_s(self, kind: str, spare: bool) -> float:
+        return {
+            **dict.fromkeys(IN_PLACE, self.restarted_s),
+            **dict.fromkeys(FROZEN, self.ended_s),
+            **dict.fromkeys(ELSEWHERE, self.moved_s if spare and not self.climbs else self.elsewhere_s),
+            **dict.fromkeys(LIGHTHOUSE, self.taken_s),
+            "gate_killed": self.opened_s,
+            "heal_source_killed": 2 * self.restarted_s + self.again_s,  # one, and then the one from whom it heals
+            "frozen_for_good": self.silent_s,
+            "frozen_at_start": self.never_trains_s,
+        }.get(kind, self._told_s)
+
+    def within_s(self, fault: Fault, faults: Sequence[Fault], clear: bool, trained: bool, spare: bool = False) -> float:
+        """From the beginning of this one until all is well: who comes before that is due is waited for, too. `trained`: all had, when it
+        came. `clear`: it is known what each of them brings about; else one may be mended after the other. `spare`: one was there."""
+
+        def after_s(kinds: Sequence[str]) -> float:
+            if not trained or (self.climbs and not clear):
+                return RECOVERY_BOUND_S  # who is left out for want of a budget is out for its window
+            return (
+                self.of(kinds, spare)
+                if clear
+                else min(RECOVERY_BOUND_S, sum(self.of([k]) + self.again_s for k in kinds))
+            )
+
+        end, kinds = fault.at + fault.lasts_s, [fault.kind]
         for other in sorted(faults, key=lambda f: f.at):
-            due = end + (self.of(kinds) if clear else RECOVERY_BOUND_S)
-            if other.at > due:
+            if other is fault:
+                continue
+            if other.at > end + after_s(kinds):
                 break
-            if other.at + other.seconds >= fault.at:
-                end = max(end, other.at + other.seconds)
+            if other.at + other.lasts_s + after_s([other.kind]) >= fault.at or other.kind in ARMED:
+                end = max(end, other.at + other.lasts_s)
                 kinds.append(other.kind)
-        due = end + (self.of(kinds) if clear else RECOVERY_BOUND_S)
-        return due - fault.at
+        return end + after_s(kinds) - fault.at

@@ -22,8 +22,19 @@ TRAINED_S = 70.0
 APART_S = (20.0, 45.0)
 """From the end of one fault to the next of those that come one by one, least and most: nothing of the first is to be seen any more
 after 15 s (judge.SEEN_S)."""
-OF_ONE_GROUP = ("crash", "error", "node_lost", "allocation_taken")
+AGAIN_S = (10.0, 15.0)
+"""From one fault to the next of those that spend a budget, least and most."""
+PASSED_S = 70.0
+"""Then what was drawn is forgotten."""
+OF_ONE_GROUP = ("crash", "crash_again", "error", "node_lost", "allocation_taken", "frozen_for_good", "frozen_at_start")
 """What hits one group, and has one incident."""
+CONTROL = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed", "leader_killed_deciding",
+           "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away", "calls_lost", "calls_late")  # fmt: skip
+"""What takes nothing from training: no incident may come of it."""
+AT_ONCE = (*OF_ONE_GROUP, "leader_killed", "watch_reset", "gate_killed")
+"""What is over as soon as it is done, whatever its seconds are."""
+LOOK_S, AWAITED_S = 0.1, 60.0
+"""How often, and for how long, is looked for a process that is to be broken as it starts."""
 LOST = (0.2, 0.9)
 """Least and most share of what a network that loses packets loses."""
 WATCH_LATE_S = (0.5, 4.0)
@@ -40,14 +51,26 @@ class Fault:
     target: int
     seconds: float
 
+    @property
+    def lasts_s(self) -> float:
+        """Until it is over, or what comes of it has begun."""
+        return 0.0 if self.kind in AT_ONCE else self.seconds
+
     def told(self) -> dict[str, float | int | str]:
         return asdict(self)
 
 
+def is_tight(seed: int) -> bool:
+    """Every fourth seed has budgets that are soon spent: there the run may halt."""
+    return seed % 4 == 3
+
+
 def plan(seed: int) -> list[Fault]:
-    """The seed's faults in order of time. Of three seeds one begins while the run still starts, and one when everybody trains: there some
+    """The seed's faults in order of time. In one of eight the budgets, which are tight there, are spent. Of the others: of three seeds one begins while the run still starts, and one when everybody trains: there some
     come two at once, and some come again and again to one. In the third they come one by one, and it is clear what each of them did."""
     dice = random.Random(f"plan {seed}")
+    if is_tight(seed) and seed % 8 == 7:
+        return _spending(dice)
     if seed % 3 == 2:
         return _apart(dice)
     faults: list[Fault] = []
@@ -61,6 +84,19 @@ def plan(seed: int) -> list[Fault]:
         faults.append(fault)
         at = min(since + LAST_S, at + (0.0 if dice.random() < 0.3 else dice.uniform(0.5, 20.0)))
     return sorted(faults)
+
+
+def _spending(dice: random.Random) -> list[Fault]:
+    """One group ends again and again within a budget's window (world.spec), or nodes are lost; then perhaps once more, when it has passed."""
+    at = TRAINED_S + dice.uniform(FIRST_S, LAST_S / 2)
+    faults = [Fault(round(at, 2), dice.choice(("crash", "node_lost")), dice.randrange(1 << 16), 1.0)]
+    kind = "node_lost" if faults[0].kind == "node_lost" and dice.random() < 0.5 else "crash_again"
+    for _ in range(dice.choice((2, 3, 4))):
+        at += dice.uniform(*AGAIN_S)
+        faults.append(Fault(round(at, 2), kind, dice.randrange(1 << 16), AGAIN_S[0]))
+    if dice.random() < 0.5:
+        faults.append(Fault(round(at + PASSED_S, 2), "crash_again", 0, AGAIN_S[0]))
+    return faults
 
 
 def _apart(dice: random.Random) -> list[Fault]:
@@ -79,7 +115,8 @@ def inject(world: World, fault: Fault) -> bool:
 
 
 def heal(world: World) -> None:
-    """No more faults: what comes back by itself comes back, what is broken for good stays broken."""
+    """No more faults: what comes back by itself comes back, what is broken for good stays broken. Who was to stand still for a while
+    goes on already."""
     world.etcd.start()
     world.etcd.delay_s = world.delay_s
     world.engine.away = world.engine.stalled = False
@@ -90,8 +127,6 @@ def heal(world: World) -> None:
         if node.role == "service":
             node.switch(True)
         node.start_agent()
-        for trainer in node.trainers.values():
-            trainer.frozen = False
     for gate in world.gates:
         gate.frozen = False
     for client in world.etcd.clients:
@@ -126,6 +161,24 @@ def _crash(world: World, fault: Fault) -> bool:
     return trainer is not None
 
 
+def _crash_again(world: World, fault: Fault) -> bool:
+    """Whom a fault has hit last ends again, as soon as it trains."""
+    if not world.victims:
+        return _crash(world, fault)
+    group, until = world.victims[-1], world.clock.now + fault.seconds
+    world.victims.append(group)
+
+    def look() -> None:
+        found = [t for node in world.nodes.values() for t in node.living() if t.group == group and t.commits]
+        for trainer in found:
+            trainer.end(signal=9)
+        if not found and world.clock.now < until:
+            world.clock.after(LOOK_S, look)
+
+    look()
+    return True
+
+
 def _error(world: World, fault: Fault) -> bool:
     trainer = _trainer(world, fault.target)
     if trainer is not None:
@@ -144,6 +197,46 @@ def _freeze(world: World, fault: Fault) -> bool:
         trainer.frozen = False
 
     world.clock.after(fault.seconds, thaw)
+    return True
+
+
+def _frozen_for_good(world: World, fault: Fault) -> bool:
+    """Only its restart ends it. A lighthouse that is new never hears it, and what finds it then is how long its step takes, of which
+    there is no model: it goes on."""
+    trainer = _trainer(world, fault.target)
+    if trainer is None:
+        return False
+    world.victims.append(trainer.group)
+    trainer.frozen = True
+
+    def look() -> None:
+        unheard = (gate.state for gate in world.gates if gate.serves and trainer.group in gate.state.admitted)
+        if any(state.hearing(trainer.group, world.clock.now) == "holding" for state in unheard):
+            trainer.frozen = False
+        if trainer.frozen and trainer.lives:
+            world.clock.after(world.pace.step_s, look)
+
+    look()
+    return True
+
+
+def _frozen_at_start(world: World, fault: Fault) -> bool:
+    """A group ends, and its next process stands still for good before its first commit."""
+    crashed = _trainer(world, fault.target)
+    if crashed is None:
+        return False
+    _crash(world, fault)
+    until = world.clock.now + AWAITED_S
+
+    def look() -> None:
+        of_group = (t for node in world.nodes.values() for t in node.living() if t.group == crashed.group)
+        found = [t for t in of_group if t.generation > crashed.generation]
+        for trainer in found:
+            trainer.frozen = True
+        if not found and world.clock.now < until:
+            world.clock.after(LOOK_S, look)
+
+    world.clock.after(LOOK_S, look)
     return True
 
 
@@ -416,8 +509,11 @@ def _split(world: World, fault: Fault) -> bool:
 
 _ALL: dict[str, Callable[[World, Fault], bool]] = {
     "crash": _crash,
+    "crash_again": _crash_again,
     "error": _error,
     "freeze": _freeze,
+    "frozen_for_good": _frozen_for_good,
+    "frozen_at_start": _frozen_at_start,
     "heal_source_killed": _heal_source_killed,
     "node_lost": _node_lost,
     "unplugged": _unplugged,

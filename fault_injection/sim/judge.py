@@ -14,7 +14,8 @@ from fault_injection.budgets import within_budgets
 from fault_injection.history import FaultDone, History, Setting
 from fault_injection.promises import one_incident_each, others_go_on, recovered_in_time
 from fault_injection.sim.bounds import RECOVERY_BOUND_S, Bounds
-from fault_injection.sim.faults import Fault
+from fault_injection.sim.faults import CONTROL, Fault
+from fault_injection.sim.files import its_host_is_cordoned, spent_when_said
 from fault_injection.sim.world import World
 from supervisor.core.model import Kind
 
@@ -26,14 +27,29 @@ UNTOUCHED_S = 3.0
 """As OTHERS_S, for what takes nothing from training: three steps."""
 KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
     "crash": (Kind.CRASH,),
+    "crash_again": (Kind.CRASH,),
     "error": (Kind.ERROR,),
     "node_lost": (Kind.NODE_LOST, Kind.ALLOCATION_LOST),  # whoever says it first, its lease or the scheduler
     "allocation_taken": (Kind.ALLOCATION_LOST,),
+    "frozen_for_good": (Kind.STALLED,),
+    "frozen_at_start": (Kind.CRASH,),  # that its next process never trains is found while that is open
 }
 """Faults that are one group's, and what a supervisor that sees clearly calls them."""
-HARMLESS = ("agent_killed", "watch_late", "watch_reset", "engine_pending", "engine_away", "leader_killed",
-            "leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost", "etcd_away", "calls_lost", "calls_late")  # fmt: skip
-"""What takes nothing from training: no incident may come of it."""
+MAY_HAVE: Mapping[str, tuple[Kind, ...]] = {
+    "freeze": (Kind.STALLED,),
+    "heal_source_killed": (Kind.CRASH,),
+    "unplugged": (Kind.NODE_LOST, Kind.STALLED),
+    "split": (Kind.NODE_LOST, Kind.STALLED),
+    "beats_lost": (Kind.STALLED,),
+    "beats_late": (Kind.STALLED,),
+    "agent_cut": (),
+    "gate_killed": (),
+    "gate_frozen": (),
+    "host_off": (),
+}
+"""What may pass without an incident, or have some of these, of whomever: it depends on how long it lasts, and whom it hits. All groups
+may stand still for as long as the recovery may take."""
+UNTOUCHED = (*CONTROL, "agent_cut")
 NOBODY = -1
 """The group of a fault that is no one group's."""
 
@@ -41,6 +57,8 @@ OF_FILES = {name: checker for name, checker in checkers.CHECKERS.items() if name
 ALWAYS: Mapping[str, Callable[[History], list[str]]] = {
     **OF_FILES,
     "within_budgets": within_budgets,
+    "its_host_is_cordoned": its_host_is_cordoned,
+    "spent_when_said": spent_when_said,
 }
 WHEN_WELL = {"recovered_in_time": recovered_in_time}
 """Of a run that got well again: one with tight budgets may halt."""
@@ -55,7 +73,7 @@ class Asked:
     faults: int = 0
     """That found somebody."""
     bound: int = 0
-    """Their recovery had its own bound, and not RECOVERY_BOUND_S."""
+    """Their recovery had its own bound, shorter than RECOVERY_BOUND_S."""
     none: int = 0
     """No incident was right, nor that any group stood still."""
     one: int = 0
@@ -68,10 +86,17 @@ class _Struck:
 
     fault: Fault
     began: float
-    groups: tuple[int, ...]
+    groups: Mapping[int, str]
+    """Whom it hit, and where they were."""
     clear: bool
     """All was well, and nothing of another fault was still to be seen."""
+    spare: bool = False
+    """A node was free."""
+    unwell: float = 0.0
+    """When all was not well last, as far as was looked."""
     over: float | None = None
+    within_s: float = RECOVERY_BOUND_S
+    """From when it began, how long it may take until all is well."""
 
 
 @dataclass
@@ -88,21 +113,27 @@ class Struck:
 
     def well(self) -> None:
         """Whose doing is past, if all is well now."""
-        now = self.world.clock.now
-        due = [s for s in self.all if s.over is None and now >= s.began + s.fault.seconds + SEEN_S]
-        if due and self.world.healthy():
-            for one in due:
-                one.over = now
+        now, open_ = self.world.clock.now, [s for s in self.all if s.over is None]
+        if not open_:
+            return
+        if not self.world.healthy():
+            for one in open_:
+                one.unwell = now
+            return
+        for one in open_:
+            if now >= one.began + one.fault.seconds + SEEN_S:
+                one.over = max(one.began + one.fault.lasts_s, one.unwell + self.world.pace.step_s)
 
     def add(self, fault: Fault, inject: Callable[[World, Fault], bool]) -> bool:
         """Break it; False when there was nobody to hit."""
         world, now = self.world, self.world.clock.now
         self.well()
         clear = world.healthy() and all(one.over is not None or one.began == now for one in self.all)
-        before = len(world.victims)
+        before, spare = len(world.victims), _has_spare(world)
         if not inject(world, fault):
             return False
-        self.all.append(_Struck(fault, now, tuple(world.victims[before:]), clear))
+        groups = {g: world.checks.memory.groups[g].node for g in world.victims[before:]}
+        self.all.append(_Struck(fault, now, groups, clear, spare, unwell=now))
         return True
 
     def done(self, over: float | None) -> list[FaultDone]:
@@ -110,33 +141,28 @@ class Struck:
         found: list[FaultDone] = []
         clear = self.clear(over)
         spec = self.world.spec
-        bounds = Bounds(spec, self.world.pace, climbs=spec.policy.budget.restart < len(self.all))
+        bounds = Bounds(spec, self.world.pace, climbs=spec.policy.budget.restart <= len(self.all))
         faults = [replace(s.fault, at=s.began) for s in self.all]
-        for struck in self.all:
+        for struck, fault in zip(self.all, faults, strict=True):
             free = struck in clear
             kinds = self._kinds(struck, over) if free else ()
             # told twice, none is alone, and how many incidents it has is not held against it
-            whom = (struck.groups or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
-            # looked at once a step, and not before nothing of it is to be seen any more
-            within_s = bounds.within_s(
-                replace(struck.fault, at=struck.began), faults, free and self.trained(struck.began)
-            )
-            within_s = max(within_s, struck.fault.seconds + SEEN_S) + self.world.pace.step_s
+            whom = (tuple(struck.groups) or (NOBODY,)) if kinds else (NOBODY,) if free else (NOBODY, NOBODY)
+            struck.within_s = bounds.within_s(fault, faults, free, self.trained(struck.began), struck.spare)
+            within_s = struck.within_s + self.world.pace.step_s  # looked at once a step
             for group in whom:
                 done = self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over)
-                found.append(replace(done, within_s=within_s))
+                found.append(replace(done, within_s=within_s, others_within_s=_others_s(fault.kind, within_s, free)))
         return found
 
     def _kinds(self, struck: _Struck, over: float | None) -> tuple[Kind, ...]:
         """What a supervisor may call it; nothing: there is no incident of it, or not one alone."""
-        kinds = KINDS_OF.get(struck.fault.kind, ())
-        end = float("inf")
+        kinds, end = KINDS_OF.get(struck.fault.kind, ()), float("inf")
         beside = (o for o in self.all if o is not struck and o.began <= (struck.over or over or end))
-        if Kind.ALLOCATION_LOST in kinds and any((o.over or over or end) >= struck.began for o in beside):
-            return (
-                *kinds,
-                Kind.NODE_LOST,
-            )  # where the scheduler's word, or who hears it, is away the node's lease ends first
+        guessed = Kind.ALLOCATION_LOST in kinds or Kind.STALLED in kinds
+        if guessed and any((o.over or over or end) >= struck.began for o in beside):
+            # a node's lease ends first where the scheduler's word, or who hears it, is away; and where etcd is, that of a silent one
+            return (*kinds, Kind.NODE_LOST)
         return kinds
 
     def trained(self, at: float) -> bool:
@@ -147,12 +173,17 @@ class Struck:
     def clear(self, over: float | None) -> list[_Struck]:
         """Of whom it is known which incidents may come of them: none, or one of a kind, with nothing unclear beside them."""
         end = over if over is not None else float("inf")
-        known = [s for s in self.all if s.fault.kind in HARMLESS or (s.fault.kind in KINDS_OF and s.clear)]
+
+        def beside(one: _Struck, other: _Struck) -> bool:
+            return one is not other and one.began <= (other.over or end) and other.began <= (one.over or end)
+
+        known = [s for s in self.all if s.fault.kind in CONTROL or s.clear]
+        effects = [s for s in self.all if s.fault.kind not in CONTROL]
+        # what may or may not have an incident is clear where nothing else has
+        known = [s for s in known if s.fault.kind not in MAY_HAVE or not any(beside(s, o) for o in effects)]
         while True:
             others = [s for s in self.all if s not in known]
-            kept = [
-                s for s in known if not any(s.began <= (o.over or end) and o.began <= (s.over or end) for o in others)
-            ]
+            kept = [s for s in known if not any(beside(s, o) for o in others)]
             if len(kept) == len(known):
                 return known
             known = kept
@@ -161,15 +192,25 @@ class Struck:
         self, number: int, struck: _Struck, group: int, kinds: Sequence[Kind], clear: bool, over: float | None
     ) -> FaultDone:
         return FaultDone(
-            number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node="", step=0, began=struck.began,
+            number=number, name=struck.fault.kind, group=group, rank=0, generation=0, node=struck.groups.get(group, ""), step=0, began=struck.began,
             made=struck.began, evidence=struck.fault.kind, healed=over, over=over, kinds=tuple(kinds) if group != NOBODY else (),
-            echoes=(Kind.PEERS_GONE,) if clear else tuple(Kind), within_s=0.0,
-            others_within_s=_others_s(struck.fault.kind) if clear else RECOVERY_BOUND_S,
+            echoes=(Kind.PEERS_GONE, *MAY_HAVE.get(struck.fault.kind, ())) if clear else tuple(Kind), within_s=0.0, others_within_s=0.0,
         )  # fmt: skip
 
 
-def _others_s(kind: str) -> float:
-    return UNTOUCHED_S if kind in HARMLESS else OTHERS_S
+def _others_s(kind: str, within_s: float, clear: bool) -> float:
+    if not clear:
+        return min(within_s, RECOVERY_BOUND_S)
+    if kind in KINDS_OF:
+        return OTHERS_S
+    return UNTOUCHED_S if kind in UNTOUCHED else within_s
+
+
+def _has_spare(world: World) -> bool:
+    """Whether a node is there that no group has, and none waits for."""
+    groups = world.checks.memory.groups.values()
+    used, waiting = {g.node for g in groups}, sum(not g.node for g in groups)
+    return sum(n.power and n.name not in used for n in world.nodes.values()) > waiting
 
 
 def judge(world: World, struck: Struck, over: float | None) -> Asked:
@@ -201,8 +242,8 @@ def judge(world: World, struck: Struck, over: float | None) -> Asked:
     clear = struck.clear(over) if over is not None else []
     return Asked(
         faults=len(struck.all),
-        bound=sum(struck.trained(s.began) for s in clear),
-        none=sum(s.fault.kind in HARMLESS for s in clear) if in_time else 0,
+        bound=sum(s.within_s < RECOVERY_BOUND_S for s in struck.all) if over is not None else 0,
+        none=sum(s.fault.kind in UNTOUCHED for s in clear) if in_time else 0,
         one=sum(s.fault.kind in KINDS_OF for s in clear) if in_time else 0,
     )
 

@@ -168,6 +168,12 @@ class Kept:
         """The first seed that is not in it."""
         return max((part["first"] + part["seeds"] for part in self._before), default=0)
 
+    @property
+    def missing(self) -> list[int]:
+        """Seeds before the next that no part has: one was begun with `--first`."""
+        there = {seed for part in self._before for seed in range(part["first"], part["first"] + part["seeds"])}
+        return [seed for seed in range(self.next) if seed not in there]
+
     def keep(self, part: Part, at_once: bool = False) -> None:
         """Write it, whole or not at all, unless it was written just now. Raises OSError for a disk that fails meanwhile."""
         now = time.monotonic()

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from fault_injection.sim import faults
 from fault_injection.sim.bounds import RECOVERY_BOUND_S
-from fault_injection.sim.faults import Fault
+from fault_injection.sim.faults import Fault, is_tight
 from fault_injection.sim.judge import SEEN_S, Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
+from supervisor.core.ladder import NOTHING_LEFT
 
 LEFT_OVER_S = 60.0
 """After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
 NAMED = 5
 """So many groups that are not well a failure names: of five hundred nobody reads more."""
 ENDED = ("halted", "stopped", "finished")
+ROOT = Path(__file__).parents[2]
+THE_PROGRAM = ("supervisor", "agents")
+"""Folders of what is under test."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,6 @@ class Result:
     lasted_s: float
     """Virtual time, all in all."""
     asked: Asked
-
-
-def is_tight(seed: int) -> bool:
-    """Every fourth seed has budgets that are soon spent: there the run may halt."""
-    return seed % 4 == 3
 
 
 def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
@@ -63,11 +64,11 @@ def run(seed: int, nodes: int, plan: Sequence[Fault] | None = None) -> Result:
     def broken() -> bool:
         return bool(world.checks.broken)
 
-    with _listening(world):
+    recovered_s, asked = None, Asked()
+    with _listening(world), _whatever_is_raised(world):
         end = max((fault.at + fault.seconds for fault in chosen), default=0.0)
         world.clock.run_until(began + end, broken)
         recovered_s = None if broken() else _recover(world, is_tight(seed))
-        asked = Asked()
         if not broken():
             asked = judge(world, struck, world.clock.now if recovered_s is not None else None)
     return Result(
@@ -93,7 +94,8 @@ def _recover(world: World, tight: bool) -> float | None:
     world.clock.run_until(healed + RECOVERY_BOUND_S, settled)
     if checks.broken:
         return None
-    if not world.healthy() and not (tight and checks.memory.phase == "halted" and checks.memory.halt_reason):
+    spent = tight and checks.memory.phase == "halted" and checks.memory.halt_reason.startswith(NOTHING_LEFT)
+    if not world.healthy() and not spent:
         checks.broke(f"progress: not every group trains {RECOVERY_BOUND_S:g} s after the last fault: {state(world)}")
         return None
     recovered_s = world.clock.now - healed if world.healthy() else None
@@ -119,6 +121,18 @@ def state(world: World) -> str:
         f"{memory.phase} {memory.halt_reason}; groups {some}{rest}; incidents {list(memory.incidents)[:NAMED]}; "
         f"waits {waits[:5]}"
     )
+
+
+@contextmanager
+def _whatever_is_raised(world: World) -> Iterator[None]:
+    """An error of the program under test is a violation, with its seed and its faults, as any other."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- whatever the program raises is to be told
+        frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+        ours = [(p.relative_to(ROOT), n) for p, n in frames if p.is_relative_to(ROOT)]
+        path, line = next((f for f in reversed(ours) if f[0].parts[0] in THE_PROGRAM), ours[-1])
+        world.checks.broke(f"crash: {type(error).__name__}: {error} at {path}:{line}")
 
 
 @contextmanager

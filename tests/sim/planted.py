@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from agents import reconcile
 from agents.gate_state import GateState, Verdict
 from agents.names import Name, TrainerName
-from supervisor.core import budget, decide, detect, ending, invariants
+from fault_injection.sim.faults import Fault
+from supervisor.core import acting, budget, decide, detect, ending, invariants, ladder, seat
+from supervisor.core import round as rounds
 from supervisor.core.ladder import Choice
-from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Rung
+from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Lighthouse, Rung
 from supervisor.core.round import Round
-from supervisor.core.spec import BudgetSpec
+from supervisor.core.spec import BudgetSpec, PolicySpec
 from supervisor.ports.store import Expect
 from supervisor.shell import loop, projection
 from supervisor.shell.store.election import Leadership
@@ -248,12 +251,108 @@ def spares_stay_spares(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Round, "spares", spares)
 
 
+def restarts_are_eight_seconds_late(patch: pytest.MonkeyPatch) -> None:
+    """About as long again as a restart takes here."""
+    right = Round.set_group
+
+    def set_group(self: Round, group: GroupMemory) -> None:
+        decided = group.phase == "placing" and group.since == self.now and group.attempts > 0
+        right(self, replace(group, not_before=self.now + 8.0) if decided else group)
+
+    patch.setattr(Round, "set_group", set_group)
+
+
+def next_lighthouse_is_held_back(patch: pytest.MonkeyPatch) -> None:
+    """For 100 s, in which all stand still."""
+    right = seat._next
+    since: dict[tuple[int, int], float] = {}
+
+    def next_(r: Round, seat_: Lighthouse, reason: str) -> Lighthouse:
+        at = since.setdefault((id(r.spec), seat_.generation), r.now)
+        if seat_.node and at <= r.now < at + 100.0:
+            r.look_again(r.now + 1.0)
+            return seat_
+        return right(r, seat_, reason)
+
+    patch.setattr(seat, "_next", next_)
+
+
+def _never(patch: pytest.MonkeyPatch, kind: Kind) -> None:
+    """No group fails in this way."""
+    right = detect.failure
+
+    def failure(*about: Any, **more: Any) -> Failure | None:
+        found = right(*about, **more)
+        return None if found is not None and found.kind == kind else found
+
+    patch.setattr(detect, "failure", failure)
+
+
+def the_silent_are_never_ended(patch: pytest.MonkeyPatch) -> None:
+    _never(patch, Kind.STALLED)
+
+
+def who_never_trains_is_never_ended(patch: pytest.MonkeyPatch) -> None:
+    _never(patch, Kind.START_TIMEOUT)
+
+
+def a_spares_host_is_cordoned(patch: pytest.MonkeyPatch) -> None:
+    """And the node's own is not."""
+    right, done = Round.cordon, Round.done
+
+    def cordon(self: Round, host: str, node: str, incident: Incident) -> None:
+        other = self.next_spare
+        right(self, self.host_of(other) if other else host, node, incident)
+        self.cordons.setdefault(host, "")  # who calls it reads it
+
+    def without(self: Round) -> Any:
+        self.cordons = {host: why for host, why in self.cordons.items() if why}
+        return done(self)
+
+    patch.setattr(Round, "cordon", cordon)
+    patch.setattr(Round, "done", without)
+
+
+def the_window_never_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(budget, "within", lambda instants, now, window_s: tuple(instants))
+
+
+def nothing_is_dearer(patch: pytest.MonkeyPatch) -> None:
+    """Where the budget of the first rung is spent, that is the end of the ladder."""
+    right = rounds.choose
+
+    def choose(kind: Kind, group: int, policy: PolicySpec, **more: Any) -> Choice:
+        found = right(kind, group, policy, **more)
+        if Rung.RESTART < found.rung < Rung.STOP and "budget spent" in found.reason:
+            return Choice(Rung.STOP, f"{ladder.NOTHING_LEFT}: {'; '.join(found.considered)}", found.considered)
+        return found
+
+    patch.setattr(rounds, "choose", choose)
+
+
+def a_mistake_is_raised(patch: pytest.MonkeyPatch) -> None:
+    def moved(*about: Any) -> None:
+        raise ValueError("budget of replace is spent")
+
+    patch.setattr(acting, "_move_away", moved)
+
+
+def taken_and_split(seed: int) -> list[Fault]:
+    """A group's next node may be cut off after it was ordered and before it starts there, so that it is moved again."""
+    dice = random.Random(f"taken and split {seed}")
+    taken = Fault(90.0, "allocation_taken", dice.randrange(1 << 16), 2.0)
+    return [taken, Fault(90.0 + dice.choice((0.0, 1.0, 2.0)), "split", dice.randrange(1 << 16), 16.0)]
+
+
+PLANS = {nothing_is_withdrawn: taken_and_split}
+"""Where the seeds' own plans bring it about too seldom."""
+
 FEW, ONE_GROUP = 8, 2
 """Nodes, a spare among them. Whatever ends the only group is followed by a resume from disk."""
 
 PLANTED = (
     (budget_off_by_one, "budget", FEW),
-    (no_epoch_compared, "fencing", 6),  # seldom of harm, as the memory that is written is compared too
+    (no_epoch_compared, "fencing", 7),  # seldom of harm, as the memory that is written is compared too
     (no_proof_of_emptiness, "single_owner", FEW),  # its node was said to be empty
     (nothing_is_given_back, "leak", 7),  # what is to be given back is mostly gone by itself: seldom with other numbers
     (agents_end_nothing, "orphan", FEW),
@@ -275,17 +374,21 @@ PLANTED = (
     (nothing_is_renewed, "kept", FEW),
     (no_spare_is_counted_on, "spare", FEW),
     (spares_stay_spares, "spare", FEW),
+    (restarts_are_eight_seconds_late, "recovered_in_time", FEW),
+    (next_lighthouse_is_held_back, "recovered_in_time", FEW),
+    (the_silent_are_never_ended, "progress", FEW),
+    (who_never_trains_is_never_ended, "progress", FEW),
+    (a_spares_host_is_cordoned, "its_host_is_cordoned", FEW),
+    (the_window_never_ends, "progress", FEW),
+    (nothing_is_dearer, "spent_when_said", FEW),
+    (a_mistake_is_raised, "crash", FEW),
 )
 """With the family of checks that tells of it first, and the nodes of the runs in which it is looked for."""
 
 TOLD_BY_FILES = (
     (no_proof_of_emptiness, "single_owner", FEW),
     (agents_begin_again_what_has_ended, "one_actuation_per_decision", FEW),
-    (
-        nothing_is_withdrawn,
-        "no_stale_actuation",
-        12,
-    ),  # what is left is mostly refused elsewhere: seldom with other numbers
+    (nothing_is_withdrawn, "no_stale_actuation", 12),  # what is left is mostly refused elsewhere
     (decisions_not_counted, "generations_grow", FEW),
     (nothing_compared, "no_dead_epoch", FEW),
     (agents_end_who_has_no_gate, "no_kill_without_reason", FEW),
@@ -294,6 +397,8 @@ TOLD_BY_FILES = (
     (restarts_are_put_off_for_a_minute, "recovered_in_time", FEW),
     (crash_called_oom, "one_incident_each", FEW),
     (gate_closes_whomever_it_hears, "others_go_on", FEW),
+    (a_spares_host_is_cordoned, "its_host_is_cordoned", FEW),
+    (nothing_is_dearer, "spent_when_said", FEW),
 )
 """With the checker of a run's files that tells of it where the model's own checks say nothing. FEW nodes. Not told of there is a stale
 generation that is let in again: its agent ends it before the step in which it heals is at its end."""

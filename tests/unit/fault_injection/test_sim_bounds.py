@@ -6,6 +6,7 @@ import pytest
 
 from fault_injection.sim.bounds import RECOVERY_BOUND_S, Bounds
 from fault_injection.sim.faults import Fault
+from fault_injection.sim.judge import MAY_HAVE
 from fault_injection.sim.pace import pace
 from fault_injection.sim.world import spec
 
@@ -13,12 +14,31 @@ BOUNDS = Bounds(spec(8), pace(), climbs=False)
 CRASH = Fault(20.0, "crash", 0, 5.0)
 
 
-def test_a_restart_is_bounded_by_its_pause_its_start_and_the_steps_in_which_it_heals() -> None:
-    of, at = BOUNDS.spec.policy, BOUNDS.pace
-    least = of.backoff_max_s + at.start_s[1] + at.step_s + at.heal_s[1]
-    assert least < BOUNDS.in_place_s < 3 * least
-    assert BOUNDS.within_s(CRASH, [CRASH], clear=True) == 5.0 + BOUNDS.in_place_s
-    assert BOUNDS.in_place_s < BOUNDS.elsewhere_s < RECOVERY_BOUND_S / 3
+def within_s(fault: Fault, *others: Fault, of: Bounds = BOUNDS, clear: bool = True, trained: bool = True) -> float:
+    return of.within_s(fault, [fault, *others], clear, trained)
+
+
+def test_a_restart_is_bounded_by_its_start_and_the_steps_in_which_it_heals() -> None:
+    at = BOUNDS.pace
+    least = at.start_s[1] + at.step_s + at.heal_s[1]
+    assert least < BOUNDS.in_place_s < 2 * least
+    assert within_s(CRASH) == pytest.approx(BOUNDS.in_place_s), (
+        "and it is over at once, however long it is said to last"
+    )
+    assert BOUNDS.in_place_s < BOUNDS.moved_s < BOUNDS.elsewhere_s < RECOVERY_BOUND_S / 6
+
+
+def test_a_spare_is_moved_to_at_once_if_nothing_else_is_broken() -> None:
+    lost = Fault(20.0, "node_lost", 0, 5.0)
+    assert BOUNDS.within_s(lost, [lost], clear=True, trained=True, spare=True) == pytest.approx(BOUNDS.moved_s)
+    both = BOUNDS.within_s(lost, [lost, CRASH], clear=True, trained=True, spare=True)
+    assert both == pytest.approx(BOUNDS.elsewhere_s + BOUNDS.again_s)
+
+
+@pytest.mark.parametrize("kind", [*MAY_HAVE, "frozen_for_good", "frozen_at_start"])
+def test_whatever_is_alone_has_its_own_bound_from_its_end(kind: str) -> None:
+    fault = Fault(20.0, kind, 0, 7.0)
+    assert fault.lasts_s <= within_s(fault) < fault.lasts_s + RECOVERY_BOUND_S / 6
 
 
 @pytest.mark.parametrize(("kind", "moves"), [("leader_killed", False), ("node_lost", True)])
@@ -27,12 +47,28 @@ def test_what_comes_before_all_is_due_to_be_well_is_waited_for_and_what_comes_la
 ) -> None:
     other = Fault(30.0, kind, 0, 9.0)
     mended_s = BOUNDS.elsewhere_s if moves else BOUNDS.in_place_s + BOUNDS.control_s
-    assert BOUNDS.within_s(CRASH, [CRASH, other], clear=True) == pytest.approx(39.0 - 20.0 + mended_s)
-    late = Fault(CRASH.at + CRASH.seconds + BOUNDS.in_place_s + 0.1, kind, 0, 9.0)
-    assert BOUNDS.within_s(CRASH, [CRASH, late], clear=True) == 5.0 + BOUNDS.in_place_s
+    assert within_s(CRASH, other) == pytest.approx(30.0 - 20.0 + mended_s + BOUNDS.again_s)
+    late = Fault(CRASH.at + BOUNDS.in_place_s + 0.1, kind, 0, 9.0)
+    assert within_s(CRASH, late) == pytest.approx(BOUNDS.in_place_s)
 
 
-def test_what_is_not_clear_has_the_widest_bound_and_a_run_with_few_budgets_may_have_to_move() -> None:
-    assert BOUNDS.within_s(CRASH, [CRASH], clear=False) == 5.0 + RECOVERY_BOUND_S
+def test_what_came_before_and_is_not_due_to_be_well_is_waited_for_and_so_is_what_waits_for_a_decision() -> None:
+    away = Fault(30.0, "engine_away", 0, 5.0)
+    frozen = Fault(10.0, "frozen_at_start", 0, 1.0)
+    assert within_s(away, frozen) > within_s(away) + BOUNDS.never_trains_s / 2
+    armed = Fault(-600.0, "leader_killed_deciding", 0, 1.0)
+    assert within_s(CRASH, armed) == pytest.approx(BOUNDS.in_place_s + BOUNDS.again_s + BOUNDS.control_s)
+
+
+def test_what_is_not_clear_may_be_mended_one_after_the_other_and_who_has_not_trained_has_the_widest_bound() -> None:
+    lost = Fault(20.0, "node_lost", 0, 5.0)
+    one_by_one = BOUNDS.in_place_s + BOUNDS.elsewhere_s + 2 * BOUNDS.again_s
+    assert within_s(CRASH, lost, clear=False) == pytest.approx(one_by_one)
+    assert within_s(CRASH, *[lost] * 40, clear=False) == pytest.approx(RECOVERY_BOUND_S)
+    assert within_s(CRASH, trained=False) == pytest.approx(RECOVERY_BOUND_S)
+
+
+def test_a_run_with_few_budgets_may_have_to_move_or_to_wait_for_their_window() -> None:
     tight = Bounds(spec(8, tight=True), pace(), climbs=True)
-    assert tight.within_s(CRASH, [CRASH], clear=True) == 5.0 + tight.elsewhere_s
+    assert within_s(CRASH, of=tight) == pytest.approx(tight.elsewhere_s)
+    assert within_s(CRASH, of=tight, clear=False) == pytest.approx(RECOVERY_BOUND_S)

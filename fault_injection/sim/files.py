@@ -1,0 +1,71 @@
+"""Checkers of a seed's files that ask more than those of a real run: here a node's host is known, and so is how the budgets are counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fault_injection.history import Decided, History, Unknown
+from supervisor.core.ladder import NOTHING_LEFT
+from supervisor.core.model import Rung
+
+SPENT = re.compile(r"(restart|replace|reallocate): budget spent")
+"""As a reason says it (core/ladder.py)."""
+MARGIN_S = 1.0
+"""A decision is written down a moment after the time that it counts from."""
+
+
+def host_of(node: str) -> str:
+    """Every node has a host of its own."""
+    return f"h{node}"
+
+
+def its_host_is_cordoned(history: History) -> list[str]:
+    """A host is cordoned for what befell the node that it is."""
+    actions = (action for decision in history.committed() for action in decision.actions)
+    return [
+        f"{action['key']} is about node {action['node']}, whose host is {host_of(action['node'])}"
+        for action in actions
+        if action["verb"] == "cordon" and action["key"].split(":")[1] != host_of(action["node"])
+    ]
+
+
+def spent_when_said(history: History) -> list[str]:
+    """Where a budget is said to be spent it was drawn on within the window; and where nothing cheaper is left, no node could be asked for."""
+    if history.setting is None:
+        raise Unknown("the history does not say what the budgets are")
+    setting, found, drawn = history.setting, [], list(_draws(history))
+    for t, choice in _choices(history.committed()):
+        reason = str(choice.get("reason", ""))
+        said = set(SPENT.findall(reason)) | ({"reallocate"} if reason.startswith(NOTHING_LEFT) else set())
+        for name in sorted(said):
+            scope = (name, choice["group"] if name == "restart" else None)
+            times = sum(scope == other and t - setting.window_s - MARGIN_S <= at <= t for at, other in drawn)
+            if times < setting.budgets[name]:
+                found.append(
+                    f"{choice['id']}: {reason}: but {name} was drawn on {times} times in {setting.window_s:g} s, of {setting.budgets[name]}"
+                )
+    return found
+
+
+def _choices(decisions: Iterable[Decided]) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Each choice of a rung, once, with when it was written down first."""
+    seen: set[tuple[str, float]] = set()
+    for decision in decisions:
+        for incident in decision.incidents:
+            key = (incident["id"], incident.get("decided") or -1.0)
+            if incident.get("decided") is not None and key not in seen:
+                seen.add(key)
+                yield decision.t, incident
+
+
+def _draws(history: History) -> Iterator[tuple[float, tuple[str, int | None]]]:
+    """When what may have drawn on a budget was done, and on which: rather too many than too few."""
+    for t, choice in _choices(history.decisions):
+        name = Rung(choice["rung"]).name.lower()
+        yield t, (name, choice["group"] if name == "restart" else None)
+    for decision in history.decisions:
+        for action in decision.actions:
+            if action["verb"] == "acquire" and action.get("rung"):
+                yield decision.t, (Rung(action["rung"]).name.lower(), None)
