@@ -141,11 +141,10 @@ class Bounds:
         def after_s(kinds: Sequence[str]) -> float:
             if not trained or (self.climbs and not clear):
                 return RECOVERY_BOUND_S  # who is left out for want of a budget is out for its window
-            return (
-                self.of(kinds, spare)
-                if clear
-                else min(RECOVERY_BOUND_S, sum(self.of([k]) + self.again_s for k in kinds))
-            )
+            if clear:
+                return self.of(kinds, spare)
+            controls = self.control_s if any(kind in CONTROL for kind in kinds) else 0.0
+            return min(RECOVERY_BOUND_S, controls + sum(self._mended_s(kind, False) + self.again_s for kind in kinds))
 
         end, kinds = fault.at + fault.lasts_s, [fault.kind]
         for other in sorted(faults, key=lambda f: f.at):
