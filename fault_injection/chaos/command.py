@@ -99,7 +99,7 @@ def run_command(
 ) -> None:
     """Break a run as a schedule or a seed says, and certify what came of it. Ends with 1 unless all checkers pass.
 
-    Ctrl-C, or a SIGTERM, heals what is broken before it leaves."""
+    Ctrl-C, a SIGTERM or a closed terminal heals what is broken before it leaves."""
 
     def wanted(site: Site) -> Schedule:
         if loaded is None:

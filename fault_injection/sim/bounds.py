@@ -15,6 +15,8 @@ from supervisor.core.seat import MARGIN_S
 from supervisor.core.spec import RunSpec
 from supervisor.shell.service import LEASE_S
 
+SEEN_S = 15.0
+"""From the end of a fault on nothing of it is still to be seen: the lease of a node and all timeouts of a silent one are shorter."""
 RECOVERY_BOUND_S = 300.0
 """From the end of all faults until every group commits, whatever they were: seven times the model's longest timeout (allocation_timeout_s)."""
 IN_PLACE = ("crash", "crash_again", "error")
@@ -146,11 +148,12 @@ class Bounds:
             controls = self.control_s if any(kind in CONTROL for kind in kinds) else 0.0
             return min(RECOVERY_BOUND_S, controls + sum(self._mended_s(kind, False) + self.again_s for kind in kinds))
 
-        end, kinds = fault.at + fault.lasts_s, [fault.kind]
+        # until then it is not taken for over, whatever its bound is
+        end, kinds, seen = fault.at + fault.lasts_s, [fault.kind], fault.at + fault.seconds + SEEN_S
         for other in sorted(faults, key=lambda f: f.at):
             if other is fault:
                 continue
-            if other.at > end + after_s(kinds):
+            if other.at > max(end + after_s(kinds), seen):
                 break
             if other.at + other.lasts_s + after_s([other.kind]) >= fault.at or other.kind in ARMED:
                 end = max(end, other.at + other.lasts_s)

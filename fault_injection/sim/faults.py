@@ -21,7 +21,7 @@ TRAINED_S = 70.0
 """After the launch everybody trains: a run of 500 nodes that nobody breaks needs up to 58 s."""
 APART_S = (20.0, 45.0)
 """From the end of one fault to the next of those that come one by one, least and most: nothing of the first is to be seen any more
-after 15 s (judge.SEEN_S)."""
+after 15 s (bounds.SEEN_S)."""
 AGAIN_S = (10.0, 15.0)
 """From one fault to the next of those that spend a budget, least and most."""
 PASSED_S = 70.0

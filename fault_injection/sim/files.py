@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from fault_injection.history import Decided, History, Unknown
@@ -13,7 +14,7 @@ from supervisor.core.model import Rung
 SPENT = re.compile(r"(restart|replace|reallocate): budget spent")
 """As a reason says it (core/ladder.py)."""
 MARGIN_S = 1.0
-"""A decision is written down a moment after the time that it counts from."""
+"""A decision is written down a moment after the time that it counts from. And a run's clock stands still while nobody leads it."""
 
 
 def host_of(node: str) -> str:
@@ -36,12 +37,14 @@ def spent_when_said(history: History) -> list[str]:
     if history.setting is None:
         raise Unknown("the history does not say what the budgets are")
     setting, found, drawn = history.setting, [], list(_draws(history))
+    unled = [(two.t, two.t - one.t) for one, two in pairwise(history.committed()) if one.epoch != two.epoch]
     for t, choice in _choices(history.committed()):
         reason = str(choice.get("reason", ""))
         said = set(SPENT.findall(reason)) | ({"reallocate"} if reason.startswith(NOTHING_LEFT) else set())
         for name in sorted(said):
             scope = (name, choice["group"] if name == "restart" else None)
-            times = sum(scope == other and t - setting.window_s - MARGIN_S <= at <= t for at, other in drawn)
+            since = t - setting.window_s - MARGIN_S - sum(lasted_s for at, lasted_s in unled if at <= t)
+            times = sum(scope == other and since <= at <= t for at, other in drawn)
             if times < setting.budgets[name]:
                 found.append(
                     f"{choice['id']}: {reason}: but {name} was drawn on {times} times in {setting.window_s:g} s, of {setting.budgets[name]}"

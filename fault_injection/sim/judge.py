@@ -13,14 +13,12 @@ from fault_injection import checkers, history
 from fault_injection.budgets import within_budgets
 from fault_injection.history import FaultDone, History, Setting
 from fault_injection.promises import one_incident_each, others_go_on, recovered_in_time
-from fault_injection.sim.bounds import RECOVERY_BOUND_S, Bounds
+from fault_injection.sim.bounds import RECOVERY_BOUND_S, SEEN_S, Bounds
 from fault_injection.sim.faults import CONTROL, Fault
 from fault_injection.sim.files import its_host_is_cordoned, spent_when_said
 from fault_injection.sim.world import World
 from supervisor.core.model import Kind
 
-SEEN_S = 15.0
-"""From the end of a fault on nothing of it is still to be seen: the lease of a node and all timeouts of a silent one are shorter."""
 OTHERS_S = 20.0
 """So long a group that was not hit may stand still for one that was: the lease of a node, the drop of who is silent, a heal."""
 UNTOUCHED_S = 3.0
@@ -152,16 +150,18 @@ class Struck:
             within_s = struck.within_s + self.world.pace.step_s  # looked at once a step
             for group in whom:
                 done = self._done(len(found) + 1, struck, group, kinds or (), free, struck.over or over)
-                found.append(replace(done, within_s=within_s, others_within_s=_others_s(fault.kind, within_s, free)))
+                found.append(replace(done, within_s=within_s, others_within_s=_others_s(fault, faults, within_s, free)))
         return found
 
     def _kinds(self, struck: _Struck, over: float | None) -> tuple[Kind, ...]:
         """What a supervisor may call it; nothing: there is no incident of it, or not one alone."""
         kinds, end = KINDS_OF.get(struck.fault.kind, ()), float("inf")
-        beside = (o for o in self.all if o is not struck and o.began <= (struck.over or over or end))
+        beside = [o for o in self.all if o is not struck and o.began <= (struck.over or over or end)]
+        beside = [o for o in beside if (o.over or over or end) >= struck.began]
         guessed = Kind.ALLOCATION_LOST in kinds or Kind.STALLED in kinds
-        if guessed and any((o.over or over or end) >= struck.began for o in beside):
-            # a node's lease ends first where the scheduler's word, or who hears it, is away; and where etcd is, that of a silent one
+        if kinds and ((guessed and beside) or any(o.fault.kind in CONTROL for o in beside)):
+            # a node's lease ends first where the scheduler's word, or who hears it, is away; where etcd is, that of a silent one; and
+            # that of any whose agent is
             return (*kinds, Kind.NODE_LOST)
         return kinds
 
@@ -198,12 +198,16 @@ class Struck:
         )  # fmt: skip
 
 
-def _others_s(kind: str, within_s: float, clear: bool) -> float:
+def _others_s(fault: Fault, faults: Sequence[Fault], within_s: float, clear: bool) -> float:
     if not clear:
         return min(within_s, RECOVERY_BOUND_S)
-    if kind in KINDS_OF:
-        return OTHERS_S
-    return UNTOUCHED_S if kind in UNTOUCHED else within_s
+    if fault.kind in KINDS_OF:
+        # a gate that misses somebody while etcd is away closes until that is back: all stand still
+        away = (
+            f for f in faults if f.kind == "etcd_away" and f.at <= fault.at + OTHERS_S and f.at + f.seconds >= fault.at
+        )
+        return OTHERS_S + sum(f.seconds for f in away)
+    return UNTOUCHED_S if fault.kind in UNTOUCHED else within_s
 
 
 def _has_spare(world: World) -> bool:

@@ -331,12 +331,12 @@ class Node:
                 for x in self.lighthouses.values()
             ),
         )
+        saved = [(t, t.saved) for t in self.trainers.values() if t.saved is not t.saved_told]
         if observed != self._said:
             if self._said is None:
                 self.client.put(keys.health(self.name), encode(self._health()))
             self._sequence += 1
             ended = [t for t in self.trainers.values() if t.ended is not None and not t.told]
-            saved = [(t, t.saved) for t in self.trainers.values() if t.saved is not t.saved_told]
             self.client.put(keys.observed(self.name), encode(observed))
             self._said = observed
             for trainer, mark in saved:

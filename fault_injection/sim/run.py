@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fault_injection.sim import faults
-from fault_injection.sim.bounds import RECOVERY_BOUND_S
+from fault_injection.sim.bounds import RECOVERY_BOUND_S, SEEN_S
 from fault_injection.sim.faults import Fault, is_tight
-from fault_injection.sim.judge import SEEN_S, Asked, Struck, judge
+from fault_injection.sim.judge import Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
 from supervisor.core.ladder import NOTHING_LEFT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from supervisor.core import breaker, cost, detect, handover, left_out, shadow, spares
 from supervisor.core import budget as budgets
@@ -34,8 +35,11 @@ def place(r: Round) -> None:
     for group in sorted(waiting, key=lambda g: g.group):
         if left_out.stays_out(r, group):
             continue
+        until = group.since + r.spec.policy.silent_timeout_s
         if group.not_before > r.now:
             r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
+        elif r.now < until and (nobody := _nobody_to_heal_from(r, group)):
+            r.wait(f"group {group.group}: {nobody}", until=until)
         elif group.node and free and (why := _why_not_there(r, group.node)):
             if not r.full(group.group):
                 free.pop(0)
@@ -109,10 +113,7 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
     elif view is not None and view.failed:
         r.wait(f"group {group.group}: {view.failed}: nothing is started there")
     elif verdict == Verdict.HEALTHY:
-        until = group.since + r.spec.policy.silent_timeout_s
-        if r.now < until and (nobody := _nobody_to_heal_from(r, group)):
-            r.wait(f"group {group.group}: {nobody}", until=until)
-        elif not r.full(group.group):
+        if not r.full(group.group):
             _start(r, group, group.node)
     else:
         # A dead node is the business of the next round's judgement: it sees the group placed on it.
@@ -123,12 +124,16 @@ def _nobody_to_heal_from(r: Round, group: GroupMemory) -> str:
     """Why one that has found no peer would find none again; empty: it may find one, or starts from disk. Frozen ones count as training until
     they are found hung, and a start a second would be lost on them. Bounded, as they may not be heard for a reason that is not theirs."""
     incident, gate = r.incidents.get(group.incident), detect.listening(r.observed)
-    if incident is None or incident.kind != Kind.PEERS_GONE or gate is None:
+    if incident is None or incident.kind != Kind.PEERS_GONE or gate is None or _is_asked_for(r, group):
         return ""
-    beside = list(shadow.training_beside(r, group))
-    if not beside or any(gate.hearing.get(g) == "beating" for g in beside):
+    if _resumes(r, group) == "disk" or any(gate.hearing.get(g) == "beating" for g in shadow.training_beside(r, group)):
         return ""
     return "it found no peer to heal from, and the gate hears none of those that train: nothing is started yet"
+
+
+def _is_asked_for(r: Round, group: GroupMemory) -> bool:
+    """A person asked for a restart that has not been made."""
+    return r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0)
 
 
 def _why_not_there(r: Round, node: str) -> str:
@@ -150,9 +155,8 @@ def _start_elsewhere(r: Round, group: GroupMemory, why: str) -> None:
 def _start(r: Round, group: GroupMemory, node: str) -> None:
     generation = max(1, group.generation)
     incident = r.incidents.get(group.incident)
-    checkpoint = r.rest.get("checkpoint", r.before.checkpoint)
-    # one that trains behind the checkpoint has none of its steps: it heals from this one then
-    behind = checkpoint is not None and _newest_step(r, group) < checkpoint.step
+    if _is_asked_for(r, group):
+        r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # it is this start
     cost.note_placed(r, group, r.allocation_of(node))
     r.set_group(
         replace(
@@ -164,8 +168,8 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             phase="starting",
             since=r.now,
             old_node="",
-            checkpoint=checkpoint,
-            resume="peers" if shadow.trains_beside(r, group) and not behind else "disk",
+            checkpoint=r.rest.get("checkpoint", r.before.checkpoint),
+            resume=_resumes(r, group),
         )
     )
     r.act(
@@ -179,6 +183,13 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
         incident=group.incident,
     )
     r.look_again(r.now + r.spec.policy.start_timeout_s + 0.001)
+
+
+def _resumes(r: Round, group: GroupMemory) -> Literal["disk", "peers"]:
+    checkpoint = r.rest.get("checkpoint", r.before.checkpoint)
+    # one that trains behind the checkpoint has none of its steps: it heals from this one then
+    behind = checkpoint is not None and _newest_step(r, group) < checkpoint.step
+    return "peers" if shadow.trains_beside(r, group) and not behind else "disk"
 
 
 def _newest_step(r: Round, group: GroupMemory) -> int:
@@ -212,7 +223,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         return
     incident = r.incidents.get(group.incident)
     refused = r.refused()
-    if r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0):
+    if _is_asked_for(r, group):
         _ask_again(r, group, refused)
         return
     spent = budgets.left(r.spent, r.spec.policy.budget, Rung.REALLOCATE, group.group, r.now) == 0

@@ -877,6 +877,39 @@ def test_it_is_started_from_disk_once_they_are_found_hung() -> None:
     assert w.group(0).resume == w.group(1).resume == "disk"
 
 
+def test_one_that_starts_from_disk_waits_for_nobody() -> None:
+    w = World(groups=2, backoff_first_s=0.0).bring_up()
+    w.commit(1, step=3)
+    w.save(0, step=100)
+    w.round(1.0)
+    w.hear(1, "silent")
+    w.crash(0, step=100, commits=5)
+    w.round(1.0)
+    w.now += 1
+    w.fail(0, 75)
+    assert [a.key for a in w.round().actions] == ["start:0:3"]
+    assert w.group(0).resume == "disk"
+
+
+def test_a_person_who_asks_for_it_meanwhile_has_it_started_once() -> None:
+    w = no_peers(backoff_first_s=0.0)
+    assert w.verbs() == []
+    w.control = replace(w.control, restarts={0: 1})
+    assert w.verbs(1.0) == ["start"]
+    assert w.verbs(1.0) == []
+    assert (w.group(0).generation, w.group(0).phase) == (3, "starting")
+
+
+def test_a_spare_that_it_is_moved_to_waits_too() -> None:
+    w = no_peers(backoff_first_s=0.0, budget={"restart": 1})
+    assert "start" not in w.verbs()
+    w.admit(0)
+    assert {"start", "place"}.isdisjoint([*w.verbs(1.0), *w.verbs(10.0)])
+    w.hear(1, "beating")
+    assert "place" in w.verbs(1.0)
+    assert w.group(0).node == "n3"
+
+
 @pytest.mark.parametrize("why", ["too long", "another is heard"])
 def test_it_is_started_all_the_same(why: str) -> None:
     w = World(groups=3, backoff_first_s=0.0, silent_timeout_s=10.0, observe=("stalled",)).bring_up()

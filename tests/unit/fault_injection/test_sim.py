@@ -478,3 +478,16 @@ def test_the_lines_of_a_run_say_as_files_what_they_say_in_memory(tmp_path: Path)
     assert in_memory.decisions
     assert (in_memory.processes, in_memory.signals) == (on_disk.processes, on_disk.signals)
     assert sorted(in_memory.steps, key=str) == sorted(on_disk.steps, key=str)
+
+
+@pytest.mark.parametrize(
+    ("seed", "plan"),
+    [
+        (1, [Fault(80.0, "crash", 1, 1.0), Fault(80.0, "etcd_away", 1, 19.5)]),
+        (3, [Fault(75.0, "node_lost", 1, 1.0), Fault(100.0, "etcd_away", 1, 12.0), Fault(138.0, "node_lost", 2, 1.0)]),
+        (4, [Fault(80.0, "agent_killed", 36235, 12.1), Fault(80.0, "error", 60386, 1.0)]),
+    ],
+    ids=["a gate closes without etcd", "a run's clock stands still", "an agent is away"],
+)
+def test_what_a_supervisor_does_right_is_not_held_against_it(seed: int, plan: list[Fault]) -> None:
+    assert run(seed, 12, plan).broken == ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fault_injection.sim.bounds import RECOVERY_BOUND_S, Bounds
+from fault_injection.sim.bounds import RECOVERY_BOUND_S, SEEN_S, Bounds
 from fault_injection.sim.faults import Fault
-from fault_injection.sim.judge import MAY_HAVE
+from fault_injection.sim.judge import MAY_HAVE, OTHERS_S, _others_s
 from fault_injection.sim.pace import pace
 from fault_injection.sim.world import spec
 
@@ -48,8 +50,24 @@ def test_what_comes_before_all_is_due_to_be_well_is_waited_for_and_what_comes_la
     other = Fault(30.0, kind, 0, 9.0)
     mended_s = BOUNDS.elsewhere_s if moves else BOUNDS.in_place_s + BOUNDS.control_s
     assert within_s(CRASH, other) == pytest.approx(30.0 - 20.0 + mended_s + BOUNDS.again_s)
-    late = Fault(CRASH.at + BOUNDS.in_place_s + 0.1, kind, 0, 9.0)
+    late = Fault(CRASH.at + max(BOUNDS.in_place_s, CRASH.seconds + SEEN_S) + 0.1, kind, 0, 9.0)
     assert within_s(CRASH, late) == pytest.approx(BOUNDS.in_place_s)
+
+
+def test_what_comes_before_it_is_taken_for_over_is_waited_for() -> None:
+    cut = Fault(83.13, "agent_cut", 0, 1.8)
+    assert cut.lasts_s + BOUNDS.of(["agent_cut"]) < 11.5, "all would be well again"
+    before, after = (Fault(cut.at + cut.seconds + SEEN_S + s, "host_off", 0, 5.0) for s in (-0.1, 0.1))
+    assert within_s(cut, before) > 20.0
+    assert within_s(cut, after) == within_s(cut)
+
+
+def test_the_others_may_stand_still_as_long_as_etcd_is_away_beside_it() -> None:
+    away = Fault(CRASH.at, "etcd_away", 0, 19.5)
+    assert _others_s(CRASH, [CRASH], 60.0, clear=True) == OTHERS_S
+    assert _others_s(CRASH, [CRASH, away], 60.0, clear=True) == OTHERS_S + 19.5
+    assert _others_s(CRASH, [CRASH, replace(away, at=CRASH.at + OTHERS_S + 1)], 60.0, clear=True) == OTHERS_S
+    assert _others_s(CRASH, [CRASH, replace(away, at=CRASH.at - 20.0)], 60.0, clear=True) == OTHERS_S
 
 
 def test_what_came_before_and_is_not_due_to_be_well_is_waited_for_and_so_is_what_waits_for_a_decision() -> None:
