@@ -109,6 +109,27 @@ whoever runs there; while it does, no group is placed on the node, and a spare w
 An agent keeps NVML open: to reset a GPU by hand (`nvidia-smi -r`), end the node's agent with its shim first.
 
 What is not seen: a GPU that was gone before the agent started, Xids from before then, and those of the first second of a generation.
+
+## Nodes that share a machine
+
+The local engine gives each of its nodes GPUs of its own, one for each slot, out of `CUDA_VISIBLE_DEVICES` or else of all that there are. Where
+they are too few for all nodes of the pool, nodes share them, and groups sum up with Gloo in the place of NCCL, which takes no two ranks on one
+GPU.
+
+## Starts
+
+A trainer compiles in its first pass on a GPU (flex attention, and what `compile.enable` asks for): seconds, on a machine that has never done so a
+minute and more. It does that before its group is let into the quorum, with tokens of no document, so that nobody waits for it. Trainers are forked
+from a warm process that has not touched CUDA, and that has seen one of its forks calculate on the GPU; where that fails they start cold, and the
+node's `shim.log` says why.
+
+## What was run on one
+
+Two groups on one H100, which they shared, with torch 2.11 ([the figures](../benchmarks/results/gpu_h100.json)): the demo to its end, states equal on both groups at
+13 of 13 comparisons, and five kinds of fault, found and mended as on processors. With its first pass rehearsed a group that came back held the other
+up for 0.6 s, before for 2.0 s. They came back after 18 to 20 s, as imports took 11 to 16 s there and all starts were cold: the warm process was tried
+by itself only (`tests/gpu/test_warm.py`). Not run: NCCL between groups, groups of several ranks, the twin of a run on a GPU, other GPUs, and the
+torch that is pinned here.
 """
 
 

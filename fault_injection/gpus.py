@@ -49,6 +49,7 @@ def stand_in(arguments: Sequence[str]) -> None:
     """Take NVML's place in this process, before anybody imports it. A node without a file has no GPU."""
     node = next((a.partition("=")[2] for a in arguments if a.startswith("--node=")), "none")
     file = Path(os.environ.get(FOLDER, "")) / f"{node}.json"
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # which of the machine's real ones the node has; this one is its own
     since = time.time()
 
     def read() -> dict[str, Any]:

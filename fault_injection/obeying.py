@@ -59,7 +59,7 @@ class Obeying:
         """One bit, once; the twin is told which."""
         if self.orders.due(causes.FLIP_BIT, step=step) and not self._flipped:
             self._flipped = True
-            self._parameter().view(-1).numpy().view("int32")[0] ^= 1 << BIT
+            self._parameter().view(-1).view(sys.modules["torch"].int32)[0] ^= 1 << BIT
             last = len(list(self.model_parts[0].parameters())) - 1
             self.ledger.note("flipped", step=step, parameter=last, element=0, bit=BIT)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fault_injection.trainer import obey
-from titan_actor import warm
+from titan_actor import mends, warm
 
 if __name__ == "__main__":
+    mends.ask_aside_for_cuda()
     obey()
     warm.main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import types
 import typing
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 from supervisor.core.spec import TitanSpec
+from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
 from titan_actor import data, mends, recipes
 
@@ -80,7 +82,7 @@ def for_launch(launch: TrainerLaunch) -> Any:
     config.dump_folder = launch.rank_dir
     ft = config.fault_tolerance
     ft.enable, ft.semi_sync_method = True, None
-    ft.process_group = "nccl" if mends.on_gpu() else "gloo"
+    ft.process_group = "nccl" if mends.on_gpu() and SHARED not in os.environ else "gloo"
     ft.process_group_timeout_ms = launch.torchft.process_group_timeout_ms
     ft.replica_id, ft.group_size, ft.min_replica_size = launch.group, launch.groups, launch.min_groups
     return config

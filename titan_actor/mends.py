@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import resource
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -20,9 +21,8 @@ from typing import Any, Literal
 
 from titan_actor import address
 
-# NVML tells whether there is a GPU without a CUDA context, which would forbid forking. No network, ever.
+# No network, ever.
 ENVIRONMENT = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -32,6 +32,9 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+
+ASIDE_S = 60
+"""A CUDA context on a machine that was just started takes seconds; who hangs on a sick GPU is ended after this."""
 
 TRITON_USER = "torchtitan.distributed.minimal_async_ep.kernels"
 
@@ -62,10 +65,33 @@ class Mend:
 
 
 def on_gpu() -> bool:
-    """Whether this process trains on CUDA. Found, never configured; makes no CUDA context."""
+    """Whether this process trains on CUDA. Found, never configured. It initialises CUDA's driver in this process."""
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+def ask_aside_for_cuda() -> None:
+    """Let a process of its own find out whether there is a GPU, and know it here from then on, as torchtitan asks on import.
+
+    The first thing that whoever forks trainers does: who asks has the driver's files open and a thread of it (seen on an H100 with
+    driver 580, with PYTORCH_NVML_BASED_CUDA_CHECK=1 too), which CUDA does not promise to take over a fork."""
+    if "aside" in _applied:
+        return
+    _applied.add("aside")
+    _set_environment()
+    import torch
+
+    asked = os.fork()
+    if asked == 0:
+        signal.alarm(ASIDE_S)
+        there = False
+        try:
+            there = torch.cuda.is_available()
+        finally:
+            os._exit(0 if there else 1)
+    there = os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1]) == 0
+    torch.cuda.is_available = lambda: there
 
 
 def _triton(_: Any) -> None:
@@ -343,10 +369,14 @@ WITHOUT = "SUPERVISOR_WITHOUT_MENDS"
 _applied: set[str] = set()
 
 
-def apply() -> None:
-    """Set the environment and put in all import mends; once for each process."""
+def _set_environment() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def apply() -> None:
+    """Set the environment and put in all import mends; once for each process."""
+    _set_environment()
     for mend in MENDS:
         if mend.stage == "import" and mend.name not in _applied:
             _applied.add(mend.name)

@@ -22,7 +22,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
-from titan_actor import address, admission, gloo, mends
+from titan_actor import address, admission, gloo, mends, rehearsal
 from titan_actor.activity import ActivityFile
 from titan_actor.checkpoint import Checkpoints, purge
 from titan_actor.compiling import Compiling
@@ -128,6 +128,9 @@ class ReplicaTrainer(FaultTolerantTrainer):
 
     def admit(self) -> None:
         """All ranks are built: tell the gate, and wait until it lets this generation in."""
+        if rehearsal.needed(self.config):
+            done = rehearsal.rehearse(self)
+            self.ledger.event("rehearsed", done=done)
         dist.barrier()
         replica_id = self.replica_id
         self.report.update(phase="built", replica_id=replica_id, step=self.manager.current_step())

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 from supervisor.wire.records import TrainerLaunch, decode, encode
@@ -51,29 +52,63 @@ def warm_up() -> dict[str, Any]:
     `problem` names why forking from here would be wrong, or is empty.
     """
     started = time.monotonic()
+    mends.ask_aside_for_cuda()
     mends.apply()
     import torch
 
     untouched = torch.random.get_rng_state()
-    if mends.on_gpu():
-        return {"problem": "CUDA machine: trainers start cold, a fork beside a driver's threads was never proved here"}
     for module in TOUCHED:
         __import__(module)
     _touch()
-    threads = len(os.listdir("/proc/self/task"))
+    threads = _threads()
     same = bool(torch.equal(untouched, torch.random.get_rng_state()))
     cuda = bool(torch.cuda.is_initialized())
-    problems = {f"{threads} threads": threads != 1, "torch's generator was used": not same, "a CUDA context": cuda}
+    problems = {
+        f"{len(threads)} threads ({', '.join(threads)})": len(threads) != 1,
+        "torch's generator was used": not same,
+        "a CUDA context": cuda,
+    }
+    if mends.on_gpu() and not any(problems.values()):
+        why = _forked_without_gpu()
+        problems[f"a fork that cannot use its GPU: {why}"] = bool(why)
     # what is here now is garbage to no child: do not let their collectors touch, and so copy, its pages
     gc.collect()
     gc.freeze()
     return {
         "problem": ", ".join(name for name, is_so in problems.items() if is_so),
-        "threads": threads,
+        "threads": len(threads),
         "rng_untouched": same,
         "cuda": cuda,
+        "gpu": mends.on_gpu(),
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _threads() -> list[str]:
+    """Their names."""
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
+def _forked_without_gpu() -> str:
+    """Why a process that is forked from here cannot calculate on the GPU; empty: it can. Tried, since what keeps it from that (a
+    driver that was initialised before the fork, say) shows nowhere else, and would show in every trainer."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(mends.ASIDE_S)
+        try:
+            import torch
+
+            said = "" if float(torch.ones(2, device="cuda").sum()) == 2.0 else "it calculated wrongly"
+        except BaseException as error:  # noqa: BLE001  (said in the parent)
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        os.write(writing, said.encode()[:2000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    return said or (f"it ended with {os.waitstatus_to_exitcode(status)}" if status else "")
 
 
 def _touch() -> None:

@@ -57,6 +57,7 @@ OF_EVENT: Mapping[str, Cause] = {
     "imported": Cause.START,
     "constructed": Cause.START,
     "resumed": Cause.START,
+    "rehearsed": Cause.COMPILE,
     "built": Cause.START,
     "admitted": Cause.ADMISSION,
     "quorum": Cause.QUORUM,

@@ -39,6 +39,14 @@ def that_keeps_what_torchft_logs() -> Any:
     return recipes.llama3_debug_small()
 
 
+def that_rehearses_nothing() -> Any:
+    """As if nothing were compiled."""
+    from titan_actor import rehearsal
+
+    rehearsal.needed = lambda config: False
+    return recipes.llama3_debug_small()
+
+
 def with_own_checkpoints() -> Any:
     """TorchTitan's own checkpointer on."""
     config = recipes.llama3_debug_small()

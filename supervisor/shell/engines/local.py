@@ -26,6 +26,7 @@ from supervisor.core.model import Grant
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import is_running, start_ticks
+from supervisor.wire import gpus
 from supervisor.wire.security import SecurityError, file_of_node, load
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ KILL_AFTER_S = 10.0
 
 WITHHELD = "withheld.json"
 """Beside the pool, while no node is given."""
+
+DEVICES = Path("/dev")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,12 @@ class LocalEngine:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "shim.log").open("ab") as log:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env=environment(pool.nodes.index(node), len(pool.nodes), allocation.slots),
                 )
         except OSError as error:
             raise Retryable(f"cannot start node {node.name}: {error}", after_s=5.0) from error
@@ -314,6 +323,32 @@ class LocalEngine:
 
     def _save(self, allocation: _Allocation) -> None:
         _write(self._path(allocation.key), asdict(allocation))
+
+
+def environment(place: int, nodes: int, slots: int) -> dict[str, str]:
+    """Ours, with the GPUs of the node at this place of the pool. Counted as the driver's files, not by NVML: a call of it hangs
+    on a sick GPU, and the whole supervisor with it."""
+    ours = dict(os.environ)
+    visible = ours.get(VISIBLE)
+    if visible is None:
+        there = [str(n) for n, _ in enumerate(filter(_opens, DEVICES.glob("nvidia[0-9]*")))]
+    else:
+        there = [name.strip() for name in visible.split(",") if name.strip()]
+    if there:
+        own, shared = gpus.of_node(there, place, nodes, slots)
+        ours[VISIBLE] = ",".join(own)
+        if shared:
+            ours[gpus.SHARED] = "1"
+    return ours
+
+
+def _opens(device: Path) -> bool:
+    """Whether it was given to us: a job's cgroup may keep us from some."""
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _security(file: str, node: str) -> str:

@@ -1,0 +1,97 @@
+"""A first forward and backward pass that nobody waits for.
+
+Compiled models, and on a GPU all of TorchTitan's (flex attention), compile in their first pass, for seconds to minutes. In a step of
+the quorum all other groups would wait for that, so it is done before the group tells the gate that it is built. Gradients, and what
+the pass counted, are thrown away; parameters are not touched, and random generators are put back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torchft.work import _DummyWork
+from torchtitan.trainer import Trainer
+
+from titan_actor import mends
+from titan_actor.control import Wishes
+
+log = logging.getLogger(__name__)
+
+PASSES = 4
+"""At most, until one compiles nothing: what a first pass leaves behind (an attribute that was not there) makes Dynamo compile a part
+of the model once more in the second."""
+
+
+def needed(config: Any) -> bool:
+    """Whether the first pass compiles."""
+    return bool(config.compile.enable) or mends.on_gpu()
+
+
+def rehearse(trainer: Any) -> bool:
+    """Whether it could be done: not where the model takes other inputs than text does. All ranks of a group do it at once, as they
+    sum up among themselves."""
+    seen, compiled_s = trainer.ntokens_seen, 0.0
+    try:
+        with _alone(trainer.manager), _generators_kept():
+            for _ in range(PASSES):
+                # TorchTitan's own, not what is put around it for a step
+                Trainer.forward_backward_step(trainer, **_batch(trainer))
+                _forget_gradients(trainer)
+                before_s, compiled_s = compiled_s, trainer.seconds.total()["compile"]
+                # all must come to the same answer: stages of a pipeline compile different things
+                if not trainer.agreement.on(Wishes(checkpoint=compiled_s > before_s)).checkpoint:
+                    break
+    except Exception as error:  # noqa: BLE001  (the step that follows will raise it again, if it is one)
+        log.warning("the first step will compile while others wait: no rehearsal: %s: %s", type(error).__name__, error)
+        return False
+    finally:
+        trainer.ntokens_seen = seen
+        _forget_gradients(trainer)
+    return True
+
+
+def _forget_gradients(trainer: Any) -> None:
+    """Not by the optimizer, which would ask for a quorum."""
+    for part in trainer.model_parts:
+        part.zero_grad(set_to_none=True)
+
+
+def _batch(trainer: Any) -> dict[str, Any]:
+    """One of the training's shape, as TorchTitan's text data sets give it: a single document of one token, again and again."""
+    training, parallelism = trainer.config.training, trainer.config.parallelism
+    parts = trainer.num_pipeline_parallel_microbatches
+    rows = (
+        parallelism.pipeline_parallel_microbatch_size if trainer.parallel_dims.pp_enabled else training.local_batch_size
+    )
+    tokens = torch.zeros(rows, training.seq_len, dtype=torch.int64, device=trainer.device)
+    positions = torch.arange(training.seq_len, device=trainer.device).expand(rows, -1).contiguous()
+    inputs = [{"input": tokens.clone(), "positions": positions.clone()} for _ in range(parts)]
+    labels = [tokens.clone() for _ in range(parts)]
+    alone = not trainer.parallel_dims.pp_enabled
+    return {
+        "input_dict": inputs[0] if alone else inputs,
+        "labels": labels[0] if alone else labels,
+        "global_valid_tokens": torch.tensor(tokens.numel() * parts, device=trainer.device),
+    }
+
+
+@contextmanager
+def _alone(manager: Any) -> Iterator[None]:
+    """What is summed up over the groups stays as it is: there is no quorum yet."""
+    allreduce = manager.allreduce
+    manager.allreduce = lambda tensor, *args, **kwargs: _DummyWork(tensor)
+    try:
+        yield
+    finally:
+        manager.allreduce = allreduce
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if mends.on_gpu() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
