@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ IN_PLACE = ("crash", "crash_again", "error")
 ELSEWHERE = ("node_lost", "allocation_taken", "unplugged", "split")
 FROZEN = ("freeze", "beats_lost", "beats_late")
 """Who is silent for long is ended, by its shim after a grace, and started again."""
+ENDED = (*IN_PLACE, *FROZEN, "frozen_for_good", "frozen_at_start")
+"""By which a process ends, or is ended, of a group that is then started again."""
 LIGHTHOUSE = ("gate_frozen", "host_off")
 ARMED = ("leader_killed_deciding", "leader_killed_committed", "leader_frozen", "answer_lost")
 """What waits for the next decision, which may be about a later fault."""
@@ -136,6 +139,19 @@ class Bounds:
             "frozen_at_start": self.never_trains_s,
         }.get(kind, self._told_s)
 
+    def spent_s(self, faults: Sequence[Fault]) -> float:
+        """What no budget pays for waits until its window has passed, and so do those that come after it: a restart that is one too many
+        is a replacement, such a replacement a reallocation, as is what the scheduler took away."""
+        budget = self.spec.policy.budget
+        kinds = [fault.kind for fault in faults]
+        taken = kinds.count("allocation_taken")
+        lost = sum(kind in ELSEWHERE for kind in kinds) - taken
+        restarts = sum(kind in ENDED for kind in kinds) + 2 * kinds.count("heal_source_killed")
+        replacements = lost + max(0, restarts - budget.restart)
+        reallocations = taken + max(0, replacements - budget.replace)
+        unpaid = max(0, reallocations - budget.reallocate)
+        return math.ceil(unpaid / max(1, budget.reallocate)) * budget.window_s
+
     def within_s(self, fault: Fault, faults: Sequence[Fault], clear: bool, trained: bool, spare: bool = False) -> float:
         """From the beginning of this one until all is well: who comes before that is due is waited for, too. `trained`: all had, when it
         came. `clear`: it is known what each of them brings about; else one may be mended after the other. `spare`: one was there."""
@@ -144,7 +160,7 @@ class Bounds:
             if not trained or (self.climbs and not clear):
                 return RECOVERY_BOUND_S  # who is left out for want of a budget is out for its window
             if clear:
-                return self.of(kinds, spare)
+                return min(RECOVERY_BOUND_S, self.of(kinds, spare) + self.spent_s(faults))
             controls = self.control_s if any(kind in CONTROL for kind in kinds) else 0.0
             return min(RECOVERY_BOUND_S, controls + sum(self._mended_s(kind, False) + self.again_s for kind in kinds))
 

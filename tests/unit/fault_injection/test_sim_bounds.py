@@ -54,6 +54,36 @@ def test_what_comes_before_all_is_due_to_be_well_is_waited_for_and_what_comes_la
     assert within_s(CRASH, late) == pytest.approx(BOUNDS.in_place_s)
 
 
+TAKEN = Fault(99.3, "allocation_taken", 61218, 3.9)
+LOST = Fault(99.3, "node_lost", 0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "windows"),
+    [
+        ([TAKEN], 0),
+        ([TAKEN, TAKEN], 1),
+        ([TAKEN, TAKEN, TAKEN], 2),
+        ([LOST, TAKEN], 0),
+        ([LOST, LOST], 0),
+        ([LOST, LOST, TAKEN], 1),
+        ([CRASH, CRASH, CRASH], 0),
+        ([CRASH, CRASH, CRASH, CRASH], 1),
+        ([replace(CRASH, kind="heal_source_killed"), CRASH, TAKEN], 1),
+        ([replace(CRASH, kind="leader_killed"), TAKEN], 0),
+    ],
+)
+def test_what_no_budget_pays_for_waits_for_as_many_windows(faults: list[Fault], windows: int) -> None:
+    tight = Bounds(spec(8, tight=True), pace(), climbs=True)
+    window_s = tight.spec.policy.budget.window_s
+    assert tight.spent_s(faults) == windows * window_s
+    assert BOUNDS.spent_s(faults * 9) == 0.0
+    first, *others = faults
+    bound = within_s(first, *others, of=tight)
+    assert windows * window_s < bound <= RECOVERY_BOUND_S
+    assert windows or bound < window_s + tight.control_s
+
+
 def test_what_comes_before_it_is_taken_for_over_is_waited_for() -> None:
     cut = Fault(83.13, "agent_cut", 0, 1.8)
     assert cut.lasts_s + BOUNDS.of(["agent_cut"]) < 11.5, "all would be well again"
