@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from fault_injection.fake_nvml import FakeNvml, gpu
+from supervisor.wire.gpus import VISIBLE
 
 FOLDER = "FAKE_NVML"
 """Environment variable: the folder with a file for each node that has a GPU."""
@@ -49,7 +50,6 @@ def stand_in(arguments: Sequence[str]) -> None:
     """Take NVML's place in this process, before anybody imports it. A node without a file has no GPU."""
     node = next((a.partition("=")[2] for a in arguments if a.startswith("--node=")), "none")
     file = Path(os.environ.get(FOLDER, "")) / f"{node}.json"
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # which of the machine's real ones the node has; this one is its own
     since = time.time()
 
     def read() -> dict[str, Any]:
@@ -63,3 +63,9 @@ def stand_in(arguments: Sequence[str]) -> None:
     module = ModuleType("pynvml")
     module.__getattr__ = lambda name: getattr(fake, name)  # type: ignore[method-assign]
     sys.modules["pynvml"] = module
+    # which of the machine's own ones the node has says nothing of these, and the agent reads it on import
+    visible = os.environ.pop(VISIBLE, None)
+    from agents.facts import gpu as _  # noqa: F401
+
+    if visible is not None:
+        os.environ[VISIBLE] = visible

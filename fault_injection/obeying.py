@@ -6,6 +6,7 @@ Mixed into a ReplicaTrainer, whose methods these are. Without torch: tensors are
 from __future__ import annotations
 
 import math
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -59,7 +60,9 @@ class Obeying:
         """One bit, once; the twin is told which."""
         if self.orders.due(causes.FLIP_BIT, step=step) and not self._flipped:
             self._flipped = True
-            self._parameter().view(-1).view(sys.modules["torch"].int32)[0] ^= 1 << BIT
+            parameter = self._parameter().view(-1)
+            (bits,) = struct.unpack("=I", struct.pack("=f", float(parameter[0])))
+            (parameter[0],) = struct.unpack("=f", struct.pack("=I", bits ^ 1 << BIT))
             last = len(list(self.model_parts[0].parameters())) - 1
             self.ledger.note("flipped", step=step, parameter=last, element=0, bit=BIT)
 

@@ -6,6 +6,6 @@ from fault_injection.trainer import obey
 from titan_actor import mends, warm
 
 if __name__ == "__main__":
-    mends.ask_aside_for_cuda()
-    obey()
+    if not mends.ask_aside_for_cuda():
+        obey()
     warm.main()

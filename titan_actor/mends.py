@@ -33,6 +33,9 @@ ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 
+THERE, NOT_THERE, UNKNOWN = 0, 1, 2
+"""Exit codes of who looks for a GPU."""
+
 ASIDE_S = 60
 """A CUDA context on a machine that was just started takes seconds; who hangs on a sick GPU is ended after this."""
 
@@ -71,27 +74,31 @@ def on_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def ask_aside_for_cuda() -> None:
-    """Let a process of its own find out whether there is a GPU, and know it here from then on, as torchtitan asks on import.
+def ask_aside_for_cuda() -> str:
+    """Let a process of its own find out whether there is a GPU, and know it here from then on, as torchtitan asks on import. Why it
+    is not known; empty: it is.
 
     The first thing that whoever forks trainers does: who asks has the driver's files open and a thread of it (seen on an H100 with
     driver 580, with PYTORCH_NVML_BASED_CUDA_CHECK=1 too), which CUDA does not promise to take over a fork."""
-    if "aside" in _applied:
-        return
-    _applied.add("aside")
-    _set_environment()
-    import torch
+    global _asked_aside
+    if _asked_aside is None:
+        _set_environment()
+        import torch
 
-    asked = os.fork()
-    if asked == 0:
-        signal.alarm(ASIDE_S)
-        there = False
-        try:
-            there = torch.cuda.is_available()
-        finally:
-            os._exit(0 if there else 1)
-    there = os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1]) == 0
-    torch.cuda.is_available = lambda: there
+        child = os.fork()
+        if child == 0:
+            signal.alarm(ASIDE_S)
+            code = UNKNOWN
+            try:
+                code = THERE if torch.cuda.is_available() else NOT_THERE
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        known = code in (THERE, NOT_THERE)
+        if known:
+            torch.cuda.is_available = lambda: code == THERE
+        _asked_aside = "" if known else f"the process that asked for CUDA ended with {code}"
+    return _asked_aside
 
 
 def _triton(_: Any) -> None:
@@ -367,6 +374,7 @@ WITHOUT = "SUPERVISOR_WITHOUT_MENDS"
 """Names that are left out, for the tests that show what each mend is for."""
 
 _applied: set[str] = set()
+_asked_aside: str | None = None
 
 
 def _set_environment() -> None:

@@ -1,13 +1,12 @@
 """A first forward and backward pass that nobody waits for.
 
 Compiled models, and on a GPU all of TorchTitan's (flex attention), compile in their first pass, for seconds to minutes. In a step of
-the quorum all other groups would wait for that, so it is done before the group tells the gate that it is built. Gradients, and what
-the pass counted, are thrown away; parameters are not touched, and random generators are put back.
+the quorum all other groups would wait for that, so it is done before the group tells the gate that it is built. Gradients are
+thrown away, parameters are not touched, and what the pass counted and random generators are put back.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +18,6 @@ from torchtitan.trainer import Trainer
 from titan_actor import mends
 from titan_actor.control import Wishes
 
-log = logging.getLogger(__name__)
-
 PASSES = 4
 """At most, until one compiles nothing: what a first pass leaves behind (an attribute that was not there) makes Dynamo compile a part
 of the model once more in the second."""
@@ -31,27 +28,24 @@ def needed(config: Any) -> bool:
     return bool(config.compile.enable) or mends.on_gpu()
 
 
-def rehearse(trainer: Any) -> bool:
-    """Whether it could be done: not where the model takes other inputs than text does. All ranks of a group do it at once, as they
-    sum up among themselves."""
+def rehearse(trainer: Any) -> None:
+    """All ranks of a group do it at once, as they sum up among themselves. Raises what the first step would: a pass that broke off
+    cannot be followed by another."""
     seen, compiled_s = trainer.ntokens_seen, 0.0
-    try:
-        with _alone(trainer.manager), _generators_kept():
-            for _ in range(PASSES):
-                # TorchTitan's own, not what is put around it for a step
-                Trainer.forward_backward_step(trainer, **_batch(trainer))
-                _forget_gradients(trainer)
-                before_s, compiled_s = compiled_s, trainer.seconds.total()["compile"]
-                # all must come to the same answer: stages of a pipeline compile different things
-                if not trainer.agreement.on(Wishes(checkpoint=compiled_s > before_s)).checkpoint:
-                    break
-    except Exception as error:  # noqa: BLE001  (the step that follows will raise it again, if it is one)
-        log.warning("the first step will compile while others wait: no rehearsal: %s: %s", type(error).__name__, error)
-        return False
-    finally:
-        trainer.ntokens_seen = seen
-        _forget_gradients(trainer)
-    return True
+    # a mixture of experts counts in them who got how many tokens, and balances by that
+    buffers = [(buffer, buffer.detach().clone()) for part in trainer.model_parts for buffer in part.buffers()]
+    with _alone(trainer.manager), _generators_kept():
+        for _ in range(PASSES):
+            # TorchTitan's own, not what is put around it for a step
+            Trainer.forward_backward_step(trainer, **_batch(trainer))
+            _forget_gradients(trainer)
+            before_s, compiled_s = compiled_s, trainer.seconds.total()["compile"]
+            # all must come to the same answer: stages of a pipeline compile different things
+            if not trainer.agreement.on(Wishes(checkpoint=compiled_s > before_s)).checkpoint:
+                break
+    trainer.ntokens_seen = seen
+    for buffer, value in buffers:
+        buffer.copy_(value)
 
 
 def _forget_gradients(trainer: Any) -> None:

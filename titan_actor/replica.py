@@ -129,8 +129,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
     def admit(self) -> None:
         """All ranks are built: tell the gate, and wait until it lets this generation in."""
         if rehearsal.needed(self.config):
-            done = rehearsal.rehearse(self)
-            self.ledger.event("rehearsed", done=done)
+            rehearsal.rehearse(self)
+            self.ledger.event("rehearsed")
         dist.barrier()
         replica_id = self.replica_id
         self.report.update(phase="built", replica_id=replica_id, step=self.manager.current_step())

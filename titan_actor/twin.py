@@ -142,7 +142,7 @@ class Model:
     def __init__(self, titan: TitanSpec) -> None:
         import torch.distributed as dist
 
-        dist.init_process_group("nccl" if mends.on_gpu() else "gloo", rank=0, world_size=1, store=dist.HashStore())
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         self.trainer = _built(_config(titan, whole=True), 0, 1)
         self.parameters = [p for part in self.trainer.model_parts for p in part.parameters()]
 
@@ -152,17 +152,13 @@ class Model:
 
         for parameter in self.parameters:
             parameter.grad = None
-        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in itertools.chain(*ranks)).to(self.trainer.device)
+        valid = sum((labels != IGNORE_INDEX).sum() for _, labels in itertools.chain(*ranks))
         losses = []
         for batches in ranks:
             step = self.trainer.forward_backward_step
-            told = [step(**self._there(*batch), global_valid_tokens=valid) for batch in batches]
+            told = [step(input_dict=i, labels=labels, global_valid_tokens=valid) for i, labels in batches]
             losses.append(float(sum(loss.detach() for loss in told)))
         return losses, [_local(p.grad) for p in self.parameters]
-
-    def _there(self, inputs: dict[str, Any], labels: Any) -> dict[str, Any]:
-        device = self.trainer.device
-        return {"input_dict": {key: part.to(device) for key, part in inputs.items()}, "labels": labels.to(device)}
 
 
 class Others:
@@ -271,9 +267,7 @@ class Twin:
         losses, total = [], None
         for of_ranks, gradients in self._parts(step, others):
             losses.append(of_ranks)
-            total = (
-                gradients if total is None else [a.add_(b.to(a.device)) for a, b in zip(total, gradients, strict=True)]
-            )
+            total = gradients if total is None else [a.add_(b) for a, b in zip(total, gradients, strict=True)]
         assert total is not None
         mean = [gradient / len(losses) for gradient in total]
         for group in self._own:
@@ -385,7 +379,7 @@ def _shared(like: Sequence[Any]) -> list[Any]:
     """As many and as large, in memory that other processes are given too."""
     import torch
 
-    return [torch.zeros_like(_local(value), device="cpu", requires_grad=False).share_memory_() for value in like]
+    return [torch.zeros_like(_local(value), requires_grad=False).share_memory_() for value in like]
 
 
 def _copy(values: Sequence[Any], into: Sequence[Any]) -> None:

@@ -52,7 +52,8 @@ def warm_up() -> dict[str, Any]:
     `problem` names why forking from here would be wrong, or is empty.
     """
     started = time.monotonic()
-    mends.ask_aside_for_cuda()
+    if unknown := mends.ask_aside_for_cuda():
+        return {"problem": unknown}
     mends.apply()
     import torch
 

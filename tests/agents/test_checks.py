@@ -607,3 +607,12 @@ def test_a_nodes_agent_says_so_before_it_registers_and_checks_again_after_a_fail
     again = eventually(lambda: _done(store, AGAIN), 60, "it is checked again")
     assert (again.state, again.began > registered.create_revision) == ("failed", True)
     assert [r.evidence for r in again.results if r.outcome == "failed"] == ["it fell off the bus"]
+
+
+def test_gpus_that_are_hidden_on_purpose_are_not_missed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(check_device, "DEVICES", tmp_path)
+    assert check_device.seen() == (1, [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert check_device.seen() == (0, [])

@@ -44,7 +44,8 @@ def test_answers_on_its_socket(groups: Groups) -> None:
 
 
 def test_drain_at_a_step_ends_there(groups: Groups) -> None:
-    ranks = [groups.start(group) for group in (0, 1)]
+    # no step without the other: on a busy machine one would have trained its five alone
+    ranks = [groups.start(group, min_groups=2) for group in (0, 1)]
     for rank in ranks:
         rank.ask_when_there("drain", at_step=5)
     assert [rank.exit_code() for rank in ranks] == [0, 0]

@@ -37,7 +37,7 @@ def test_the_first_step_compiles_nothing_and_trains_as_it_would_have(
     finally:
         others.close()
         lighthouse.close()
-    assert [line["done"] for rank in rehearsed for line in rank.lines("rehearsed")] == [True] * world_size
+    assert len([line for rank in rehearsed for line in rank.lines("rehearsed")]) == world_size
     assert [line for rank in plain for line in rank.lines("rehearsed")] == []
     assert [first_step(rank) for rank in rehearsed] == [0.0] * world_size
     assert min(first_step(rank) for rank in plain) > 0.0

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
+import pytest
+
+from supervisor.wire import gpus
+
 ASKED = """
-    import json, os, torch
+    import json, os, time, torch
     asked = []
     def is_available():
         asked.append(os.getpid())
         return {there}
     torch.cuda.is_available = is_available
     from titan_actor import mends
+    mends.ASIDE_S = 1
     mends.ask_aside_for_cuda()
-    told = [mends.on_gpu(), torch.cuda.is_available()]
-    mends.ask_aside_for_cuda()
-    print(json.dumps({{"told": told, "asked_here": len(asked)}}))
+    unknown = mends.ask_aside_for_cuda()
+    told = [] if unknown else [mends.on_gpu(), torch.cuda.is_available()]
+    print(json.dumps({{"told": told, "asked_here": len(asked), "unknown": unknown}}))
+"""
+
+WARMED = """
+    import json, os, time, torch
+    torch.cuda.is_available = lambda: {there}
+    from titan_actor import mends, warm
+    mends.ASIDE_S = 1
+    print(json.dumps(warm.warm_up()))
 """
 
 TRIED = """
@@ -35,14 +49,21 @@ def said(code: str) -> Any:
 
 
 def test_cuda_is_asked_for_by_another_process_and_known_here() -> None:
-    assert said(ASKED.format(there=True)) == {"told": [True, True], "asked_here": 0}
-    assert said(ASKED.format(there=False)) == {"told": [False, False], "asked_here": 0}
+    for there in (True, False):
+        assert said(ASKED.format(there=there)) == {"told": [there, there], "asked_here": 0, "unknown": ""}
 
 
-def test_one_that_dies_of_asking_has_no_gpu() -> None:
-    assert said(ASKED.format(there="os.kill(os.getpid(), 9)"))["told"] == [False, False]
+@pytest.mark.parametrize(
+    ("answer", "code"), [("os.kill(os.getpid(), 9)", -9), ("1 / 0", 2), ("time.sleep(60)", -signal.SIGALRM)]
+)
+def test_where_nobody_knows_there_are_no_warm_starts(answer: str, code: int) -> None:
+    """Trainers that were forked would train on a processor, beside others on GPUs."""
+    why = f"the process that asked for CUDA ended with {int(code)}"
+    assert said(ASKED.format(there=answer)) == {"told": [], "asked_here": 0, "unknown": why}
+    assert said(WARMED.format(there=answer)) == {"problem": why}
 
 
+@pytest.mark.skipif(gpus.DEVICES.joinpath("nvidiactl").exists(), reason="an NVIDIA GPU here")
 def test_what_a_fork_cannot_do_is_said() -> None:
     why = said(TRIED)
     assert "CUDA" in why or "NVIDIA" in why

@@ -40,9 +40,6 @@ KILL_AFTER_S = 10.0
 WITHHELD = "withheld.json"
 """Beside the pool, while no node is given."""
 
-DEVICES = Path("/dev")
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 
 @dataclass(frozen=True)
 class PoolNode:
@@ -65,6 +62,8 @@ class Pool:
     """Path of the security file of whoever starts the nodes; theirs are beside it."""
     host: str = field(default_factory=socket.gethostname)
     """Name of the machine that the nodes are processes of: the home's disk may be shared."""
+    gpus: tuple[str, ...] = field(default_factory=gpus.there)
+    """As CUDA_VISIBLE_DEVICES names them, when the pool was made: all nodes divide the same, whoever starts them."""
 
     def save(self, home: Path) -> None:
         _write(_folder(home) / "pool.json", asdict(self))
@@ -83,6 +82,7 @@ class Pool:
             cold=body["cold"],
             security=body.get("security", ""),
             host=body.get("host") or socket.gethostname(),
+            gpus=tuple(body.get("gpus", ())),
         )
 
 
@@ -265,7 +265,7 @@ class LocalEngine:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env=environment(pool.nodes.index(node), len(pool.nodes), allocation.slots),
+                    env=environment(pool, node, allocation.slots),
                 )
         except OSError as error:
             raise Retryable(f"cannot start node {node.name}: {error}", after_s=5.0) from error
@@ -325,30 +325,13 @@ class LocalEngine:
         _write(self._path(allocation.key), asdict(allocation))
 
 
-def environment(place: int, nodes: int, slots: int) -> dict[str, str]:
-    """Ours, with the GPUs of the node at this place of the pool. Counted as the driver's files, not by NVML: a call of it hangs
-    on a sick GPU, and the whole supervisor with it."""
-    ours = dict(os.environ)
-    visible = ours.get(VISIBLE)
-    if visible is None:
-        there = [str(n) for n, _ in enumerate(filter(_opens, DEVICES.glob("nvidia[0-9]*")))]
-    else:
-        there = [name.strip() for name in visible.split(",") if name.strip()]
-    if there:
-        own, shared = gpus.of_node(there, place, nodes, slots)
-        ours[VISIBLE] = ",".join(own)
-        if shared:
-            ours[gpus.SHARED] = "1"
+def environment(pool: Pool, node: PoolNode, slots: int) -> dict[str, str]:
+    """Ours, with the node's GPUs."""
+    ours = {name: value for name, value in os.environ.items() if name != gpus.SHARED}
+    if pool.gpus:
+        own, shared = gpus.of_node(pool.gpus, pool.nodes.index(node), len(pool.nodes), slots)
+        ours |= {gpus.VISIBLE: ",".join(own)} | ({gpus.SHARED: "1"} if shared else {})
     return ours
-
-
-def _opens(device: Path) -> bool:
-    """Whether it was given to us: a job's cgroup may keep us from some."""
-    try:
-        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 def _security(file: str, node: str) -> str:

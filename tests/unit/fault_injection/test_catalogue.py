@@ -641,6 +641,9 @@ class Tensor:
     def numpy(self) -> Any:
         return self.values
 
+    def __getitem__(self, at: int) -> Any:
+        return self.values[at]
+
     def __setitem__(self, at: int, value: float) -> None:
         self.values[at] = value
 
