@@ -49,6 +49,8 @@ def every_fault_happened(history: History) -> list[str]:
             found.append(f"{_name(fault)} is not what was planned: {sentence.strip()}")
         elif fault is not None and not _is_planned_victim(fault, sentence):
             found.append(f"{_name(fault)} has another victim than planned: {sentence.strip()}")
+        if fault is not None and (unlike := _unlike_the_catalogue(fault)):
+            found.append(f"{_name(fault)} {unlike}")
         if fault is None:
             found.append(f"fault {number} of the plan was not made: {sentence.strip()}")
         elif fault.made is None or not fault.evidence.strip():
@@ -66,6 +68,18 @@ def every_fault_happened(history: History) -> list[str]:
 
 def _is_planned_victim(fault: FaultDone, sentence: str) -> bool:
     return fault.name in WRITERS or f", group {fault.group} rank {fault.rank}," in f"{sentence},"
+
+
+def _unlike_the_catalogue(fault: FaultDone) -> str:
+    """What the history says of such a fault in general, and is not so: which incidents are right is not for whoever wrote it to say."""
+    from fault_injection.faults.catalogue import FAULTS  # what makes faults is not needed to judge a simulated run
+
+    known = FAULTS.get(fault.name)
+    if known is None:
+        return "is no fault that there is"
+    told = tuple(map(str, fault.kinds)), tuple(map(str, fault.echoes)), fault.drifts
+    right = tuple(map(str, known.kinds)), tuple(map(str, known.echoes)), known.drifts
+    return "" if told == right else f"may cause {told}, it says, and such a fault may cause {right}"
 
 
 def one_incident_each(history: History) -> list[str]:
@@ -369,6 +383,8 @@ def digests(history: History, groups: int) -> Digests:
 def _setting(history: History) -> Setting:
     if history.setting is None:
         raise Unknown("the history does not say what was to be broken")
+    if history.setting.groups < 1 or history.setting.ranks < 1:
+        raise Unknown(f"{history.setting.groups} groups of {history.setting.ranks} ranks are no run")
     return history.setting
 
 

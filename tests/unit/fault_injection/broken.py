@@ -32,7 +32,7 @@ KILL = FaultDone(
 
 LOSE = FaultDone(
     number=2, name="node_killed", group=1, rank=0, generation=2, node="n2", step=13, began=18.25, made=18.3,
-    evidence="SIGKILL to 3 processes of n2", healed=18.3, over=22.3, kinds=("node_lost",), within_s=10.0, others_within_s=3.0,
+    evidence="SIGKILL to 3 processes of n2", healed=18.3, over=22.3, kinds=("node_lost", "crash"), within_s=10.0, others_within_s=3.0,
 )  # fmt: skip
 
 
