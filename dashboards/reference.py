@@ -128,7 +128,7 @@ node's `shim.log` says why.
 Two groups on one H100, which they shared, with torch 2.11 ([the figures](../benchmarks/results/gpu_h100.json)). Before the first pass was rehearsed: the demo to
 its end, states equal on both groups at 13 of 13 comparisons; a group was back after 14 to 18 s, of which 10 to 11 were imports, and held the other up for 2.0 s. With
 it: of eight faults six were made before the machine's time was over, and five of them found and mended as on processors (a bit could not be flipped
-there, and can since); where one process was killed its group was back after 19 and 20 s, of which 14 and 15 were imports, and held the other up for
+there, and can since; by these two, of 16 checkers four are red); where one process was killed its group was back after 19 and 20 s, of which 14 and 15 were imports, and held the other up for
 0.6 s. All these starts were cold: the warm process was tried by itself only (`tests/gpu/test_warm.py`).
 
 Not run: NCCL between groups, groups of several ranks, other GPUs, a warm start in a whole run, and the torch that is pinned here. A run on a GPU has
