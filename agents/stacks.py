@@ -32,7 +32,8 @@ WAITS_AT_MOST = 3
 TRIES = 3
 """A process that moves while it is read may give nonsense, and py-spy fails."""
 LOOKS_AGAIN, LOOKS_APART_S = 5, 0.1
-"""A thread that computes in Python is found at the same line now and then, so often in a row only by a loop of one line."""
+"""A thread that computes in Python is found at the same line now and then, so often in a row only in a loop of a few lines: one of
+five was taken for a holder in one reading of 300."""
 FRAMES = 4
 FILE = "hang.json"
 """In the rank's folder: the stacks of all threads, as py-spy prints them."""

@@ -29,20 +29,20 @@ def waits(worker):
     worker.join()
 waits(threading.Thread(target=holds))
 """
-THREADS_WORK = """import threading
-def works():
-    while True:
-        sum(range(100))
-        sorted(range(50))
-        max(range(100))
-        list(range(50))
-        min(range(100))
+LINES_OF_WORK = 20
+"""With five, one reading of 300 found the same one in all of its looks."""
+THREADS_WORK = (
+    """import threading
 def waits(worker):
     worker.start()
     print("here", flush=True)
     worker.join()
-waits(threading.Thread(target=works))
+def works():
+    while True:
 """
+    + "        sum(range(100))\n" * LINES_OF_WORK
+    + "waits(threading.Thread(target=works))\n"
+)
 
 
 @contextmanager
@@ -92,8 +92,10 @@ def test_a_thread_that_holds_the_lock_for_ever_is_named(tmp_path: Path) -> None:
 
 def test_a_thread_that_works_keeps_the_lock_from_nobody(tmp_path: Path) -> None:
     with running(tmp_path, THREADS_WORK) as pid:
+        # What it printed is read before it has the lock again, and so before it has left the line that prints.
+        eventually(lambda: "waits (program.py:5)" in where(pid, tmp_path), 30, "it has come to where it waits")
         seen = [where(pid, tmp_path) for _ in range(5)]
-    assert all("waits (program.py:12)" in said for said in seen), seen
+    assert all("waits (program.py:5)" in said for said in seen), seen
     assert not any("another thread" in said for said in seen), seen
 
 
