@@ -53,6 +53,15 @@ def incidents(history: History) -> list[Acted]:
     ]
 
 
+def ridden_through(history: History) -> list[dict[str, Any]]:
+    """The last word on each incident about which nothing was to be done: the others went on without its group."""
+    last: dict[str, dict[str, Any]] = {}
+    for decision in history.committed():
+        last |= {incident["id"]: incident for incident in decision.incidents}
+    acted = {incident.id for incident in incidents(history)}
+    return [i for i in last.values() if i["id"] not in acted and i["rung"] == Rung.RIDE_THROUGH and not i.get("shadow")]
+
+
 def mended(history: History) -> Iterator[tuple[str, int, int, float]]:
     """(id, group, generation, when) of incidents that a new generation has mended, by the decisions that they were over. Without
     those of groups that were at their end with it."""

@@ -30,6 +30,12 @@ def of_fault(history: History, fault: FaultDone) -> list[Acted]:
     return [i for i in incidents(history) if i.group == fault.group and i.kind in fault.kinds and _during(fault, i)]
 
 
+def echoes_of(history: History, fault: FaultDone) -> list[Acted]:
+    """The incidents that this fault explains beside its own, as of another group that was hit too."""
+    own = {incident.id for incident in of_fault(history, fault)}
+    return [i for i in incidents(history) if i.id not in own and _explains(fault, i)]
+
+
 def every_fault_happened(history: History) -> list[str]:
     """All that was planned was made, with evidence that the rest of the history bears out, on a run that was well before and is well
     after."""

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from fault_injection.checkers import Verdict, check
 from fault_injection.demo import report as costs
 from fault_injection.faults.acts import Injected
 from fault_injection.history import FaultDone, History, Setting
-from fault_injection.promises import ALL, of_fault
+from fault_injection.incidents import ridden_through
+from fault_injection.promises import ALL, echoes_of, of_fault
 from supervisor.core.ledger import Cause, Interval, ratios
+from supervisor.core.model import Kind
 
 COLUMNS = 600
 """Of the picture of where the time went."""
@@ -64,6 +67,7 @@ NO_COST: Mapping[str, Any] = {
     **dict.fromkeys(("others_steps", "others_longest_stall_s", "steps_lost", "incident", "kind", "rung")),
     **dict.fromkeys(("detected_s", "decided_s", "acted_s", "rejoined_s", "heal_s", "halted_s", "resumed_s")),
     "control_plane": [],
+    "echoes": [],
 }
 """Of a fault of which it cannot be told."""
 
@@ -99,6 +103,7 @@ def build(
         "ranks_per_group": setting.ranks,
         "plan": list(setting.plan),
         "faults": [fault_row(history, setting, fault, unknown) for fault in history.faults],
+        "ridden_through": _told(unknown, "ridden_through", lambda: [_short(i) for i in ridden_through(history)], []),
         "not_available": setting.not_available,
         "steps_committed": _told(unknown, "steps_committed", lambda: _newest(history), None),
         "participation": _told(unknown, "participation", lambda: participation(history), {}),
@@ -138,8 +143,8 @@ def _same_model(parity: Mapping[str, Any]) -> bool:
 
 def fault_row(history: History, setting: Setting, fault: FaultDone, unknown: dict[str, str]) -> dict[str, Any]:
     """One fault: what was made, what was done about it and when (seconds since its beginning), and what the others did. `rejoined_s`:
-    the first step of the group's new generation, or, of one that nothing was done about, the first that it began since. `heal_s`: how
-    long the state took that came from a peer. `undone_s`: until whoever broke it undid it, or all was well without. `unknown` is told
+    the first step of the group's new generation, or, of one that nothing was done about, the first that it began since. `echoes`:
+    incidents of other groups that are this fault's too. `heal_s`: how long the state took that came from a peer. `undone_s`: until whoever broke it undid it, or all was well without. `unknown` is told
     where the rest cannot be computed."""
     made: dict[str, Any] = {
         "number": fault.number,
@@ -177,15 +182,22 @@ def _cost(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any
         told = costs.incident(history, injected, setting.groups)
         timed = {"incident": own[0].id, "kind": own[0].kind, "rung": own[0].rung}
         timed |= {name: told.get(name) for name in ("detected_s", "decided_s", "acted_s")}
+        if own[0].kind == Kind.REQUESTED:
+            timed["detected_s"] = None  # somebody asked for it: nobody else had seen anything
         timed["rejoined_s"] = told.get("recovered_s")
     else:
         timed["rejoined_s"] = cost.trains_again(history, fault.group, fault.began, until)
     timed["heal_s"] = cost.heal_s(history, fault.began, until)
+    timed["echoes"] = [_short(asdict(echo)) for echo in echoes_of(history, fault)]
     timed["control_plane"] = cost.control_plane(history, fault.began, until)
     halted = cost.halt(history, fault.group, fault.began, until)
     if halted["halted_s"] is None:
         del halted["rejoined_s"]  # its incident says it
     return row | timed | halted
+
+
+def _short(incident: Mapping[str, Any]) -> dict[str, Any]:
+    return {"incident": incident["id"], "kind": incident["kind"], "group": incident["group"]}
 
 
 def _since(fault: FaultDone, at: float | None) -> float | None:
@@ -285,6 +297,7 @@ def page(history: History, body: Mapping[str, Any]) -> str:
     return environment.get_template("report.html.j2").render(
         report=body,
         passed=sum(c["answer"] == "pass" for c in body["checkers"].values()),
+        made=sum(fault.made is not None for fault in history.faults),
         lanes=lanes,
         causes=causes,
         columns=COLUMNS,

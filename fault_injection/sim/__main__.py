@@ -37,10 +37,8 @@ def main() -> int:
     if asked.seed is not None:
         return _again(asked.seed, asked.nodes, plan, asked.plan)
     try:
-        bad = _lane(seeds, asked.nodes, asked.jobs, kept) if seeds else 0
-        if kept is not None and kept.violations:
-            bad += kept.violations
-            print(f"{kept.path} holds {kept.violations} seeds that broke before", file=sys.stderr)
+        bad = _those_that_broke(kept, asked.jobs) if kept is not None else 0
+        bad += _lane(seeds, asked.nodes, asked.jobs, kept) if seeds else 0
     except KeyboardInterrupt:
         print(f"interrupted{_kept(kept)}", file=sys.stderr)
         return 1
@@ -72,6 +70,19 @@ def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
     if kept.next >= asked.seeds:
         print(f"{kept.path} holds seeds 0 to {kept.next - 1} already: nothing is left to play", file=sys.stderr)
     return range(kept.next, asked.seeds)
+
+
+def _those_that_broke(kept: Kept, jobs: int) -> int:
+    """Before any others are played: how many of them still do."""
+    broken = kept.broken
+    for result, _ in play(broken, kept.nodes, jobs) if broken else ():
+        kept.again(result)
+        if result.broken:
+            print(failure(result), flush=True)
+    if broken:
+        say = f"{kept.path} holds {len(broken)} seeds that broke before; played again, {len(kept.broken)} of them do"
+        print(say, file=sys.stderr)
+    return len(kept.broken)
 
 
 def _again(seed: int, nodes: int, plan: Sequence[Fault] | None, path: Path | None) -> int:
@@ -115,7 +126,11 @@ def _asked() -> argparse.Namespace:
     asks.add_argument("--nodes", type=_positive, default=50, help="nodes of the run, spares among them (default 50)")
     asks.add_argument("--jobs", type=_positive, default=1, help="processes (default 1)")
     asks.add_argument("--out", type=Path, help="a JSON file of results, written as they come")
-    asks.add_argument("--go-on", action="store_true", help="with --out: after the last seed that is in it")
+    asks.add_argument(
+        "--go-on",
+        action="store_true",
+        help="with --out: those that broke once more, then after the last seed that is in it",
+    )
     asks.add_argument("--seed", type=int, help="this one alone, with its plan and what became of it")
     asks.add_argument(
         "--plan", type=Path, help="with --seed: a file of faults, one JSON object a line, in its plan's place"

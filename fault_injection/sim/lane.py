@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
@@ -150,8 +150,8 @@ class Kept:
                 raise LaneError(f"{self.path} is of {nodes} nodes, not of {self.nodes}: name another file")
             if not all(isinstance(p[k], int) for p in parts for k in ("first", "seeds")):
                 raise ValueError("a part's first seed, or how many it has, is no number")
-            if not all(isinstance(p["violations"], list) for p in parts):
-                raise ValueError("a part's violations are no list")
+            if not all(isinstance(v["seed"], int) for p in parts for v in p["violations"]):
+                raise ValueError("a seed that broke is no number")
         except LaneError:
             raise
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -159,9 +159,16 @@ class Kept:
         return parts
 
     @property
-    def violations(self) -> int:
-        """Seeds that broke before."""
-        return sum(len(part["violations"]) for part in self._before)
+    def broken(self) -> list[int]:
+        """Seeds that broke before, and have not been played since without."""
+        return [violation["seed"] for part in self._before for violation in _open(part)]
+
+    def again(self, result: Result) -> None:
+        """What became of one that broke before, by the program of now: that is noted beside what it said then, which stays. Raises
+        OSError for a disk that fails."""
+        for violation in (v for part in self._before for v in part["violations"] if v["seed"] == result.seed):
+            violation["played_again"] = {"commit": commit(), "says": list(result.broken)}
+        self._write(self._before)
 
     @property
     def next(self) -> int:
@@ -180,13 +187,15 @@ class Kept:
         if not at_once and now - self._kept_at < KEEP_S:
             return
         self._kept_at = now
-        parts = [*self._before, part.told()]
+        self._write([*self._before, part.told()])
+
+    def _write(self, parts: list[dict[str, Any]]) -> None:
         body = {
             "what": f"the simulator's long lane: seeds of {self.nodes} nodes (docs/adr/0011-simulator.md)",
             "command": f"python -m fault_injection.sim --seeds N --nodes {self.nodes} --jobs J --out FILE --go-on",
             "nodes": self.nodes,
             "seeds": sum(p["seeds"] for p in parts),
-            "violations": sum(len(p["violations"]) for p in parts),
+            "violations": sum(len(_open(p)) for p in parts),
             "parts": parts,
         }
         self._aside.write_text(json.dumps(body, indent=1) + "\n")
@@ -196,16 +205,25 @@ class Kept:
         self._aside.replace(self.path)
 
 
+def _open(part: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Its seeds that broke, and did when they were played last."""
+    return [v for v in part["violations"] if v.get("played_again", {"says": ["it was not"]})["says"]]
+
+
 def commit() -> str:
-    """Of the sources, with `+` behind it when they differ from it; `unknown` where there is no git."""
-    here = Path(__file__).parent
+    """Of the sources, with `+` behind it when they differ from it (results do not count: a benchmark writes them); `unknown` where
+    there is no git."""
     try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=here, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+        name = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+    return f"{name}+" if changed else name
+
+
+def _git(*asked: str) -> str:
+    here = Path(__file__).parent
+    said = subprocess.run(["git", *asked], cwd=here, capture_output=True, text=True, timeout=10, check=True)
     return said.stdout.strip()
 
 

@@ -174,6 +174,33 @@ def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
     assert row["rejoined_s"] == 3.5, "the first step that its group began since"
 
 
+def test_each_incident_is_in_it(tmp_path: Path) -> None:
+    """What another group suffered from a fault, and what was ridden through."""
+    files = story(tmp_path)
+    files.decide(11.0, 21, {0: 1, 1: 2}, [], [incident("i8", "error", 0, 1, 2, "acting")])
+    files.decide(11.1, 22, {0: 1, 1: 2}, [], [incident("i9", "silent", 1, 1, 1, "acting", rung=0)])
+    files.decide(11.2, 23, {0: 1, 1: 2}, [], [incident("i9", "silent", 1, 1, 1, "recovered", rung=0)])
+    files.journal.sort(key=lambda entry: entry["t"])
+    history = broken(files)
+    fault(history, 1, echoes=("error",))
+    body = certificate.build(history)
+    assert [row["echoes"] for row in body["faults"]] == [[{"incident": "i8", "kind": "error", "group": 0}], []]
+    assert body["ridden_through"] == [{"incident": "i9", "kind": "silent", "group": 1}]
+    text = " ".join(page(history).text)
+    assert "and i8 error of group 0" in text
+    assert "i9 silent of group 1: nothing was to be done, the others went on." in text
+
+
+def test_a_restart_that_was_asked_for_was_seen_by_nobody(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    for told in (i for entry in files.journal for i in entry.get("incidents", ()) if i["id"] == "i1"):
+        told["kind"] = "requested"
+    history = broken(files)
+    fault(history, 1, name="slow_step", kinds=("requested",))
+    row = certificate.build(history)["faults"][0]
+    assert (row["incident"], row["kind"], row["detected_s"], row["decided_s"]) == ("i1", "requested", None, 0.4)
+
+
 def test_who_took_part_in_how_many_steps(tmp_path: Path) -> None:
     files = story(tmp_path)
     history = broken(files)
@@ -298,6 +325,11 @@ def test_the_page_says_what_the_report_says(history: History) -> None:
     assert "gpu_xid no GPU" in text
     assert "100.00 %" in text, "ETTR and badput are everything"
     assert all(name in text for name in ALL)
+
+
+def test_a_fault_that_was_not_made_is_not_counted(history: History) -> None:
+    fault(history, 2, made=None, evidence="")
+    assert "1 of 2 planned faults were made" in " ".join(page(history).text)
 
 
 def test_the_page_of_one_that_was_not_kept(history: History) -> None:

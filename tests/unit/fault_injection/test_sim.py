@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,10 +22,10 @@ from fault_injection.sim import faults
 from fault_injection.sim.__main__ import read_plan
 from fault_injection.sim.faults import KINDS, Fault
 from fault_injection.sim.judge import KINDS_OF, SEEN_S, Struck, recorded
-from fault_injection.sim.lane import Kept, LaneError, Part
+from fault_injection.sim.lane import Kept, LaneError, Part, commit
 from fault_injection.sim.leaders import Killed
 from fault_injection.sim.nodes import Node
-from fault_injection.sim.run import run
+from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import ddmin, shrunk
 from fault_injection.sim.store import SimStore
 from fault_injection.sim.world import World, spec
@@ -323,12 +324,26 @@ def test_a_lane_that_is_begun_anew_leaves_the_older_one_beside(tmp_path: Path, m
 def test_what_broke_before_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def breaks(seeds: range | list[int], nodes: int, _: int) -> Iterator[tuple[Result, float]]:
+        yield from ((replace(run(seed, nodes, []), broken=("it breaks",) if seed == 0 else ()), 0.5) for seed in seeds)
+
     out = tmp_path / "simulator.json"
-    out.write_text(PART % (4, 0, 1, '[{"seed": 0}]'))
-    for seeds in ("1", "2"):
+    monkeypatch.setattr(command, "failure", lambda result: f"seed {result.seed} broke")
+    monkeypatch.setattr(command, "play", breaks)
+    for seeds in ("1", "2", "2"):
         monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", seeds, "--go-on"])
         assert command.main() == 1
-        assert "holds 1 seeds that broke before" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("1 seeds that broke before; played again, 1 of them do") == 2
+    assert json.loads(out.read_text())["violations"] == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", "2", "--go-on"])
+    for said in ("1 seeds that broke before; played again, 0 of them do", "nothing is left to play"):
+        assert command.main() == 0, "it is mended"
+        assert said in capsys.readouterr().err
+    body = json.loads(out.read_text())
+    (kept,) = body["parts"][0]["violations"]
+    assert (body["violations"], kept["says"]) == (0, ["it breaks"])
+    assert kept["played_again"] == {"commit": commit(), "says": []}
 
 
 def test_a_lane_that_goes_on_says_what_it_does_not_play(
@@ -402,8 +417,9 @@ PART = '{"nodes": %s, "parts": [{"first": %s, "seeds": %s, "violations": %s}]}'
     [
         "{", "[]", '{"nodes": 4}', '{"nodes": 4, "parts": [{}]}', "[" * 200_000, PART % ("1e999", 0, 1, "[]"),
         PART % (4, '"x"', 1, "[]"), PART % (4, 0, "null", "[]"), PART % (4, 0, 1, "null"),
+        PART % (4, 0, 1, '[{"seed": "x"}]'),
     ],
-    ids=range(9),
+    ids=range(10),
 )  # fmt: skip
 def test_a_file_of_something_else_is_not_gone_on_with(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
