@@ -39,6 +39,10 @@ GATE = "lighthouse.toy.1"
 STEP_S = 0.05
 
 
+PAUSE_S = 5.0
+"""A toy has its steps written by a disk that stalls for seconds now and then."""
+
+
 def registered_agent(store: Store, node: str = "n0") -> int:
     item = store.get(keys.registration(node))
     return decode(item.value, Registration).agent_pid if item is not None else 0
@@ -62,7 +66,7 @@ def no_step_is_missed(node: Node, name: str) -> None:
     assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
     gaps = [later["t"] - earlier["t"] for earlier, later in pairwise(steps)]
     print(f"MEASURED {name}: {len(steps)} steps, median gap {statistics.median(gaps):.3f} s, longest {max(gaps):.3f} s")
-    assert max(gaps) < 20 * statistics.median(gaps)
+    assert max(gaps) < max(PAUSE_S, 20 * statistics.median(gaps))
 
 
 def elapsed(seconds: float) -> None:
@@ -304,8 +308,8 @@ def test_both_away_stop_what_the_policy_says_after_its_time_and_not_before(
         kill(node.pid("agent"))
     eventually(lambda: not registered_agent(store), 15, "its lease lapses")
     elapsed(2 * LIMIT_S)
-    holder.close()
     both_away = time.time()
+    holder.close()
     first = eventually(lambda: events(node, "signalled"), 5 * LIMIT_S)[0]
     assert first["name"] == FIRST
     assert first["signal"] == signal.SIGTERM

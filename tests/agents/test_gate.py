@@ -267,8 +267,9 @@ def test_without_etcd_training_goes_on_until_a_group_is_lost(two: Run, own_etcd:
     eventually(lambda: time.time() - away > GATE_ETCD_SILENCE_S + 1, GATE_ETCD_SILENCE_S + 3)
     since = time.time()
     eventually(lambda: any(c["participants"] == 2 for c in two.commits(0, since)), 10)
+    second = two.pid(1)
     lost = time.time()
-    kill(two.pid(1))
+    kill(second)
     # nobody can say whether the lost group was started elsewhere: the gate closes, and at most the step on its way ends
     eventually(lambda: time.time() - lost > 4, 6)
     assert len(two.commits(0, lost)) <= 1

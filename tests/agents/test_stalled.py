@@ -183,7 +183,9 @@ def test_its_agent_says_so_and_obeys_all_the_while(etcd_server: EtcdServer, stor
         file_system(tmp_path / "home", tmp_path / "behind") as served,
         Nodes(served.folder, etcd_server.endpoint) as nodes,
     ):
-        node = nodes.cold("n0")
+        node = nodes.cold(
+            "n0", "--lease-s=10"
+        )  # whether it is kept is asked, on a machine that may be busy for seconds
         desire(store, "n0", trainer())
         pid = running(store, node, generation=1)
         agent, held = node.pid("agent"), lease(store)

@@ -29,7 +29,7 @@ REPOSITORY = str(Path(__file__).parents[2])
 
 @pytest.fixture
 def cell(tmp_path: Path) -> Iterator[Slurm]:
-    with slurm(tmp_path, 1) as made:
+    with slurm(tmp_path, 1, options={"KillWait": "30"}) as made:
         yield made
 
 

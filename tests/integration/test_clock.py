@@ -18,7 +18,7 @@ from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
-from tests.integration.world import LEASE_S, World, toy_spec, world
+from tests.integration.world import World, toy_spec, world
 
 pytestmark = pytest.mark.etcd
 
@@ -89,13 +89,13 @@ def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: 
         moved.move(name, "+0")
     with world(tmp_path) as w:
         w.supervisor(**{clocks.FOLDER: str(moved.folder), SEAM: json.dumps({**TOYS, "agent": "fault_injection.agent"})})
-        record = w.launch(toy_spec())
+        record = w.launch(toy_spec(node_lease_s=NODE_LEASE_S))
         eventually(w.running(record, 1, 1), 60, "both groups run")
         node = w.status(record).groups[1].node
         for by, said in (("+3h", "3 h ahead of"), ("-5h", "5 h behind")):
             moved.move(node, by)
             eventually(lambda said=said: off(w) == {node: f"clock_off: its clock is {said} the one here"}, 30, by)
-            passes(2 * LEASE_S)
+            passes(2 * NODE_LEASE_S)
             assert w.incidents(record) == []
             assert w.running(record, 1, 1)()
         told = partial(cli, "nodes", "--json", world=w)

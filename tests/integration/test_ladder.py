@@ -85,7 +85,7 @@ def test_who_is_started_again_while_the_other_is_at_something_long_waits_for_it(
 def test_a_lost_node_is_replaced_by_the_spare(toy_run: tuple[World, RunRecord]) -> None:
     w, record = toy_run
     node = w.status(record).groups[1].node
-    (spare,) = w.status(record).spares
+    (spare,) = eventually(lambda: w.status(record).spares, 30, "the spare is there")
     w.kill_node(node)
     eventually(lambda: _recovered(w, record, 1) and w.running(record, 1, 2)(), 30 + 5 * LEASE_S, "rung 2")
     incident = w.incidents(record)[0]
@@ -307,5 +307,5 @@ def test_everything_stops_and_starts_again(toy_run: tuple[World, RunRecord]) -> 
     state = w.status(record)
     assert state.budgets_left == {**before, "reallocate": before["reallocate"] - 2}
     assert state.cordons == {}
-    assert len(state.spares) == record.spec.allocation.spares
+    eventually(lambda: len(w.status(record).spares) == record.spec.allocation.spares, 30, "the spares are there")
     eventually(lambda: _recovered(w, record, 4), 10, "an incident a group and stop, all recovered")

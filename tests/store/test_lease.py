@@ -82,7 +82,7 @@ def test_a_cut_connection_does_not_cost_the_lease(store: EtcdStore, etcd_server:
 
 
 def test_revoke_never_raises(tmp_path: Path, any_binary: Path) -> None:
-    with running(tmp_path, binary=any_binary) as server, connect([server.endpoint], timeout_s=0.5) as store:
+    with running(tmp_path, binary=any_binary) as server, connect([server.endpoint], timeout_s=5.0) as store:
         lease = store.lease(5)
         kill(server)
         lease.revoke()

@@ -44,7 +44,7 @@ def assert_whole_step_lines(rank: Rank, steps: int) -> None:
 
 
 def test_two_groups_train_to_the_end(groups: Groups) -> None:
-    first, second = (groups.start(group, steps=8) for group in (0, 1))
+    first, second = (groups.start(group, steps=8, min_groups=2) for group in (0, 1))
     assert [rank.exit_code() for rank in (first, second)] == [0, 0], first.log()[-2000:] + second.log()[-2000:]
     assert_equal_digests(first, second)
     for rank in (first, second):
@@ -68,7 +68,7 @@ def test_two_groups_train_to_the_end(groups: Groups) -> None:
 
 def test_loss_is_the_mean_of_the_replicas(groups: Groups) -> None:
     """Neither the local loss nor the sum: both log the same, near that of one replica alone."""
-    ranks = [groups.start(group, steps=6) for group in (0, 1)]
+    ranks = [groups.start(group, steps=6, min_groups=2) for group in (0, 1)]
     for rank in ranks:
         assert rank.exit_code() == 0
     told: list[dict[int, float]] = [

@@ -39,14 +39,14 @@ def test_beats_for_the_newest_list_only() -> None:
         eventually(lambda: heartbeating(lighthouse, "one:a") and heartbeating(lighthouse, "two:b"), 10)
         lighthouse.beat(["two:b"])
         eventually(lambda: not heartbeating(lighthouse, "one:a"), 10, "the one left out grows old")
-        assert heartbeating(lighthouse, "two:b")
+        eventually(lambda: heartbeating(lighthouse, "two:b"), 10)
         # a line that is none of the gate's changes nothing
         assert lighthouse.process.stdin is not None
         lighthouse.process.stdin.write("nonsense\n")
         lighthouse.process.stdin.flush()
         until = time.monotonic() + 0.5
         eventually(lambda: time.monotonic() > until, 2)
-        assert heartbeating(lighthouse, "two:b")
+        eventually(lambda: heartbeating(lighthouse, "two:b"), 10)
     finally:
         assert lighthouse.close() == 0
 
@@ -89,7 +89,7 @@ def test_help_names_its_options() -> None:
 @pytest.mark.parametrize("min_replicas", [1, 2])
 def test_a_fresh_one_goes_on_above_the_ids_of_the_one_before(min_replicas: int) -> None:
     """And its throwaway managers are forgotten: the first real quorum has the real groups alone."""
-    lighthouse = Lighthouse(heartbeat_timeout_ms=150, min_replicas=min_replicas, quorum_ids_above=230)
+    lighthouse = Lighthouse(heartbeat_timeout_ms=1000, min_replicas=min_replicas, quorum_ids_above=230)
     try:
         client = LighthouseClient(f"http://{lighthouse.address}", timedelta(seconds=5))
         names = [f"real-{n}" for n in range(min_replicas)]

@@ -95,7 +95,7 @@ def test_a_group_is_killed_and_heals_and_the_losses_are_the_twins(groups: Groups
 @pytest.mark.trainers
 @pytest.mark.timeout(900)
 def test_groups_of_two_ranks_have_a_twin_too(groups: Groups) -> None:
-    ranks = [rank for group in (0, 1) for rank in groups.start_group(group, 2, steps=6)]
+    ranks = [rank for group in (0, 1) for rank in groups.start_group(group, 2, steps=6, min_groups=2)]
     assert [rank.exit_code() for rank in ranks] == [0] * 4, ranks[0].log()[-2000:]
     body = parity(history_of(*ranks))
     assert (body["answer"], body["steps"]) == ("pass", 6), body["why"]

@@ -143,8 +143,9 @@ def _kept(key: str) -> bool:
 
 
 def leases(found: Sequence[Margin]) -> Iterator[Finding]:
-    """Each is renewed when a third of its time is over: with less than a third left, two renewals have failed."""
-    late = [m for m in found if 3 * m.left_s < m.ttl_s]
+    """Each is renewed when a third of its time is over: with less than a third left, two renewals have failed. What is left is told in
+    whole seconds, rounded down."""
+    late = [m for m in found if 3 * (m.left_s + 1) <= m.ttl_s]
     for m in late:
         yield bad(
             f"the lease of {m.key[len(keys.PREFIX) :]} has {max(0, m.left_s)} of {m.ttl_s} s left",

@@ -143,6 +143,12 @@ def test_a_lease_with_less_than_a_third_left_is_bad(left: int, level: str) -> No
     assert levels(store.leases([_margin(left)])) == [level]
 
 
+@pytest.mark.parametrize(("left", "level"), [(1, "good"), (0, "good"), (-1, "bad")])
+def test_of_a_short_lease_whole_seconds_say_little(left: int, level: str) -> None:
+    """0 may be 0.9 of 2 s."""
+    assert levels(store.leases([_margin(left, ttl=2)])) == [level]
+
+
 def test_the_late_lease_is_named_and_the_others_are_not_called_good() -> None:
     (found,) = store.leases([_margin(2), _margin(9)])
     assert "nodes/n1/registration has 2 of 9 s left" in found.what
