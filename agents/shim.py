@@ -32,9 +32,8 @@ from supervisor.wire.security import VARIABLE, SecurityError
 
 LAST_WORDS_S = 2.0
 """How long the shim's end waits for a disk that stalls."""
-AGENT_LAST_WORDS_S = 5.0
-"""At the end the agent may still report how the trainers ended, and give its lease back: writes to an etcd whose disk may stall."""
-KILLED_WITHIN_S = 2.0
+AGENT_LAST_WORDS_S = 2.0
+"""At the end the agent may still report how the trainers ended, and give its lease back."""
 
 
 AGENT_FROZEN_S = 10.0
@@ -162,7 +161,7 @@ class Shim:
         rest = process.marked(str(self._node))
         for stat in rest:
             process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
-        await self._until_ended(list(self._table.children), KILLED_WITHIN_S)
+        await self._until_ended(list(self._table.children), AGENT_LAST_WORDS_S)
         self._reap()
 
     async def _until_ended(self, names: Sequence[str], deadline_s: float) -> None:

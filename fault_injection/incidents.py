@@ -54,12 +54,22 @@ def incidents(history: History) -> list[Acted]:
 
 
 def ridden_through(history: History) -> list[dict[str, Any]]:
-    """The last word on each incident about which nothing was to be done: the others went on without its group."""
+    """The last word on each incident since it was broken on purpose about which it was decided that nothing was to be done: the others
+    go on, and its group goes on as it is. That of a group that is left out has a new generation, which ends its processes."""
+    began = history.setting.began if history.setting is not None else 0.0
+    older: set[str] = set()
     last: dict[str, dict[str, Any]] = {}
     for decision in history.committed():
         last |= {incident["id"]: incident for incident in decision.incidents}
+        if decision.t < began:
+            older |= last.keys()
     acted = {incident.id for incident in incidents(history)}
-    return [i for i in last.values() if i["id"] not in acted and i["rung"] == Rung.RIDE_THROUGH and not i.get("shadow")]
+    return [i for i in last.values() if i["id"] not in acted | older and _is_ridden_through(i)]
+
+
+def _is_ridden_through(incident: dict[str, Any]) -> bool:
+    as_it_is = incident["generation_after"] == incident["generation_before"] and not incident.get("shadow")
+    return as_it_is and incident["rung"] == Rung.RIDE_THROUGH and incident.get("decided") is not None
 
 
 def mended(history: History) -> Iterator[tuple[str, int, int, float]]:

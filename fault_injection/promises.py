@@ -31,8 +31,8 @@ def of_fault(history: History, fault: FaultDone) -> list[Acted]:
 
 
 def echoes_of(history: History, fault: FaultDone) -> list[Acted]:
-    """The incidents that this fault explains beside its own, as of another group that was hit too."""
-    own = {incident.id for incident in of_fault(history, fault)}
+    """The incidents that this fault explains and that are no fault's own, as of another group that was hit too."""
+    own = {incident.id for each in history.faults for incident in of_fault(history, each)}
     return [i for i in incidents(history) if i.id not in own and _explains(fault, i)]
 
 

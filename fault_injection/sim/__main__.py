@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fault_injection.sim.faults import KINDS, Fault
-from fault_injection.sim.lane import Kept, LaneError, Part, play
+from fault_injection.sim.lane import Kept, LaneError, Part, commit, play
 from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import shrunk
 
@@ -31,13 +31,14 @@ def main() -> int:
         plan = read_plan(asked.plan) if asked.plan is not None else None
         kept = Kept(asked.out, asked.nodes, asked.go_on) if asked.out else None
         seeds = _seeds(asked, kept)
+        broken = [(seed, sorted(map(_fault, told))) for seed, told in kept.broken] if kept is not None else []
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     if asked.seed is not None:
         return _again(asked.seed, asked.nodes, plan, asked.plan)
     try:
-        bad = _those_that_broke(kept, asked.jobs) if kept is not None else 0
+        bad = _those_that_broke(broken, kept) if kept is not None else 0
         bad += _lane(seeds, asked.nodes, asked.jobs, kept) if seeds else 0
     except KeyboardInterrupt:
         print(f"interrupted{_kept(kept)}", file=sys.stderr)
@@ -72,11 +73,12 @@ def _seeds(asked: argparse.Namespace, kept: Kept | None) -> range:
     return range(kept.next, asked.seeds)
 
 
-def _those_that_broke(kept: Kept, jobs: int) -> int:
+def _those_that_broke(broken: Sequence[tuple[int, Sequence[Fault]]], kept: Kept) -> int:
     """Before any others are played: how many of them still do."""
-    broken = kept.broken
-    for result, _ in play(broken, kept.nodes, jobs) if broken else ():
-        kept.again(result)
+    now = commit()
+    for seed, plan in broken:
+        result = run(seed, kept.nodes, plan)
+        kept.again(result, now)
         if result.broken:
             print(failure(result), flush=True)
     if broken:

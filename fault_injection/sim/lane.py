@@ -97,7 +97,8 @@ class Part:
         self.asked.update(asdict(result.asked))
         if result.broken:
             again = f"python -m fault_injection.sim --seed {result.seed} --nodes {result.nodes}"
-            self.broken.append({"seed": result.seed, "says": list(result.broken), "again": again})
+            plan = [fault.told() for fault in result.plan]
+            self.broken.append({"seed": result.seed, "plan": plan, "says": list(result.broken), "again": again})
 
     def told(self) -> dict[str, Any]:
         each = max(self.seeds, 1)
@@ -150,8 +151,10 @@ class Kept:
                 raise LaneError(f"{self.path} is of {nodes} nodes, not of {self.nodes}: name another file")
             if not all(isinstance(p[k], int) for p in parts for k in ("first", "seeds")):
                 raise ValueError("a part's first seed, or how many it has, is no number")
-            if not all(isinstance(v["seed"], int) for p in parts for v in p["violations"]):
-                raise ValueError("a seed that broke is no number")
+            if not all(
+                isinstance(v["seed"], int) and isinstance(v["plan"], list) for p in parts for v in p["violations"]
+            ):
+                raise ValueError("a seed that broke is no number, or has no plan")
         except LaneError:
             raise
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -159,15 +162,15 @@ class Kept:
         return parts
 
     @property
-    def broken(self) -> list[int]:
-        """Seeds that broke before, and have not been played since without."""
-        return [violation["seed"] for part in self._before for violation in _open(part)]
+    def broken(self) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Seeds that broke before, and have not been played since without; with their plans of then: today one may draw another."""
+        return [(violation["seed"], violation["plan"]) for part in self._before for violation in _open(part)]
 
-    def again(self, result: Result) -> None:
-        """What became of one that broke before, by the program of now: that is noted beside what it said then, which stays. Raises
-        OSError for a disk that fails."""
+    def again(self, result: Result, commit: str) -> None:
+        """What became of one that broke before, by the program of this commit: that is noted beside what it said then, which stays.
+        Raises OSError for a disk that fails."""
         for violation in (v for part in self._before for v in part["violations"] if v["seed"] == result.seed):
-            violation["played_again"] = {"commit": commit(), "says": list(result.broken)}
+            violation["played_again"] = {"commit": commit, "says": list(result.broken)}
         self._write(self._before)
 
     @property

@@ -177,8 +177,8 @@ def test_a_cancelled_job_leaves_nobody_within_its_graces(nodes: Nodes, store: St
     running(store, node, 1)
     for stat in [*node.left(), process.stat_of(node.shim.pid)]:
         process.send_signal(stat.pid, stat.start_ticks, signal.SIGTERM)
-    # docs/NODES.md: twice the grace and seven seconds, which has to stay below KillWait
-    assert node.shim.wait(2 * grace_s + 7.0 + 5.0) == 0
+    # docs/NODES.md: twice the grace and four seconds, which has to stay below KillWait
+    assert node.shim.wait(2 * grace_s + 4.0 + 5.0) == 0
     assert node.left() == []
     # the agent, which got that TERM as well, has stayed to tell how it ended, and has given its lease back
     assert rank(store, "n0", 1).exit.signal == (15 if obeys else 9)

@@ -22,10 +22,8 @@ DEADLINE_S = 5.0
 OLDEST = (22, 5)
 """The oldest whose `squeue --json` and `sinfo --json` the engine was made for."""
 
-NODE_ENDS_WITHIN_S = 17.0
-"""Twice `--grace-s` (5 s) and seven seconds, docs/NODES.md: after KillWait Slurm kills what is left."""
-LEAST_END_S = 7.0
-"""Of which the grace is no part (`agents/shim.py`)."""
+NODE_ENDS_WITHIN_S = 14.0
+"""Twice `--grace-s` (5 s) and four seconds, docs/NODES.md: after KillWait Slurm kills what is left."""
 
 LEAST_JOB_AGE_S = 60
 """Shorter, and a job's end may be missed by a supervisor that is changed meanwhile: it says gone, and not why."""
@@ -177,7 +175,7 @@ def _inside(environment: Mapping[str, str], config: str) -> Iterator[Finding]:
         yield note(
             f"Slurm kills {wait_s} s after TERM (KillWait); a node takes up to {NODE_ENDS_WITHIN_S:g} s to end",
             "ask its administrator for KillWait = 30, Slurm's default; else allocation.slurm.agent_command = a script of yours "
-            f'that ends with: exec supervisor-agent "$@" --grace-s {max(0.0, (wait_s - LEAST_END_S) / 2):g}',
+            f'that ends with: exec supervisor-agent "$@" --grace-s {max(0.0, (wait_s - 4) / 2):g}',
         )
     elif wait_s is not None:
         yield good(f"Slurm kills {wait_s} s after TERM (KillWait): a node has ended by then")

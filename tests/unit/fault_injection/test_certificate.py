@@ -175,11 +175,13 @@ def test_one_about_which_nothing_was_to_be_done(history: History) -> None:
 
 
 def test_each_incident_is_in_it(tmp_path: Path) -> None:
-    """What another group suffered from a fault, and what was ridden through."""
+    """What another group suffered from a fault, and what was ridden through: no group that is left out, and nothing that is undecided."""
     files = story(tmp_path)
     files.decide(11.0, 21, {0: 1, 1: 2}, [], [incident("i8", "error", 0, 1, 2, "acting")])
-    files.decide(11.1, 22, {0: 1, 1: 2}, [], [incident("i9", "silent", 1, 1, 1, "acting", rung=0)])
-    files.decide(11.2, 23, {0: 1, 1: 2}, [], [incident("i9", "silent", 1, 1, 1, "recovered", rung=0)])
+    files.decide(11.1, 22, {0: 1, 1: 2}, [], [incident("i9", "silent", 1, 2, 2, "acting", rung=0, decided=1.1)])
+    files.decide(11.2, 23, {0: 1, 1: 2}, [], [incident("i9", "silent", 1, 2, 2, "recovered", rung=0, decided=1.1)])
+    files.decide(11.3, 24, {0: 1, 1: 3}, [], [incident("i7", "crash", 1, 2, 3, "acting", rung=0, decided=1.3)])
+    files.decide(11.4, 25, {0: 1, 1: 3}, [], [incident("i6", "crash", 0, 1, 1, "open", rung=0)])
     files.journal.sort(key=lambda entry: entry["t"])
     history = broken(files)
     fault(history, 1, echoes=("error",))

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -324,12 +324,16 @@ def test_a_lane_that_is_begun_anew_leaves_the_older_one_beside(tmp_path: Path, m
 def test_what_broke_before_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def breaks(seeds: range | list[int], nodes: int, _: int) -> Iterator[tuple[Result, float]]:
-        yield from ((replace(run(seed, nodes, []), broken=("it breaks",) if seed == 0 else ()), 0.5) for seed in seeds)
+    plan = Fault(at=3.0, kind="crash", target=1, seconds=0.0)
+
+    def breaks(seed: int, nodes: int, asked: Sequence[Fault] | None = None) -> Result:
+        assert asked in (None, [plan]), "what broke is played, not what the seed would draw today"
+        return replace(run(seed, nodes, []), plan=(plan,), broken=("it breaks",) if seed == 0 else ())
 
     out = tmp_path / "simulator.json"
     monkeypatch.setattr(command, "failure", lambda result: f"seed {result.seed} broke")
-    monkeypatch.setattr(command, "play", breaks)
+    monkeypatch.setattr(command, "play", lambda seeds, nodes, _: ((breaks(seed, nodes), 0.5) for seed in seeds))
+    monkeypatch.setattr(command, "run", breaks)
     for seeds in ("1", "2", "2"):
         monkeypatch.setattr(sys, "argv", ["sim", "--nodes", "4", "--out", str(out), "--seeds", seeds, "--go-on"])
         assert command.main() == 1
@@ -342,7 +346,7 @@ def test_what_broke_before_is_not_forgotten(
         assert said in capsys.readouterr().err
     body = json.loads(out.read_text())
     (kept,) = body["parts"][0]["violations"]
-    assert (body["violations"], kept["says"]) == (0, ["it breaks"])
+    assert (body["violations"], kept["says"], kept["plan"]) == (0, ["it breaks"], [plan.told()])
     assert kept["played_again"] == {"commit": commit(), "says": []}
 
 
@@ -405,7 +409,12 @@ def test_a_violation_is_kept_with_what_shows_it(tmp_path: Path, monkeypatch: pyt
     body = json.loads(kept.path.read_text())
     assert body["violations"] == 1
     assert body["parts"][0]["violations"] == [
-        {"seed": 8, "says": ["at 1.00 s: owners: two"], "again": "python -m fault_injection.sim --seed 8 --nodes 4"}
+        {
+            "seed": 8,
+            "plan": [],
+            "says": ["at 1.00 s: owners: two"],
+            "again": "python -m fault_injection.sim --seed 8 --nodes 4",
+        }
     ]
 
 
@@ -417,9 +426,9 @@ PART = '{"nodes": %s, "parts": [{"first": %s, "seeds": %s, "violations": %s}]}'
     [
         "{", "[]", '{"nodes": 4}', '{"nodes": 4, "parts": [{}]}', "[" * 200_000, PART % ("1e999", 0, 1, "[]"),
         PART % (4, '"x"', 1, "[]"), PART % (4, 0, "null", "[]"), PART % (4, 0, 1, "null"),
-        PART % (4, 0, 1, '[{"seed": "x"}]'),
+        PART % (4, 0, 1, '[{"seed": "x", "plan": []}]'), PART % (4, 0, 1, '[{"seed": 1}]'),
     ],
-    ids=range(10),
+    ids=range(11),
 )  # fmt: skip
 def test_a_file_of_something_else_is_not_gone_on_with(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"

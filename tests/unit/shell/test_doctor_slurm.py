@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.settings import Settings
-from agents.shim import AGENT_LAST_WORDS_S, KILLED_WITHIN_S
+from agents.shim import AGENT_LAST_WORDS_S
 from supervisor.shell.doctor import addresses, folders, slurm
 from supervisor.shell.doctor.finding import Finding
 
@@ -129,7 +129,7 @@ def test_jobs_of_ours_are_counted_by_system() -> None:
         assert [f.what for f in slurm.jobs(nothing, "me")] == ["Slurm: me has no job of ours"]
 
 
-@pytest.mark.parametrize(("wait_s", "level"), [(30, "good"), (16, "note"), (2, "note")])
+@pytest.mark.parametrize(("wait_s", "level"), [(30, "good"), (13, "note"), (2, "note")])
 def test_a_node_has_to_end_within_killwait(commands: Commands, tmp_path: Path, wait_s: int, level: str) -> None:
     commands(scontrol=f'[ "$1" = ping ] && echo up || echo "KillWait                = {wait_s} sec"')
     (one,) = [f for f in look(tmp_path, **WANTED, **JOB) if "KillWait" in f.what]
@@ -137,13 +137,12 @@ def test_a_node_has_to_end_within_killwait(commands: Commands, tmp_path: Path, w
     if level == "note":
         assert "KillWait = 30" in one.do
         assert "allocation.slurm.agent_command" in one.do
-        assert f'"$@" --grace-s {max(0, (wait_s - 7) / 2):g}' in one.do
+        assert f'"$@" --grace-s {max(0, (wait_s - 4) / 2):g}' in one.do
 
 
 def test_the_time_that_a_node_takes_to_end_is_the_shims() -> None:
     grace_s = Settings(node="n", home=Path("/"), etcd=()).grace_s
-    assert AGENT_LAST_WORDS_S + KILLED_WITHIN_S == slurm.LEAST_END_S
-    assert 2 * grace_s + slurm.LEAST_END_S == slurm.NODE_ENDS_WITHIN_S
+    assert 2 * grace_s + 2 * AGENT_LAST_WORDS_S == slurm.NODE_ENDS_WITHIN_S
 
 
 def test_a_short_memory_of_slurm_is_a_note(commands: Commands, tmp_path: Path) -> None:
