@@ -40,10 +40,11 @@ chaos: debian  ## every fault that can be made here, once, with real trainers: a
 	rm -rf runs/chaos
 	$(BIN)/supervisor chaos run fault_injection/schedules/every.toml
 
-chaos-long: debian  ## twenty seeds, each of eight faults, some at once, and groups of two ranks: about two hours; CHAOS=--go-on goes on with one that was interrupted
+chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups of two ranks, and what older seeds found: about two hours; CHAOS=--go-on goes on with one that was interrupted
 	$(BIN)/python -m benchmarks.chaos_compound $(CHAOS)
-	rm -rf runs/ranks
+	rm -rf runs/ranks runs/found
 	$(BIN)/supervisor chaos run fault_injection/schedules/ranks.toml --name ranks
+	$(BIN)/supervisor chaos run fault_injection/schedules/found.toml --name found
 
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
