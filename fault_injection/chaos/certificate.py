@@ -354,12 +354,11 @@ def _marks(history: History, setting: Setting) -> list[dict[str, Any]]:
 
 
 def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
-    """Mean loss by committed step, and the twin's, as SVG polylines in a box of 600 by 160; the steps of the faults in it."""
-    by_step: dict[int, float] = {}
-    for steps in history.steps:
-        for line in steps.committed():
-            if steps.rank == 0 and line.get("loss") is not None and math.isfinite(line["loss"]):
-                by_step[line["step"]] = float(line["loss"])
+    """Mean loss by committed step, of one made again the newest, and the twin's, as SVG polylines in a box of 600 by 160; the steps of
+    the faults in it."""
+    lines = (line for steps in history.steps if steps.rank == 0 for line in steps.committed())
+    told = [line for line in lines if line.get("loss") is not None and math.isfinite(line["loss"])]
+    by_step = {int(line["step"]): float(line["loss"]) for line in sorted(told, key=lambda line: float(line["t"]))}
     ordered = sorted(by_step)
     if len(ordered) < 2:
         return dict(NO_CURVE)
@@ -375,5 +374,12 @@ def loss_curve(history: History, of_twin: Sequence[tuple[int, float]] = ()) -> d
         return " ".join(f"{x(s)},{round(150 - 140 * (curve[s] - low) / ((high - low) or 1.0), 1)}" for s in shown)
 
     faults = [{"x": x(min(max(f.step, first), last)), "number": f.number} for f in history.faults]
-    lines = {"points": points(by_step), "twin": points(drawn)}
-    return {**lines, "low": low, "high": high, "first": first, "last": last, "faults": faults}
+    return {
+        "points": points(by_step),
+        "twin": points(drawn),
+        "low": low,
+        "high": high,
+        "first": first,
+        "last": last,
+        "faults": faults,
+    }

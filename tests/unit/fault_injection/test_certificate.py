@@ -154,6 +154,18 @@ def test_steps_that_a_resume_from_disk_threw_away_are_lost(tmp_path: Path) -> No
     assert [row["steps_lost"] for row in told] == [kill["steps_lost"] + 3, 0]
 
 
+def test_the_curve_has_the_newest_loss_of_a_step_that_is_made_again(history: History) -> None:
+    """Whatever the order of the files: the older generation's may be read last."""
+    for steps in history.steps:
+        for line in steps.lines:
+            line["loss"] = float(line["t"])
+            if line.get("event") == "step" and line["t"] > history.faults[0].began + 3:
+                line["step"] -= 6
+    first = certificate.loss_curve(history)
+    history.steps.sort(key=lambda steps: (steps.group, -steps.generation))
+    assert certificate.loss_curve(history) == first
+
+
 def test_a_halt_and_what_ended_it_are_told(tmp_path: Path) -> None:
     files = story(tmp_path)
     row = certificate.build(broken(files))["faults"][0]
