@@ -286,14 +286,16 @@ def _injected(world: World, fault: FaultDone) -> bool:
 
 
 def real(seed: int, folder: Path) -> Path:
-    """Break a run of its own, with an order and victims of this seed; its history."""
+    """Break a run of its own, with an order and victims of this seed; its history. Raises SystemExit when its certificate is not green,
+    as after a Ctrl-C: it stays with --home, and can be given as a file."""
     names = [kind.names[n % len(kind.names)] for kind in KINDS.values() for n in range(kind.times)]
     random.Random(f"order {seed}").shuffle(names)
     planned = tuple(FaultAt(name=n, at_step=FIRST_STEP + i * STEPS_APART) for i, n in enumerate(names))
     campaign = Campaign(
         wanted=lambda site: Schedule(seed=seed, fault=planned), say=lambda text: print(text, flush=True)
     )
-    campaign.on_its_own(folder, f"seed{seed}", cold=False)
+    if not campaign.on_its_own(folder, f"seed{seed}", cold=False):
+        raise SystemExit(f"{folder / f'seed{seed}'}: this run is not green (its report.html says why): nothing is compared with it")
     return folder / f"seed{seed}" / "history.jsonl"
 
 
