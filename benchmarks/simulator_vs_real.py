@@ -295,7 +295,9 @@ def real(seed: int, folder: Path) -> Path:
         wanted=lambda site: Schedule(seed=seed, fault=planned), say=lambda text: print(text, flush=True)
     )
     if not campaign.on_its_own(folder, f"seed{seed}", cold=False):
-        raise SystemExit(f"{folder / f'seed{seed}'}: this run is not green (its report.html says why): nothing is compared with it")
+        raise SystemExit(
+            f"{folder / f'seed{seed}'}: this run is not green (its report.html says why): nothing is compared with it"
+        )
     return folder / f"seed{seed}" / "history.jsonl"
 
 
