@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -24,8 +25,6 @@ from pathlib import Path
 from benchmarks.decide import machine
 from fault_injection import recorded
 from fault_injection.chaos import own
-from fault_injection.chaos.campaign import Campaign
-from fault_injection.chaos.schedule import FaultAt, Schedule
 from fault_injection.history import FaultDone, History
 from fault_injection.sim import faults
 from fault_injection.sim.judge import recorded as told_by
@@ -290,11 +289,15 @@ def real(seed: int, folder: Path) -> Path:
     as after a Ctrl-C: it stays with --home, and can be given as a file."""
     names = [kind.names[n % len(kind.names)] for kind in KINDS.values() for n in range(kind.times)]
     random.Random(f"order {seed}").shuffle(names)
-    planned = tuple(FaultAt(name=n, at_step=FIRST_STEP + i * STEPS_APART) for i, n in enumerate(names))
-    campaign = Campaign(
-        wanted=lambda site: Schedule(seed=seed, fault=planned), say=lambda text: print(text, flush=True)
-    )
-    if not campaign.on_its_own(folder, f"seed{seed}", cold=False):
+    lines = [f"seed = {seed}"]
+    for i, name in enumerate(names):
+        lines += ["", "[[fault]]", f'name = "{name}"', f"at_step = {FIRST_STEP + i * STEPS_APART}"]
+    folder.mkdir(parents=True, exist_ok=True)
+    schedule = folder / f"seed{seed}.toml"
+    schedule.write_text("\n".join(lines) + "\n")
+    # the command gives each node a network of its own, which is what is cut when one falls silent
+    asked = ["chaos", "run", str(schedule), "--name", f"seed{seed}", "--home", str(folder)]
+    if subprocess.run([sys.executable, "-m", "supervisor.cli", *asked], check=False).returncode:
         raise SystemExit(
             f"{folder / f'seed{seed}'}: this run is not green (its report.html says why): nothing is compared with it"
         )

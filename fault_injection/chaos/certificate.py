@@ -179,7 +179,7 @@ def _cost(history: History, setting: Setting, fault: FaultDone) -> dict[str, Any
         injected = Injected(
             name=fault.name, group=fault.group, node=fault.node, unix_s=fault.began, evidence=fault.evidence
         )
-        told = costs.incident(history, injected, setting.groups)
+        told = costs.incident(history, injected, setting.groups, own[0].id)
         timed = {"incident": own[0].id, "kind": own[0].kind, "rung": own[0].rung}
         timed |= {name: told.get(name) for name in ("detected_s", "decided_s", "acted_s")}
         if own[0].kind == Kind.REQUESTED:

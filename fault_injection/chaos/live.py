@@ -307,9 +307,11 @@ class LiveRun:
         )
 
     def left(self, ended: bool) -> Left:
-        """Processes and allocations that should not be there: any when the run has `ended`, else those of older generations."""
+        """Processes and allocations that should not be there: any when the run has `ended`, else those of older generations, and what
+        the local engine holds of which the supervisor knows nothing."""
         with self._watcher.mirror() as mirror:
             generations = {g.group: g.generation for g in status.run_status(mirror, self.record).groups}
+            known = set() if ended else views.memory(mirror, self.run).allocations.keys()
         processes = []
         records = [
             *self.system.glob(f"nodes/*/processes/{self.run}.*.json"),
@@ -325,7 +327,8 @@ class LiveRun:
             if not current and not body["exited"] and is_running(body["pid"], body["start_ticks"]):
                 processes.append(f"{body['name']} (pid {body['pid']}) on {path.parts[-3]}")
         keys_ = [path.stem.removeprefix("allocation-") for path in sorted(self.system.glob("local/allocation-*.json"))]
-        allocations = tuple(key for key in keys_ if ended and re.fullmatch(rf"{re.escape(self.run)}-a\d+", key))
+        held = (key for key in keys_ if re.fullmatch(rf"{re.escape(self.run)}-a\d+", key))
+        allocations = tuple(key for key in held if key not in known)
         return Left(processes=tuple(processes), allocations=allocations)
 
     def stop(self, within_s: float) -> None:

@@ -183,6 +183,10 @@ def unfold(schedule: Schedule, groups: int, ranks: int, site: Site) -> Plan:
     if problems:
         raise ScheduleError(problems)
     wanted = [*schedule.fault, *_rates(schedule), *_each(schedule, site)]
+    if not wanted and schedule.each:
+        raise ScheduleError([_none_here(site)])
+    if not wanted and schedule.rate:
+        raise ScheduleError(["nothing would be broken: its rates come to no fault before their last step"])
     faults: list[Planned] = []
     mended: set[int] = set()
     victims = random.Random(f"victims:{schedule.seed}")
@@ -216,6 +220,8 @@ def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
         raise ScheduleError([_too_many(count)])
     rng = random.Random(f"faults:{seed}")
     possible = [fault for fault in FAULTS.values() if not fault.why_not(site)]
+    if not possible:
+        raise ScheduleError([_none_here(site)])
     riders = [fault.name for fault in possible if not fault.kinds and not fault.stalls and not fault.writers]
     first_crashes = rng.random() < 0.5
     chains = [_compound(rng, possible, crashes=first_crashes != bool(n % 2)) for n in range(min(COMPOUNDS, count // 3))]
@@ -244,6 +250,11 @@ def _compound(rng: random.Random, possible: Sequence[Fault], crashes: bool) -> l
     if not mended or not there:
         return []
     return [(rng.choice(mended).name, ""), (rng.choice(there), _together(rng) if crashes else "during")]
+
+
+def _none_here(site: Site) -> str:
+    why = site.not_here or next(iter(not_available(site).values()))
+    return f"no fault can be made here: {why}; all: supervisor chaos list"
 
 
 def _together(rng: random.Random) -> Together:
@@ -320,6 +331,8 @@ def _contradictions(schedule: Schedule) -> Iterator[str]:
             yield f"rate.{i}.until_step = {rate.until_step} is before first_step = {rate.first_step}"
     if (count := len(schedule.fault) + sum(map(_expected, schedule.rate))) > MOST_FAULTS:
         yield _too_many(count)
+    if schedule.each and schedule.each.first_step + schedule.each.every_steps * len(FAULTS) > LAST_STEP:
+        yield f"each: its last fault would come after step {LAST_STEP}, which no run makes: give a smaller every_steps"
     first = 0
     for i, fault in enumerate(schedule.fault):
         if not fault.together:

@@ -117,6 +117,7 @@ def unknown(why: str, no_twin: twin.NoTwin | None = None) -> dict[str, Any]:
         "why": why,
         "no_twin": no_twin or "",
         "tolerance": TOLERANCE,
+        "norm_tolerance": NORM_TOLERANCE,
         "steps": 0,
         "greatest": None,
         "states": None,
@@ -258,7 +259,7 @@ def judged(replay: Replay, again: Retrained, why: str = "", no_twin: twin.NoTwin
         more = f"; {len(wrong) - 1} more are not as in the twin either" if len(wrong) > 1 else ""
         return body | {"answer": "fail", "why": f"{min(wrong, key=lambda each: each[0])[1]}{more}"}
     apart = f"{loss.apart:.2g} apart at the most (step {loss.step})" if loss.apart else "to the last bit"
-    so_far = f"{len(losses)} steps have the loss of a fault-free twin, {apart} ({TOLERANCE:g} is allowed)"
+    so_far = f"{len(losses)} steps have the loss of a fault-free twin, {apart} ({TOLERANCE:g} is allowed, and {NORM_TOLERANCE:g} of its gradient's norm)"
     if len(norms) < len(losses):
         so_far += f"; {len(norms) or 'none'} of them tell the gradient's norm"
     if flips := _flips(steps):

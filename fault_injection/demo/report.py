@@ -38,8 +38,9 @@ def build(history: History, faults: list[Injected], span: Span, groups: int, ver
     }
 
 
-def incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
-    record = _record_of(history, fault)
+def incident(history: History, fault: Injected, groups: int, known: str | None = None) -> dict[str, Any]:
+    """What came of a fault: of its incident where that is `known` by its id, else of the first one of its group."""
+    record = _record_of(history, fault, known)
     if record is None:
         return {"fault": fault.name, "group": fault.group, "node": fault.node, "id": None}
     after = record["generation_after"]
@@ -65,13 +66,14 @@ def incident(history: History, fault: Injected, groups: int) -> dict[str, Any]:
     }
 
 
-def _record_of(history: History, fault: Injected) -> dict[str, Any] | None:
-    """The last word on the first incident of the group that was opened after the fault."""
+def _record_of(history: History, fault: Injected, known: str | None) -> dict[str, Any] | None:
+    """The last word on the incident that is known, or on the first one of the group that was opened after the fault."""
     found: dict[str, Any] | None = None
     before = {i["id"] for d in history.committed() if d.t < fault.unix_s for i in d.incidents}
     for decision in history.committed():
         for incident in decision.incidents:
             ours = incident["id"] not in before and incident["group"] == fault.group
+            ours = ours if known is None else incident["id"] == known
             if ours and (found is None or incident["id"] == found["id"]):
                 found = incident
     return found

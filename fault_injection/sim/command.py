@@ -163,7 +163,7 @@ def spec(groups: int, spares: int, policy: Path | None) -> RunSpec:
                 raise ValueError(f"only [policy] is looked at here, not {', '.join(foreign)}")
             body |= given
         return runfile.parse(body)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last: a list in a list in a list
         raise typer.BadParameter(f"{policy}: {error}", param_hint="--policy") from None
 
 

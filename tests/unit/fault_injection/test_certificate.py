@@ -205,6 +205,16 @@ def test_each_incident_is_in_it(tmp_path: Path) -> None:
     assert "i9 silent of group 1: nothing was to be done, the others went on." in text
 
 
+def test_times_are_of_the_incident_that_is_named(tmp_path: Path) -> None:
+    """Of the same group another was opened first, and nothing was done about it."""
+    files = story(tmp_path)
+    files.decide(10.15, 20, {0: 1, 1: 1}, [], [incident("i0", "straggler", 1, 1, 1, "recovered", rung=0, decided=0.1)])
+    files.journal.sort(key=lambda entry: entry["t"])
+    row = certificate.build(broken(files))["faults"][0]
+    assert row["incident"] == "i1"
+    assert [row[f"{key}_s"] for key in ("detected", "decided", "acted", "rejoined")] == [0.3, 0.4, 0.5, 3.5]
+
+
 def test_a_restart_that_was_asked_for_was_seen_by_nobody(tmp_path: Path) -> None:
     files = story(tmp_path)
     for told in (i for entry in files.journal for i in entry.get("incidents", ()) if i["id"] == "i1"):

@@ -397,6 +397,8 @@ def test_what_is_left(world: World) -> None:
     assert world.live.left(ended=False) == Left(processes=(f"run.1.0.0 {here}",), allocations=()), (
         "of an older generation"
     )
+    (world.system / "local" / "allocation-run-a9.json").write_text("{}")
+    assert world.live.left(ended=False).allocations == ("run-a9",), "of which the supervisor knows nothing"
 
 
 def test_a_wish_to_restart_waits_for_the_store(world: World) -> None:

@@ -203,6 +203,8 @@ def test_the_command_compares_two_policies(tmp_path: Path) -> None:
     one.write_text("[policy]\nnode_lease_s = 10\n")
     two.write_text("[policy]\nnode_lease_s = 30\n")
     wrong.write_text("[policy]\nnode_leese_s = 20\n")
+    deep = tmp_path / "deep.toml"
+    deep.write_text("[policy]\nnode_lease_s = " + "[" * 200_000)
     few = ["--gpus", "1024", "--days", "30", "--seeds", "2"]
     told = CliRunner().invoke(app, [*few, "--policy", str(one), "--policy", str(two)], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output
@@ -213,7 +215,8 @@ def test_the_command_compares_two_policies(tmp_path: Path) -> None:
     assert re.search(r"badput: (detect|decide) +│ +\+\S+ % ", less)
     same = CliRunner().invoke(app, [*few, "--policy", str(one)], env={"COLUMNS": "200"})
     assert " less policy " not in same.output
-    refused = CliRunner().invoke(app, [*few, "--policy", str(wrong)])
-    assert refused.exit_code == 2
-    assert "node_lease_s" in refused.output
+    for path, says in ((wrong, "node_lease_s"), (deep, "--policy")):
+        refused = CliRunner().invoke(app, [*few, "--policy", str(path)])
+        assert refused.exit_code == 2
+        assert says in refused.output
     assert CliRunner().invoke(app, ["--rates", "lama"]).exit_code == 2

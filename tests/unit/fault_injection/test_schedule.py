@@ -206,6 +206,21 @@ def test_few_faults_are_as_many_as_are_asked_for_and_compounds_where_there_is_ro
     assert len(drawn(seed, 6, 30, deaf).fault) == 6, "also where no group can be killed"
 
 
+NOWHERE = Site(not_here="elsewhere", no_own_etcd="not ours", no_house="not ours")
+
+
+def test_where_nothing_can_be_broken_nothing_is_drawn_nor_begun() -> None:
+    with pytest.raises(ScheduleError, match="no fault can be made here: elsewhere; all: supervisor chaos list"):
+        drawn(0, 5, 30, NOWHERE)
+    with pytest.raises(ScheduleError, match="no fault can be made here: elsewhere"):
+        unfold(parse({"each": {"every_steps": 10}}), 2, 1, NOWHERE)
+    never = {"rate": [{"name": "sigkill", "mtbf_steps": 1e308, "until_step": 100}]}
+    with pytest.raises(
+        ScheduleError, match="nothing would be broken: its rates come to no fault before their last step"
+    ):
+        unfold(parse(never), 2, 1, SITE)
+
+
 def test_two_groups_that_crash_at_once_are_two() -> None:
     text = '[[fault]]\nname = "sigkill"\nat_step = 5\n[[fault]]\nname = "sigkill"\nat_step = 5\ntogether = "with"\n'
     for seed in range(10):
@@ -243,6 +258,7 @@ def test_two_groups_that_crash_at_once_are_two() -> None:
         ),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nevery_steps = 1\n', "these are 1000000 faults, and a plan has 5000 at the most"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nmtbf_steps = 0.001\n', "these are 1000000 faults"),
+        ("[each]\nevery_steps = 1000000000\n", "each: its last fault would come after step 1000000000"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, said: str) -> None:
