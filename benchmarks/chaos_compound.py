@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.breaking import chaos_run
 from fault_injection.sim.lane import commit, machine
 
 RESULTS = Path(__file__).parent / "results" / "chaos_compound.json"
@@ -28,15 +27,7 @@ def play(seed: int) -> dict[str, Any]:
     """What its certificate says. Raises SystemExit where there is none."""
     name = f"chaos-{seed}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
-    asked = ["chaos", "run", "--seed", str(seed), "--faults", str(FAULTS), "--name", name]
-    # in a session of its own, so that a Ctrl-C comes to it once, from here
-    with subprocess.Popen([sys.executable, "-m", "supervisor.cli", *asked], start_new_session=True) as run:
-        try:
-            code = run.wait()
-        except KeyboardInterrupt:
-            run.send_signal(signal.SIGINT)  # it heals what is injected before it leaves
-            run.wait()
-            raise
+    code = chaos_run(["--seed", str(seed), "--faults", str(FAULTS), "--name", name])
     try:
         report = json.loads((RUNS / name / "report.json").read_text())
     except (OSError, ValueError) as error:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.breaking import chaos_run
 from benchmarks.decide import machine
 from fault_injection import recorded
 from fault_injection.chaos import own
@@ -285,8 +286,8 @@ def _injected(world: World, fault: FaultDone) -> bool:
 
 
 def real(seed: int, folder: Path) -> Path:
-    """Break a run of its own, with an order and victims of this seed; its history. Raises SystemExit when its certificate is not green,
-    as after a Ctrl-C: it stays with --home, and can be given as a file."""
+    """Break a run of its own, with an order and victims of this seed; its history. Raises SystemExit when its certificate is not green;
+    its folder stays."""
     names = [kind.names[n % len(kind.names)] for kind in KINDS.values() for n in range(kind.times)]
     random.Random(f"order {seed}").shuffle(names)
     lines = [f"seed = {seed}"]
@@ -296,10 +297,10 @@ def real(seed: int, folder: Path) -> Path:
     schedule = folder / f"seed{seed}.toml"
     schedule.write_text("\n".join(lines) + "\n")
     # the command gives each node a network of its own, which is what is cut when one falls silent
-    asked = ["chaos", "run", str(schedule), "--name", f"seed{seed}", "--home", str(folder)]
-    if subprocess.run([sys.executable, "-m", "supervisor.cli", *asked], check=False).returncode:
+    code = chaos_run([str(schedule), "--name", f"seed{seed}", "--home", str(folder)])
+    if code:
         raise SystemExit(
-            f"{folder / f'seed{seed}'}: this run is not green (its report.html says why): nothing is compared with it"
+            f"{folder / f'seed{seed}'}: `supervisor chaos run` ended with {code}, which it says why above: nothing is compared with this run"
         )
     return folder / f"seed{seed}" / "history.jsonl"
 
@@ -333,7 +334,11 @@ def _missed(figures: dict[str, dict[str, object]]) -> list[str]:
 
 
 def _about(histories: Sequence[History]) -> str:
-    runs = (f"seed {h.setting.seed if h.setting else '?'} with {len(h.faults)} faults" for h in histories)
+    runs = (
+        f"seed {h.setting.seed} with {len(h.faults)} faults, at {h.setting.versions.get('commit', '?')}"
+        for h in histories
+        if h.setting
+    )
     return "supervisor chaos run: " + ", ".join(runs)
 
 
@@ -341,18 +346,19 @@ def main() -> int:
     asks = argparse.ArgumentParser(description=__doc__)
     asks.add_argument("--calibrate", type=Path, nargs="+", help="history.jsonl of runs; default: one is started")
     asks.add_argument("--compare", type=Path, help="history.jsonl of another; default: one is started")
-    asks.add_argument("--home", type=Path, help="where runs are started (default: a temporary folder)")
+    asks.add_argument("--home", type=Path, help="where runs are started and kept (default: a temporary folder)")
     asked = asks.parse_args()
     at_commit = commit()  # before the pace is written, which would make the tree a changed one
-    with tempfile.TemporaryDirectory(prefix="simulator-vs-real-") as scratch:
-        home = asked.home or Path(scratch)
-        first = [recorded.load(path) for path in asked.calibrate or [real(FIRST_SEED, home)]]
-        second = recorded.load(asked.compare or real(SECOND_SEED, home))
+    home = asked.home or Path(tempfile.mkdtemp(prefix="simulator-vs-real-"))
+    first = [recorded.load(path) for path in asked.calibrate or [real(FIRST_SEED, home)]]
+    second = recorded.load(asked.compare or real(SECOND_SEED, home))
+    if not asked.home:
+        shutil.rmtree(home)  # what was not green was not reached, and stays to be looked at
     at = calibrated(first)
     keep(at, f"benchmarks/results/simulator_vs_real.json, calibrated_by: {_about(first)}")
     figures = compared(second, at)
     missed = _missed(figures)
-    swapped = compared(first[0], calibrated([second])) if len(first) == 1 else {}
+    swapped = compared(first[0], calibrated([second])) if len(first) == 1 else None
     result = {
         "what": "recovery times of the same faults, real and simulated: two groups and a spare, Llama 3 debug model, CPU",
         "command": "python -m benchmarks.simulator_vs_real",
@@ -366,7 +372,7 @@ def main() -> int:
         "not_compared": NOT_COMPARED,
         "figures": figures,
         "swapped": swapped,
-        "missed_swapped": _missed(swapped),
+        "missed_swapped": None if swapped is None else _missed(swapped),
         "commit": at_commit,
         "machine": machine(),
     }

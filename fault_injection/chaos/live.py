@@ -49,6 +49,9 @@ SLEEP_S = 0.02
 
 STORE_BACK_S = 30.0
 
+GIVEN_BACK_S = 15.0
+"""After which the local engine has killed what it was to end (10 s after SIGTERM), and put it away."""
+
 LEADS_WITHIN_S = 30.0
 """Ten times the lease of a leader."""
 
@@ -308,10 +311,12 @@ class LiveRun:
 
     def left(self, ended: bool) -> Left:
         """Processes and allocations that should not be there: any when the run has `ended`, else those of older generations, and what
-        the local engine holds of which the supervisor knows nothing."""
+        the local engine holds that the supervisor does not want; what it has just given back, or asked for, is given a while."""
+        if not ended:
+            with suppress(Fatal):
+                self.wait(lambda: not self._held(ended), GIVEN_BACK_S, "what is not wanted is given back")
         with self._watcher.mirror() as mirror:
             generations = {g.group: g.generation for g in status.run_status(mirror, self.record).groups}
-            known = set() if ended else views.memory(mirror, self.run).allocations.keys()
         processes = []
         records = [
             *self.system.glob(f"nodes/*/processes/{self.run}.*.json"),
@@ -326,10 +331,17 @@ class LiveRun:
             current = not ended and (of[0] == "lighthouse" or int(of[2]) >= generations.get(int(of[1]), 0))
             if not current and not body["exited"] and is_running(body["pid"], body["start_ticks"]):
                 processes.append(f"{body['name']} (pid {body['pid']}) on {path.parts[-3]}")
+        return Left(processes=tuple(processes), allocations=self._held(ended))
+
+    def _held(self, ended: bool) -> tuple[str, ...]:
+        """Of this run, by the local engine, and not wanted."""
         keys_ = [path.stem.removeprefix("allocation-") for path in sorted(self.system.glob("local/allocation-*.json"))]
-        held = (key for key in keys_ if re.fullmatch(rf"{re.escape(self.run)}-a\d+", key))
-        allocations = tuple(key for key in held if key not in known)
-        return Left(processes=tuple(processes), allocations=allocations)
+        held = [key for key in keys_ if re.fullmatch(rf"{re.escape(self.run)}-a\d+", key)]
+        if ended or not held:
+            return tuple(held)
+        with self._watcher.mirror() as mirror:
+            known = views.memory(mirror, self.run).allocations
+        return tuple(key for key in held if key not in known or known[key].state != "wanted")
 
     def stop(self, within_s: float) -> None:
         """Ask the run to stop, and wait until nothing of it is left, or the time is over."""

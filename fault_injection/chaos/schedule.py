@@ -236,6 +236,10 @@ def drawn(seed: int, count: int, every_steps: int, site: Site) -> Schedule:
     at_step = 0
     for chain in chains:
         at_step += rng.randint(max(1, every_steps // 2), every_steps + every_steps // 2)
+        if at_step > LAST_STEP:
+            raise ScheduleError(
+                [f"a fault would come after step {LAST_STEP}, which no run makes: fewer faults, or fewer steps apart"]
+            )
         faults += [FaultAt(name=name, at_step=at_step, together=together) for name, together in chain]
     return Schedule(seed=seed, fault=tuple(faults))
 
@@ -332,7 +336,7 @@ def _contradictions(schedule: Schedule) -> Iterator[str]:
     if (count := len(schedule.fault) + sum(map(_expected, schedule.rate))) > MOST_FAULTS:
         yield _too_many(count)
     if schedule.each and schedule.each.first_step + schedule.each.every_steps * len(FAULTS) > LAST_STEP:
-        yield f"each: its last fault would come after step {LAST_STEP}, which no run makes: give a smaller every_steps"
+        yield f"each: its last fault might come after step {LAST_STEP}, which no run makes: give a smaller every_steps"
     first = 0
     for i, fault in enumerate(schedule.fault):
         if not fault.together:

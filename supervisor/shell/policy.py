@@ -122,5 +122,5 @@ def _put(body: dict[str, Any], path: list[str], value: Any) -> str:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

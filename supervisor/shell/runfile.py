@@ -42,9 +42,10 @@ def load(path: Path) -> RunSpec:
     except UnicodeDecodeError as error:
         raise RunFileError([f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"]) from error
     try:
-        return parse(tomllib.loads(text), base=path.parent)
-    except tomllib.TOMLDecodeError as error:
+        body = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, a list in a list in a list
         raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
+    return parse(body, base=path.parent)
 
 
 def parse(

@@ -76,7 +76,10 @@ def load(path: str | Path) -> Security:
         body = tomllib.loads(file.read_text())
     except OSError as error:
         raise SecurityError(f"the security file {file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no TOML, no UTF-8, a number of thousands of digits, a list in a list in a list
         raise SecurityError(f"the security file {file} is no TOML: {error}") from error
     _check(file, body)
     named = {name: str(file.parent / body[name]) for name in _FILES if name in body}

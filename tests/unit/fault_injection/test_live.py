@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -397,8 +398,21 @@ def test_what_is_left(world: World) -> None:
     assert world.live.left(ended=False) == Left(processes=(f"run.1.0.0 {here}",), allocations=()), (
         "of an older generation"
     )
-    (world.system / "local" / "allocation-run-a9.json").write_text("{}")
-    assert world.live.left(ended=False).allocations == ("run-a9",), "of which the supervisor knows nothing"
+
+
+def test_an_allocation_that_a_live_run_does_not_want_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while: what was given back a moment ago is not put away yet, and what was asked for is not in the mirror yet."""
+    given_back = AllocationMemory(key="run-a4", state="released", since=1.0, reason="r")
+    after(world, run_values_of(replace(WELL, allocations={**WELL.allocations, "run-a4": given_back})))
+    (world.system / "local").mkdir()
+    for key in ("run-a3", "run-a4", "run-a9"):
+        (world.system / "local" / f"allocation-{key}.json").write_text("{}")
+    monkeypatch.setattr("fault_injection.chaos.live.GIVEN_BACK_S", 0.2)
+    assert world.live.left(ended=False).allocations == ("run-a4", "run-a9")
+    monkeypatch.setattr("fault_injection.chaos.live.GIVEN_BACK_S", 60.0)
+    put_away = [world.system / "local" / f"allocation-{key}.json" for key in ("run-a4", "run-a9")]
+    threading.Timer(0.3, lambda: [path.unlink() for path in put_away]).start()
+    assert world.live.left(ended=False).allocations == ()
 
 
 def test_a_wish_to_restart_waits_for_the_store(world: World) -> None:

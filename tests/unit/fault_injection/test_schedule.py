@@ -258,7 +258,7 @@ def test_two_groups_that_crash_at_once_are_two() -> None:
         ),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nevery_steps = 1\n', "these are 1000000 faults, and a plan has 5000 at the most"),
         ('[[rate]]\nname = "sigkill"\nuntil_step = 1000000\nmtbf_steps = 0.001\n', "these are 1000000 faults"),
-        ("[each]\nevery_steps = 1000000000\n", "each: its last fault would come after step 1000000000"),
+        ("[each]\nevery_steps = 1000000000\n", "each: its last fault might come after step 1000000000"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, said: str) -> None:
@@ -299,3 +299,8 @@ def test_what_is_no_schedule(tmp_path: Path) -> None:
 def test_more_faults_than_a_plan_may_have_are_not_drawn() -> None:
     with pytest.raises(ScheduleError, match="these are 2000000 faults"):
         drawn(1, 2_000_000, 30, SITE)
+
+
+def test_faults_that_no_run_would_come_to_are_not_drawn() -> None:
+    with pytest.raises(ScheduleError, match="a fault would come after step 1000000000"):
+        drawn(0, 5, 10**9, SITE)

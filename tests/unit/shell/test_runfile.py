@@ -282,6 +282,8 @@ def test_an_absolute_data_path_stays(tmp_path: Path) -> None:
     [
         (None, "cannot read the run file"),
         (b"name = ", "is not valid TOML"),
+        (b"name = " + b"9" * 5000, "is not valid TOML"),
+        (b"name = " + b"[" * 200_000, "is not valid TOML"),
         (b'name = "run"\nname = "run"\n', "is not valid TOML"),
         (b'name = "\xff"', "is not UTF-8"),
     ],

@@ -61,6 +61,7 @@ def test_insecure_is_read_and_handed_on(tmp_path: Path) -> None:
         ("ca = 'a'\ninsecure = true\n", "contradicts ca"),
         ("ca = 'nothing.pem'\ncert = 'b'\nkey = 'c'\n", r"ca = /.*/nothing\.pem cannot be used: No such file"),
         ("ca = \n", "is no TOML"),
+        ("ca = " + "[" * 200_000, "is no TOML"),
     ],
 )
 def test_what_is_wrong_in_a_file(tmp_path: Path, text: str, words: str) -> None:
