@@ -208,7 +208,7 @@ def test_each_incident_is_in_it(tmp_path: Path) -> None:
 def test_times_are_of_the_incident_that_is_named(tmp_path: Path) -> None:
     """Of the same group another was opened first, and nothing was done about it."""
     files = story(tmp_path)
-    files.decide(10.15, 20, {0: 1, 1: 1}, [], [incident("i0", "straggler", 1, 1, 1, "recovered", rung=0, decided=0.1)])
+    files.decide(10.55, 20, {0: 1, 1: 1}, [], [incident("i0", "straggler", 1, 1, 1, "recovered", rung=0, decided=0.55)])
     files.journal.sort(key=lambda entry: entry["t"])
     row = certificate.build(broken(files))["faults"][0]
     assert row["incident"] == "i1"

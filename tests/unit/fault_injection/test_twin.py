@@ -649,6 +649,8 @@ def test_what_a_live_run_did_while_it_was_read_is_not_missing() -> None:
     history.setting = replace(SETTING, to_its_end=False, ended=run.t)
     body = parity(history)
     assert (body["answer"], body["steps"], green(history)) == ("pass", 11, True), body["why"]
+    assert (body["tolerance"], body["norm_tolerance"]) == (1e-4, 1e-3)
+    assert "(0.0001 is allowed, and 0.001 of its gradient's norm)" in body["why"]
     history.setting = replace(SETTING, to_its_end=True, ended=run.t)
     assert not green(history), "of a run that had ended it is"
 
