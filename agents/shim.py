@@ -27,7 +27,7 @@ from agents.ooms import Ooms
 from agents.settings import Settings, parse
 from agents.table import Child, Table
 from supervisor.wire.aside import Aside
-from supervisor.wire.programs import CONTROL_PLANE
+from supervisor.wire.programs import CONTROL_PLANE, PART
 from supervisor.wire.security import VARIABLE, SecurityError
 
 LAST_WORDS_S = 2.0
@@ -45,7 +45,7 @@ LEAVING = "the scheduler gave notice (SIGUSR1)"
 """What SIGUSR1 to the shim says: this node will be ended soon. When is not known, and no clock is compared."""
 
 
-OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE)
+OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE, PART)
 """Environment variables that no trainer is to see: what we start is told by arguments."""
 
 

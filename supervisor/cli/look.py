@@ -32,6 +32,7 @@ from supervisor.shell import bundle, client, doctor, joined, logs, render, statu
 from supervisor.shell import up as up_module
 from supervisor.shell import why as why_module
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.signals import ended_by_signals
 from supervisor.wire import keys
 
 FOLLOW_S = 0.25
@@ -53,7 +54,7 @@ def status_command(
 def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Live in a terminal, until Ctrl-C: whether it trains, whether a person has to get up, groups, incidents, nodes, budgets. Into
     a pipe: once."""
-    with opened_store(etcd, home, security) as store, up_module.ended_by_signals():
+    with opened_store(etcd, home, security) as store, ended_by_signals():
         top.top(store, run, Console())
 
 

@@ -25,6 +25,7 @@ from supervisor.shell import backup as backups
 from supervisor.shell import up as up_module
 from supervisor.shell.engines.local import PoolNode
 from supervisor.shell.engines.slurm_commands import Commands
+from supervisor.shell.signals import Terminal
 from supervisor.wire.address import AUTO
 from supervisor.wire.security import VARIABLE, checked
 
@@ -32,8 +33,14 @@ from supervisor.wire.security import VARIABLE, checked
 @app.command(epilog="Example: supervisor up --nodes 4")
 def up(
     nodes: Annotated[
-        int, typer.Option(min=0, help="Local nodes that the engine may give; 0: only a supervisor and a service host.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Local nodes that the engine may give: 4, or those of the home's pool; more than those of an `up` that runs: "
+            "its pool is raised. 0: only a supervisor and a service host.",
+            show_default=False,
+        ),
+    ] = None,
     etcd: Annotated[
         str,
         typer.Option(
@@ -62,20 +69,23 @@ def up(
         bool, typer.Option("--with-prometheus", help="Start a Prometheus too, where one is installed.")
     ] = False,
 ) -> None:
-    """Start etcd (if none is given), a supervisor and a pool of local nodes; stay until Ctrl-C, then end them all."""
-    if not etcd and (nodes == 0 or address == AUTO):
-        what = "--nodes 0" if nodes == 0 else f"--address {AUTO}"
+    """Start etcd (if none is given), a supervisor and a pool of local nodes, and adopt what an `up` that was killed has left.
+    Stay until Ctrl-C or TERM, then stop the runs with a last checkpoint and end all; `up` again goes on with them. A terminal
+    that is closed ends nothing: `supervisor down` does."""
+    count = nodes if nodes is not None else up_module.pool_size(home) or 4
+    if not etcd and (count == 0 or address == AUTO):
+        what = "--nodes 0" if count == 0 else f"--address {AUTO}"
         raise typer.BadParameter(f"{what} needs the --etcd of the system that it is a part of", param_hint="--etcd")
-    pool = [PoolNode(name=f"n{i + 1}") for i in range(nodes)]
-
-    def say(sentence: str) -> None:
-        typer.echo(sentence, err=True)
-
+    pool = [PoolNode(name=f"n{i + 1}") for i in range(count)]
+    terminal = Terminal(up_module.system_folder(home) / "up.log")
     on_notice = (lambda: submit.succeed(Commands(), os.environ)) if submit.VARIABLE in os.environ else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(sentences())
         failpoints.armed()
         checked_file = checked(security, [e for e in etcd.split(",") if e])
+        if done := up_module.raised(home, pool):
+            typer.echo(done)
+            return
         started = stack.enter_context(
             up_module.up(
                 home,
@@ -87,15 +97,26 @@ def up(
                 cold=cold,
                 security=checked_file,
                 with_prometheus=with_prometheus,
-                say=say,
+                say=terminal.say,
                 on_notice=on_notice,
             )
         )
-        what = f"{nodes} local nodes" if nodes else f"service host {name}"
+        stack.enter_context(terminal.outlived())
+        what = f"{count} local nodes" if count else f"service host {name}"
         page = f", page {started.page}" if started.page else ""
         kept = f", Prometheus {started.prometheus.url}" if started.prometheus is not None else ""
         typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}{page}{kept}. Now: supervisor launch RUN.toml")
-        up_module.watch_over(started, say)
+        started.greet(terminal.say)
+        up_module.watch_over(started, terminal.say)
+
+
+@app.command(epilog="Example: supervisor down --home runs")
+def down(home: Home = HOME) -> None:
+    """End the `supervisor up` of this home as Ctrl-C does: its runs are stopped with a last checkpoint, then all parts end.
+    Also what an `up` that was killed has left."""
+    with sentences():
+        up_module.down(home, Terminal(up_module.system_folder(home) / "up.log").say)
+    typer.echo(f"down: nothing of `supervisor up` runs in {home} any more")
 
 
 @app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")

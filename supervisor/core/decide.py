@@ -64,7 +64,7 @@ TAKEN = (Kind.ALLOCATION_LOST, Kind.NODE_LOST)
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     """One round. Pure: same input, same output."""
     r = Round(observed, spec, memory)
-    if memory.phase in ("halted", "resuming"):
+    if memory.phase in ("halted", "stopped", "resuming"):
         resume(r)
         return r.done()
     if memory.phase in ENDED:

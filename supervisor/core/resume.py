@@ -1,4 +1,4 @@
-"""Out of a halt, or out of a restored state: every group starts again, above all its generations, from the newest
+"""Out of a halt, a stop, or a restored state: every group starts again, above all its generations, from the newest
 checkpoint."""
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def fresh_seat(seat: Lighthouse) -> Lighthouse:
 
 
 def resume(r: Round) -> None:
-    """A halted run that a person lets go on: in as many rounds as it has groups for."""
+    """A halted or stopped run that a person lets go on: in as many rounds as it has groups for."""
     control = r.observed.control
-    if r.before.phase == "halted":
+    if r.before.phase != "resuming":
         if control.resumes <= r.before.resumes_done:
             return
         r.spent, r.spent_by_kind, r.cordons = {}, {}, {}

@@ -162,16 +162,16 @@ def restart(store: Store, record: RunRecord, group: int) -> None:
 
 
 def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_are_down: bool = False) -> str:
-    """End a pause; and a halt, for the reason given. Returns what was done.
+    """End a pause; a stop; and a halt, for the reason given. Returns what was done.
 
-    Raises Fatal when the run has ended, still drains towards its halt, or was halted with a lighthouse on a node that is
+    Raises Fatal when the run is finished, still drains towards its halt, or has ended with a lighthouse on a node that is
     not registered and nobody says that `they_are_down`.
     """
     name = record.spec.name
     memory = views.memory(mirror, name)
     phase, host = memory.phase, memory.lighthouse.node
-    if phase in ("finished", "stopped"):
-        raise Fatal(f"run {name} is {phase}: there is nothing to resume; launch it under another name")
+    if phase == "finished":
+        raise Fatal(f"run {name} is finished: there is nothing to resume; launch it under another name")
     if phase == "stopping" and memory.halt_reason and because:
         raise Fatal(f"run {name} is still draining towards its halt; say it again when it is halted")
     if phase == "running" and because and they_are_down and memory.lighthouse.mute_since is not None:
@@ -181,7 +181,7 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
         change_control(store, name, lambda c: replace(c, paused=False, evictions=c.evictions + 1, because=because))
         held = "the nodes that are lost, or whose checks do not pass, or whose groups a restart has not mended, are given up"
         return f"{name}: {held}, at no budget, because: {because}"
-    if phase != "halted":
+    if phase not in ("halted", "stopped"):
         control = mirror.record(keys.control(name), Control)
         if because and (control is None or not control.paused):
             raise Fatal(f"run {name} is neither halted nor paused ({phase}): there is nothing to resume")
@@ -192,8 +192,14 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
             f"run {name} had its lighthouse on node {host}, which is not registered: that lighthouse and the trainers on its "
             "side may still train; make sure that they are down, then say it again with --they-are-down"
         )
-    change_control(store, name, lambda c: replace(c, paused=False, stop=False, resumes=c.resumes + 1, because=because))
+    because = because or "it had been stopped"
+    change_control(store, name, lambda c: resumed(c, because))
     return f"{name}: resumed from its newest checkpoint, with full budgets, because: {because}"
+
+
+def resumed(control: Control, because: str) -> Control:
+    """What a person asks who lets a halted or stopped run go on."""
+    return replace(control, paused=False, stop=False, suspended=False, resumes=control.resumes + 1, because=because)
 
 
 def incidents(mirror: Mirror, run: str) -> list[Incident]:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell.processes import dies_with_us, start_ticks
+from supervisor.shell.processes import Process, dies_with_us
 from supervisor.shell.store.status import check_version
 from supervisor.wire.address import free_port, taken
 
@@ -58,24 +57,27 @@ class _Record:
 
 @dataclass(slots=True)
 class EtcdServer:
-    """A running server. `adopted` says that an earlier process of ours started it."""
+    """A running server. `adopted`: an earlier process of ours started it."""
 
     endpoint: str
-    pid: int
-    start_ticks: int
+    process: Process
     version: str
     data_dir: Path
     log: Path
-    adopted: bool = False
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_from: int = field(default=0, repr=False)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def adopted(self) -> bool:
+        return self.process.child is None
 
     @property
     def alive(self) -> bool:
         """Whether that very process still runs (a zombie does not)."""
-        if self._process is not None:
-            return self._process.poll() is None
-        return start_ticks(self.pid) == self.start_ticks
+        return self.process.alive
 
     @property
     def warning(self) -> str | None:
@@ -84,18 +86,7 @@ class EtcdServer:
 
     def stop(self, patience_s: float = 5.0) -> None:
         """SIGTERM, and SIGKILL after `patience_s`; nothing if it has ended already."""
-        for sign, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
-            if not self.alive:
-                break
-            # a frozen process takes its SIGTERM only when it goes on
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, sign)
-                os.kill(self.pid, signal.SIGCONT)
-            end = time.monotonic() + wait_s
-            while self.alive and time.monotonic() < end:
-                time.sleep(0.02)
-        if self._process is not None:
-            self._process.wait()
+        self.process.stop(patience_s)
 
 
 def find_server() -> Path:
@@ -142,7 +133,7 @@ def start_etcd(
     data_dir = _prepare(data_dir)
     with _alone(data_dir, healthy_within_s):
         last = _read_record(data_dir)
-        if last is not None and last.pid and start_ticks(last.pid) == last.start_ticks:
+        if last is not None and running_etcd(data_dir) is not None:
             return _adopt(last, data_dir, client_port, healthy_within_s)
         for tries_left in reversed(range(TRIES)):
             client, peer = _choose_ports(host, client_port, last)
@@ -150,12 +141,12 @@ def start_etcd(
             argv = _command(binary or find_server(), data_dir, host, client, peer, quota_bytes)
             log = data_dir / "etcd.log"
             log_from = log.stat().st_size if log.exists() else 0
-            process = _spawn(argv, log, die_with_parent)
-            record = _Record(process.pid, start_ticks(process.pid) or 0, host, client, peer)
-            _write_record(data_dir, record)
+            process = Process.of(_spawn(argv, log, die_with_parent))
+            record = _Record(process.pid, process.ticks, host, client, peer)
             server = _server(record, data_dir, process)
             server._log_from = log_from
             try:
+                _write_record(data_dir, record)
                 server.version = _wait_healthy(server, healthy_within_s)
                 return server
             except BaseException as error:
@@ -166,27 +157,31 @@ def start_etcd(
         raise AssertionError("the last try returns or raises")
 
 
+def running_etcd(data_dir: Path) -> Process | None:
+    """The server that runs on this folder, if `start_etcd` would adopt one."""
+    last = _read_record(data_dir.expanduser().absolute())
+    process = Process(last.pid, last.start_ticks) if last is not None and last.pid else None
+    return process if process is not None and process.alive else None
+
+
 def _adopt(record: _Record, data_dir: Path, client_port: int, within_s: float) -> EtcdServer:
     if client_port not in (0, record.client_port):
         raise Fatal(
             f"an etcd (pid {record.pid}) of {data_dir} serves port {record.client_port}, not {client_port}: stop it "
             "first, or ask for its port"
         )
-    server = _server(record, data_dir, None)
-    server.adopted = True
+    server = _server(record, data_dir, Process(record.pid, record.start_ticks))
     server.version = _wait_healthy(server, within_s)
     return server
 
 
-def _server(record: _Record, data_dir: Path, process: subprocess.Popen[bytes] | None) -> EtcdServer:
+def _server(record: _Record, data_dir: Path, process: Process) -> EtcdServer:
     return EtcdServer(
         endpoint=f"{record.host}:{record.client_port}",
-        pid=record.pid,
-        start_ticks=record.start_ticks,
+        process=process,
         version="",
         data_dir=data_dir,
         log=data_dir / "etcd.log",
-        _process=process,
     )
 
 
@@ -326,5 +321,8 @@ def _read_record(data_dir: Path) -> _Record | None:
 
 def _write_record(data_dir: Path, record: _Record) -> None:
     fresh = data_dir / (_RECORD + ".new")
-    fresh.write_text(json.dumps(asdict(record)))
-    fresh.replace(data_dir / _RECORD)
+    try:
+        fresh.write_text(json.dumps(asdict(record)))
+        fresh.replace(data_dir / _RECORD)
+    except OSError as error:
+        raise Fatal(f"cannot write {fresh}: {error.strerror}") from error

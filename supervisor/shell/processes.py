@@ -1,9 +1,15 @@
-"""Naming a process for good: a pid is recycled, (pid, start ticks) is not. And one that ends with us."""
+"""Processes: named for good (a pid is recycled, a pid with its start ticks is not), found again, ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # PR_SET_PDEATHSIG in a process of its own that then becomes the program: a preexec_fn would run between fork and exec of a
@@ -36,3 +42,60 @@ def is_running(pid: int, ticks: int) -> bool:
 def dies_with_us(argv: list[str]) -> list[str]:
     """The command that runs this one (a path and its arguments) for as long as the calling THREAD lives."""
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+
+
+@dataclass(slots=True)
+class Process:
+    """A process of ours: a child, or one that an earlier process of ours started."""
+
+    pid: int
+    ticks: int
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    """None: adopted, so its exit status is not known."""
+
+    @staticmethod
+    def of(child: subprocess.Popen[bytes]) -> Process:
+        return Process(child.pid, start_ticks(child.pid) or 0, child)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process runs; a zombie does not."""
+        if self.child is not None:
+            return self.child.poll() is None
+        return is_running(self.pid, self.ticks)
+
+    @property
+    def ended_with(self) -> str:
+        """How it ended, as words after "ended"."""
+        code = self.child.poll() if self.child is not None else None
+        if code is None:
+            return ""
+        return f" with code {code}" if code >= 0 else f" by signal {-code}"
+
+    def stop(self, patience_s: float) -> None:
+        """SIGTERM, and SIGKILL after `patience_s`; nothing if it has ended already."""
+        for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+            if not self.alive:
+                break
+            # a frozen process takes its SIGTERM only when it goes on
+            for each in (number, signal.SIGCONT):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, each)
+            end = time.monotonic() + wait_s
+            while self.alive and time.monotonic() < end:
+                time.sleep(0.02)
+
+
+def with_environment(name: str, value: str) -> Iterator[Process]:
+    """All running processes of ours that were started with this environment variable."""
+    wanted = os.fsencode(f"{name}={value}")
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        ticks = start_ticks(int(entry)) if wanted in variables else None
+        if ticks is not None:
+            yield Process(int(entry), ticks)

@@ -28,6 +28,7 @@ from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.store_watch import StoreWatch
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys, logged
+from supervisor.wire.programs import PART
 from supervisor.wire.records import LeaderRecord, encode
 from supervisor.wire.security import Security
 
@@ -46,11 +47,15 @@ def serve(
     security: Security | None = None,
 ) -> None:
     """Until `stop`. `metrics` is the address and port of the page and /metrics (0: a free one, told in the leader's record).
+    An etcd that is away is waited for.
 
-    Raises Fatal when the engine cannot work at all, Retryable when no etcd answers at the start."""
+    Raises Fatal when the engine cannot work at all."""
     failpoints.armed()
     security = security or Security()
-    store = connect(etcd, security=security)
+    connected = _connected(etcd, security, stop)
+    if connected is None:
+        return
+    store, first = connected
     page, telemetry = Page(store, alarms=lambda: store_watch.alarms), Telemetry()
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
@@ -67,7 +72,7 @@ def serve(
             page=url_of(server),
             insecure=security.insecure,
         )
-        readable = Readable(store)
+        readable = Readable(store, first)
         election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
         log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
         page.start()
@@ -85,14 +90,32 @@ def serve(
         store.close()
 
 
+def _connected(etcd: Sequence[str], security: Security, stop: threading.Event) -> tuple[EtcdStore, Mirror] | None:
+    """An etcd and what it holds. Waits for one that is away, and says so; None when `stop` was set first. Raises Fatal."""
+    said = False
+    while not stop.is_set():
+        try:
+            store = connect(etcd, security=security)
+            try:
+                return store, Mirror(store.list(keys.PREFIX))
+            except Retryable:
+                store.close()
+                raise
+        except Retryable as error:
+            if not said:
+                log.warning("waiting for etcd: %s", error)
+            said = True
+            stop.wait(error.after_s)
+    return None
+
+
 class Readable:
     """Whether this program may lead on what etcd holds; says once why not."""
 
-    def __init__(self, store: EtcdStore) -> None:
-        """Raises Fatal at the start when the state is of a newer program: a person has started the wrong one."""
+    def __init__(self, store: EtcdStore, mirror: Mirror) -> None:
+        """`mirror`: what etcd held at the start. Raises Fatal when it is of a newer program: a person has started the wrong one."""
         self._store = store
         self._said = ""
-        mirror = Mirror(store.list(keys.PREFIX))
         if standing.newer_records(mirror, mirror.items):
             raise Fatal(standing.why_not(mirror, mirror.items))
 
@@ -165,6 +188,7 @@ def _term(
 def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
     """`serve` until TERM or INT. Raises also LogFormatError."""
     logged.set_up()
+    os.environ.pop(PART, None)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

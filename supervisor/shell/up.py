@@ -1,209 +1,45 @@
 """`supervisor up`: etcd if none is given, a supervisor, the service host and the local pool of nodes, on this machine.
 
+It may die at any moment: the next one in the same home adopts what lives and starts what is missing. Only a person's wish ends
+training: Ctrl-C, TERM or `supervisor down`.
+
 Without a pool it is what a control-plane job runs (docs/SLURM.md): there may be one on each host, in a home that they share.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import prometheus
+from supervisor.shell import suspend
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.etcd_server import EtcdServer, start_etcd
-from supervisor.shell.prometheus import Prometheus
-from supervisor.shell.store import connect
+from supervisor.shell.etcd_server import EtcdServer
+from supervisor.shell.processes import start_ticks
+from supervisor.shell.signals import Notice, ended_by_signals, not_interrupted, notices
+from supervisor.shell.up_lock import POOL_LOCK, alone, holder
+from supervisor.shell.up_parts import SERVICE_HOST, SUPERVISOR, Up
 from supervisor.wire import keys
 from supervisor.wire.address import free_port, taken, told
 from supervisor.wire.records import LeaderRecord, RecordError, decode
-from supervisor.wire.security import Security, SecurityError, file_of_node, refuse_listener
-
-SERVICE_HOST = "host"
-"""Node name of this machine as the host of the lighthouse."""
-
-MENDS, MENDS_WITHIN_S = 5, 60.0
-"""A part that ends more often than this will not be cured by one more start."""
-
-
-REFUSED_PAUSE_S = 20.0
-"""How long what was refused at a notice is left alone."""
+from supervisor.wire.security import Security, SecurityError, file_of_node, load, refuse_listener
 
 LOOK_S = 0.5
 """How often `up` looks whether what it started still runs."""
 
-WAIT_FOR_PREDECESSOR_S = 0.5
-"""How often a control-plane job looks whether the one before it, on the same host, has ended."""
+READY_WITHIN_S = 30.0
+"""How long a first start may take: a supervisor that leads, and a service host that is registered."""
 
-
-@dataclass
-class Notice:
-    """What is done when Slurm tells of a time limit, by a SIGUSR1: once, but again until it was done, also when it is refused,
-    for there is nothing else left to do."""
-
-    answer: Callable[[], str] | None = None
-    """Does it, and returns what it has done. None: nothing is to be done."""
-    came: threading.Event = field(default_factory=threading.Event)
-    _not_before: float = 0.0
-    """time.monotonic()"""
-    _said: str = ""
-
-    def look(self, say: Callable[[str], None]) -> None:
-        """Do it if it is time, and say so."""
-        if self.answer is None or not self.came.is_set() or time.monotonic() < self._not_before:
-            return
-        try:
-            sentence, pause_s = self.answer(), 0.0
-            self.answer = None
-        except Retryable as error:
-            sentence, pause_s = str(error), error.after_s
-        except Fatal as error:
-            sentence, pause_s = str(error), REFUSED_PAUSE_S
-        self._not_before = time.monotonic() + pause_s
-        if sentence != self._said:
-            say(sentence)
-        self._said = sentence
-
-
-@dataclass
-class Up:
-    """What `up` started. `stop` ends all of it, also the nodes that the engine started meanwhile."""
-
-    home: Path
-    address: str
-    name: str = SERVICE_HOST
-    """Node name of the service host."""
-    pool: bool = True
-    """Whether there are local nodes: they are this `up`'s alone."""
-    node_folder: Path | None = None
-    """Where the service host keeps its records, when not in the home."""
-    security: Security = Security()
-    endpoint: str = ""
-    etcd: EtcdServer | None = None
-    """None: an etcd that somebody else runs."""
-    supervisor: subprocess.Popen[bytes] | None = None
-    host: subprocess.Popen[bytes] | None = None
-    mended: list[float] = field(default_factory=list)
-    notice: Notice = field(default_factory=Notice)
-    page: str = ""
-    """Of its supervisor, once that has led; empty: another one leads."""
-    metrics_port: int = 0
-    """Of that one; 0: not known."""
-    prometheus: Prometheus | None = None
-
-    @property
-    def listens(self) -> str:
-        """Where the page and /metrics are. Beside a pool all is this machine's, and so is who looks."""
-        return "127.0.0.1" if self.pool else self.address
-
-    @property
-    def supervisor_log(self) -> Path:
-        return self.home / ("supervisor.log" if self.pool else f"supervisor-{self.name}.log")
-
-    @property
-    def host_log(self) -> Path:
-        return (self.node_folder or self.home) / "nodes" / self.name / "shim.log"
-
-    def start_supervisor(self) -> None:
-        runs = str(self.home.parent)
-        arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", runs]
-        arguments += ["--metrics-address", self.listens]
-        if self.metrics_port and not taken(self.listens, self.metrics_port):
-            # a browser that had its page open finds it again
-            arguments += ["--metrics-port", str(self.metrics_port)]
-        arguments += self.security.arguments()
-        self.supervisor = _spawn(arguments, self.supervisor_log)
-
-    def start_host(self) -> None:
-        file = file_of_node(self.security, self.name)
-        folder = str(self.node_folder or self.home)
-        self.host = _spawn(
-            [
-                *f"-m agents.cli run --node {self.name} --etcd {self.endpoint} --role service".split(),
-                *["--address", self.address, "--slots", "0", "--report-s", "1", "--cold", "--home", folder],
-                *([f"--security={file}"] if file else []),
-            ],
-            self.host_log,
-        )
-
-    def start_prometheus(self, say: Callable[[str], None]) -> None:
-        """A convenience: without it everything else goes on."""
-        try:
-            folder = (self.node_folder or self.home) / "prometheus"
-            host = f"[{self.listens}]" if ":" in self.listens else self.listens
-            self.prometheus = prometheus.start(folder, f"{host}:{self.metrics_port}", self.security)
-        except Fatal as error:
-            say(str(error))
-
-    def miss_prometheus(self) -> list[str]:
-        """A sentence when it has ended. It is not started again: a full disk would end it again and again."""
-        if self.prometheus is None or self.prometheus.process.poll() is None:
-            return []
-        code, log = self.prometheus.process.returncode, self.prometheus.log
-        self.prometheus = None
-        return [f"prometheus ended with code {code}: {log}; no metrics are kept until the next `supervisor up`"]
-
-    def leads(self, leader: LeaderRecord) -> None:
-        """Remember where its supervisor is found, if it is this one that leads."""
-        mine = self.supervisor is not None and (leader.host, leader.pid) == (socket.gethostname(), self.supervisor.pid)
-        if mine:
-            self.page, self.metrics_port = leader.page, leader.metrics_port
-
-    def stop(self) -> list[str]:
-        """Returns the names of what would not end."""
-        left = _end("prometheus", self.prometheus.process if self.prometheus is not None else None, 10.0)
-        left += _end("supervisor", self.supervisor, 10.0)
-        if self.pool:
-            with contextlib.suppress(Retryable, Fatal):
-                left += LocalEngine(self.home).stop_all(20.0)
-        left += _end("the service host", self.host, 15.0)
-        if self.etcd is not None:
-            self.etcd.stop()
-        if self.pool:
-            (self.home / "up.json").unlink(missing_ok=True)
-        return left
-
-    def dead(self) -> list[str]:
-        """Sentences about parts that have ended."""
-        found = []
-        if self.supervisor is not None and self.supervisor.poll() is not None:
-            found.append(f"the supervisor ended with code {self.supervisor.returncode}: {self.supervisor_log}")
-        if self.host is not None and self.host.poll() is not None:
-            found.append(f"the service host ended with code {self.host.returncode}: {self.host_log}")
-        if self.etcd is not None and not self.etcd.alive:
-            found.append(f"etcd ended: {self.etcd.log}")
-        return found
-
-    def mend(self) -> list[str]:
-        """Start again what has ended, and say so: training needs none of it for a while. Raises Fatal when parts end
-        more than MENDS times within MENDS_WITHIN_S."""
-        found = self.dead()
-        if not found:
-            return []
-        now = time.monotonic()
-        self.mended = [t for t in self.mended if now - t < MENDS_WITHIN_S] + [now] * len(found)
-        if len(self.mended) > MENDS:
-            raise Fatal(f"parts end again and again: {'; '.join(found)}")
-        if self.etcd is not None and not self.etcd.alive:
-            self.etcd = start_etcd(self.home / "etcd", host=self.address)
-        if self.supervisor is not None and self.supervisor.poll() is not None:
-            self.start_supervisor()
-        if self.host is not None and self.host.poll() is not None:
-            self.start_host()
-        return [f"{sentence}; started again" for sentence in found]
+DOWN_WITHIN_S = suspend.STOP_WITHIN_S + 60.0
+"""`up` at its end: the runs' last checkpoints, then 10 s a part, 20 s the nodes."""
 
 
 def system_folder(home: Path) -> Path:
@@ -226,9 +62,9 @@ def up(
     say: Callable[[str], None] = print,
     on_notice: Callable[[], str] | None = None,
 ) -> Iterator[Up]:
-    """Start it all, and end it all on the way out; no nodes: nothing but a supervisor and a service host, for an etcd that is
-    there. `on_notice`: what is done at a SIGUSR1, also while it waits for the one before it. Raises Fatal, Retryable or
-    SecurityError with a sentence when something is in the way."""
+    """Adopt or start it all, and end it all on the way out; no nodes: nothing but a supervisor and a service host, for an etcd
+    that is there. `on_notice`: what is done at a SIGUSR1, also while it waits for the one before it. Raises Fatal, Retryable or
+    SecurityError with a sentence when something is in the way; what an earlier `up` had started is left alone then."""
     security = security or Security()
     for node in (name, *(node.name for node in nodes)):
         file_of_node(security, node)
@@ -243,34 +79,112 @@ def up(
         endpoint=etcd,
         notice=Notice(on_notice),
     )
-    noticing = contextlib.nullcontext() if nodes and on_notice is None else _noticing(started.notice)
-    with ended_by_signals(), noticing, _alone(started, say):
+    noticing = contextlib.nullcontext() if nodes and on_notice is None else notices(started.notice)
+    with ended_by_signals(), noticing, alone(started, say):
         try:
-            started.address = _own(address, etcd, security)
-            if with_prometheus:
-                # it is told where the supervisor is, also after that was started again
-                started.metrics_port = free_port(started.listens)
-            if not etcd:
-                started.etcd = start_etcd(home / "etcd", host=address)
-                started.endpoint = started.etcd.endpoint
-                if started.etcd.warning:
-                    say(f"warning: {started.etcd.warning}")
-            if nodes:
-                Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold, security=security.path).save(home)
-            started.start_supervisor()
-            started.start_host()
-            if nodes:
-                (home / "up.json").write_text(
-                    json.dumps({"etcd": started.endpoint, "pid": os.getpid(), "security": security.path})
-                )
-            _wait_ready(started)
-            if with_prometheus:
-                started.start_prometheus(say)
+            _begin(started, nodes, etcd, cold, with_prometheus, say)
+        except BaseException:
+            with not_interrupted():
+                started.leave() if started.found else started.stop()
+            raise
+        try:
             yield started
         finally:
-            left = started.stop()
+            with not_interrupted():
+                left = started.stop()
             if left:
                 say(f"these would not end: {', '.join(left)}")
+
+
+def _begin(
+    started: Up, nodes: Sequence[PoolNode], etcd: str, cold: bool, with_prometheus: bool, say: Callable[[str], None]
+) -> None:
+    started.look()
+    started.address = _own(started.address, etcd, started.security)
+    if with_prometheus:
+        # it is told where the supervisor is, also after that was started again
+        started.metrics_port = free_port(started.listens)
+    started.plan(etcd)
+    for part in started.parts:
+        if nodes and part.name == SUPERVISOR:
+            _save_pool(started, nodes, cold, say)
+        try:
+            part.begin()
+        except OSError as error:
+            raise Fatal(f"cannot start {part.name}: {error}") from error
+        if isinstance(part.running, EtcdServer) and part.running.warning:
+            say(f"warning: {part.running.warning}")
+    if nodes:
+        started.save()
+    _wait_ready(started, say)
+    if with_prometheus:
+        started.start_prometheus(say)
+
+
+def _save_pool(started: Up, nodes: Sequence[PoolNode], cold: bool, say: Callable[[str], None]) -> None:
+    pool = Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold, security=started.security.path)
+    old = Pool.load(started.home)
+    if old is not None and old.gpus and len(old.nodes) != len(nodes) and LocalEngine(started.home).alive():
+        say(f"the pool keeps its {len(old.nodes)} nodes while one of them runs: they divide this machine's GPUs")
+        pool = replace(pool, nodes=old.nodes)
+    pool.save(started.home)
+
+
+def pool_size(home: Path) -> int:
+    """How many nodes the pool of this home has; 0: there is none."""
+    pool = Pool.load(system_folder(home))
+    return len(pool.nodes) if pool is not None else 0
+
+
+def raised(home: Path, nodes: Sequence[PoolNode]) -> str:
+    """Give the `up` that runs in this home more nodes. Returns what was done; empty when none runs, or it has as many."""
+    folder = system_folder(home)
+    pool = Pool.load(folder)
+    if pool is None or len(nodes) <= len(pool.nodes) or not holder(folder / POOL_LOCK):
+        return ""
+    if pool.gpus:
+        raise Fatal(
+            f"the pool keeps its {len(pool.nodes)} nodes while `supervisor up` runs: they divide this machine's GPUs"
+        )
+    more = nodes[len(pool.nodes) :]
+    for node in more if pool.security else ():
+        file_of_node(load(pool.security), node.name)
+    replace(pool, nodes=(*pool.nodes, *more)).save(folder)
+    return f"the pool of the `supervisor up` that runs in {home} has {len(nodes)} nodes now, {len(pool.nodes)} before"
+
+
+def down(home: Path, say: Callable[[str], None]) -> None:
+    """End the `up` of this home as Ctrl-C does, or what one that was killed has left. Raises Fatal when nothing runs."""
+    folder = system_folder(home)
+    pid = holder(folder / POOL_LOCK)
+    if pid:
+        os.kill(pid, signal.SIGTERM)
+        say(f"ending the `supervisor up` (pid {pid}) in {home}: its runs are stopped with a last checkpoint first")
+        until = time.monotonic() + DOWN_WITHIN_S
+        while holder(folder / POOL_LOCK) == pid:
+            if time.monotonic() > until:
+                raise Fatal(f"the `supervisor up` (pid {pid}) has not ended within {DOWN_WITHIN_S:.0f} s: say it again")
+            time.sleep(0.1)
+        return
+    about = _about(home)
+    started = Up(
+        home=folder,
+        address=about.get("address", "127.0.0.1"),
+        name=about.get("name", SERVICE_HOST),
+        security=load(about["security"]) if about.get("security") else Security(),
+        endpoint=about.get("etcd", ""),
+    )
+    if not folder.is_dir() or not started.look():
+        raise Fatal(f"nothing of a `supervisor up` runs in {home}")
+    with ended_by_signals(), alone(started, say):
+        started.plan(about.get("given", ""))
+        for part in started.parts:
+            part.begin()
+        started.suspend(say)
+        with not_interrupted():
+            left = started.stop()
+    if left:
+        raise Fatal(f"these would not end: {', '.join(left)}")
 
 
 def _own(address: str, etcd: str, security: Security) -> str:
@@ -288,78 +202,63 @@ def _own(address: str, etcd: str, security: Security) -> str:
     return found
 
 
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """TERM and a closed terminal end us as Ctrl-C does: by way of every `finally`."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _noticing(notice: Notice) -> Iterator[None]:
-    before = signal.getsignal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, lambda *_: notice.came.set())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def endpoints_of(home: Path) -> str:
-    """The etcd of the `up` that runs in this home, or an empty string."""
-    return _said_by_up(home, "etcd")
+    """The etcd of the `up` of this home, or an empty string."""
+    return _about(home).get("etcd", "")
 
 
 def security_of(home: Path) -> str:
-    """The security file of the `up` that runs in this home, or an empty string."""
-    return _said_by_up(home, "security")
+    """The security file of the `up` of this home, or an empty string."""
+    return _about(home).get("security", "")
 
 
-def _said_by_up(home: Path, what: str) -> str:
+def _about(home: Path) -> dict[str, str]:
+    """What `up` has noted of itself; empty when none has run, or the last one has ended well."""
     try:
         body = json.loads((system_folder(home) / "up.json").read_text())
     except (OSError, ValueError):
-        return ""
-    return str(body.get(what, ""))
+        return {}
+    return {str(key): str(value) for key, value in body.items()}
 
 
-def _spawn(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-        )
-
-
-def _wait_ready(started: Up, within_s: float = 30.0) -> None:
-    until = time.monotonic() + within_s
-    store = connect(started.endpoint.split(","), security=started.security)
-    try:
-        while True:
-            dead = started.dead()
-            if dead:
-                raise Fatal("; ".join(dead) + _last_lines(started))
-            # whoever leads: one that stands by is as ready
-            leader = store.get(keys.LEADER)
-            if leader is not None and store.get(keys.registration(started.name)) is not None:
-                with contextlib.suppress(RecordError):
-                    started.leads(decode(leader.value, LeaderRecord))
+def _wait_ready(started: Up, say: Callable[[str], None]) -> None:
+    """Until a supervisor leads and the service host is registered. What an earlier `up` has left running trains on without: then
+    it is only said that they are not there yet."""
+    until = time.monotonic() + READY_WITHIN_S
+    while True:
+        dead = started.dead()
+        try:
+            if not dead and _is_ready(started):
                 return
-            if time.monotonic() > until:
-                raise Fatal(
-                    f"the supervisor or the service host is not up after {within_s:g} s; logs are in {started.home}"
-                )
-            time.sleep(0.05)
-    except Retryable as error:
-        raise Fatal(str(error)) from error
-    finally:
-        store.close()
+        except Retryable as error:
+            dead = [str(error)]
+        if dead and not started.found:
+            raise Fatal("; ".join(dead) + _last_lines(started))
+        for sentence in started.mend():
+            say(sentence)
+        if time.monotonic() > until:
+            sentence = (
+                f"the supervisor or the service host is not up after {READY_WITHIN_S:g} s; logs are in {started.home}"
+            )
+            if not started.found:
+                raise Fatal(sentence)
+            say(f"{sentence}; what runs goes on, and they are tried again")
+            return
+        time.sleep(0.05)
+
+
+def _is_ready(started: Up) -> bool:
+    with started.store() as store:
+        # whoever leads: one that stands by is as ready
+        item = store.get(keys.LEADER)
+        if item is None or store.get(keys.registration(started.name)) is None:
+            return False
+    with contextlib.suppress(RecordError):
+        leader = decode(item.value, LeaderRecord)
+        if leader.host == socket.gethostname() and start_ticks(leader.pid) is None:
+            return False  # it has died, and its lease has not run out
+        started.leads(leader)
+    return True
 
 
 def _last_lines(started: Up) -> str:
@@ -371,57 +270,15 @@ def _last_lines(started: Up) -> str:
     return text
 
 
-def _end(name: str, process: subprocess.Popen[bytes] | None, patience_s: float) -> list[str]:
-    if process is None:
-        return []
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5.0)
-    return [] if process.poll() is not None else [name]
-
-
-@contextmanager
-def _alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
-    """Only one `up` with a pool in a home: another is refused. Of those without one, only one of a name on a host: the
-    next waits for its end, as a control-plane job does that was given the host of the one that it is to succeed. Its own time
-    limit may come first: it has a successor all the same."""
-    folder = started.home if started.pool else started.node_folder or started.home
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        started.home.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ("up.lock" if started.pool else f"up-{started.name}.lock")).open("a")
-    except OSError as error:
-        raise Fatal(f"cannot use {folder}: {error.strerror}; give another --home") from error
-    with lock:
-        if started.pool and not _locked(lock):
-            raise Fatal(f"another `supervisor up` or `demo` runs in {folder}; stop it, or give another --home")
-        if not started.pool and not _locked(lock):
-            say(f"another `supervisor up` carries {started.name} here: waiting for its end")
-            while not _locked(lock):
-                started.notice.look(say)
-                time.sleep(WAIT_FOR_PREDECESSOR_S)
-        yield
-
-
-def _locked(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
-    """Until Ctrl-C or TERM, starting again what ends, and doing what is to be done at a notice; raises Fatal when what ends
-    ends again and again."""
-    with contextlib.suppress(KeyboardInterrupt):
+    """Until Ctrl-C or TERM, starting again what ends, and doing what is to be done at a notice. Then the runs of the pool are
+    stopped, with a last checkpoint."""
+    try:
         while True:
             for sentence in (*started.mend(), *started.miss_prometheus()):
                 say(sentence)
+            started.resume()
             started.notice.look(say)
             time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        started.suspend(say)

@@ -48,6 +48,9 @@ CONTROL_PLANE = "SUPERVISOR_CONTROL_PLANE"
 """Environment variable in which a control-plane job of Slurm finds how to submit its successor (JSON). Nobody else's: it
 holds what the run file says of Slurm."""
 
+PART = "SUPERVISOR_PART"
+"""Environment variable by which the next `supervisor up` of a home finds what the last one has started. Children do not get it."""
+
 QUORUM_IDS_ABOVE = "SUPERVISOR_QUORUM_IDS_ABOVE"
 """Environment variable of the lighthouse: its quorum ids are to begin above this. TorchFT counts from 1 again, and a
 manager that meets its own old id does not reconfigure, while others meet stale keys under it and hang."""

@@ -611,6 +611,8 @@ class Control:
     """How often a person said that a lost lighthouse's host, and the trainers on its side, are down."""
     evictions: int = 0
     """How often a person said that lost nodes are to be given up, however many they are."""
+    suspended: bool = False
+    """It was stopped because `supervisor up` was ended: the next one lets it go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,7 +168,7 @@ def test_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from supervisor.shell.etcd_server import start_etcd\n"
         f"s = start_etcd(Path({str(tmp_path)!r}), die_with_parent=True)\n"
-        "print(s.pid, s.start_ticks, flush=True); sys.stdin.read()"
+        "print(s.pid, s.process.ticks, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -117,9 +117,8 @@ class LocalEngine:
             )
 
     def _here(self) -> Pool | None:
-        """The pool, if it is of this machine. One that is made later is found."""
-        if self._pool is None or self._elsewhere():
-            self._pool = Pool.load(self._home)
+        """The pool, if it is of this machine; one that is made or raised later is found."""
+        self._pool = Pool.load(self._home)
         return None if self._elsewhere() else self._pool
 
     def _elsewhere(self) -> bool:
@@ -201,6 +200,10 @@ class LocalEngine:
     def knows(self, grant: Grant) -> bool:
         """`local-PID`, and none, are what was written before the id said whose it is."""
         return not grant.engine_id or grant.engine_id.startswith((self._id, "local-"))
+
+    def alive(self) -> Sequence[str]:
+        """Names of the nodes whose shims run."""
+        return [a.node for a in self._all() if a.node and (_alive(a) or self._adopt(a) is not None)]
 
     def stop_all(self, deadline_s: float) -> Sequence[str]:
         """End every node; returns those that would not go."""

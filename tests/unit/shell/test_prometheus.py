@@ -14,7 +14,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell import prometheus
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.shell.prometheus import config, start
-from supervisor.shell.up import Up
+from supervisor.shell.up_parts import Up
 from supervisor.wire.security import Security
 from tests.helpers.waiting import eventually
 

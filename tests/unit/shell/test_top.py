@@ -23,14 +23,14 @@ ROOT = str(Path(__file__).parents[3])
 SCRIPT = """
 import signal, sys
 from rich.console import Console
-from supervisor.shell import up
+from supervisor.shell import signals
 from supervisor.shell.top import _word, top
 from tests.helpers.told import ToldWorld
 world = ToldWorld(groups=3, ranks=2)
 world.lead(); world.bring_up(); world.train(5)
 signal.signal(signal.SIGUSR1, lambda *_: setattr(world.store, "away", not world.store.away))
 signal.signal(signal.SIGUSR2, lambda *_: world.train(world.step + 1))
-with up.ended_by_signals():
+with signals.ended_by_signals():
     top(world.store, sys.argv[1], Console())
 print("after it")
 """

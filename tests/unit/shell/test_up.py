@@ -12,19 +12,23 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import up
+from supervisor.shell import signals, up, up_lock, up_parts
 from supervisor.shell.engines.local import PoolNode
+from supervisor.shell.signals import Notice
+from supervisor.shell.up_lock import alone
+from supervisor.shell.up_parts import Up
+from supervisor.shell.processes import Process
 from supervisor.wire import address as wire_address
 from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, SecurityError
 from tests.helpers.waiting import eventually
 
 
-class Looked(up.Up):
+class Looked(Up):
     """Counts the looks, does something at each, and ends with Ctrl-C."""
 
     def __init__(self, answer: Callable[[], str] | None, *at_look: Callable[[], None]) -> None:
-        super().__init__(home=Path(), address="", notice=up.Notice(answer))
+        super().__init__(home=Path(), address="", pool=False, notice=Notice(answer))
         self.at_look = list(at_look)
 
     def mend(self) -> list[str]:
@@ -44,7 +48,7 @@ def idle() -> None:
 
 
 def watch(looked: Looked, say: Callable[[str], None]) -> None:
-    with up._noticing(looked.notice):
+    with signals.notices(looked.notice):
         up.watch_over(looked, say)
 
 
@@ -59,8 +63,8 @@ def _hears() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "LOOK_S", 0.01)
-    monkeypatch.setattr(up, "REFUSED_PAUSE_S", 0.0)
-    monkeypatch.setattr(up, "WAIT_FOR_PREDECESSOR_S", 0.01)
+    monkeypatch.setattr(signals, "REFUSED_PAUSE_S", 0.0)
+    monkeypatch.setattr(up_lock, "WAIT_FOR_PREDECESSOR_S", 0.01)
 
 
 def test_a_notice_is_answered_once_and_again_only_while_slurm_is_away() -> None:
@@ -107,7 +111,7 @@ def test_a_notice_is_answered_while_it_waits_for_the_one_before_it(
     folder = up.system_folder(tmp_path)
     try:
         with (
-            up._alone(up.Up(home=folder, address="", name="service-n1", pool=False), pytest.fail),
+            alone(Up(home=folder, address="", name="service-n1", pool=False), pytest.fail),
             pytest.raises(Fatal, match="that is enough"),
             up.up(tmp_path, [], etcd="e:1", name="service-n1", say=say, on_notice=lambda: "job 7 follows"),
         ):
@@ -122,8 +126,8 @@ def test_nothing_is_answered_without_a_notice() -> None:
     watch(Looked(lambda: "asked without a notice", idle, idle, idle), pytest.fail)
 
 
-def control_job(folder: Path, name: str = "service-n1") -> up.Up:
-    return up.Up(home=folder / "home", address="", name=name, pool=False, node_folder=folder / "node")
+def control_job(folder: Path, name: str = "service-n1") -> Up:
+    return Up(home=folder / "home", address="", name=name, pool=False, node_folder=folder / "node")
 
 
 def test_a_control_job_waits_for_the_one_before_it_on_its_host(tmp_path: Path) -> None:
@@ -131,16 +135,16 @@ def test_a_control_job_waits_for_the_one_before_it_on_its_host(tmp_path: Path) -
     inside, leave = threading.Event(), threading.Event()
 
     def second() -> None:
-        with up._alone(control_job(tmp_path), said.append):
+        with alone(control_job(tmp_path), said.append):
             inside.set()
             leave.wait(30)
 
     thread = threading.Thread(target=second)
-    with up._alone(control_job(tmp_path), said.append):
+    with alone(control_job(tmp_path), said.append):
         thread.start()
         eventually(lambda: said, 10, "it says that it waits")
         assert "carries service-n1 here" in said[0]
-        with up._alone(control_job(tmp_path, "service-n2"), pytest.fail):
+        with alone(control_job(tmp_path, "service-n2"), pytest.fail):
             assert not inside.is_set()
     eventually(inside.is_set, 10, "it goes on when the first has ended")
     leave.set()
@@ -150,9 +154,9 @@ def test_a_control_job_waits_for_the_one_before_it_on_its_host(tmp_path: Path) -
 def test_two_pools_in_one_home_are_refused(tmp_path: Path) -> None:
     pool = replace(control_job(tmp_path), pool=True)
     with (
-        up._alone(pool, pytest.fail),
+        alone(pool, pytest.fail),
         pytest.raises(Fatal, match="another `supervisor up`"),
-        up._alone(pool, pytest.fail),
+        alone(pool, pytest.fail),
     ):
         pass
 
@@ -167,11 +171,6 @@ def test_a_control_job_leaves_what_is_another_ups_alone(tmp_path: Path) -> None:
     assert job.host_log == tmp_path / "node" / "nodes" / "service-n1" / "shim.log"
 
 
-class _Started:
-    pid = 41
-
-    def poll(self) -> int | None:
-        return 0
 
 
 @pytest.fixture
@@ -179,11 +178,11 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The arguments of what would have been started."""
     found: list[list[str]] = []
 
-    def spawn(arguments: list[str], log: Path) -> _Started:
+    def spawn(arguments: list[str], log: Path, mark: str) -> Process:
         found.append(arguments)
-        return _Started()
+        return Process(41, 0)
 
-    monkeypatch.setattr(up, "_spawn", spawn)
+    monkeypatch.setattr(up_parts, "spawned", spawn)
     return found
 
 
@@ -195,8 +194,9 @@ def given(arguments: list[str], option: str) -> str:
 def test_a_supervisor_that_is_started_again_serves_its_page_where_it_was(
     tmp_path: Path, spawned: list[list[str]], pool: bool, listens: str
 ) -> None:
-    started = up.Up(home=tmp_path / ".supervisor", address="127.0.0.2", pool=pool, endpoint="127.0.0.1:1")
-    started.start_supervisor()
+    started = Up(home=tmp_path / ".supervisor", address="127.0.0.2", pool=pool, endpoint="127.0.0.1:1")
+    started.plan("127.0.0.1:1")
+    started.parts[0].begin()
     port = wire_address.free_port(listens)
     page = f"http://{listens}:{port}/"
     here = LeaderRecord(host=socket.gethostname(), pid=41, home="", metrics_port=port, page=page)
@@ -204,12 +204,12 @@ def test_a_supervisor_that_is_started_again_serves_its_page_where_it_was(
     assert started.page == "", "another one leads"
     started.leads(here)
     assert started.page == page
-    started.start_supervisor()
+    started.parts[0].begin()
     with socket.socket() as somebody:
         somebody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         somebody.bind((listens, port))
         somebody.listen()
-        started.start_supervisor()
+        started.parts[0].begin()
     ports = [given(arguments, "--metrics-port") for arguments in spawned]
     assert ports == ["", str(port), ""], "nothing fails because somebody else has the port by now"
     assert {given(arguments, "--metrics-address") for arguments in spawned} == {listens}
@@ -226,7 +226,7 @@ def test_the_page_of_a_control_job_is_where_the_others_reach_its_service_host(
     tmp_path: Path, spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire_address, "towards", {"127.0.0.1:1": "127.0.0.2"}.__getitem__)
-    monkeypatch.setattr(up, "_wait_ready", lambda _: None)
+    monkeypatch.setattr(up, "_wait_ready", lambda *_: None)
     assert started_at(tmp_path, [], "auto") == "127.0.0.2"
     supervisor, host = spawned
     assert (given(supervisor, "--metrics-address"), given(supervisor, "--metrics-port")) == ("127.0.0.2", "")

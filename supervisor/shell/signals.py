@@ -1,0 +1,109 @@
+"""What signals do to a command that stays: end it, detach it from its terminal, or give it notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from supervisor.ports.errors import Fatal, Retryable
+
+REFUSED_PAUSE_S = 20.0
+"""How long what was refused at a notice is left alone."""
+
+
+@dataclass
+class Notice:
+    """What is done when Slurm tells of a time limit, by a SIGUSR1: once, but again until it was done, also when it is refused,
+    for there is nothing else left to do."""
+
+    answer: Callable[[], str] | None = None
+    """Does it, and returns what it has done. None: nothing is to be done."""
+    came: threading.Event = field(default_factory=threading.Event)
+    _not_before: float = 0.0
+    """time.monotonic()"""
+    _said: str = ""
+
+    def look(self, say: Callable[[str], None]) -> None:
+        """Do it if it is time, and say so."""
+        if self.answer is None or not self.came.is_set() or time.monotonic() < self._not_before:
+            return
+        try:
+            sentence, pause_s = self.answer(), 0.0
+            self.answer = None
+        except Retryable as error:
+            sentence, pause_s = str(error), error.after_s
+        except Fatal as error:
+            sentence, pause_s = str(error), REFUSED_PAUSE_S
+        self._not_before = time.monotonic() + pause_s
+        if sentence != self._said:
+            say(sentence)
+        self._said = sentence
+
+
+@contextlib.contextmanager
+def handled(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
+) -> Iterator[None]:
+    """These signals go to `handler` inside the block."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def ended_by_signals() -> contextlib.AbstractContextManager[None]:
+    """TERM and a closed terminal end us as Ctrl-C does: by way of every `finally`."""
+    return handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
+
+
+def notices(notice: Notice) -> contextlib.AbstractContextManager[None]:
+    """SIGUSR1 is this notice."""
+    return handled(lambda *_: notice.came.set(), signal.SIGUSR1)
+
+
+def not_interrupted() -> contextlib.AbstractContextManager[None]:
+    """What is being ended is ended: a second Ctrl-C would leave half of it running."""
+    return handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminal:
+    """Where `up` speaks: its terminal, and a log once that is gone. A closed terminal is nobody's wish to end training."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._detached = False
+
+    def say(self, sentence: str) -> None:
+        """To stderr; never raises."""
+        try:
+            print(sentence, file=sys.stderr, flush=True)
+        except OSError:  # a terminal that was closed without a word (EIO), or a full disk
+            if not self._detached:
+                self.detach()
+                self.say(sentence)
+
+    def detach(self, *_: object) -> None:
+        """Go on without the terminal; fit as a handler of SIGHUP."""
+        if self._detached:
+            return
+        self._detached = True
+        with contextlib.suppress(OSError), self._log.open("ab") as file:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+            self.say("the terminal is gone: `supervisor up` goes on; `supervisor down` ends it")
+
+    def outlived(self) -> contextlib.AbstractContextManager[None]:
+        """SIGHUP detaches inside the block."""
+        return handled(self.detach, signal.SIGHUP)

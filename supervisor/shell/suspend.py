@@ -1,0 +1,98 @@
+"""Runs at the end and at the start of `up`: stopped with a last checkpoint, and taken up again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from supervisor.core.model import Memory
+from supervisor.core.restored import ENDED
+from supervisor.ports.store import Store
+from supervisor.shell import client, status, views
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import Control, RunRecord
+
+STOP_WITHIN_S = 60.0
+"""How long `up` waits at its end for the runs' last checkpoints. systemd gives a service 90 s by default."""
+
+LOOK_S = 0.25
+
+AGAIN = "`supervisor up` runs again"
+"""Why a run that was stopped with `up` goes on, as the journal has it."""
+
+
+def of_home(mirror: Mirror, runs: Path) -> list[RunRecord]:
+    """The runs of this home on local nodes: an etcd may hold others too."""
+    found = views.runs(mirror).values()
+    return [r for r in found if r.spec.allocation.engine == "local" and Path(r.run_dir).parent == runs]
+
+
+def _phases(mirror: Mirror, runs: Path) -> Iterator[tuple[RunRecord, Memory, Control]]:
+    for record in of_home(mirror, runs):
+        memory = mirror.record(keys.memory(record.spec.name, "run"), Memory)
+        control = mirror.record(keys.control(record.spec.name), Control)
+        yield record, memory or Memory(), control or Control()
+
+
+def _mirror(store: Store) -> Mirror:
+    return Mirror(store.list(keys.PREFIX))
+
+
+def going_on(store: Store, runs: Path) -> list[str]:
+    """A sentence for each live run of the home: what an `up` that begins finds."""
+    mirror = _mirror(store)
+    sentences = []
+    for record, memory, control in _phases(mirror, runs):
+        if control.suspended:
+            sentences.append(f"run {record.spec.name} was stopped with `up`, and goes on: {_saved(memory)}")
+        elif memory.phase not in ENDED:
+            found = status.run_status(mirror, record)
+            step = max((g.step or 0 for g in found.groups), default=0)
+            sentences.append(f"run {record.spec.name} goes on ({found.phase}, step {step})")
+    return sentences
+
+
+def suspend(store: Store, runs: Path, say: Callable[[str], None], tend: Callable[[], None]) -> None:
+    """Stop the home's live runs, all groups after one step with a checkpoint, and mark them as stopped with `up`. Waits for
+    that, at most STOP_WITHIN_S; `tend` is called meanwhile. Raises Retryable when etcd is away."""
+    live = [(r.spec.name, m) for r, m, _ in _phases(_mirror(store), runs) if m.phase not in ENDED]
+    for name, _ in live:
+        client.change_control(store, name, lambda c: replace(c, stop=True, paused=False, suspended=True))
+    if not live:
+        return
+    names = ", ".join(name for name, _ in live)
+    say(f"stopping {names}: a last checkpoint first, for at most {STOP_WITHIN_S:.0f} s; Ctrl-C again ends all at once")
+    end, left = time.monotonic() + STOP_WITHIN_S, {name for name, _ in live}
+    while left and time.monotonic() < end:
+        for record, memory, _ in _phases(_mirror(store), runs):
+            if record.spec.name in left and memory.phase in ENDED:
+                left.discard(record.spec.name)
+                say(f"run {record.spec.name} is {memory.phase}, {_saved(memory)}; `supervisor up` goes on with it")
+        tend()
+        time.sleep(LOOK_S)
+    if left:
+        say(
+            f"{', '.join(sorted(left))} did not stop in time: ended now; `supervisor up` goes on from the newest checkpoint"
+        )
+
+
+def resume(store: Store, runs: Path) -> bool:
+    """Let the runs go on that were stopped with `up`. Returns whether some still stop: ask again."""
+    stopping = False
+    for record, memory, control in _phases(_mirror(store), runs):
+        if not control.suspended:
+            continue
+        if memory.phase not in ENDED:
+            stopping = True
+        elif memory.phase == "stopped":
+            client.change_control(store, record.spec.name, lambda c: client.resumed(c, AGAIN))
+    return stopping
+
+
+def _saved(memory: Memory) -> str:
+    return (
+        f"its checkpoint of step {memory.checkpoint.step} is complete" if memory.checkpoint else "it has no checkpoint"
+    )

@@ -1,0 +1,83 @@
+"""One `up` a home."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from supervisor.ports.errors import Fatal
+from supervisor.shell.up_parts import Up
+
+POOL_LOCK = "up.lock"
+"""Held by the `up` with a pool in its home; holds its pid."""
+
+WAIT_FOR_PREDECESSOR_S = 0.5
+"""How often a control-plane job looks whether the one before it, on the same host, has ended."""
+
+
+@contextmanager
+def alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
+    """Only one `up` with a pool in a home: another is refused. Of those without one, only one of a name on a host: the
+    next waits for its end, as a control-plane job does that was given the host of the one that it is to succeed. Its own time
+    limit may come first: it has a successor all the same."""
+    folder = started.home if started.pool else started.node_folder or started.home
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        started.home.mkdir(parents=True, exist_ok=True)
+        if started.pool:
+            _refuse_anothers(folder)
+        path = folder / (POOL_LOCK if started.pool else f"up-{started.name}.lock")
+        lock = path.open("a")
+    except OSError as error:
+        raise Fatal(f"cannot use {folder}: {error.strerror}; give another --home") from error
+    with lock:
+        if started.pool and not _locked(lock):
+            raise Fatal(
+                f"another `supervisor up` or `demo` (pid {holder(path) or 'unknown'}) runs in {folder}: `supervisor down` ends it; or give another --home"
+            )
+        if not started.pool and not _locked(lock):
+            say(f"another `supervisor up` carries {started.name} here: waiting for its end")
+            while not _locked(lock):
+                started.notice.look(say)
+                time.sleep(WAIT_FOR_PREDECESSOR_S)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def _refuse_anothers(folder: Path) -> None:
+    """What another user started cannot be adopted, and what we write there they could not change."""
+    owner = folder.stat().st_uid
+    if owner != os.geteuid():
+        with contextlib.suppress(KeyError):
+            raise Fatal(f"{folder} is user {pwd.getpwuid(owner).pw_name}'s: give another --home, or be that user")
+        raise Fatal(f"{folder} is the user's with uid {owner}: give another --home, or be that user")
+
+
+def _locked(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def holder(path: Path) -> int:
+    """Pid of who holds this lock; 0: nobody does."""
+    try:
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read().strip() or 0)
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -1,0 +1,236 @@
+"""What one `up` runs: its parts, the nodes of its pool, and the runs on them at its end and at its start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor.ports.errors import Fatal, Retryable
+from supervisor.shell import prometheus, suspend
+from supervisor.shell.engines.local import LocalEngine, Pool
+from supervisor.shell.etcd_server import EtcdServer, running_etcd, start_etcd
+from supervisor.shell.parts import Part, adopted, spawned
+from supervisor.shell.processes import Process
+from supervisor.shell.prometheus import Prometheus
+from supervisor.shell.signals import Notice
+from supervisor.shell.store import EtcdStore, connect
+from supervisor.wire.address import taken
+from supervisor.wire.records import LeaderRecord
+from supervisor.wire.security import Security, file_of_node
+
+SERVICE_HOST = "host"
+"""Node name of this machine as the host of the lighthouse."""
+
+SUPERVISOR, HOST, ETCD = "the supervisor", "the service host", "etcd"
+
+
+@dataclass
+class Up:
+    """The parts of one home's `up`. `stop` ends all of them, also the nodes that the engine started meanwhile."""
+
+    home: Path
+    address: str
+    name: str = SERVICE_HOST
+    """Node name of the service host."""
+    pool: bool = True
+    """Whether there are local nodes: they are this `up`'s alone."""
+    node_folder: Path | None = None
+    """Where the service host keeps its records, when not in the home."""
+    security: Security = Security()
+    endpoint: str = ""
+    parts: list[Part] = field(default_factory=list)
+    """In the order of their start."""
+    found: list[str] = field(default_factory=list)
+    """What an earlier `up` had left running: names of parts and nodes."""
+    notice: Notice = field(default_factory=Notice)
+    page: str = ""
+    """Of its supervisor, once that has led; empty: another one leads."""
+    metrics_port: int = 0
+    """Of that one; 0: not known."""
+    prometheus: Prometheus | None = None
+    _resuming: bool = False
+    """Runs that an `up` before this has begun to stop still stop: they go on then."""
+
+    @property
+    def listens(self) -> str:
+        """Where the page and /metrics are. Beside a pool all is this machine's, and so is who looks."""
+        return "127.0.0.1" if self.pool else self.address
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.home / ("supervisor.log" if self.pool else f"supervisor-{self.name}.log")
+
+    @property
+    def host_log(self) -> Path:
+        return (self.node_folder or self.home) / "nodes" / self.name / "shim.log"
+
+    @property
+    def supervisor(self) -> Process | None:
+        """None: it was not started yet."""
+        running = next((p.running for p in self.parts if p.name == SUPERVISOR), None)
+        return running if isinstance(running, Process) else None
+
+    def start_supervisor(self) -> Process:
+        mark = self._mark("supervisor")
+        found = adopted(mark)
+        if found is not None:
+            return found
+        arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", str(self.home.parent)]
+        arguments += ["--metrics-address", self.listens]
+        if self.metrics_port and not taken(self.listens, self.metrics_port):
+            # a browser that had its page open finds it again
+            arguments += ["--metrics-port", str(self.metrics_port)]
+        return spawned([*arguments, *self.security.arguments()], self.supervisor_log, mark)
+
+    def start_host(self) -> Process:
+        mark = self._mark("host")
+        found = adopted(mark)
+        if found is not None:
+            return found
+        file = file_of_node(self.security, self.name)
+        return spawned(
+            [
+                *f"-m agents.cli run --node {self.name} --etcd {self.endpoint} --role service".split(),
+                *["--address", self.address, "--slots", "0", "--report-s", "1", "--cold"],
+                *["--home", str(self.node_folder or self.home)],
+                *([f"--security={file}"] if file else []),
+            ],
+            self.host_log,
+            mark,
+        )
+
+    def start_etcd(self) -> EtcdServer:
+        server = start_etcd(self.home / "etcd", host=self.address)
+        self.endpoint = server.endpoint
+        return server
+
+    def _mark(self, part: str) -> str:
+        return f"{self.home}:{self.name}:{part}"
+
+    def look(self) -> list[str]:
+        """Find what an earlier `up` has left running; returns its names, with the nodes."""
+        etcd = running_etcd(self.home / "etcd") if self.pool else None
+        nodes = LocalEngine(self.home).alive() if self.pool and Pool.load(self.home) is not None else ()
+        found = [(ETCD, etcd)]
+        found += [(SUPERVISOR, adopted(self._mark("supervisor"))), (HOST, adopted(self._mark("host")))]
+        self.found = [name for name, process in found if process is not None]
+        self.found += [f"node {name}" for name in nodes]
+        return self.found
+
+    def plan(self, etcd: str) -> None:
+        """Name the parts, in the order of their start; no `etcd` is given: one of our own is the first."""
+        self.parts = [
+            Part(SUPERVISOR, self.start_supervisor, lambda: self.supervisor_log),
+            Part(HOST, self.start_host, lambda: self.host_log, patience_s=15.0),
+        ]
+        if not etcd:
+            self.parts.insert(0, Part(ETCD, self.start_etcd, lambda: self.home / "etcd" / "etcd.log"))
+
+    def save(self) -> None:
+        """Note for other commands where its etcd is, and for `down` what it is. A disk that is full is met later too."""
+        about = {"etcd": self.endpoint, "pid": os.getpid(), "security": self.security.path, "name": self.name}
+        about |= {"address": self.address, "given": "" if any(p.name == ETCD for p in self.parts) else self.endpoint}
+        with contextlib.suppress(OSError):
+            (self.home / "up.json").write_text(json.dumps(about))
+
+    def start_prometheus(self, say: Callable[[str], None]) -> None:
+        """A convenience: without it everything else goes on."""
+        try:
+            folder = (self.node_folder or self.home) / "prometheus"
+            host = f"[{self.listens}]" if ":" in self.listens else self.listens
+            self.prometheus = prometheus.start(folder, f"{host}:{self.metrics_port}", self.security)
+        except Fatal as error:
+            say(str(error))
+
+    def miss_prometheus(self) -> list[str]:
+        """A sentence when it has ended. It is not started again: a full disk would end it again and again."""
+        if self.prometheus is None or self.prometheus.process.poll() is None:
+            return []
+        code, log = self.prometheus.process.returncode, self.prometheus.log
+        self.prometheus = None
+        return [f"prometheus ended with code {code}: {log}; no metrics are kept until the next `supervisor up`"]
+
+    def leads(self, leader: LeaderRecord) -> None:
+        """Remember where its supervisor is found, if it is this one that leads."""
+        supervisor = self.supervisor
+        if supervisor is not None and (leader.host, leader.pid) == (socket.gethostname(), supervisor.pid):
+            self.page, self.metrics_port = leader.page, leader.metrics_port
+
+    def dead(self) -> list[str]:
+        """Sentences about parts that have ended."""
+        return [part.ended for part in self.parts if part.ended]
+
+    def mend(self) -> list[str]:
+        """Start again what has ended, and say so: training needs none of it for a while. Never gives up."""
+        return [news for part in self.parts if (news := part.mend())]
+
+    @contextmanager
+    def store(self) -> Iterator[EtcdStore]:
+        """Raises Retryable when no etcd answers."""
+        store = connect(self.endpoint.split(","), security=self.security)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def greet(self, say: Callable[[str], None]) -> None:
+        """Let the runs go on that were stopped with an `up` before, and say which runs there are."""
+        if not self.pool:
+            return
+        if self.found:
+            say(f"still running from an earlier `supervisor up`, and adopted: {', '.join(self.found)}")
+        with contextlib.suppress(Retryable), self.store() as store:
+            for sentence in suspend.going_on(store, self.home.parent):
+                say(sentence)
+        self._resuming = True
+
+    def resume(self) -> None:
+        """As long as there are runs that stop first. An etcd that is away is asked later."""
+        if self._resuming:
+            with contextlib.suppress(Retryable), self.store() as store:
+                self._resuming = suspend.resume(store, self.home.parent)
+
+    def suspend(self, say: Callable[[str], None]) -> None:
+        """A person ends it: stop the runs of its nodes first. A second wish to end cuts this short."""
+        if not self.pool:
+            return
+
+        def tend() -> None:
+            for sentence in self.mend():
+                say(sentence)
+
+        try:
+            with self.store() as store:
+                suspend.suspend(store, self.home.parent, say, tend)
+        except Retryable as error:
+            say(f"the runs end without a last checkpoint: {error}")
+        except KeyboardInterrupt:
+            say("ending at once; `supervisor up` goes on from the newest checkpoint")
+
+    def stop(self) -> list[str]:
+        """End every part and all nodes. Returns the names of what would not end."""
+        left: list[str] = []
+        if self.prometheus is not None:
+            Process.of(self.prometheus.process).stop(10.0)
+        parts = {part.name: part for part in self.parts}
+        for name in (SUPERVISOR, "nodes", HOST, ETCD):
+            if name == "nodes" and self.pool:
+                with contextlib.suppress(Retryable, Fatal):
+                    left += LocalEngine(self.home).stop_all(20.0)
+            elif name in parts:
+                left += parts[name].stop()
+        if self.pool:
+            (self.home / "up.json").unlink(missing_ok=True)
+        return left
+
+    def leave(self) -> None:
+        """End what this `up` has started itself: it could not begin, and what it had found trains on."""
+        for part in reversed(self.parts):
+            if part.name not in self.found:
+                part.stop()

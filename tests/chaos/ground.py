@@ -1,0 +1,282 @@
+"""What `supervisor up` stands on, taken away: `python -m tests.chaos.ground`, which is `make ground`.
+
+A cell kills, ends or freezes one part of an `up` (or all of them) while there is no run, while one trains, or in the middle of a
+recovery. Then `up` is started again where it has ended, and the run must train on, with nothing done twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from benchmarks.decide import machine
+from fault_injection import checkers, history
+from supervisor.core.model import Memory
+from supervisor.core.spec import TitanSpec, TorchFTSpec
+from supervisor.ports.errors import Retryable
+from supervisor.shell import client, status, up, views
+from supervisor.shell.mirror import Mirror
+from supervisor.shell.processes import Process, with_environment
+from supervisor.shell.store import EtcdStore, connect
+from supervisor.wire import keys
+from supervisor.wire.programs import PART
+from supervisor.wire.records import RunRecord
+from tests.helpers.toys import TOYS
+from tests.helpers.waiting import eventually
+from tests.integration.world import toy_spec
+
+Victim = Literal["up", "supervisor", "host", "node", "etcd", "all"]
+Hit = Literal["KILL", "TERM", "STOP"]
+Moment = Literal["idle", "training", "recovery"]
+
+RESULTS = Path("benchmarks/results/ground.json")
+FROZEN_S = 4.0
+"""Twice the lease of the toys' nodes."""
+PATIENCE_S = 90.0
+MARK = "GROUND"
+"""Environment variable that every process of a cell inherits: also what has lost its parents is found by it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the matrix."""
+
+    victim: Victim
+    hit: Hit
+    moment: Moment
+
+    def __str__(self) -> str:
+        return f"{self.victim}-{self.hit}-{self.moment}"
+
+    @property
+    def ends_up(self) -> bool:
+        return self.victim in ("up", "all") and self.hit != "STOP"
+
+    @property
+    def leaves_trainers(self) -> bool:
+        """No trainer has a reason to be started again."""
+        return self.moment == "training" and self.victim in ("up", "supervisor", "etcd") and str(self)[:7] != "up-TERM"
+
+
+CELLS = [Cell(v, h, m) for v in get_args(Victim) for h in get_args(Hit) for m in get_args(Moment)]
+
+
+class Wrong(Exception):
+    """A cell ended otherwise than it must."""
+
+
+class Ground:
+    """A home with an `up` in a process of its own, and toys in the place of trainers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.system = up.system_folder(self.runs)
+        self.log = folder / "up.log"
+        self.folder = folder
+        self.environment = {**os.environ, "SUPERVISOR_PROGRAMS": json.dumps(TOYS), MARK: str(folder)}
+        self.up = self.start()
+        self.record: RunRecord | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "supervisor.cli", "up", "--nodes", "4", "--cold", "--home", str(self.runs)]
+        already = self.log.read_text().count("\nup: ") if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            log.write(b"\n")
+            log.flush()
+            started = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, start_new_session=True
+            )
+
+        def is_up() -> bool:
+            if started.poll() is not None:
+                raise Wrong(f"up ended with {started.returncode}: {self.log.read_text()[-500:]}")
+            return self.log.read_text().count("\nup: ") > already
+
+        eventually(is_up, PATIENCE_S, "up is up")
+        return started
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[EtcdStore]:
+        made = connect([up.endpoints_of(self.runs)])
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def mirror(self) -> Mirror:
+        def read() -> Mirror | None:
+            with contextlib.suppress(Retryable), self.store() as store:
+                return Mirror(store.list(keys.PREFIX))
+            return None
+
+        return eventually(read, PATIENCE_S, "etcd answers")
+
+    def memory(self) -> Memory:
+        assert self.record is not None
+        return views.memory(self.mirror(), self.record.spec.name)
+
+    def generations(self) -> tuple[int, ...]:
+        return tuple(g.generation for g in self.memory().groups.values())
+
+    def launch(self) -> None:
+        """Two groups that step in real quorums, and a spare."""
+        spec = toy_spec("ground", groups=2, spares=1, healthy_after_s=1.0)
+        torchft = TorchFTSpec(quorum_timeout_ms=60_000, quorum_retries=120)
+        titan = TitanSpec(steps=10**6, overrides={"toy.mode": "quorum", "toy.step_s": 0.1})
+
+        def launched() -> RunRecord | None:
+            with contextlib.suppress(Retryable), self.store() as store:
+                if keys.LEADER in Mirror(store.list(keys.PREFIX)).items:
+                    return client.launch(store, replace(spec, titan=titan, torchft=torchft), self.runs)
+            return None
+
+        self.record = eventually(launched, PATIENCE_S, "somebody leads")
+
+    def trains(self, since: float) -> bool:
+        """Both groups have committed in one quorum of two since then."""
+        newest: dict[int, dict[str, Any]] = {}
+        for path in self.system.glob("nodes/*/ranks/ground.*/steps.jsonl"):
+            whole = path.read_bytes().rpartition(b"\n")[0]
+            if whole:
+                line = json.loads(whole.rpartition(b"\n")[2])
+                if line["t"] > max(since, newest.get(line["group"], {"t": 0.0})["t"]):
+                    newest[line["group"]] = line
+        return len(newest) == 2 and len({(x["quorum_id"], x["participants"]) for x in newest.values()} - {(-1, 2)}) == 1
+
+    def wait_until_it_trains(self, since: float) -> None:
+        eventually(lambda: self.trains(since), PATIENCE_S, "both groups train together")
+
+    # --- who is hit ---
+
+    def all(self) -> list[Process]:
+        return list(with_environment(MARK, str(self.folder)))
+
+    def victims(self, cell: Cell) -> list[Process]:
+        match cell.victim:
+            case "up":
+                return [Process.of(self.up)]
+            case "supervisor" | "host":
+                return list(with_environment(PART, f"{self.system}:host:{cell.victim}"))
+            case "etcd":
+                server = json.loads((self.system / "etcd" / "server.json").read_text())
+                return [Process(server["pid"], server["start_ticks"])]
+            case "node":
+                node = self.memory().groups[0].node if self.record is not None else "n1"
+                pid = int((self.system / "nodes" / node / "shim.lock").read_text())
+                return [p for p in self.all() if p.pid == pid]
+            case "all":
+                return self.all()
+
+    def break_one(self) -> None:
+        """The recovery in the middle of which the cell strikes: a trainer of group 1 is killed."""
+        node = self.memory().groups[1].node
+        before = self.generations()
+        for path in self.system.glob(f"nodes/{node}/processes/ground.1.*.json"):
+            about = json.loads(path.read_text())
+            if about["pid"] and not about["exited"]:
+                os.kill(about["pid"], signal.SIGKILL)
+        eventually(lambda: self.generations() != before, PATIENCE_S, "it is decided what is done")
+
+    def hit(self, cell: Cell) -> None:
+        victims = self.victims(cell)
+        if not victims:
+            raise Wrong(f"there is no {cell.victim}")
+        for number in (signal.Signals[f"SIG{cell.hit}"], *([signal.SIGCONT] if cell.hit == "STOP" else [])):
+            if number == signal.SIGCONT:
+                end = time.monotonic() + FROZEN_S
+                eventually(lambda: time.monotonic() > end, 2 * FROZEN_S, "they stay frozen for a while")
+            for victim in victims:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim.pid, number)
+
+    # --- a cell ---
+
+    def play(self, cell: Cell) -> None:
+        """Raises Wrong, or AssertionError for what did not come in time."""
+        if cell.moment != "idle":
+            self.launch()
+            self.wait_until_it_trains(0.0)
+        before = self.generations() if self.record is not None else ()
+        if cell.moment == "recovery":
+            self.break_one()
+        self.hit(cell)
+        if cell.ends_up:
+            eventually(lambda: self.up.poll() is not None, PATIENCE_S, "up ends")
+            self.up = self.start()
+        since = time.time()
+        if self.record is None:
+            self.launch()
+        self.wait_until_it_trains(since)
+        if cell.leaves_trainers and self.generations() != before:
+            raise Wrong(f"trainers were started again: generations {before}, then {self.generations()}")
+        memory = self.memory()
+        if memory.cordons or status.run_status(self.mirror(), self.record).phase != "running":  # type: ignore[arg-type]
+            raise Wrong(f"cordons {dict(memory.cordons)}, phase {memory.phase}")
+        self.end()
+
+    def end(self) -> None:
+        """As a person does; then nothing is left, and the history holds."""
+        self.up.terminate()
+        self.up.wait(PATIENCE_S)
+        eventually(lambda: not self.all(), 30, "nothing is left")
+        assert self.record is not None
+        read = history.read(self.record.spec.name, Path(self.record.run_dir), self.system)
+        wrong = [v for v in checkers.check(read) if v.answer != "pass"]
+        if wrong:
+            raise Wrong("; ".join(f"{v.checker}: {v.answer} {v.sentences[:2]}" for v in wrong))
+
+    def close(self) -> None:
+        """Whatever came."""
+        for process in self.all():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self.up.wait(10)
+
+
+def played(cell: Cell, folder: Path) -> None:
+    """One cell in a folder of its own. Raises as `Ground.play`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ground = Ground(folder)
+    try:
+        ground.play(cell)
+    finally:
+        ground.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", help="as up-KILL-training; without any: all of them")
+    parser.add_argument("--results", type=Path, help=f"where to write what came ({RESULTS} for `make ground`)")
+    options = parser.parse_args()
+    chosen = [c for c in CELLS if not options.cells or str(c) in options.cells]
+    folder = Path(tempfile.mkdtemp(prefix="ground-"))
+    rows: dict[str, dict[str, object]] = {}
+    for cell in chosen:
+        began, why = time.monotonic(), ""
+        try:
+            played(cell, folder / str(cell))
+        except (Wrong, AssertionError) as error:
+            why = str(error)
+        rows[str(cell)] = {"well": not why, "why": why, "seconds": round(time.monotonic() - began, 1)}
+        print(f"{'WRONG' if why else 'well ':5} {cell} ({rows[str(cell)]['seconds']} s) {why}", flush=True)
+    wrong = [name for name, row in rows.items() if not row["well"]]
+    if options.results is not None:
+        body = {"what": __doc__, "cells": rows, "wrong": len(wrong), "machine": machine()}
+        options.results.write_text(json.dumps(body, indent=1) + "\n")
+    print(f"{len(rows) - len(wrong)} of {len(rows)} cells well; files in {folder}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
