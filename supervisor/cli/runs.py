@@ -45,14 +45,21 @@ def launch(
     home: Home = HOME,
     security: SecurityFile = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the run file.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Start no group before there is a node for each (allocation.wait_for_all).")
+    ] = False,
 ) -> None:
     """Check a run file and start the run."""
     spec = _checked_spec(file)
+    if wait:
+        spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
     with sentences():
         endpoints = endpoints_in(etcd, home)
         note = client.check_engine(spec, endpoints, security or up_module.security_of(home))
     if note:
         typer.echo(f"supervisor: {note}", err=True)
+    if lacks := fit.pool_short(spec, up_module.system_folder(home)):
+        typer.echo(f"supervisor: {lacks}", err=True)
     if check:
         _note_what_is_short(spec)
         typer.echo(f"{file}: run {spec.name!r} is right")

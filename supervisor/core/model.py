@@ -252,6 +252,8 @@ class Grant:
     """How long after it began to say so it takes it away (preempted, with a grace); 0: it does not say."""
     ended: bool = False
     """Gone, and the engine says that its processes have ended: not so when its host failed, or while it is being ended."""
+    exhausted: bool = False
+    """Pending, and not in a queue: the engine has no node left to give until a person adds some, or one is given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

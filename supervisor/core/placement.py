@@ -72,6 +72,9 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
     hope = not refused or len(free) + len(pending) >= least
     repeated = breaker.unchecked(r, r.observed.nodes)  # their checks, and they may pass
+    coming = [a for a in pending if not r.exhausted(a)]
+    if pending and not (coming or repeated or r.spec.allocation.wait_for_all) and len(free) >= least:
+        return True
     if r.now < deadline and (repeated or (pending and hope)):
         r.wait(f"{len(free)} of {len(unplaced)} nodes are there", until=deadline)
         return False

@@ -278,6 +278,11 @@ class Round:
         """Wanted allocations that have not brought a usable node yet."""
         return [a for a in self.allocations.values() if a.state == "wanted" and not self._delivered(a)]
 
+    def exhausted(self, allocation: AllocationMemory) -> bool:
+        """Whether the engine has no node left for it."""
+        grant = self.observed.grants.get(allocation.key)
+        return grant is not None and grant.state == "pending" and grant.exhausted
+
     def queued(self) -> list[AllocationMemory]:
         """Wanted allocations that the engine has taken on and not granted yet: to ask anew would only lose their place."""
         grants = self.observed.grants

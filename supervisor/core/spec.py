@@ -106,6 +106,10 @@ class AllocationSpec:
     )
     nodes: int = setting(2, "one node a group")
     spares: int = setting(1, "one node can be lost without asking the engine for another")
+    wait_for_all: bool = setting(
+        False,
+        "an engine that has too few nodes, and no queue, gets no more by waiting: the groups that have a node start at once, if they are min_groups, and the others join later; true: they wait for all, up to policy.allocation_timeout_s (`launch --wait`)",
+    )
     slurm: SlurmSpec = setting(SlurmSpec, "see [allocation.slurm]")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from supervisor.core import timeouts
 from supervisor.core.bounds import Row
@@ -10,6 +11,7 @@ from supervisor.core.measured import NOTHING, Measured, together
 from supervisor.core.model import Memory
 from supervisor.core.spec import RunSpec
 from supervisor.shell import views
+from supervisor.shell.engines.local import LocalEngine, Pool
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
@@ -50,3 +52,26 @@ def _what(spec: RunSpec) -> tuple[object, ...]:
 def short(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
     """A sentence for each timeout that is safe and nothing more."""
     return [row.sentence for row in timeouts.rows(spec, seen) if row.settable and row.state == "tight"]
+
+
+def pool_short(spec: RunSpec, system: Path) -> str:
+    """What a pool of local nodes lacks for a run, what is done until it has more, and how it gets them; empty: nothing."""
+    pool = Pool.load(system) if spec.allocation.engine == "local" else None
+    wanted = spec.allocation.nodes + spec.allocation.spares
+    free = LocalEngine(system).free() if pool is not None else wanted
+    if pool is None or free >= wanted:
+        return ""
+    count, least, patience = spec.groups.count, max(1, spec.groups.min_groups), spec.policy.allocation_timeout_s
+    if free >= count:
+        until = f"the run starts without {wanted - free} of its spares"
+    elif spec.allocation.wait_for_all:
+        until = f"nothing starts until all groups have one, for at most {patience:g} s (policy.allocation_timeout_s)"
+    elif free >= least:
+        until = (
+            f"{free} of {count} groups start at once, the others join when there are more (--wait: all start together)"
+        )
+    else:
+        until = f"nothing starts before {least} groups have one (groups.min_groups)"
+    more = f"supervisor up --nodes {len(pool.nodes) + wanted - free}"
+    size = f"the pool has {len(pool.nodes)} nodes, {free} of them free, and the run wants {wanted}"
+    return f"{size} ({count} groups, {wanted - count} more): {until}. Beside the `up` that runs: {more}"

@@ -13,6 +13,7 @@ toy.stop_at: its step does not move any more, though it lives. toy.child: it lea
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -56,8 +57,9 @@ class Toy:
     def say(self, **changes: object) -> None:
         self.progress = replace(self.progress, sequence=self.progress.sequence + 1, **changes)
         temporary = self.folder / "progress.tmp"
-        temporary.write_bytes(encode(self.progress))
-        temporary.replace(self.folder / "progress.json")
+        with contextlib.suppress(OSError):  # a full disk stops no real trainer either
+            temporary.write_bytes(encode(self.progress))
+            temporary.replace(self.folder / "progress.json")
 
     def serve_commands(self) -> None:
         listener = sockets.listen(self.folder / "command.sock")
@@ -103,7 +105,7 @@ class Toy:
         """A line as a real trainer's ledger writes it."""
         line = {"event": "step", "start": start, "t": time.time(), "group": self.launch.group, "step": step}
         line |= {"committed": committed, **about}
-        with (self.folder / "steps.jsonl").open("a") as file:
+        with contextlib.suppress(OSError), (self.folder / "steps.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def idle(self) -> int:

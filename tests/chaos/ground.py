@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -69,7 +69,13 @@ class Cell:
         return self.moment == "training" and self.victim in ("up", "supervisor", "etcd") and str(self)[:7] != "up-TERM"
 
 
-CELLS = [Cell(v, h, m) for v in get_args(Victim) for h in get_args(Hit) for m in get_args(Moment)]
+CELLS = [
+    Cell(v, h, m)
+    for v in get_args(Victim)
+    for h in get_args(Hit)
+    for m in get_args(Moment)
+    if (v, m) != ("node", "idle")  # without a run there is none
+]
 
 
 class Wrong(Exception):
@@ -172,7 +178,7 @@ class Ground:
                 server = json.loads((self.system / "etcd" / "server.json").read_text())
                 return [Process(server["pid"], server["start_ticks"])]
             case "node":
-                node = self.memory().groups[0].node if self.record is not None else "n1"
+                node = self.memory().groups[0].node
                 pid = int((self.system / "nodes" / node / "shim.lock").read_text())
                 return [p for p in self.all() if p.pid == pid]
             case "all":
@@ -192,13 +198,11 @@ class Ground:
         victims = self.victims(cell)
         if not victims:
             raise Wrong(f"there is no {cell.victim}")
-        for number in (signal.Signals[f"SIG{cell.hit}"], *([signal.SIGCONT] if cell.hit == "STOP" else [])):
-            if number == signal.SIGCONT:
-                end = time.monotonic() + FROZEN_S
-                eventually(lambda: time.monotonic() > end, 2 * FROZEN_S, "they stay frozen for a while")
-            for victim in victims:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim.pid, number)
+        _signal(victims, signal.Signals[f"SIG{cell.hit}"])
+        if cell.hit == "STOP":
+            until = time.monotonic() + FROZEN_S
+            eventually(lambda: time.monotonic() > until, 2 * FROZEN_S, "they stay frozen for a while")
+            _signal(victims, signal.SIGCONT)
 
     # --- a cell ---
 
@@ -242,6 +246,12 @@ class Ground:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         self.up.wait(10)
+
+
+def _signal(victims: Sequence[Process], number: int) -> None:
+    for victim in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim.pid, number)
 
 
 def played(cell: Cell, folder: Path) -> None:

@@ -175,7 +175,7 @@ class LocalEngine:
 
     def list(self) -> Sequence[Grant]:
         self._serve_pending()
-        withheld = self._withheld()
+        withheld, full = self._withheld(), self._full()
         grants = []
         for allocation in self._all():
             if allocation.state == "granted" and not _alive(allocation):
@@ -192,7 +192,8 @@ class LocalEngine:
                     state=allocation.state,
                     nodes=(allocation.node,) if allocation.node else (),
                     engine_id=f"{self._id}{allocation.pid}",
-                    reason=withheld if allocation.state == "pending" else allocation.reason,
+                    reason=(withheld or full) if allocation.state == "pending" else allocation.reason,
+                    exhausted=allocation.state == "pending" and not withheld and bool(full),
                 )
             )
         return grants
@@ -222,7 +223,7 @@ class LocalEngine:
         if pool is None:
             return
         allocations = self._all()
-        held = {a.node for a in allocations if a.node and (a.state == "pending" or not self._ended(a))}
+        held = self._held(allocations)
         if self._withheld():
             held |= {n.name for n in pool.nodes}
         for allocation in allocations:
@@ -239,6 +240,23 @@ class LocalEngine:
             allocation = replace(allocation, node=free[0].name)
             self._save(allocation)
             self._start(allocation, free[0], pool)
+
+    def free(self) -> int:
+        """How many nodes of the pool could be given now; 0 where there is no pool."""
+        pool = self._here()
+        return len({n.name for n in pool.nodes} - self._held(self._all())) if pool is not None else 0
+
+    def _held(self, allocations: Sequence[_Allocation]) -> set[str]:
+        """Nodes that are given, or are still ending."""
+        return {a.node for a in allocations if a.node and (a.state == "pending" or not self._ended(a))}
+
+    def _full(self) -> str:
+        """Why what is pending stays so; empty: it does not."""
+        pool = self._pool
+        if pool is None or self.free():
+            return ""
+        size = len(pool.nodes)
+        return f"all {size} nodes of the pool are held; `supervisor up --nodes {size + 1}` adds one while it runs"
 
     def _withheld(self) -> str:
         """Why no node is given; empty: they are. Whoever withheld them may have been killed."""

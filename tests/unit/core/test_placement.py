@@ -174,3 +174,48 @@ def test_what_no_engine_has_taken_on_is_waited_for_only_so_long() -> None:
     assert w.memory.phase == "running"
     w.round(w.spec.policy.allocation_timeout_s)
     assert w.memory.phase in ("stopping", "halted")
+
+
+def short_of_a_node(min_groups: int = 1, wait_for_all: bool = False) -> World:
+    """Four groups, and an engine that has three nodes and no queue."""
+    w = World(groups=4, spares=0, min_groups=min_groups)
+    w.spec = replace(w.spec, allocation=replace(w.spec.allocation, wait_for_all=wait_for_all))
+    w.host()
+    w.round()
+    w.open_gate()
+    w.grants["run-a4"] = Grant(key="run-a4", state="pending", engine_id="local:0", reason="all held", exhausted=True)
+    for number in (1, 2, 3):
+        w.grant(number)
+    w.round()
+    assert {g.phase for g in w.memory.groups.values()} == {"unplaced"}, "those that are coming are waited for"
+    for number in (1, 2, 3):
+        w.node(number)
+    w.round(1.0)
+    return w
+
+
+def test_an_engine_that_has_no_more_nodes_is_not_waited_for_and_the_last_group_joins_when_it_has() -> None:
+    w = short_of_a_node()
+    assert [g.phase for g in w.memory.groups.values()] == ["starting"] * 3 + ["unplaced"]
+    w.round(1.0)
+    assert "group 3: allocation run-a4 is pending: all held" in w.waits()
+    w.bring(4)
+    w.round(1.0)
+    assert w.group(3).phase == "starting"
+
+
+def test_all_are_waited_for_where_the_run_wants_that() -> None:
+    w = short_of_a_node(wait_for_all=True)
+    assert {g.phase for g in w.memory.groups.values()} == {"unplaced"}
+    w.round(w.spec.policy.allocation_timeout_s)
+    assert [g.phase for g in w.memory.groups.values()] == ["starting"] * 3 + ["unplaced"], "and no longer than that"
+
+
+def test_fewer_groups_than_the_run_needs_do_not_start() -> None:
+    w = short_of_a_node(min_groups=4)
+    w.round(2 * w.spec.policy.allocation_timeout_s)
+    assert {g.phase for g in w.memory.groups.values()} == {"unplaced"}
+    assert "3 of 4 nodes are there (at least 4 are needed)" in w.waits()
+    w.bring(4)
+    w.round(1.0)
+    assert {g.phase for g in w.memory.groups.values()} == {"starting"}

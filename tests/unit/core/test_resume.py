@@ -111,3 +111,24 @@ def test_a_run_that_is_resumed_long_after_it_began_waits_for_its_nodes() -> None
             w.bring(int(key[5:]))
     w.round(1.0)
     assert [g.phase for g in w.memory.groups.values()] == ["starting", "starting"]
+
+
+def test_a_stopped_run_starts_again_from_its_checkpoint_once_a_person_lets_it() -> None:
+    w = World().bring_up()
+    w.save(0, step=50)
+    w.round()
+    w.control = ControlView(stop=True)
+    w.round(1.0)
+    for g in (0, 1):
+        w.fail(g, code=0)
+    for _ in range(4):
+        w.round(1.0)
+    assert w.memory.phase == "stopped"
+    assert w.verbs(after=1e6) == [], "it stays stopped by itself"
+    w.control = ControlView(resumes=1, because="`supervisor up` runs again")
+    assert w.verbs() == ["resume"]
+    assert w.memory.phase == "new"
+    w.round(1.0)
+    assert w.memory.phase == "running"
+    assert w.memory.checkpoint is not None
+    assert w.memory.checkpoint.step == 50

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -354,3 +355,20 @@ def test_a_node_in_a_namespace_is_started_there(tmp_path: Path, spawned: list[li
     LocalEngine(tmp_path).acquire(request("a1"))
     assert spawned[0][:2] == ["nsenter", "--net=/run/netns/ns1"]
     assert spawned[0][-1] == "--cold"
+
+
+def test_it_says_that_it_has_no_more_and_gives_what_is_added_to_the_pool(home: Path, spawned: list[list[str]]) -> None:
+    engine = LocalEngine(home)
+    for key in ("a1", "a2", "a3"):
+        engine.acquire(request(key))
+    pending = grants(engine)["a3"]
+    assert (pending.state, pending.exhausted, engine.free()) == ("pending", True, 0)
+    assert "`supervisor up --nodes 3`" in pending.reason
+    engine.withhold("the test")
+    assert not grants(engine)["a3"].exhausted, "as in a queue"
+    engine.give_again()
+    pool = Pool.load(home)
+    assert pool is not None
+    replace(pool, nodes=(*pool.nodes, PoolNode("n3"))).save(home)
+    assert (grants(engine)["a3"].state, grants(engine)["a3"].nodes) == ("granted", ("n3",))
+    assert set(engine.alive()) == {"n1", "n2", "n3"}

@@ -14,10 +14,10 @@ import pytest
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import signals, up, up_lock, up_parts
 from supervisor.shell.engines.local import PoolNode
+from supervisor.shell.processes import Process
 from supervisor.shell.signals import Notice
 from supervisor.shell.up_lock import alone
 from supervisor.shell.up_parts import Up
-from supervisor.shell.processes import Process
 from supervisor.wire import address as wire_address
 from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, SecurityError
@@ -169,8 +169,6 @@ def test_a_control_job_leaves_what_is_another_ups_alone(tmp_path: Path) -> None:
     assert (job.home / "up.json").exists()
     assert job.supervisor_log != control_job(tmp_path, "service-n2").supervisor_log
     assert job.host_log == tmp_path / "node" / "nodes" / "service-n1" / "shim.log"
-
-
 
 
 @pytest.fixture
