@@ -16,7 +16,7 @@ HEAVY := tests/slurm/test_rungs.py \
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-long check chaos chaos-long killpoints sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo test test-long check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
@@ -48,6 +48,9 @@ chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups 
 
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
+
+ground: debian  ## the long lane of `supervisor up`: each of its parts killed, ended or frozen while nothing, a run or a recovery goes on; a quarter of an hour
+	$(BIN)/python -m tests.chaos.ground --results benchmarks/results/ground.json
 
 sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, some three and a half hours on two quiet cores; SIM=--go-on goes on with one that was interrupted
 	$(BIN)/python -m fault_injection.sim --seeds 10000 --nodes 500 --jobs 2 --out benchmarks/results/simulator.json $(SIM)
