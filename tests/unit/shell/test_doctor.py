@@ -19,7 +19,7 @@ from supervisor.core.model import GroupMemory, Lighthouse, Memory
 from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell import doctor
-from supervisor.shell.doctor import machine, ports, store, system, timeouts, trust
+from supervisor.shell.doctor import environment, machine, ports, store, system, timeouts, trust
 from supervisor.shell.doctor.finding import Finding
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import Member, StoreStatus
@@ -38,6 +38,7 @@ from supervisor.wire.records import (
     encode,
 )
 from supervisor.wire.security import Security
+from tests.helpers import site
 
 DAY = 86400.0
 
@@ -335,6 +336,17 @@ def test_no_seat_and_a_seat_that_is_not_open() -> None:
     assert "no lighthouse" in only(_lighthouse(Memory()), "bad").what
     closed = replace(MEMORY, lighthouse=replace(SEAT, address=""))
     assert "not open" in only(_lighthouse(closed, host=_registration("host"), presence=PRESENT), "note").what
+
+
+def test_what_the_shell_holds_is_told_with_what_becomes_of_it() -> None:
+    found = list(environment.examine({**site.OUTER_JOB, **site.PROXY, "LD_PRELOAD": "/x.so", "PATH": "/bin"}))
+    said = [finding.what for finding in found]
+    assert {finding.level for finding in found} == {"note"}
+    assert any("TORCHFT_MANAGER_PORT" in what and "[torchft]" in what for what in said)
+    assert any("MASTER_ADDR" in what and "another job" in what for what in said)
+    assert any("LD_PRELOAD" in what for what in said)
+    assert any("http_proxy, HTTP_PROXY" in what and "webhooks" in what for what in said)
+    assert list(environment.examine({"PATH": "/bin"})) == []
 
 
 def test_the_whole_look() -> None:
