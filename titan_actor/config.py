@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
-from supervisor.core.spec import TitanSpec
+from supervisor.core.spec import DataSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
-from titan_actor import data, mends, recipes
+from titan_actor import data, mends, recipes, shares
 
 RESERVED = {
     "training.steps": "titan.steps",
@@ -99,6 +99,28 @@ def vocabulary_problem(config: Any) -> Problem | None:
         return None
     message = f"the tokenizer has {size} tokens, the model {rows} rows"
     return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message)
+
+
+def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:
+    """Whether a group would get no document, as far as the folder tells here."""
+    if spec.source != "folder":
+        return None
+    parts = config.parallelism
+    apart = parts.tensor_parallel_degree * parts.pipeline_parallel_degree * parts.context_parallel_degree
+    degree = max(1, ranks_per_group // apart)
+    try:
+        shares.refuse(
+            spec.path,
+            data.folder_files(spec.path),
+            spec.text_field,
+            ranks=range(groups * degree),
+            groups=groups,
+            degree=degree,
+            workers=max(1, config.dataloader.num_workers),
+        )
+    except (data.DataError, OSError) as error:
+        return Problem("titan.data.path", spec.path, str(error))
+    return None
 
 
 def _unsupported(config: Any) -> list[Problem]:

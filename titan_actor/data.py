@@ -55,9 +55,9 @@ def folder_files(path: str) -> list[str]:
 def check_folder(spec: DataSpec) -> None:
     """Raises DataError when the spec's folder cannot be trained on."""
     if spec.source == "folder":
-        first = folder_files(spec.path)[0]
-        if next(texts(first, spec.text_field), None) is None:
-            raise DataError(f"{first} holds no text")
+        files = folder_files(spec.path)
+        if next(documents(files, spec.text_field), None) is None:
+            raise DataError(f"{spec.path} holds no text in its {len(files)} files")
 
 
 def texts(file: str, text_field: str) -> Iterator[str]:
