@@ -58,7 +58,6 @@ def from_spec(titan: TitanSpec) -> Any:
     try:
         config.dataloader.dataset = data.register(titan.data)
         config.dataloader.dataset_path = None
-        data.check_folder(titan.data)
     except (data.DataError, OSError) as error:
         problems.append(Problem("titan.data.path", titan.data.path, str(error)))
     config.training.steps, config.debug.seed = titan.steps, titan.seed
@@ -102,22 +101,13 @@ def vocabulary_problem(config: Any) -> Problem | None:
 
 
 def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:
-    """Whether a group would get no document, as far as the folder tells here."""
-    if spec.source != "folder":
-        return None
+    """Whether a group would get no document, or none that can be read, as far as the folder tells here."""
     parts = config.parallelism
     apart = parts.tensor_parallel_degree * parts.pipeline_parallel_degree * parts.context_parallel_degree
     degree = max(1, ranks_per_group // apart)
     try:
-        shares.refuse(
-            spec.path,
-            data.folder_files(spec.path),
-            spec.text_field,
-            ranks=range(groups * degree),
-            groups=groups,
-            degree=degree,
-            workers=max(1, config.dataloader.num_workers),
-        )
+        workers = max(1, config.dataloader.num_workers)
+        shares.refuse(spec, ranks=range(groups * degree), groups=groups, degree=degree, workers=workers)
     except (data.DataError, OSError) as error:
         return Problem("titan.data.path", spec.path, str(error))
     return None

@@ -22,7 +22,7 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
-from titan_actor import address, admission, data, gloo, mends, rehearsal, shares
+from titan_actor import address, admission, gloo, mends, rehearsal, shares
 from titan_actor.activity import ActivityFile
 from titan_actor.checkpoint import Checkpoints, purge
 from titan_actor.compiling import Compiling
@@ -132,17 +132,10 @@ class ReplicaTrainer(FaultTolerantTrainer):
 
     def _refuse_without_data(self) -> None:
         """Before the quorum: the others would wait there for a group that never comes to the end of a step."""
-        spec, loader, launch = self.launch.titan.data, self.dataloader, self.launch
-        if spec.source == "folder":
-            shares.refuse(
-                spec.path,
-                data.folder_files(spec.path),
-                spec.text_field,
-                ranks=(loader.dp_rank,),
-                groups=launch.groups,
-                degree=loader.dp_world_size // launch.groups,
-                workers=max(1, self.config.dataloader.num_workers),
-            )
+        loader, groups = self.dataloader, self.launch.groups
+        workers = max(1, self.config.dataloader.num_workers)
+        degree = loader.dp_world_size // groups
+        shares.refuse(self.launch.titan.data, ranks=(loader.dp_rank,), groups=groups, degree=degree, workers=workers)
 
     def _too_little(self) -> str:
         where = self.launch.titan.data.path or self.launch.titan.data.source

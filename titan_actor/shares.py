@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from titan_actor.data import DataError, documents
+from supervisor.core.spec import DataSpec
+from titan_actor.data import DataError, documents, folder_files
 
 
 class NoData(DataError):
@@ -26,21 +27,23 @@ def empty(files: Sequence[str], text_field: str, ranks: Sequence[int], world_siz
     return [r for r in ranks if r >= least]
 
 
-def refuse(
-    path: str, files: Sequence[str], text_field: str, *, ranks: Sequence[int], groups: int, degree: int, workers: int
-) -> None:
-    """Raises NoData with the groups of `ranks` that get no document, and what to do. `degree`: data-parallel ranks of a group;
-    `workers`: data workers of a rank."""
-    found = empty(files, text_field, ranks, groups * degree, workers)
+def refuse(spec: DataSpec, *, ranks: Sequence[int], groups: int, degree: int, workers: int) -> None:
+    """Raises NoData with the groups of `ranks` that get no document, and what to do; DataError for a folder that cannot be read.
+    `degree`: data-parallel ranks of a group; `workers`: data workers of a rank."""
+    if spec.source != "folder":
+        return  # the standard library has enough for all
+    files = folder_files(spec.path)
+    found = empty(files, spec.text_field, ranks, groups * degree, workers)
     if not found:
         return
     shares = groups * degree * workers
     without = sorted({rank // degree for rank in found})
     who = f"group {without[0]} gets" if len(without) == 1 else f"groups {', '.join(map(str, without))} get"
-    known = _count(files, text_field, shares)
+    known = _count(files, spec.text_field, shares)
     more = " or more" if known == shares else ""
+    what = "whole files" if len(files) % (groups * degree) == 0 else "single documents"
     raise NoData(
-        f"{who} no document of {path}: it holds {_of(known, 'document')}{more} in {_of(len(files), 'file')}, for {shares} shares "
+        f"{who} no document of {spec.path}: it holds {_of(known, 'document')}{more} in {_of(len(files), 'file')}, for {shares} shares of {what} "
         f"({_of(groups, 'group')}, {_of(degree, 'data-parallel rank')} each, {_of(workers, 'data worker')} each); "
         "add documents, or lower groups.count or dataloader.num_workers"
     )

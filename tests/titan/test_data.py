@@ -50,6 +50,10 @@ def batches(of: Any, count: int) -> list[list[list[int]]]:
         return [next(found)[1].tolist() for _ in range(count)]
 
 
+def refuse(spec: DataSpec) -> None:
+    shares.refuse(spec, ranks=(0,), groups=1, degree=1, workers=1)
+
+
 def test_stdlib_is_sorted_and_without_installed_packages() -> None:
     files = data.stdlib_files()
     assert files == sorted(files)
@@ -121,7 +125,7 @@ def test_folder_of_text(tmp_path: Path) -> None:
     texts = [sample["text"] for _, sample in data.documents(files, "body")]
     assert texts == ["alpha " * 20, "beta", "gamma", "delta", "epsilon"]
     spec = DataSpec(source="folder", path=str(tmp_path), text_field="body")
-    data.check_folder(spec)
+    refuse(spec)
     assert batches(loader(spec), 3)
 
 
@@ -133,7 +137,7 @@ def test_folder_of_text(tmp_path: Path) -> None:
         ({"a.jsonl": "not json\n"}, "a.jsonl:1"),
         ({"a.jsonl": '{"other": "x"}\n'}, "a.jsonl:1"),
         ({"a.jsonl": "[1]\n"}, "a.jsonl:1"),
-        ({"a.txt": ""}, "holds no text in its 1 files"),
+        ({"a.txt": ""}, "group 0 gets no document of .*: it holds 0 documents in 1 file"),
         ({"a.txt": "", "b.txt": "x"}, None),
     ],
 )
@@ -142,16 +146,16 @@ def test_folder_that_cannot_be_trained_on(tmp_path: Path, files: dict[str, str],
         (tmp_path / name).write_text(text)
     spec = DataSpec(source="folder", path=str(tmp_path))
     if message is None:
-        data.check_folder(spec)
+        refuse(spec)
         return
     with pytest.raises(data.DataError, match=message):
-        data.check_folder(spec)
+        refuse(spec)
 
 
 def test_missing_folder() -> None:
     for path in ("", "/no/such/folder"):
         with pytest.raises(data.DataError):
-            data.check_folder(DataSpec(source="folder", path=path))
+            refuse(DataSpec(source="folder", path=path))
 
 
 def test_documents_are_cut_at_line_ends(tmp_path: Path) -> None:
@@ -205,16 +209,15 @@ def test_an_empty_share_is_one_that_datasets_gives_nothing(
 
 
 def test_a_group_without_data_is_named_with_the_folder_and_what_to_do(tmp_path: Path) -> None:
+    spec = DataSpec(source="folder", path=str(tmp_path))
     (tmp_path / "a.txt").write_text("one")
-    files = data.folder_files(str(tmp_path))
     with pytest.raises(shares.NoData) as raised:
-        shares.refuse(str(tmp_path), files, "text", ranks=range(4), groups=2, degree=2, workers=1)
+        shares.refuse(spec, ranks=range(4), groups=2, degree=2, workers=1)
     said = str(raised.value)
     assert said.startswith(f"groups 0, 1 get no document of {tmp_path}: it holds 1 document in 1 file, for 4 shares")
     assert "add documents, or lower groups.count" in said
-    shares.refuse(str(tmp_path), files, "text", ranks=(0,), groups=2, degree=2, workers=1)
+    shares.refuse(spec, ranks=(0,), groups=2, degree=2, workers=1)
     (tmp_path / "b.txt").write_text("two")
     (tmp_path / "c.txt").write_text("three")
-    files = data.folder_files(str(tmp_path))
     with pytest.raises(shares.NoData, match="group 1 gets no document"):
-        shares.refuse(str(tmp_path), files, "text", ranks=(3,), groups=2, degree=2, workers=1)
+        shares.refuse(spec, ranks=(3,), groups=2, degree=2, workers=1)
