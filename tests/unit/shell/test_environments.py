@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.spec import RunSpec
-from supervisor.shell import client, etcd_server, up
+from supervisor.shell import client, etcd_server, parts
 from supervisor.shell.engines.local import Pool, PoolNode, environment
 from supervisor.wire import programs
 from tests.helpers import site
@@ -36,9 +36,11 @@ def right(found: dict[str, str]) -> bool:
 
 
 def test_what_up_starts(tmp_path: Path) -> None:
-    with up._spawn(["-c", TELLS], tmp_path / "log") as process:
-        assert process.wait(20) == 0
-    assert right(given(tmp_path / "log"))
+    process = parts.spawned(["-c", TELLS], tmp_path / "log", "a mark")
+    found = given(tmp_path / "log")
+    eventually(lambda: not process.alive, 20)
+    assert right(found)
+    assert found[programs.PART] == "a mark"
 
 
 def test_an_etcd(tmp_path: Path) -> None:
