@@ -23,7 +23,7 @@ __all__ = ["Finding", "examine", "render"]
 def examine(endpoints: str, home: Path, security: str = "") -> list[Finding]:
     """All findings, the machine's first. `endpoints` empty: no live system is looked for. `security` is the security
     file."""
-    found = [*machine.examine(home), *environment.examine(), *ports.examine(home), *slurm.examine(home)]
+    found = [*machine.examine(home), *environment.examine(home), *ports.examine(home), *slurm.examine(home)]
     if not endpoints:
         found += machine.server()
         found.append(note("no `supervisor up` runs in this folder", "start one, or give --etcd"))
