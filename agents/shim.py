@@ -26,9 +26,9 @@ from agents.kept import Agent, ForkError, Kept, Warm
 from agents.ooms import Ooms
 from agents.settings import Settings, parse
 from agents.table import Child, Table
+from supervisor.wire import environment
 from supervisor.wire.aside import Aside
-from supervisor.wire.programs import CONTROL_PLANE, PART
-from supervisor.wire.security import VARIABLE, SecurityError
+from supervisor.wire.security import SecurityError
 
 LAST_WORDS_S = 2.0
 """How long the shim's end waits for a disk that stalls."""
@@ -43,10 +43,6 @@ LOOK_S = 1.0
 
 LEAVING = "the scheduler gave notice (SIGUSR1)"
 """What SIGUSR1 to the shim says: this node will be ended soon. When is not known, and no clock is compared."""
-
-
-OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE, PART)
-"""Environment variables that no trainer is to see: what we start is told by arguments."""
 
 
 class Refusal(Exception):
@@ -421,6 +417,17 @@ def _lock(folder: Path) -> int:
     return handle
 
 
+def _decide_environment(settings: Settings) -> None:
+    """For us and all that we start."""
+    wanted = environment.of_node(os.environ, (settings.address,))
+    removed = sorted(os.environ.keys() - wanted.keys())
+    for name in removed:
+        del os.environ[name]
+    os.environ.update(wanted)
+    if removed:
+        process.say(f"not passed on to what runs here: {', '.join(removed)} (`supervisor doctor` says why)")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     process.hold_notice()
     process.open_standard_files()
@@ -428,10 +435,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings.node_folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(settings.node_folder)
+        _decide_environment(settings)
         os.environ[process.SHIM_PID] = str(os.getpid())
         os.environ[process.NODE_DIR] = str(settings.node_folder)
-        for name in OWN_VARIABLES:
-            os.environ.pop(name, None)
         process.become_subreaper()
         asyncio.run(Shim(settings).run())
         os.close(lock)

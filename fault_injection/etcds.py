@@ -18,6 +18,7 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.etcd_server import COMPACT_AFTER, find_server
 from supervisor.shell.store import connect
 from supervisor.shell.store.stubs import rpc
+from supervisor.wire import environment
 from supervisor.wire.address import free_ports
 from supervisor.wire.security import Security
 
@@ -64,11 +65,9 @@ class Cluster:
         self.members = [self._spawn(n) for n in range(3)]
 
     def _spawn(self, n: int) -> subprocess.Popen[bytes]:
-        # etcd also reads ETCD_NAME and the like, and refuses to start when they contradict the flags
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_") or k == "ETCD_UNSUPPORTED_ARCH"}
         with (self._folder / f"m{n}.log").open("ab") as log:
             return subprocess.Popen(
-                self._commands[n], stdout=log, stderr=log, env=environment, start_new_session=True
+                self._commands[n], stdout=log, stderr=log, env=environment.of_etcd(os.environ), start_new_session=True
             )  # fmt: skip
 
     def kill(self, n: int) -> None:

@@ -11,12 +11,12 @@ import json
 import os
 import sys
 
-from supervisor.core.spec import TitanSpec
+from supervisor.core.spec import GroupsSpec, TitanSpec
 from supervisor.wire.records import RecordError, RunRecord, decode
 from titan_actor import mends
 
 
-def problems(titan: TitanSpec) -> list[dict[str, object]]:
+def problems(titan: TitanSpec, groups: GroupsSpec) -> list[dict[str, object]]:
     """All that is wrong with a spec, as JSON values: key from the top of the run file, value, message, nearest key."""
     mends.apply()
     from titan_actor import config
@@ -25,8 +25,11 @@ def problems(titan: TitanSpec) -> list[dict[str, object]]:
         built = config.from_spec(titan)
     except config.ConfigError as error:
         return [dataclasses.asdict(problem) for problem in error.problems]
-    problem = config.vocabulary_problem(built)
-    return [dataclasses.asdict(problem)] if problem else []
+    found = (
+        config.vocabulary_problem(built),
+        config.empty_share(built, titan.data, groups.count, groups.ranks_per_group),
+    )
+    return [dataclasses.asdict(problem) for problem in found if problem is not None]
 
 
 def main() -> int:
@@ -35,11 +38,11 @@ def main() -> int:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        titan = decode(sys.stdin.read(), RunRecord).spec.titan
+        spec = decode(sys.stdin.read(), RunRecord).spec
     except RecordError as error:
         print(f"stdin is no RunRecord: {error}", file=sys.stderr)
         return 2
-    found = problems(titan)
+    found = problems(spec.titan, spec.groups)
     json.dump({"problems": found}, answer, default=str)
     answer.write("\n")
     answer.flush()

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
-from supervisor.core.spec import TitanSpec
+from supervisor.core.spec import DataSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import TrainerLaunch
-from titan_actor import data, mends, recipes
+from titan_actor import data, mends, recipes, shares
 
 RESERVED = {
     "training.steps": "titan.steps",
@@ -58,7 +58,6 @@ def from_spec(titan: TitanSpec) -> Any:
     try:
         config.dataloader.dataset = data.register(titan.data)
         config.dataloader.dataset_path = None
-        data.check_folder(titan.data)
     except (data.DataError, OSError) as error:
         problems.append(Problem("titan.data.path", titan.data.path, str(error)))
     config.training.steps, config.debug.seed = titan.steps, titan.seed
@@ -99,6 +98,19 @@ def vocabulary_problem(config: Any) -> Problem | None:
         return None
     message = f"the tokenizer has {size} tokens, the model {rows} rows"
     return Problem("titan.overrides.hf_assets_path", config.hf_assets_path, message)
+
+
+def empty_share(config: Any, spec: DataSpec, groups: int, ranks_per_group: int) -> Problem | None:
+    """Whether a group would get no document, or none that can be read, as far as the folder tells here."""
+    parts = config.parallelism
+    apart = parts.tensor_parallel_degree * parts.pipeline_parallel_degree * parts.context_parallel_degree
+    degree = max(1, ranks_per_group // apart)
+    try:
+        workers = max(1, config.dataloader.num_workers)
+        shares.refuse(spec, ranks=range(groups * degree), groups=groups, degree=degree, workers=workers)
+    except (data.DataError, OSError) as error:
+        return Problem("titan.data.path", spec.path, str(error))
+    return None
 
 
 def _unsupported(config: Any) -> list[Problem]:

@@ -52,14 +52,6 @@ def folder_files(path: str) -> list[str]:
     return found
 
 
-def check_folder(spec: DataSpec) -> None:
-    """Raises DataError when the spec's folder cannot be trained on."""
-    if spec.source == "folder":
-        first = folder_files(spec.path)[0]
-        if next(texts(first, spec.text_field), None) is None:
-            raise DataError(f"{first} holds no text")
-
-
 def texts(file: str, text_field: str) -> Iterator[str]:
     """The texts of one file; raises DataError for a record without the text field or a corrupt file."""
     if file.endswith(".jsonl"):

@@ -101,11 +101,20 @@ class Ledger:
                 self._full = True
 
 
+def told(error: BaseException) -> str:
+    """An error with the first of those that it was raised from, which is its cause."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    text, cause = (f"{type(one).__name__}: {one}" for one in (error, first))
+    return text if first is error or str(first) in text else f"{text} (caused by {cause})"
+
+
 def write_error_file(folder: str | Path, error: BaseException, callstack: str) -> None:
     """`error.json` as torchelastic writes it, so that readers of both understand it."""
     body = {
         "message": {
-            "message": f"{type(error).__name__}: {error}",
+            "message": told(error),
             "extraInfo": {"py_callstack": callstack, "timestamp": str(int(time.time()))},
         }
     }

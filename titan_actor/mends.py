@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import types
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
@@ -215,7 +216,11 @@ def _manager_address(_: Any) -> None:
             host = f"[{node}]" if ":" in node else node
             port = options["bind"].rpartition(":")[2]
             options |= {"hostname": host, "bind": f"{host}:{port}"}
-        return server(**options)
+        try:
+            return server(**options)
+        except RuntimeError as error:
+            # which address it is the native part leaves out
+            raise RuntimeError(f"TorchFT's manager cannot listen at {options['bind']}: {error}") from error
 
     manager.ManagerServer = at_node
 
@@ -251,6 +256,14 @@ def _heal_address(_: Any) -> None:
 
     transport._IPv6HTTPServer = serve
     transport.HTTPTransport.address = at_node
+
+
+def _heal_proxy(_: Any) -> None:
+    import torchft.checkpointing.http_transport as transport
+
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # its own name of the module: everybody else's downloads go on through the proxy
+    transport.urllib = types.SimpleNamespace(request=types.SimpleNamespace(urlopen=direct.open))
 
 
 def _heal_pickle(_: Any) -> None:
@@ -332,6 +345,13 @@ MENDS = (
         "a torchft whose HTTPTransport takes an address",
         "import",
         _heal_address,
+    ),
+    Mend(
+        "heal_proxy",
+        "HTTPTransport fetches through http_proxy, which knows no node",
+        "a torchft whose HTTPTransport uses no proxy",
+        "import",
+        _heal_proxy,
     ),
     Mend(
         "heal_pickle",

@@ -22,18 +22,20 @@ from torchtitan.experiments.torchft.trainer import FaultTolerantTrainer
 
 from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
-from titan_actor import address, admission, gloo, mends, rehearsal
+from titan_actor import address, admission, gloo, mends, rehearsal, shares
 from titan_actor.activity import ActivityFile
 from titan_actor.checkpoint import Checkpoints, purge
 from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState
+from titan_actor.heals import Heals
 from titan_actor.ledger import Ledger
 from titan_actor.mfu import mfu
 from titan_actor.report import Report
 from titan_actor.samples import names
 from titan_actor.seconds import Seconds
+from titan_actor.shares import NoData
 from titan_actor.spike import Spikes
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.launch, self.report, self.ledger, self.control = launch, report, ledger, control
         self._saved_before = self._saved()
         self.seconds = Seconds()
+        self.heals = Heals(report)
         self.activity = ActivityFile(launch.rank_dir)
         self.compiling = Compiling(self.activity, self.seconds)
         self._store: Any = None
@@ -89,6 +92,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._waited_s = 0.0
         """In this attempt, for peers inside a collective."""
         super().__init__(config)
+        self._refuse_without_data()
         mends.apply_to("built", self)
         self._watch()
         self.agreement = Agreement(launch.rank, launch.world_size)
@@ -125,6 +129,20 @@ class ReplicaTrainer(FaultTolerantTrainer):
         if os.environ.get(SYNC_QUORUM) == "1":
             self.manager._use_async_quorum = False
         return dims
+
+    def _refuse_without_data(self) -> None:
+        """Before the quorum: the others would wait there for a group that never comes to the end of a step."""
+        loader, groups = self.dataloader, self.launch.groups
+        workers = max(1, self.config.dataloader.num_workers)
+        degree = loader.dp_world_size // groups
+        shares.refuse(self.launch.titan.data, ranks=(loader.dp_rank,), groups=groups, degree=degree, workers=workers)
+
+    def _too_little(self) -> str:
+        where = self.launch.titan.data.path or self.launch.titan.data.source
+        return (
+            f"the data of group {self.launch.group} in {where} ends before its first step: add documents, lower the batch or the "
+            "sequence length, or leave dataloader.infinite as it is (true)"
+        )
 
     def admit(self) -> None:
         """All ranks are built: tell the gate, and wait until it lets this generation in."""
@@ -169,7 +187,9 @@ class ReplicaTrainer(FaultTolerantTrainer):
         try:
             with self.activity.during("compute"):
                 self.train_step(batches)
-        except DataloaderExhaustedError:
+        except DataloaderExhaustedError as end:
+            if self.step == 1:
+                raise NoData(self._too_little()) from end
             log.warning("the data is at its end: ending the run")
             self.control.drain(None)
         self._record()
@@ -324,7 +344,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         manager.allreduce = self._looking(manager.allreduce)
         # on the class: on each work it would be a cycle, which holds the gradient until the next collection of garbage
         _ManagedWork.wait = self._waiting_for_peers(_ManagedWork.wait)
-        transport.recv_checkpoint = self.seconds.transfer(transport.recv_checkpoint)
+        transport.recv_checkpoint = self.heals.watching(self.seconds.transfer(transport.recv_checkpoint))
         transport.send_checkpoint = self.seconds.transfer(transport.send_checkpoint)
         self.lr_schedulers.step = self._on_commit_only(self.lr_schedulers.step)
         self.metrics_processor.log = self._logging(self.metrics_processor.log)

@@ -1,6 +1,6 @@
 """`python -m titan_actor.trainer LAUNCH_JSON`: one rank of a replica group, from start to exit code.
 
-Exit codes: 0 finished or drained, 1 failed (error.json says why), 75 PEERS_GONE.
+Exit codes: 0 finished or drained, 1 failed (error.json says why), 75 PEERS_GONE, 78 MISCONFIGURED.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from supervisor.wire.records import PEERS_GONE, TERMINATED, TrainerLaunch, decode
+from supervisor.wire.records import MISCONFIGURED, PEERS_GONE, TERMINATED, TrainerLaunch, decode
 from titan_actor import address, mends
 from titan_actor.commands import Commands
 from titan_actor.control import Control
-from titan_actor.ledger import Ledger, born_unix_s, write_error_file
+from titan_actor.ledger import Ledger, born_unix_s, told, write_error_file
 from titan_actor.report import Report
+from titan_actor.shares import NoData
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ def main(path: str, warm: bool = False) -> int:
     report.update()  # who is seen to be there hears TERM
     try:
         return _train(launch, report, ledger, control, commands)
+    except NoData as error:
+        _fail(launch, report, ledger, error)
+        return MISCONFIGURED
     except Exception as error:  # noqa: BLE001  (the top of the process: whatever it is, it is reported)
         _fail(launch, report, ledger, error)
         return 1
@@ -147,7 +151,7 @@ def _end_on_term(control: Control, report: Report, ledger: Ledger, commands: Com
 
 
 def _fail(launch: TrainerLaunch, report: Report, ledger: Ledger, error: Exception) -> None:
-    text = f"{type(error).__name__}: {error}"
+    text = told(error)
     print(f"trainer failed: {text}", file=sys.stderr)
     traceback.print_exc()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from agents.checks.network import Peer
 from agents.checks.node import arguments, collect, outcome
 from supervisor.ports.store import Store
 from supervisor.shell.store import connect
-from supervisor.wire import keys
+from supervisor.wire import environment, keys
 from supervisor.wire.checks import CheckResult
 from supervisor.wire.records import NodeCheck, NodeObserved, RecordError, Registration, decode, encode
 from supervisor.wire.security import Security
@@ -57,7 +58,8 @@ def by_hand(
 
 
 def _run(folder: Path, ranks: int, peers: Sequence[Peer]) -> list[CheckResult]:
-    with subprocess.Popen(arguments(folder, ranks, peers), stdout=subprocess.PIPE, text=True) as child:
+    env = environment.decided(os.environ)
+    with subprocess.Popen(arguments(folder, ranks, peers), stdout=subprocess.PIPE, text=True, env=env) as child:
         return collect(child)
 
 

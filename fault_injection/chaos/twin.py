@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from fault_injection.chaos.replay import BEGINNING, Committed, Replay, of_history
 from fault_injection.history import History
+from supervisor.wire import environment
 from titan_actor import twin
 
 PROGRAM = [sys.executable, "-m", "titan_actor.twin"]
@@ -173,7 +175,13 @@ def trained(plan: twin.Plan, seconds: float) -> Retrained:
     """Train it, in a process of its own; broken off after so many seconds, or by Ctrl-C."""
     asked = twin.PLAN.dump_json(plan)
     why = ""
-    with subprocess.Popen(PROGRAM, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        PROGRAM,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment.decided(os.environ),
+    ) as process:
         try:
             told, errors = process.communicate(asked, seconds)
             if process.returncode < 0:

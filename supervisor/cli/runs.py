@@ -35,7 +35,7 @@ from supervisor.shell.identity import system_id
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore
 from supervisor.wire import keys
-from supervisor.wire.records import Control
+from supervisor.wire.records import Control, RunRecord
 
 
 @app.command(epilog="Example: supervisor launch examples/debug.toml")
@@ -204,19 +204,25 @@ def resume(
 
 @app.command(epilog="Example: supervisor stop --run demo")
 def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """End the run cleanly: all groups stop after the same step, and its nodes are given back."""
-    _control(run, etcd, home, security, "stop", "stopping", lambda c: replace(c, stop=True))
+    """End the run cleanly: all groups stop after the same step, and its nodes are given back; in a bounded time, which it prints."""
+    _control(run, etcd, home, security, "stop", client.stopping, lambda c: replace(c, stop=True))
 
 
 def _control(
-    run: str, etcd: str, home: Path, security: str, wish: str, said: str, change: Callable[[Control], Control]
+    run: str,
+    etcd: str,
+    home: Path,
+    security: str,
+    wish: str,
+    said: str | Callable[[Mirror, RunRecord], str],
+    change: Callable[[Control], Control],
 ) -> None:
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
         record = client.choose_run(mirror, run)
         client.refuse_ended(mirror, record, wish)
         client.change_control(store, record.spec.name, change)
-        typer.echo(f"{record.spec.name}: {said}")
+        typer.echo(f"{record.spec.name}: {said if isinstance(said, str) else said(mirror, record)}")
 
 
 @app.command(epilog="Example: supervisor restart 1 --run demo")

@@ -273,7 +273,8 @@ def failure(
             and not blame.steps_unseen(group, memory.groups, observed)
             and not _has_no_way(group, observed, gate)
         ):
-            said = (f"no commit {waited_s:g} s after its start", *_not_reached(group, observed, gate))
+            late = f"no commit {waited_s:g} s after its start"
+            said = (late, *heals_failed(group, observed), *_not_reached(group, observed, gate))
             return gpu.judged(Failure(Kind.START_TIMEOUT, said, took_s=lasted_s), group, observed, spec)
     return slow.get(group.group) if slow else None
 
@@ -341,6 +342,12 @@ def _not_reached(group: GroupMemory, observed: Observed, gate: GateView) -> tupl
     if not cut_off(group, observed):
         return ()
     return (f"its node does not reach the gate of the lighthouse on {_host_of(gate, observed)}",)
+
+
+def heals_failed(group: GroupMemory, observed: Observed) -> tuple[str, ...]:
+    """A sentence for each rank that cannot take its peers' state."""
+    ranks = (rank for rank in ranks_of(group, observed) if rank.state != "exited")
+    return tuple(f"rank {rank.rank}: {rank.heal_failed}" for rank in ranks if rank.heal_failed)
 
 
 def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> str:

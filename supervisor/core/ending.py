@@ -10,6 +10,9 @@ from supervisor.core.model import Confidence, Failure, Kind, RankView
 PEERS_GONE_EXIT = 75
 """As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
 
+MISCONFIGURED_EXIT = 78
+"""As `supervisor.wire.records.MISCONFIGURED`."""
+
 TERMINATED_EXIT = 143
 """As `supervisor.wire.records.TERMINATED`."""
 
@@ -71,7 +74,7 @@ def _judged(first: RankView) -> Failure:
         return _by_signal(first)
     if first.exit_code == PEERS_GONE_EXIT:
         return Failure(Kind.PEERS_GONE, (f"rank {first.rank} was to heal from its peers and found none",))
-    return _by_itself(first)
+    return replace(_by_itself(first), misconfigured=first.exit_code == MISCONFIGURED_EXIT)
 
 
 def _order(rank: RankView) -> tuple[int, bool, bool, float, int]:

@@ -150,6 +150,8 @@ class RankView:
     checkpoint: Checkpoint | None = None
     save_failed: str = ""
     """Why the newest checkpoint that it was to write failed, while it runs; empty: it did not."""
+    heal_failed: str = ""
+    """A sentence of its heals that fail again and again; empty: they do not."""
     quorum_id: int = -1
     participants: int = 0
     """How many groups made its newest step; 0: not known."""
@@ -323,6 +325,8 @@ class Failure:
     confidence: Confidence = Confidence.CERTAIN
     blameless: bool = False
     """Another group is known to be the cause: this one is started again at no budget."""
+    misconfigured: bool = False
+    """The rank's own word: no machine could train it with this run file."""
     causes: tuple[Kind, ...] = ()
     """What else it is a failure of: where one of these is only observed, so is this."""
     took_s: float = 0.0
@@ -555,6 +559,8 @@ class Memory:
     phase: Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"] = "new"
     halt_reason: str = ""
     stop_at_step: int | None = None
+    stop_by: float | None = None
+    """When groups that have not ended after that step are ended, on the run clock. None: the run is not stopping."""
     handover_at_step: int | None = None
     """All groups end after this step, to start again from its checkpoint: their nodes are leaving. None: no such thing."""
     handover_since: float = 0.0

@@ -93,6 +93,8 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
     if away.may_pass(failure):
         others = away.since_it_ends_all(r) is None and shadow.trains_beside(r, group)
         return "" if others else away.for_too_long(r, group, failure)
+    if failure.misconfigured and group.resume == "disk":
+        return f"no machine can train group {group.group} with this run file"  # beside others it is left out like any that cannot start
     if _everywhere(r, group, failure):
         return EVERYWHERE
     if of_many := next((said for said in failure.evidence if said.startswith(numerics.THE_MODELS)), ""):

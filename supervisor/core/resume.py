@@ -24,6 +24,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         phase="new",
         halt_reason="",
         stop_at_step=None,
+        stop_by=None,
         handover_at_step=None,
         groups={g: fresh_group(group, now, raise_by) for g, group in memory.groups.items()},
         allocations={
@@ -56,6 +57,7 @@ def resume(r: Round) -> None:
             phase="resuming",
             halt_reason="",
             stop_at_step=None,
+            stop_by=None,
             handover_at_step=None,
             resumes_done=control.resumes,
             suspects={},

@@ -256,7 +256,10 @@ class PolicySpec:
         10.0,
         "a committed loss so many times its usual spread (median absolute deviation) above the last ones is reported; a normal distribution goes beyond 10 once in 10^11 steps",
     )
-    start_timeout_s: float = setting(300.0, "from start to first commit: large models load and compile for minutes")
+    start_timeout_s: float = setting(
+        300.0,
+        "from start to first commit: large models load and compile for minutes; a stop ends after it, and a few steps, what has not ended by itself",
+    )
     node_lease_s: int = setting(
         5, "an agent silent for longer has lost its node; a single machine's agents renew every 1.7 s"
     )

@@ -1,43 +1,73 @@
-"""The end of a run: its groups drain, what is open is closed, and what it holds is given back."""
+"""The end of a run: its groups drain, what is open is closed, and what it holds is given back, within a stated time."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from supervisor.core import detect, handover, shadow
-from supervisor.core.model import GroupMemory
+from supervisor.core.measured import Measured
 from supervisor.core.round import MAX_GIVEN_BACK, Round
+from supervisor.core.spec import RunSpec
+
+DRAIN_STEPS = 4
+"""Usual steps that a drain adds to its time: the one in flight, and up to three more until the common last one."""
+
+
+def drain_s(spec: RunSpec, measured: Measured) -> float:
+    """Seconds from the wish to stop until groups that have not ended are ended: those of a start, which hold a load and a
+    first step and so a checkpoint, and the steps up to the last one."""
+    return spec.policy.start_timeout_s + handover.AHEAD_S + DRAIN_STEPS * measured.step_s
+
+
+def longest_s(spec: RunSpec, measured: Measured) -> float:
+    """Seconds within which a run ends, whatever state it is in, while a supervisor leads: the drain, and an engine's time to
+    take its nodes back."""
+    return drain_s(spec, measured) + detect.ENGINE_AWAY_S
 
 
 def wind_down(r: Round) -> None:
     if r.phase in ("new", "running") and r.observed.control.stop:
         r.rest["phase"] = "stopping"
         r.act("stop", f"stop:{r.spec.name}", "a person asked for it")
-    if r.phase == "stopping" and r.before.stop_at_step is None:
-        r.rest["stop_at_step"] = handover.step_ahead(r, handover.AHEAD_S, at_most=20)
     if r.phase == "stopping":
-        for group in list(r.groups.values()):
-            if (group.phase in ("unplaced", "placing", "fencing") or _starts_in_vain(r, group)) and not r.full(
-                group.group
-            ):
-                r.set_group(replace(group, phase="finished", since=r.now))
-        if not all(g.phase == "finished" for g in r.groups.values()):
-            r.wait(f"draining: the groups end after step {r.rest.get('stop_at_step', r.before.stop_at_step)}")
+        _drain(r)
     left = [g for g in r.groups.values() if g.phase != "finished"]
     if len(left) < len(r.groups) and all(g.left_out or shadow.has_ended(g, r.incidents, r.observed) for g in left):
         # The run has come to its end without them.
         for group in left:
             if not r.full(group.group):
                 r.set_group(replace(group, phase="finished", since=r.now, incident=""))
-    if r.groups and all(g.phase == "finished" for g in r.groups.values()):
+    # a run that was paused before it began has no groups
+    if (r.groups or r.phase == "stopping") and all(g.phase == "finished" for g in r.groups.values()):
         _wind_up(r)
 
 
-def _starts_in_vain(r: Round, group: GroupMemory) -> bool:
-    """Whether it is being started in a run that halts, and nobody trains that it could heal from: it has no step to save, and may
-    take all its time to start only to end as the others did."""
-    halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
-    return halted and group.phase == "starting" and not shadow.trains_beside(r, group)
+def _drain(r: Round) -> None:
+    """Groups that train end after one common step, and so do those that start beside them, which may be needed for it. The others
+    have nothing to save and end at once, as do all when the time is over."""
+    if r.before.stop_at_step is None:
+        r.rest["stop_at_step"] = handover.step_ahead(r, handover.AHEAD_S, at_most=20)
+    stop_by = r.before.stop_by
+    if stop_by is None:
+        stop_by = r.rest["stop_by"] = r.now + drain_s(r.spec, r.before.measured)
+    step = r.rest.get("stop_at_step", r.before.stop_at_step)
+    there = [g for g in r.groups.values() if g.phase != "finished"]
+    draining = {
+        g.group for g in there if g.phase == "running" or (g.phase == "starting" and shadow.trains_beside(r, g))
+    }
+    for group in there:
+        drains = group.group in draining
+        if (drains and r.now < stop_by) or r.full(group.group):
+            continue
+        if drains:
+            why = f"group {group.group} did not end after step {step} in time: it is ended as it is"
+            r.act(
+                "stop", f"stop:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
+                node=group.node, incident=group.incident,
+            )  # fmt: skip
+        r.set_group(replace(group, phase="finished", since=r.now))
+    if not all(g.phase == "finished" for g in r.groups.values()):
+        r.wait(f"draining: the groups end after step {step}", until=stop_by)
 
 
 def _wind_up(r: Round) -> None:

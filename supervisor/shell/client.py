@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from supervisor.core import wind_down
 from supervisor.core.model import Incident, Memory
 from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
@@ -20,7 +22,7 @@ from supervisor.ports.store import Expect, Store
 from supervisor.shell import views
 from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.mirror import Mirror
-from supervisor.wire import keys, programs
+from supervisor.wire import environment, keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
 
@@ -30,7 +32,9 @@ def check_titan(spec: RunSpec) -> list[str]:
     A process of its own, because only `titan_actor` imports torch.
     """
     record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
-    result = subprocess.run(programs.command("check"), input=record, capture_output=True, check=False)
+    result = subprocess.run(
+        programs.command("check"), input=record, capture_output=True, check=False, env=environment.decided(os.environ)
+    )
     try:
         problems = json.loads(result.stdout)["problems"]
     except (ValueError, KeyError):
@@ -140,6 +144,17 @@ def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
     memory = mirror.record(keys.memory(name, "run"), Memory)
     if memory is not None and memory.phase in ENDED and memory.phase != "halted":
         raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
+
+
+def stopping(mirror: Mirror, record: RunRecord) -> str:
+    """What a stop does now, and within which time. That runs from when a leader sees the wish."""
+    memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
+    drain_s, longest_s = (f(record.spec, memory.measured) for f in (wind_down.drain_s, wind_down.longest_s))
+    leads = "" if keys.LEADER in mirror.items else "; no supervisor leads, and it begins when one does"
+    return (
+        f"stopping: groups that train end after one common step, the others at once; what has not ended in {drain_s:.0f} s "
+        f"is ended, and the run within {longest_s:.0f} s{leads}"
+    )
 
 
 def require(record: RunRecord, group: int | None = None, rank: int | None = None) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import Process, dies_with_us
 from supervisor.shell.store.status import check_version
+from supervisor.wire import environment
 from supervisor.wire.address import free_port, taken
 
 _log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ def start_etcd(
             argv = _command(binary or find_server(), data_dir, host, client, peer, quota_bytes)
             log = data_dir / "etcd.log"
             log_from = log.stat().st_size if log.exists() else 0
-            process = Process.of(_spawn(argv, log, die_with_parent))
+            process = Process.of(_spawn(argv, log, die_with_parent, host))
             record = _Record(process.pid, process.ticks, host, client, peer)
             server = _server(record, data_dir, process)
             server._log_from = log_from
@@ -205,15 +206,14 @@ def _command(binary: Path, data_dir: Path, host: str, client_port: int, peer_por
     return [str(binary), *(f"--{name}={value}" for name, value in flags.items())]
 
 
-def _spawn(argv: list[str], log: Path, die_with_parent: bool) -> subprocess.Popen[bytes]:
+def _spawn(argv: list[str], log: Path, die_with_parent: bool, host: str) -> subprocess.Popen[bytes]:
     if die_with_parent:
         argv = dies_with_us(argv)
-    # etcd also reads ETCD_NAME and the like, and refuses to start when they contradict the flags
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_") or k == "ETCD_UNSUPPORTED_ARCH"}
+    env = environment.of_etcd(os.environ, (host,))
     try:
         with log.open("ab") as out:
             return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
             )
     except OSError as error:
         raise Fatal(f"cannot start {argv[0]}: {error.strerror}") from error

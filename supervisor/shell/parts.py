@@ -13,6 +13,7 @@ from typing import Protocol
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import Process, with_environment
+from supervisor.wire import environment
 from supervisor.wire.programs import PART
 
 STEADY_S = 60.0
@@ -109,6 +110,6 @@ def spawned(arguments: list[str], log: Path, mark: str) -> Process:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                env={**os.environ, PART: mark},
+                env={**environment.decided(os.environ), PART: mark},
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import dies_with_us
+from supervisor.wire import environment
 from supervisor.wire.address import free_port, taken
 from supervisor.wire.security import Security
 
@@ -85,7 +87,12 @@ def start(folder: Path, supervisor: str, security: Security) -> Prometheus:
     ]
     with log.open("ab") as out:
         process = subprocess.Popen(
-            dies_with_us([binary, *arguments]), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            dies_with_us([binary, *arguments]),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=environment.decided(os.environ, (supervisor.rpartition(":")[0].strip("[]"),)),
         )
     started = Prometheus(f"http://127.0.0.1:{port}", log, process)
     _wait_ready(started)
@@ -94,8 +101,9 @@ def start(folder: Path, supervisor: str, security: Security) -> Prometheus:
 
 def _wait_ready(started: Prometheus) -> None:
     end = time.monotonic() + READY_WITHIN_S
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while started.process.poll() is None and time.monotonic() < end:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{started.url}/-/ready", timeout=1.0):
+        with contextlib.suppress(OSError), direct.open(f"{started.url}/-/ready", timeout=1.0):
             return
         time.sleep(0.05)
     started.process.kill()

@@ -89,7 +89,7 @@ class RunStatus:
     """What is allowed but dangerous."""
     waiting: tuple[str, ...] = ()
     """Groups that have no node, and allocations that are refused or late, in the engine's own words; and what is wrong and left
-    as it is: a slow group, a hang that is nobody's, what the breaker holds, checkpoints that fail, disks that cannot be used."""
+    as it is: a slow group, heals that fail, a hang that is nobody's, what the breaker holds, checkpoints that fail, disks that cannot be used."""
     leaving: dict[str, str] = field(default_factory=dict)
     """Nodes that are to be left, because the engine is about to take them away or a person drains them; and why."""
     handover_at_step: int | None = None

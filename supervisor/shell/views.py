@@ -226,6 +226,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         step_s=progress.step_s if progress is not None else 0.0,
         checkpoint=Checkpoint(mark.step, mark.path, mark.group, mark.generation) if mark is not None else None,
         save_failed=_save_failed(trainer),
+        heal_failed=_heal_failed(trainer),
         quorum_id=progress.quorum_id if progress is not None else -1,
         participants=progress.participants if progress is not None else 0,
         gate=trainer.gate,
@@ -247,6 +248,15 @@ def _save_failed(trainer: TrainerObserved) -> str:
     if progress is None or progress.phase == "failed" or trainer.state == "exited":
         return ""
     return printable(progress.error)
+
+
+def _heal_failed(trainer: TrainerObserved) -> str:
+    """One that failed alone is no sentence: the peer may have ended meanwhile."""
+    failed = trainer.progress.heal_failed if trainer.progress is not None else None
+    if failed is None or failed.times < 2:
+        return ""
+    error = printable(failed.error)
+    return f"its heal from {failed.source} has failed {failed.times} times in {failed.for_s:.0f} s: {error}"
 
 
 def _stuck(trainer: TrainerObserved) -> StuckView | None:

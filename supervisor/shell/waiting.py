@@ -41,8 +41,8 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
-    """What is wrong and left as it is: groups that are left out, slow groups, a loss that rose, a gate that nobody reaches, a hang that is
-    nobody's, what the breaker holds, checkpoints that are not written, and nodes that are given no group or say that their disks cannot
+    """What is wrong and left as it is: groups that are left out, slow groups, a loss that rose, a gate that nobody reaches, heals that
+    fail, a hang that is nobody's, what the breaker holds, checkpoints that are not written, and nodes that are given no group or say that their disks cannot
     be used."""
     if memory.phase != "running":
         return ()
@@ -56,6 +56,9 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     behind = unsaved.with_reason(memory.groups, memory.checkpoint, observed, spec)
     together = straggler.together(memory.groups, observed, spec)
     found += [sentence for sentence in (together, spike, no_way, hangs, tripped, behind) if sentence]
+    found += [
+        f"group {group.group}, {said}" for group in groups.values() for said in detect.heals_failed(group, observed)[:1]
+    ]
     return (*found, *disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
 
 

@@ -184,6 +184,10 @@ PEERS_GONE = 75
 """Exit code of a trainer started with resume = "peers" that found none (EX_TEMPFAIL of sysexits.h)."""
 
 
+MISCONFIGURED = 78
+"""Exit code of a trainer that no machine could train with this run file, as error.json says (EX_CONFIG of sysexits.h)."""
+
+
 TERMINATED = 143
 """Exit code of a trainer that SIGTERM ended before it was finished (128 + 15, as shells say it)."""
 
@@ -211,6 +215,18 @@ class LossSpike:
     """This rank's own loss, before it was averaged over the groups."""
     own_usual: float
     own_spreads: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealFailed:
+    """The newest of a rank's heals that failed in a row."""
+
+    source: str
+    """host:port of the peer that was to give its state."""
+    error: str
+    times: int
+    for_s: float
+    """From the beginning of the first to the end of this one, by the rank's own clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +278,8 @@ class Progress:
     numerics: Literal["", "own", "group", "peers", "parameters"] = ""
     """It failed because of a number that is not finite. own: this rank's own loss or gradient, before it was averaged. group: another's of
     its group. peers: only the mean over the groups. parameters: found before a checkpoint, whoever's gradient made them so."""
+    heal_failed: HealFailed | None = None
+    """None: none failed, or one has succeeded since."""
 
 
 # --- on a node: what the shim keeps ---

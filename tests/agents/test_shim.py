@@ -22,6 +22,7 @@ from supervisor.ports.store import Store
 from supervisor.wire import records
 from supervisor.wire.records import ProcessRecord, decode
 from tests.agents.nodes import Nodes, desire, kill, rank, running, trainer
+from tests.helpers import site
 from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
@@ -193,12 +194,19 @@ def test_a_stopped_shim_leaves_nobody(nodes: Nodes, store: Store) -> None:
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_killed_shim_takes_everybody_along(nodes: Nodes, store: Store, warm: bool) -> None:
-    node = nodes.start() if warm else nodes.cold()
+    shell = {**site.OUTER_JOB, **site.PROXY, "NCCL_DEBUG": "WARN"}
+    node = nodes.start(**shell) if warm else nodes.cold(**shell)
     if warm:
         eventually(node.warm_ready, 15)
     desire(store, "n0", trainer())
     running(store, node, 1)
     assert node.records()[FIRST].warm is warm
+    theirs = Path(f"/proc/{node.pid(FIRST)}/environ").read_bytes().decode().split("\0")
+    given = dict(entry.split("=", 1) for entry in theirs if entry)
+    assert not site.OUTER_JOB.keys() & given.keys(), "what an outer job left is for no trainer"
+    assert {"http_proxy", "NCCL_DEBUG"} <= given.keys()
+    assert "127.0.0.1" in given["no_proxy"]
+    assert "not passed on to what runs here: LOCAL_RANK" in node.output.read_text()
     kill(node.shim.pid)
     node.shim.wait()
     eventually(lambda: node.left() == [], 5)

@@ -14,6 +14,7 @@ import pytest
 
 from agents import process
 from fault_injection.ledger import of_run
+from tests.helpers import site
 
 TIMEOUT_S = 1200
 """Of a slow machine on which other tests run: alone it takes a minute and a half."""
@@ -22,7 +23,9 @@ TIMEOUT_S = 1200
 def _demo(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
     command = [sys.executable, "-m", "supervisor.cli", "demo", "--home", str(folder / "runs"), *options]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder) as started:
+    # a site's shell: trainers must neither heal through the proxy nor believe to be ranks of another job
+    shell = {**os.environ, **site.PROXY, **site.OUTER_JOB}
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=shell) as started:
         try:
             output, errors = started.communicate(timeout=TIMEOUT_S)
         finally:

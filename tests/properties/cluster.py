@@ -93,6 +93,8 @@ class Process:
     age: int = 0
     boot: int = 2
     frozen: bool = False
+    spinning: bool = False
+    """It beats and is in the quorum, and never comes to the end of a step: the others wait for it."""
     ending: int | None = None
     """Ticks until a TERM takes effect."""
     exit_code: int | None = None
@@ -582,7 +584,7 @@ class Cluster:
             if process.group == self.stillborn and not process.commits:
                 process.end(code=1, error="ValueError: no shard")
         members = [p for _, p in self.able() if not p.exited]
-        if not members:
+        if not members or any(p.spinning for p in members):
             return
         alone = members[0] if len(members) == 1 else None
         if alone is not None and alone.resume == "peers" and not alone.commits:
@@ -639,6 +641,10 @@ class Cluster:
     def _kill(self, target: int) -> None:
         if (process := self._pick_process(target)) is not None:
             process.end(signal=9)
+
+    def _spin(self, target: int) -> None:
+        if (process := self._pick_process(target)) is not None:
+            process.spinning = True
 
     def _raise(self, target: int) -> None:
         if (process := self._pick_process(target)) is not None:
@@ -998,7 +1004,7 @@ class Cluster:
                 if action.key in self.committed_keys:
                     self.broken.append(f"stale: {action.key} is done twice")
                 self.committed_keys.add(action.key)
-            drains = before.phase not in ("new", "running")
+            drains = decision.memory.phase not in ("new", "running")
             if observed.control.paused and action.verb not in FACTS and not drains:
                 self.broken.append(f"paused: {action.key} ({action.reason})")
         self._check_budgets(decision, observed, before)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from supervisor.core import wind_down
 from supervisor.core.decide import decide
 from supervisor.core.model import Kind
 from supervisor.core.spec import RunSpec
@@ -378,6 +379,31 @@ def test_a_run_that_is_told_to_stop_ends_and_gives_everything_back(seed: int, pl
     assert {a.state for a in c.memory.allocations.values()} == {"released"}
     c.run(20)
     assert not [p for m in c.machines.values() for p in m.live()], "nothing of it runs on a machine that can be reached"
+
+
+LATE_S = 10.0
+"""How much later than a deadline this supervisor, which sleeps and dies as it likes, may come to it."""
+
+
+@times(2)
+@given(
+    SEEDS,
+    st.lists(
+        st.tuples(st.integers(0, 12), st.sampled_from([*FAULTS, "spin", "spin"]), st.integers(0, 63)), max_size=10
+    ),
+    st.booleans(),
+)
+def test_a_stop_ends_a_run_in_time_whatever_state_it_is_in(seed: int, plan: Plan, warm_up: bool) -> None:
+    """Nothing is mended first: groups that start, spin or are silent, a pause, an engine that grants nothing, machines that
+    no one reaches. Only the store answers: without it no one decides anything."""
+    c = live(seed, plan, cluster.spec(), warm_up)
+    if not c.store_up:
+        c.fault("store_back", 0)
+    c.control, c.leaderless, before = replace(c.control, stop=True), 0, len(c.broken)
+    within_s = wind_down.longest_s(c.spec, c.memory.measured) + LATE_S
+    assert c.until(lambda: c.memory.phase in ("stopped", "halted"), int(within_s / cluster.TICK_S)), c.state()
+    assert not c.broken[before:], c.broken[before:][:3]
+    assert {a.state for a in c.memory.allocations.values()} <= {"released"}
 
 
 @given(SEEDS, st.lists(st.tuples(st.integers(1, 40), st.integers(0, 63)), min_size=1, max_size=4))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.spec import DataSpec, RunSpec, TitanSpec
+from supervisor.core.spec import DataSpec, GroupsSpec, RunSpec, TitanSpec
 from supervisor.wire.gpus import SHARED
 from supervisor.wire.records import RunRecord, TrainerLaunch, encode
 from titan_actor import mends
@@ -176,7 +176,21 @@ def test_check_program(tmp_path: Path) -> None:
 def test_check_of_the_default_finds_nothing() -> None:
     from titan_actor import check
 
-    assert check.problems(TitanSpec()) == []
+    assert check.problems(TitanSpec(), GroupsSpec()) == []
+
+
+def test_check_refuses_a_folder_that_leaves_a_group_without_data(tmp_path: Path) -> None:
+    from titan_actor import check
+
+    (tmp_path / "a.txt").write_text("one document")
+    spec = TitanSpec(recipe=RECIPE, data=DataSpec(source="folder", path=str(tmp_path)))
+    (problem,) = check.problems(spec, GroupsSpec(count=2))
+    assert problem["key"] == "titan.data.path"
+    assert "group 1 gets no document" in str(problem["message"])
+    assert check.problems(spec, GroupsSpec(count=1)) == []
+    tensor_parallel = TitanSpec(**{**vars(spec), "overrides": {"parallelism.tensor_parallel_degree": 2}})
+    assert check.problems(tensor_parallel, GroupsSpec(count=1, ranks_per_group=2)) == []
+    assert check.problems(spec, GroupsSpec(count=1, ranks_per_group=2)) != []
 
 
 def test_check_program_refuses_what_is_no_run() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.spec import DataSpec
-from titan_actor import data, mends, recipes
+from titan_actor import data, mends, recipes, shares
 from titan_actor.cursor import Cursor
 
 SEQ_LEN, BATCH = 64, 2
@@ -48,6 +48,10 @@ def batches(of: Any, count: int) -> list[list[list[int]]]:
         warnings.simplefilter("ignore")
         found = iter(of)
         return [next(found)[1].tolist() for _ in range(count)]
+
+
+def refuse(spec: DataSpec) -> None:
+    shares.refuse(spec, ranks=(0,), groups=1, degree=1, workers=1)
 
 
 def test_stdlib_is_sorted_and_without_installed_packages() -> None:
@@ -121,7 +125,7 @@ def test_folder_of_text(tmp_path: Path) -> None:
     texts = [sample["text"] for _, sample in data.documents(files, "body")]
     assert texts == ["alpha " * 20, "beta", "gamma", "delta", "epsilon"]
     spec = DataSpec(source="folder", path=str(tmp_path), text_field="body")
-    data.check_folder(spec)
+    refuse(spec)
     assert batches(loader(spec), 3)
 
 
@@ -133,7 +137,8 @@ def test_folder_of_text(tmp_path: Path) -> None:
         ({"a.jsonl": "not json\n"}, "a.jsonl:1"),
         ({"a.jsonl": '{"other": "x"}\n'}, "a.jsonl:1"),
         ({"a.jsonl": "[1]\n"}, "a.jsonl:1"),
-        ({"a.txt": ""}, None),
+        ({"a.txt": ""}, "group 0 gets no document of .*: it holds 0 documents in 1 file"),
+        ({"a.txt": "", "b.txt": "x"}, None),
     ],
 )
 def test_folder_that_cannot_be_trained_on(tmp_path: Path, files: dict[str, str], message: str | None) -> None:
@@ -141,16 +146,16 @@ def test_folder_that_cannot_be_trained_on(tmp_path: Path, files: dict[str, str],
         (tmp_path / name).write_text(text)
     spec = DataSpec(source="folder", path=str(tmp_path))
     if message is None:
-        data.check_folder(spec)
+        refuse(spec)
         return
     with pytest.raises(data.DataError, match=message):
-        data.check_folder(spec)
+        refuse(spec)
 
 
 def test_missing_folder() -> None:
     for path in ("", "/no/such/folder"):
         with pytest.raises(data.DataError):
-            data.check_folder(DataSpec(source="folder", path=path))
+            refuse(DataSpec(source="folder", path=path))
 
 
 def test_documents_are_cut_at_line_ends(tmp_path: Path) -> None:
@@ -165,3 +170,54 @@ def test_documents_are_cut_at_line_ends(tmp_path: Path) -> None:
 def test_shipped_tokenizer_fits_the_shipped_model() -> None:
     vocabulary = json.loads((recipes.TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]
     assert len(vocabulary) == 2048
+
+
+LAYOUTS = {
+    "one document": ["x"],
+    "one file of two documents": ["x" * (data.DOCUMENT_CHARACTERS + 1)],
+    "an empty file each": ["x", ""],
+    "an empty file among four": ["x", "x", "x", ""],
+    "three files": ["x", "x", "x"],
+    "five files, one long": ["x", "x", "x" * 3 * data.DOCUMENT_CHARACTERS, "x", "x"],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_empty_share_is_one_that_datasets_gives_nothing(
+    tmp_path: Path, layout: str, world_size: int, workers: int
+) -> None:
+    from datasets.distributed import split_dataset_by_node
+
+    for n, text in enumerate(LAYOUTS[layout]):
+        (tmp_path / f"{n}.txt").write_text(text)
+    files = data.folder_files(str(tmp_path))
+    said = shares.empty(files, "text", range(world_size), world_size, workers)
+    truly = []
+    for rank in range(world_size):
+        found = set()
+        for worker in range(workers):
+            share = split_dataset_by_node(data._stream(files, "text"), rank, world_size)
+            prepared = share._prepare_ex_iterable_for_iteration()
+            mine = prepared.split_shard_indices_by_worker(workers, worker, contiguous=False)
+            part = prepared.shard_data_sources(workers, worker, contiguous=False) if mine else ()
+            found.add(any(True for _ in part))
+        if False in found:
+            truly.append(rank)
+    assert said == truly
+
+
+def test_a_group_without_data_is_named_with_the_folder_and_what_to_do(tmp_path: Path) -> None:
+    spec = DataSpec(source="folder", path=str(tmp_path))
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(shares.NoData) as raised:
+        shares.refuse(spec, ranks=range(4), groups=2, degree=2, workers=1)
+    said = str(raised.value)
+    assert said.startswith(f"groups 0, 1 get no document of {tmp_path}: it holds 1 document in 1 file, for 4 shares")
+    assert "add documents, or lower groups.count" in said
+    shares.refuse(spec, ranks=(0,), groups=2, degree=2, workers=1)
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "c.txt").write_text("three")
+    with pytest.raises(shares.NoData, match="group 1 gets no document"):
+        shares.refuse(spec, ranks=(3,), groups=2, degree=2, workers=1)

@@ -23,6 +23,7 @@ PROVED_BELOW = {
     "attention",
     "manager_address",
     "heal_address",
+    "heal_proxy",
     "heal_pickle",
     "gloo_abort",
     "spmd_backend",
@@ -158,6 +159,20 @@ def test_manager_address(bare: Bare) -> None:
 def test_heal_address(bare: Bare) -> None:
     code = MANAGER + '    assert heal_at.startswith("http://127.0.0.1:"), heal_at\n    os._exit(0)\n'
     bare.fails_only_without("heal_address", code, "AssertionError: http://")
+
+
+def test_heal_proxy(bare: Bare) -> None:
+    code = """
+    import os, torch
+    os.environ |= {"http_proxy": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
+    from datetime import timedelta
+    from torchft.checkpointing import HTTPTransport
+    transport = HTTPTransport(timeout=timedelta(seconds=10), num_chunks=0)
+    transport.send_checkpoint([1], 3, {"user": torch.ones(2)}, timedelta(seconds=10))
+    assert transport.recv_checkpoint(0, transport.metadata(), 3, timedelta(seconds=10))["user"].sum() == 2
+    os._exit(0)
+    """
+    bare.fails_only_without("heal_proxy", code, "Connection refused")
 
 
 def test_heal_pickle(bare: Bare) -> None:

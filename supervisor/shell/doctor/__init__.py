@@ -10,7 +10,7 @@ from rich.text import Text
 
 from supervisor.ports.errors import PortError
 from supervisor.shell import status
-from supervisor.shell.doctor import addresses, machine, ports, slurm, store, system, timeouts, trust
+from supervisor.shell.doctor import addresses, environment, machine, ports, slurm, store, system, timeouts, trust
 from supervisor.shell.doctor.finding import Finding, bad, note
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import connect
@@ -23,7 +23,7 @@ __all__ = ["Finding", "examine", "render"]
 def examine(endpoints: str, home: Path, security: str = "") -> list[Finding]:
     """All findings, the machine's first. `endpoints` empty: no live system is looked for. `security` is the security
     file."""
-    found = [*machine.examine(home), *ports.examine(home), *slurm.examine(home)]
+    found = [*machine.examine(home), *environment.examine(home), *ports.examine(home), *slurm.examine(home)]
     if not endpoints:
         found += machine.server()
         found.append(note("no `supervisor up` runs in this folder", "start one, or give --etcd"))

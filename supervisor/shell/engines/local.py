@@ -26,6 +26,7 @@ from supervisor.core.model import Grant
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.processes import is_running, start_ticks
+from supervisor.wire import environment as decided
 from supervisor.wire import gpus
 from supervisor.wire.security import SecurityError, file_of_node, load
 
@@ -347,8 +348,9 @@ class LocalEngine:
 
 
 def environment(pool: Pool, node: PoolNode, slots: int) -> dict[str, str]:
-    """Ours, with the node's GPUs."""
-    ours = {name: value for name, value in os.environ.items() if name != gpus.SHARED}
+    """Ours as decided for a node, with the node's GPUs."""
+    ours = decided.of_node(os.environ, (node.address,))
+    ours.pop(gpus.SHARED, None)
     if pool.gpus:
         own, shared = gpus.of_node(pool.gpus, pool.nodes.index(node), len(pool.nodes), slots)
         ours |= {gpus.VISIBLE: ",".join(own)} | ({gpus.SHARED: "1"} if shared else {})

@@ -25,6 +25,7 @@ LAPSED = replace(SEEN, nodes={"n1": replace(NODE, registered=False), "h": HOST})
 def test_the_exit_codes_are_those_on_the_wire() -> None:
     assert ending.PEERS_GONE_EXIT == records.PEERS_GONE
     assert ending.TERMINATED_EXIT == records.TERMINATED
+    assert ending.MISCONFIGURED_EXIT == records.MISCONFIGURED
 
 
 @pytest.mark.parametrize(

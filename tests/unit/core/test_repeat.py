@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.ending import PEERS_GONE_EXIT
+from supervisor.core.ending import MISCONFIGURED_EXIT, PEERS_GONE_EXIT
 from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World, replace
@@ -562,3 +562,43 @@ def test_a_crash_after_it_counts_anew() -> None:
     w.round(61.0)
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.RESTART)
     assert w.group().seen == replace(w.group().seen, same="ended by SIGSEGV", times=1)
+
+
+# --- by its own word ---
+
+
+def misconfigured(w: World, group: int) -> None:
+    error = f"NoData: group {group} gets no document of /data"
+    w.fail(group, MISCONFIGURED_EXIT, error, phase="failed", step=0, commits=0)
+    w.round()
+
+
+def test_a_group_that_no_machine_can_train_halts_the_run_at_once_and_holds_no_host() -> None:
+    w = World(groups=2).start_up()
+    w.commit(0)
+    w.round()
+    misconfigured(w, 1)
+    assert outcome(w) == STOPPED
+    assert "no machine can train group 1 with this run file" in w.memory.halt_reason
+    assert "NoData: group 1 gets no document of /data" in w.memory.halt_reason
+    assert (w.memory.spent, w.memory.cordons, w.suspicions) == ({}, {}, [])
+
+
+def test_one_that_is_started_beside_others_that_train_does_not_halt_them() -> None:
+    w = World(groups=2).bring_up()
+    w.crash(1)
+    w.start_again(1)
+    assert w.group(1).resume == "peers"
+    misconfigured(w, 1)
+    assert w.memory.phase == "running"
+    assert w.incident.rung < Rung.STOP
+
+
+def test_a_late_start_names_the_heal_that_fails() -> None:
+    w = World(groups=2, start_timeout_s=60.0).bring_up()
+    w.crash(1)
+    w.start_again(1)
+    w.report(1, phase="step", heal_failed="its heal from 10.0.0.1:43 has failed 3 times in 41 s: URLError: refused")
+    w.round(61.0)
+    assert w.incident.kind == Kind.START_TIMEOUT
+    assert any("its heal from 10.0.0.1:43 has failed 3 times" in said for said in w.incident.evidence), w.incident

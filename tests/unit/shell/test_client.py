@@ -12,7 +12,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell import client
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
-from supervisor.wire.records import Control, RunRecord, decode, encode
+from supervisor.wire.records import Control, LeaderRecord, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
 from tests.unit.shell.records import MEMORY, mirror_of, registration, run_values
 
@@ -48,6 +48,16 @@ def test_a_run_that_goes_on_takes_them(phase: Any) -> None:
 def test_a_run_whose_memory_cannot_be_read_may_be_paused() -> None:
     mirror = mirror_of({**run_values(), keys.memory("run", "run"): b"{torn"})
     client.refuse_ended(mirror, record_of(mirror), "pause")
+
+
+def test_a_stop_says_within_which_time_and_whether_anybody_leads() -> None:
+    mirror = mirror_at("running")
+    said = client.stopping(mirror, record_of(mirror))
+    assert "what has not ended in 310 s is ended, and the run within 320 s" in said
+    assert "no supervisor leads" in said
+    leader = LeaderRecord(host="h", pid=1, home="/h")
+    mirror = mirror_at("running", **{keys.LEADER: encode(leader)})
+    assert "no supervisor leads" not in client.stopping(mirror, record_of(mirror))
 
 
 def test_a_run_that_drains_towards_its_halt_is_not_resumed_yet() -> None:

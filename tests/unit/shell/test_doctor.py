@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import socket
@@ -19,11 +20,13 @@ from supervisor.core.model import GroupMemory, Lighthouse, Memory
 from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell import doctor
-from supervisor.shell.doctor import machine, ports, store, system, timeouts, trust
+from supervisor.shell.doctor import environment, machine, ports, store, system, timeouts, trust
 from supervisor.shell.doctor.finding import Finding
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import Member, StoreStatus
 from supervisor.shell.store.convert import range_of
+from supervisor.shell.up import system_folder
+from supervisor.shell.up_lock import POOL_LOCK
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateGroup,
@@ -38,6 +41,7 @@ from supervisor.wire.records import (
     encode,
 )
 from supervisor.wire.security import Security
+from tests.helpers import site
 
 DAY = 86400.0
 
@@ -335,6 +339,35 @@ def test_no_seat_and_a_seat_that_is_not_open() -> None:
     assert "no lighthouse" in only(_lighthouse(Memory()), "bad").what
     closed = replace(MEMORY, lighthouse=replace(SEAT, address=""))
     assert "not open" in only(_lighthouse(closed, host=_registration("host"), presence=PRESENT), "note").what
+
+
+def test_what_an_environment_holds_is_told_with_what_becomes_of_it() -> None:
+    of = {**site.OUTER_JOB, **site.PROXY, "LD_PRELOAD": "/x.so", "PATH": "/bin"}
+    found = list(environment.findings(of, "this shell's environment"))
+    said = [finding.what for finding in found]
+    assert {finding.level for finding in found} == {"note"}
+    assert any("TORCHFT_MANAGER_PORT" in what and "[torchft]" in what for what in said)
+    assert any("MASTER_ADDR" in what and "another job" in what for what in said)
+    assert any("LD_PRELOAD" in what for what in said)
+    assert any("http_proxy, HTTP_PROXY" in what and "webhooks" in what for what in said)
+    assert list(environment.findings({"PATH": "/bin"}, "this shell's environment")) == []
+
+
+def test_where_up_runs_its_own_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert any("this shell's environment: RANK" in finding.what for finding in environment.examine(tmp_path))
+    lock = system_folder(tmp_path) / POOL_LOCK
+    lock.parent.mkdir()
+    with (
+        subprocess.Popen(["sleep", "60"], env={"WORLD_SIZE": "8", "PATH": os.environ["PATH"]}) as up,
+        lock.open("w") as held,
+    ):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write(str(up.pid))
+        held.flush()
+        (finding,) = environment.examine(tmp_path)
+        up.kill()
+    assert "the environment of `supervisor up`: WORLD_SIZE" in finding.what
 
 
 def test_the_whole_look() -> None:

@@ -16,6 +16,7 @@ from supervisor.shell.processes import is_running, start_ticks
 from supervisor.shell.prometheus import config, start
 from supervisor.shell.up_parts import Up
 from supervisor.wire.security import Security
+from tests.helpers import site
 from tests.helpers.waiting import eventually
 
 PLAIN = Security()
@@ -41,7 +42,9 @@ http.server.HTTPServer(("127.0.0.1", port), H).serve_forever()
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH of its own."""
+    """A PATH of its own, behind a proxy that answers nobody."""
+    for name, value in site.PROXY.items():
+        monkeypatch.setenv(name, value)
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -18,6 +18,7 @@ from supervisor.wire import keys
 from supervisor.wire.records import (
     Account,
     Fact,
+    HealFailed,
     Health,
     LeaderRecord,
     NodeObserved,
@@ -199,6 +200,20 @@ def test_steps_that_no_checkpoint_holds_are_told_with_what_the_writer_says_of_it
         "no checkpoint since step 50, and one is due every 50 steps: more than 150 steps are lost if all"
     )
     assert said.endswith(f"; rank 0 of group 0 says: {full}")
+
+
+def test_a_heal_that_fails_again_and_again_is_told_with_its_source_and_reason() -> None:
+    groups = {0: GroupMemory(group=0, generation=1, node="n1", phase="starting")}
+    memory = replace(MEMORY, groups=groups, allocations={}, incidents={}, cordons={})
+    about: dict[str, Any] = {"run": "run", "group": 0, "generation": 1, "rank": 0, "pid": 1}
+    failed = HealFailed(source="10.0.0.2:43", error="URLError: [Errno 111] Connection refused", times=4, for_s=41.0)
+    progress = Progress(**about, sequence=1, phase="step", heal_failed=failed)
+    trainer = TrainerObserved(**about, state="running", progress=progress)
+    node = NodeObserved(node="n1", sequence=1, trainers=(trainer,))
+    found = seen(memory, **registration("n1"), **{keys.observed("n1"): encode(node)})
+    (said,) = found.waiting
+    assert said == f"group 0, rank 0: its heal from 10.0.0.2:43 has failed 4 times in 41 s: {failed.error}"
+    assert said in text(render.run(found, NOW)), "no word of it is taken for markup"
 
 
 def test_where_the_page_is() -> None:

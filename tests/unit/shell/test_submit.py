@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agents import shim
 from supervisor.core.spec import AllocationSpec, SlurmSpec
 from supervisor.ports.engine import Request
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import submit
 from supervisor.shell.engines import slurm_script, slurm_submission
 from supervisor.shell.engines.slurm_commands import Job, NumberUnknown, Refused
+from supervisor.wire import environment as decided
 from supervisor.wire import keys
 from supervisor.wire.security import Security
 from tests.helpers.memory_store import MemoryStore
@@ -279,7 +279,7 @@ def test_what_tells_of_the_successor_is_no_trainers(plane: submit.ControlPlane) 
     slurm = Slurm()
     submit.ensure(slurm, plane, 1, nothing, 60)
     assert f"export {submit.VARIABLE}=" in slurm.submitted[0][1]
-    assert submit.VARIABLE in shim.OWN_VARIABLES
+    assert decided.of_node({submit.VARIABLE: ""}) == {}
 
 
 def test_why_it_is_pending_is_said_once(plane: submit.ControlPlane) -> None:

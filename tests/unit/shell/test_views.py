@@ -21,6 +21,7 @@ from supervisor.wire.records import (
     Fact,
     GateGroup,
     GateObserved,
+    HealFailed,
     Health,
     NodeObserved,
     Progress,
@@ -174,6 +175,18 @@ def test_why_a_checkpoint_failed_is_told_by_a_rank_that_trains() -> None:
     assert told() == why
     assert told(phase="failed") == "", "that is why it ends"
     assert told(state="exited", exit=ExitObserved(signal=9)) == ""
+
+
+def test_a_heal_that_fails_again_and_again_is_told_with_its_source() -> None:
+    def told(times: int, **about: object) -> str:
+        failed = HealFailed(source="10.0.0.1:43", error="URLError: refused", times=times, for_s=41.2)
+        progress = replace(PROGRESS, heal_failed=failed)
+        mirror = mirror_of({**run_values(), **observed_record("n1", trainer(progress=progress, **about))})
+        (rank,) = views.observed(mirror, "run", MEMORY, 0.0, 0.0).nodes["n1"].ranks
+        return rank.heal_failed
+
+    assert told(3) == "its heal from 10.0.0.1:43 has failed 3 times in 41 s: URLError: refused"
+    assert told(1) == "", "the peer may have ended meanwhile"
 
 
 def test_a_rank_without_progress_is_starting() -> None:

@@ -1,0 +1,122 @@
+"""The environment of our processes, decided in one place: RULES says of each name what becomes of it, and why.
+
+What an outer job or a login shell left never reaches a trainer. What a user sets for trainers (NCCL_*, CUDA_*, HF_*, OMP_*) passes
+as it is. Standard library only: the shim imports this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from supervisor.wire.programs import CONTROL_PLANE, PART
+from supervisor.wire.security import VARIABLE
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+NO_PROXY = ("no_proxy", "NO_PROXY")
+"""Programs differ in which they read, so both hold the same."""
+
+PROXIES = tuple(
+    name for scheme in ("http", "https", "all", "grpc") for name in (f"{scheme}_proxy", f"{scheme}_proxy".upper())
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table. A name that ends with `*` is the beginning of names; the first rule that fits holds."""
+
+    names: tuple[str, ...]
+    does: Literal["kept", "removed", "harmful"]
+    """harmful: kept, since a user may want it, and reported by the doctor."""
+    why: str
+    of: Literal["all", "node", "etcd"] = "all"
+    """Whose environment. node: of the shim and all below it, trainers included."""
+
+    def fits(self, name: str) -> bool:
+        return any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in self.names)
+
+
+RULES = (
+    Rule(
+        ("TORCHFT_USE_OTEL", "TORCHFT_OTEL_*", "TORCHFT_TRIGGER_FR_ON_ABORT"),
+        "kept",
+        "a user's choice of TorchFT's telemetry",
+    ),
+    Rule(
+        ("TORCHFT_*", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"),
+        "removed",
+        "TorchFT takes ports and timeouts from it before all else; [torchft] and [groups] of the run file set them",
+    ),
+    Rule(
+        (
+            *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+            *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+            *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*", "NCCL_COMM_ID"),
+        ),
+        "removed",
+        "ranks and meeting point of another job; each trainer is given its own",
+    ),
+    Rule(("ETCD_UNSUPPORTED_ARCH",), "kept", "etcd does not start without it on some machines", of="etcd"),
+    Rule(("ETCD_*",), "removed", "etcd refuses to start where it contradicts our flags", of="etcd"),
+    Rule(
+        ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE, PART),
+        "removed",
+        "for people and the control plane; a node's processes are given arguments",
+        of="node",
+    ),
+    Rule(("CUDA_LAUNCH_BLOCKING",), "harmful", "every kernel waits for the one before: for debugging alone"),
+    Rule(
+        ("TORCH_DISTRIBUTED_DEBUG",), "harmful", "DETAIL checks every collective against all ranks, and slows each down"
+    ),
+    Rule(("LD_PRELOAD", "PYTHONHOME"), "harmful", "other libraries than the tested ones are loaded into every process"),
+    Rule(("PYTHONWARNINGS",), "harmful", "where it makes warnings errors, TorchTitan's own end a trainer"),
+)
+
+
+def decided(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
+    """The environment of one of our processes that is started from `of`. `near`: the node's own addresses, which are reached
+    without a proxy, as loopback is."""
+    return _without(_direct(of, near), "all")
+
+
+def of_node(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
+    """As `decided`, for the shim and all below it."""
+    return _without(decided(of, near), "node")
+
+
+def of_etcd(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
+    """As `decided`, for an etcd server."""
+    return _without(decided(of, near), "etcd")
+
+
+def found(of: Mapping[str, str], does: str) -> list[tuple[list[str], Rule]]:
+    """What of an environment a rule for every process removes, or calls harmful: the names with their rule."""
+    rows = [([name for name in sorted(of) if _rule(name, "all") is rule], rule) for rule in RULES if rule.does == does]
+    return [(names, rule) for names, rule in rows if names]
+
+
+def proxies(of: Mapping[str, str]) -> list[str]:
+    """Names of the proxies that are set."""
+    return [name for name in PROXIES if of.get(name)]
+
+
+def _rule(name: str, whose: str) -> Rule | None:
+    return next((rule for rule in RULES if rule.of == whose and rule.fits(name)), None)
+
+
+def _without(of: Mapping[str, str], whose: str) -> dict[str, str]:
+    removed = {name for name in of if (rule := _rule(name, whose)) is not None and rule.does == "removed"}
+    return {name: value for name, value in of.items() if name not in removed}
+
+
+def _direct(of: Mapping[str, str], near: Iterable[str]) -> dict[str, str]:
+    if not proxies(of):
+        return dict(of)
+    named = [host.strip() for name in NO_PROXY for host in of.get(name, "").split(",")]
+    hosts = [*LOOPBACK, *near]
+    # urllib compares with the brackets, others without
+    hosts += [f"[{host}]" for host in hosts if ":" in host]
+    everyone = ",".join(dict.fromkeys(filter(None, (*named, *hosts))))
+    return {**of, **dict.fromkeys(NO_PROXY, everyone)}

@@ -1,0 +1,48 @@
+"""A heal that fails again and again is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from supervisor.wire.records import TrainerLaunch
+from titan_actor.heals import Heals
+from titan_actor.ledger import told
+from titan_actor.report import Report
+
+
+def test_heals_that_fail_in_a_row_are_counted_until_one_succeeds(tmp_path: Path) -> None:
+    launch = TrainerLaunch(
+        run="r", group=0, generation=1, rank=0, world_size=1, groups=2, min_groups=1, node="n", node_address="127.0.0.1",
+        master_port=1, lighthouse="127.0.0.1:1", run_dir="", rank_dir=str(tmp_path),
+    )  # fmt: skip
+    report = Report(launch)
+    refused = True
+
+    def receive(src_rank: int, metadata: str, step: int) -> str:
+        if refused:
+            raise ConnectionRefusedError("[Errno 111] Connection refused")
+        return f"{metadata}{step}"
+
+    fetch = Heals(report).watching(receive)
+    for times in (1, 2, 3):
+        with pytest.raises(ConnectionRefusedError):
+            fetch(src_rank=1, metadata="http://10.0.0.2:43/checkpoint/", step=5)
+        failed = report.progress.heal_failed
+        assert failed is not None
+        assert (failed.times, failed.source) == (times, "10.0.0.2:43")
+        assert failed.error == "ConnectionRefusedError: [Errno 111] Connection refused"
+        assert failed.for_s >= 0
+    refused = False
+    assert fetch(src_rank=1, metadata="http://10.0.0.2:43/checkpoint/", step=5) == "http://10.0.0.2:43/checkpoint/5"
+    assert report.progress.heal_failed is None
+
+
+def test_an_error_is_told_with_its_cause() -> None:
+    first = OSError("Address already in use")
+    second, third = RuntimeError("the manager did not start"), ValueError(f"no trainer: {first}")
+    second.__cause__, third.__cause__ = first, first
+    assert told(first) == "OSError: Address already in use"
+    assert told(second) == "RuntimeError: the manager did not start (caused by OSError: Address already in use)"
+    assert told(third) == "ValueError: no trainer: Address already in use", "it is said already"

@@ -1,0 +1,51 @@
+"""Heals that fail in a row: TorchFT tries again in the next quorum, for ever, and says so in its log alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from supervisor.wire.records import HealFailed
+from titan_actor.report import Report
+
+ERROR_CHARACTERS = 500
+
+
+class Heals:
+    """Reports the newest failure, and takes it back when a heal succeeds."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._times = 0
+        self._since = 0.0
+
+    def watching(self, receive: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps TorchFT's call that fetches a peer's state, in whatever thread that is."""
+
+        def received(src_rank: int, metadata: str, *args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            try:
+                state = receive(src_rank, metadata, *args, **kwargs)
+            except Exception as error:
+                self._failed(metadata, error, began)
+                raise
+            if self._times:
+                self._times = 0
+                self._report.update(heal_failed=None)
+            return state
+
+        return received
+
+    def _failed(self, metadata: str, error: Exception, began: float) -> None:
+        self._since = self._since if self._times else began
+        self._times += 1
+        self._report.update(
+            heal_failed=HealFailed(
+                source=urlsplit(metadata).netloc or metadata,
+                error=f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS],
+                times=self._times,
+                for_s=round(time.monotonic() - self._since, 1),
+            )
+        )
