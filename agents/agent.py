@@ -28,6 +28,7 @@ from agents.exporter import Exporter
 from agents.facts import Facts, host
 from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.facts.gpu import Gpus
+from agents.logs import Logs
 from agents.looks import ANSWERS_WITHIN_S, FrozenGates, Looks
 from agents.names import TrainerName, about, parse
 from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
@@ -94,6 +95,7 @@ class Agent:
         self._awake = AwakeClock(LONGEST_TURN_S)
         self._files, self._last_words = Aside("files"), Aside("last words")
         self._looks = Looks(self._view, self._files, settings.node_folder)
+        self._logs = Logs(settings.node_folder)
         self._frozen = FrozenGates(settings.node_folder)
         self._ends: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
@@ -358,6 +360,7 @@ class Agent:
         if self._view.milestones() != self._last_report[0] or now - self._last_report[1] >= self._settings.report_s:
             self._report(now)
         self._report_health(now)
+        self._logs.look((self._view.processes[name].folder for name in self._view.running()), now)
 
     async def _do(self, action: Action, now: float) -> None:
         match action:

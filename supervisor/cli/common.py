@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from supervisor.core.bounds import Row
 from supervisor.ports.errors import Fatal, PortError, Retryable
@@ -20,11 +19,12 @@ from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
+from supervisor.wire.printer import Printer, print_line
 from supervisor.wire.records import RecordError
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console(soft_wrap=True)
+console = Printer(soft_wrap=True)
 
 
 def endpoints_option(context: typer.Context, given: str) -> str:
@@ -72,7 +72,7 @@ DEFAULT = "127.0.0.1:2379"
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
     """The whole table to stderr, as the doctor prints it, where one of them is refused; nothing where there is none."""
     if rows:
-        Console(stderr=True, soft_wrap=True).print(table(run, rows))
+        Printer(stderr=True, soft_wrap=True).print(table(run, rows))
 
 
 @contextlib.contextmanager
@@ -81,14 +81,14 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except (SecurityError, failpoints.FailpointError, LogFormatError) as error:
-        typer.echo(f"supervisor: {error}", err=True)
+        print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(2) from None
     except (PortError, RecordError, views.Unreadable) as error:
-        typer.echo(f"supervisor: {error}", err=True)
+        print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
-        typer.echo(f"supervisor: {error.strerror or error}{where}", err=True)
+        print_line(f"supervisor: {error.strerror or error}{where}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -130,6 +130,6 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
 
 def show(value: Any, as_json: bool, table: Any) -> None:
     if as_json:
-        typer.echo(json.dumps(status.as_json(value), indent=2))
+        print_line(json.dumps(status.as_json(value), indent=2))
     else:
         console.print(table)

@@ -27,7 +27,8 @@ from supervisor.shell.page.watcher import Page
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.store_watch import StoreWatch
 from supervisor.shell.telemetry import Telemetry
-from supervisor.wire import keys, logged
+from supervisor.shell.up import system_folder
+from supervisor.wire import keys, logged, rotated
 from supervisor.wire.programs import PART
 from supervisor.wire.records import LeaderRecord, encode
 from supervisor.wire.security import Security
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 5
 """A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
+
+OWN_LOGS = ("supervisor*.log", "up.log", "etcd/etcd.log", "prometheus/prometheus.log")
+"""Below the home: of what `supervisor up` starts beside the nodes, which append to them."""
 
 
 def serve(
@@ -77,6 +81,7 @@ def serve(
         log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
         page.start()
         store_watch.start()
+        threading.Thread(target=_keep_logs_small, args=(system_folder(home), stop), name="logs", daemon=True).start()
 
         def engines() -> Sequence[Engine]:
             # the name anew in every term: a restore brings back another
@@ -107,6 +112,12 @@ def _connected(etcd: Sequence[str], security: Security, stop: threading.Event) -
             said = True
             stop.wait(error.after_s)
     return None
+
+
+def _keep_logs_small(system: Path, stop: threading.Event) -> None:
+    """Those of `supervisor up`, if this is its home: they have no agent."""
+    while not stop.wait(rotated.EVERY_S):
+        rotated.keep_small(path for pattern in OWN_LOGS for path in system.glob(pattern))
 
 
 class Readable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import urllib.request
@@ -13,7 +14,7 @@ import pytest
 
 from supervisor.ports.store import Store
 from supervisor.shell.store import connect
-from supervisor.wire import keys
+from supervisor.wire import keys, rotated
 from supervisor.wire.records import CheckpointMark, Health, Registration, decode
 from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, running, trainer
 from tests.helpers import etcd
@@ -209,6 +210,8 @@ def test_etcd_away_stops_nothing_and_is_told_of_everything_afterwards(tmp_path: 
         kill(pids[1])
         eventually(lambda: node.records()["toy.1.1.0"].exited, 5)
         away = node.progress(FIRST).step
+        output = node.folder / "ranks" / FIRST / "output.log"
+        os.truncate(output, rotated.LIMIT_BYTES + 1)  # as if it had printed so much
         # longer than the lease
         eventually(lambda: node.progress(FIRST).step > away + 60, 20)
         port = int(server.endpoint.rpartition(":")[2])
@@ -217,6 +220,8 @@ def test_etcd_away_stops_nothing_and_is_told_of_everything_afterwards(tmp_path: 
             assert found.exit.signal == signal.SIGKILL
             eventually(lambda: registration(store, "n0"), 10)
             assert node.pid(FIRST) == pids[0]
+            (part,) = eventually(lambda: rotated.parts(output), 10, "its log is kept within a size")
+            assert part.stat().st_size > rotated.LIMIT_BYTES > output.stat().st_size
             desire(store, "n0", trainer(0, 2), trainer(1, 2))
             assert running(store, node, 2) not in pids
         log = (node.folder / "agent.log").read_text()
