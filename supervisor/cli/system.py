@@ -133,7 +133,9 @@ def run(
         int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
     ] = service.LEASE_S,
     metrics_address: Annotated[str, typer.Option(help="Where the page and /metrics listen.")] = "127.0.0.1",
-    metrics_port: Annotated[int, typer.Option(help="Its port; 0 takes a free one.")] = 0,
+    metrics_port: Annotated[
+        int, typer.Option(help="Its port; 0: the one of the last start in this home, else a free one.")
+    ] = 0,
     security: SecurityFile = "",
 ) -> None:
     """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you. With SUPERVISOR_LOG_FORMAT=json its

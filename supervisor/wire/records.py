@@ -718,6 +718,9 @@ class LeaderRecord:
     """As in Registration."""
     page: str = ""
     """Where a browser finds its page (ADR 12). Empty: it has none, or is older than that."""
+    start_ticks: int = 0
+    pid_namespace: int = 0
+    """With host and pid these name the process for good (supervisor.shell.processes). 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
