@@ -98,6 +98,7 @@ class Agent:
         self._logs = Logs(settings.node_folder)
         self._frozen = FrozenGates(settings.node_folder)
         self._ends: set[asyncio.Task[None]] = set()
+        self._words: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
         self._read: tuple[int, Wanted] = (0, Wanted())
@@ -131,7 +132,7 @@ class Agent:
         )
         self._reporter = Reporter(
             registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written,
-            self._exporter.reported, self._from_thread(self._on_read),
+            self._exporter.reported, self._from_thread(self._on_read), self._from_thread(self._on_second),
         )  # fmt: skip
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
@@ -325,6 +326,16 @@ class Agent:
                 if light.state == "exited"
             }
         self._wake.set()
+
+    def _on_second(self, sentence: str) -> None:
+        """Whoever started the shim reads the shim's words, and seldom our log."""
+        task = asyncio.create_task(self._say(sentence))
+        self._words.add(task)
+        task.add_done_callback(self._words.discard)
+
+    async def _say(self, sentence: str) -> None:
+        with contextlib.suppress(ShimRefused, ShimLost):  # one of an older version; and without a shim we end
+            await self._shim.ask("say", text=sentence)
 
     def _on_read(self, answer: tuple[int, Wanted]) -> None:
         self._read = answer

@@ -49,6 +49,10 @@ OWN_VARIABLES = ("SUPERVISOR_ETCD", VARIABLE, CONTROL_PLANE, PART)
 """Environment variables that no trainer is to see: what we start is told by arguments."""
 
 
+SAID_CHARACTERS = 1000
+"""Of what the agent has for the person who reads the shim's output."""
+
+
 class Refusal(Exception):
     """A request that cannot be done; the text says why."""
 
@@ -338,6 +342,9 @@ class Shim:
                 return {"ok": True, "port": port}
             case "forget":
                 return self._forget(request["name"])
+            case "say":
+                process.say(str(request["text"])[:SAID_CHARACTERS])
+                return {"ok": True}
             case "watch":
                 return {"ok": True, "watching": True}
             case "ping":

@@ -27,6 +27,7 @@ from supervisor.wire.records import (
     NodeObserved,
     Registration,
     RunRecord,
+    SecondAgent,
     TrainerObserved,
 )
 
@@ -271,13 +272,21 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 warm=health.warm if health is not None else "",
                 disk_free_bytes=health.disk_free_bytes if health is not None else None,
                 memory_available_bytes=health.memory_available_bytes if health is not None else None,
-                problems=health.problems if health is not None else (),
+                problems=(*_second(mirror, name), *(health.problems if health is not None else ())),
                 facts=_facts(health, registration is not None) if health is not None else (),
                 check=mirror.record(keys.check(name), NodeCheck),
                 cordon=away.get(host, ""),
             )
         )
     return found + [_no_node_there(host, away[host]) for host in sorted(away.keys() - {n.host for n in found})]
+
+
+def _second(mirror: Mirror, node: str) -> tuple[str, ...]:
+    found = mirror.record(keys.second(node), SecondAgent)
+    if found is None:
+        return ()
+    where = f"pid {found.pid} on {found.machine} ({found.address}, {found.folder})"
+    return (f"a second agent of this name does nothing: {where}; end it, or start it under another --node",)
 
 
 def _facts(health: Health, alive: bool) -> tuple[str, ...]:

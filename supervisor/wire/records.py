@@ -316,6 +316,18 @@ class Registration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SecondAgent:
+    """An agent that was started under the name of a node that has one already. It does nothing."""
+
+    node: str
+    machine: str
+    """As the machine names itself."""
+    address: str
+    folder: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fact:
     """Something that holds on a node now and that training may suffer from."""
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.store import Store
+from supervisor.shell import status
+from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import connect
 from supervisor.wire import keys, rotated
 from supervisor.wire.records import CheckpointMark, Health, Registration, decode
@@ -182,6 +184,12 @@ def test_another_home_cannot_take_the_name_of_a_living_node(nodes: Nodes, store:
         assert registration(store, "n0") == mine
         desire(store, "n0", trainer())
         running(store, first, 1)
+        eventually(lambda: store.get(keys.second("n0")), 15, "it says that it is there")
+        (row,) = status.node_status(Mirror(store.list(keys.PREFIX)))
+        assert f"a second agent of this name does nothing: pid {second.pid('agent')} on " in row.problems[0]
+        assert str(second.folder) in row.problems[0]
+        eventually(lambda: "at 127.0.0.1) is registered as node n0, and lives" in second.output.read_text(), 5)
+        assert second.output.read_text().count("and lives") == 1
         assert FIRST not in second.records()
 
 
