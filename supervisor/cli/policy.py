@@ -19,6 +19,7 @@ from supervisor.cli.common import (
     opened_mirror,
     opened_store,
     print_timeouts,
+    run_to_change,
     show,
     text_option,
 )
@@ -74,7 +75,7 @@ def set_policy(
         raise typer.Exit(2)
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, run)
+        record = run_to_change(mirror, run, "policy set", halted=True)
         client.refuse_over(mirror, record, "policy set")
         try:
             seen = fit.remembered(mirror, record.spec.name)

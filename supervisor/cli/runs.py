@@ -20,6 +20,7 @@ from supervisor.cli.common import (
     endpoints_option,
     opened_store,
     print_timeouts,
+    run_to_change,
     sentences,
     text_option,
 )
@@ -192,7 +193,7 @@ def resume(
     """Act again after `pause`; or let a run out of a halt (rung 4): it starts again from its newest checkpoint."""
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, name or run)
+        record = run_to_change(mirror, name or run, "resume", halted=True)
         if status.run_status(mirror, record).phase == "halted" and not because.strip():
             print_line(
                 f"supervisor: run {record.spec.name} is halted; say why it may go on: "
@@ -214,7 +215,7 @@ def _control(
 ) -> None:
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, run)
+        record = run_to_change(mirror, run, wish)
         client.refuse_ended(mirror, record, wish)
         client.change_control(store, record.spec.name, change)
         print_line(f"{record.spec.name}: {said}")
@@ -231,7 +232,7 @@ def restart(
     """Start a group's processes again where they are; the others go on. Draws on no budget."""
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, run)
+        record = run_to_change(mirror, run, f"restart {group}")
         client.refuse_ended(mirror, record, "restart")
         client.restart(store, record, group)
         print_line(f"{record.spec.name}: group {group} will be restarted")
