@@ -28,6 +28,7 @@ from agents.exporter import Exporter
 from agents.facts import Facts, host
 from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.facts.gpu import Gpus
+from agents.logs import Logs
 from agents.looks import ANSWERS_WITHIN_S, FrozenGates, Looks
 from agents.names import TrainerName, about, parse
 from agents.reconcile import Action, Forget, Forward, NotOurs, Start, StartLighthouse, Stop, reconcile
@@ -94,8 +95,10 @@ class Agent:
         self._awake = AwakeClock(LONGEST_TURN_S)
         self._files, self._last_words = Aside("files"), Aside("last words")
         self._looks = Looks(self._view, self._files, settings.node_folder)
+        self._logs = Logs(settings.node_folder)
         self._frozen = FrozenGates(settings.node_folder)
         self._ends: set[asyncio.Task[None]] = set()
+        self._words: set[asyncio.Task[None]] = set()
         self._cut_off = CutOff(settings.node_folder / "cut-off.json", self._files.ask)
         self._commands: dict[str, RankCommands] = {}
         self._read: tuple[int, Wanted] = (0, Wanted())
@@ -129,7 +132,7 @@ class Agent:
         )
         self._reporter = Reporter(
             registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written,
-            self._exporter.reported, self._from_thread(self._on_read),
+            self._exporter.reported, self._from_thread(self._on_read), self._from_thread(self._on_second),
         )  # fmt: skip
         self._desired = DesiredWatch(
             settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
@@ -324,6 +327,16 @@ class Agent:
             }
         self._wake.set()
 
+    def _on_second(self, sentence: str) -> None:
+        """Whoever started the shim reads the shim's words, and seldom our log."""
+        task = asyncio.create_task(self._say(sentence))
+        self._words.add(task)
+        task.add_done_callback(self._words.discard)
+
+    async def _say(self, sentence: str) -> None:
+        with contextlib.suppress(ShimRefused, ShimLost):  # one of an older version; and without a shim we end
+            await self._shim.ask("say", text=sentence)
+
     def _on_read(self, answer: tuple[int, Wanted]) -> None:
         self._read = answer
         self._tell_news()
@@ -358,6 +371,7 @@ class Agent:
         if self._view.milestones() != self._last_report[0] or now - self._last_report[1] >= self._settings.report_s:
             self._report(now)
         self._report_health(now)
+        self._logs.look((self._view.processes[name].folder for name in self._view.running()), now)
 
     async def _do(self, action: Action, now: float) -> None:
         match action:

@@ -104,10 +104,9 @@ def check(
     """Check this machine: devices, arithmetic, memory, disk, network. Exits 0 when nothing failed, 1 when
     something did or could not be done."""
     # only here: a node that starts is to be the shim at once, and grpc takes longer than all else
-    from rich.console import Console
-
     from agents.checks import hand
     from supervisor.ports.errors import PortError
+    from supervisor.wire.printer import Printer, print_line
 
     endpoints = tuple(part.strip() for part in etcd.split(",") if part.strip())
     if node and not endpoints:
@@ -124,9 +123,9 @@ def check(
         process.say(str(error))
         raise typer.Exit(2) from None
     if as_json:
-        typer.echo(json.dumps([asdict(result) for result in results]))
+        print_line(json.dumps([asdict(result) for result in results]))
     else:
-        Console(soft_wrap=not sys.stdout.isatty()).print(hand.render(results, follows))
+        Printer(soft_wrap=not sys.stdout.isatty()).print(hand.render(results, follows))
     raise typer.Exit(int(any(result.outcome in ("failed", "unknown") for result in results)))
 
 

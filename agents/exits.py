@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agents import kernel_log
+from agents.launch import OUTPUT
 from supervisor.core import errors
+from supervisor.wire import rotated
 from supervisor.wire.records import PEERS_GONE, ExitObserved, ProcessRecord
 
 TAIL_BYTES = 2048
@@ -25,7 +27,7 @@ UNCAUGHT = 1
 """Exit code of a Python program that an exception has ended."""
 
 
-def decode(record: ProcessRecord, log_name: str = "output.log") -> ExitObserved:
+def decode(record: ProcessRecord, log_name: str = OUTPUT) -> ExitObserved:
     """Read the error file and the end of the log in the process's folder; a missing or broken one is an empty text."""
     folder = Path(record.folder)
     # a person reads all of it in a terminal, in `supervisor explain`
@@ -89,13 +91,18 @@ def _error_file(path: Path) -> tuple[str, str]:
 def _end_of(path: Path) -> bytes:
     """At most the last LOG_BYTES, without the list of extension modules."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - LOG_BYTES))
-            end = file.read(LOG_BYTES)
+        end = _last_bytes(path, LOG_BYTES)
+        if len(end) < LOG_BYTES and (older := rotated.parts(path)):
+            end = _last_bytes(older[-1], LOG_BYTES - len(end)) + end
     except OSError:
         return b""
     return b"".join(line for line in end.splitlines(keepends=True) if not line.startswith(MODULES))
+
+
+def _last_bytes(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - most))
+        return file.read(most)
 
 
 def _tail(log: bytes) -> str:

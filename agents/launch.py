@@ -11,6 +11,9 @@ from supervisor.wire import programs
 from supervisor.wire.address import free_port
 from supervisor.wire.records import LighthouseDesired, RecordError, TrainerDesired, TrainerLaunch, decode, encode
 
+OUTPUT = "output.log"
+"""In a process's folder: what it printed."""
+
 
 def rank_name(desired: TrainerDesired, rank: int) -> TrainerName:
     return TrainerName(desired.run, desired.group, desired.generation, rank)
@@ -68,7 +71,7 @@ def trainer_request(settings: Settings, desired: TrainerDesired, rank: int) -> d
         "argv": programs.command("trainer", launch),
         "env": {},
         "folder": str(folder),
-        "log": str(folder / "output.log"),
+        "log": str(folder / OUTPUT),
         "launch": launch,
         "cold": settings.cold,
     }
@@ -96,7 +99,7 @@ def lighthouse_request(settings: Settings, desired: LighthouseDesired) -> dict[s
         "argv": programs.command("gate", *(f"--{key}={value}" for key, value in options.items())),
         "env": {},
         "folder": str(folder),
-        "log": str(folder / "output.log"),
+        "log": str(folder / OUTPUT),
         "launch": None,
         "cold": True,
     }

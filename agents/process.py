@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from supervisor.core.visible import visible
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -250,7 +252,7 @@ def say_by(later: Callable[[Callable[[], None]], object] | None) -> None:
 
 def say(sentence: str) -> None:
     """A sentence for the person who reads the shim's output."""
-    line = f"supervisor-agent: {sentence}"
+    line = f"supervisor-agent: {visible(sentence)}"
     if _sayer is None:
         _print(line)
     else:

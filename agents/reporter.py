@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,10 +23,19 @@ from agents.desired import Wanted, anew
 from agents.patience import OneSentence, connect_patiently, pause_after
 from agents.trips import Trip
 from supervisor.ports.errors import Fenced, PortError
-from supervisor.ports.store import Expect, Lease, Store
+from supervisor.ports.store import Expect, Item, Lease, Store
 from supervisor.wire import keys
 from supervisor.wire.aside import Aside
-from supervisor.wire.records import Health, NodeCheck, NodeObserved, RecordError, Registration, decode, encode
+from supervisor.wire.records import (
+    Health,
+    NodeCheck,
+    NodeObserved,
+    RecordError,
+    Registration,
+    SecondAgent,
+    decode,
+    encode,
+)
 from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
@@ -34,6 +44,8 @@ R = TypeVar("R", NodeObserved, Health)
 
 MARKED_WITHIN_S = 1.0
 """How long a registration waits for the disk that it is noted on."""
+SURE_AFTER = 2.0
+"""Times the lease: one that nobody renews has lapsed by then."""
 LOOK_S = 0.5
 """How often the lease is looked at when there is nothing to say."""
 
@@ -64,11 +76,13 @@ class Reporter(threading.Thread):
         checked: Callable[[NodeCheck, int, Sequence[Peer]], None] = lambda record, revision, peers: None,
         took: Callable[[float], None] = lambda seconds: None,
         read: Callable[[tuple[int, Wanted]], None] = lambda answer: None,
+        second: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """`checked` is called in this thread with each record of checks that has reached the etcd, its revision, and the
         other nodes that are there; with revision 0 for one that was not to be written any more. `took` is called with the seconds that etcd took
         for each observed record, also for one that it did not write. `read` is called in this thread with the ticket of an observed record that asked for it, and what
-        was wanted of this node once that record was written and the registration stood."""
+        was wanted of this node once that record was written and the registration stood. `second` is called in this thread with a
+        sentence, once, when another agent of this name is there and lives."""
         super().__init__(name="reporter", daemon=True)
         self._registration = registration
         self._mark = folder / "lease.json"
@@ -89,6 +103,11 @@ class Reporter(threading.Thread):
         self._stop_now = threading.Event()
         self._give_back = False
         self._lease: Lease | None = None
+        self._second = second
+        self._first: tuple[int, float] = (0, 0.0)
+        """The lease of another agent of this name, and since when that is seen."""
+        self._first_told = False
+        self._second_lease: Lease | None = None
         self._own_lease: int | None = None
         """The last that was ours; None: an earlier agent has noted it."""
         self._disk = Aside("lease")
@@ -155,6 +174,7 @@ class Reporter(threading.Thread):
             self.standing.lease_held = self._lease is not None and not self._lease.lost
         try:
             self._write(store)
+            self._no_second()
             if self._give_back and self._lease is not None:
                 self._lease.revoke()
         except PortError as error:
@@ -225,11 +245,34 @@ class Reporter(threading.Thread):
         if found is None:
             return 0
         if found.lease not in (0, self._own_last_lease()):
+            self._wait_as_second(store, found)
             raise Fenced(
                 f"another agent is registered as node {self._registration.node}: waiting for its lease to lapse (a "
                 "node's name must be given to one --home only)"
             )
         return found.mod_revision
+
+    def _wait_as_second(self, store: Store, first: Item) -> None:
+        """Once the first agent has surely renewed its lease it lives: say so at both ends."""
+        now = time.monotonic()
+        if first.lease != self._first[0]:
+            self._first = (first.lease, now)
+        if now - self._first[1] < SURE_AFTER * self._lease_s:
+            return
+        node = self._registration.node
+        if not self._first_told:
+            self._first_told = True
+            self._second(
+                f"{_who(first, node)}, and lives: nothing is started here; end one of the two, or give this one another --node"
+            )
+        if self._second_lease is None or self._second_lease.lost:
+            lease = store.lease(self._lease_s)
+            record = SecondAgent(
+                node=node, machine=socket.gethostname(), address=self._registration.address, folder=str(self._mark.parent),
+                pid=self._registration.agent_pid,
+            )  # fmt: skip
+            store.put(keys.second(node), encode(record), lease=lease.id)
+            self._second_lease = lease
 
     def _register(self, store: Store) -> None:
         revision = self._may_register(store)
@@ -250,6 +293,12 @@ class Reporter(threading.Thread):
             raise
         self._lease = lease
         self.standing.registered = True
+        self._no_second()
+
+    def _no_second(self) -> None:
+        if self._second_lease is not None:
+            self._second_lease.revoke()
+            self._second_lease = None
 
     def _own_last_lease(self) -> int:
         if self._own_lease is not None:
@@ -258,6 +307,14 @@ class Reporter(threading.Thread):
             return int(json.loads(self._mark.read_text())["lease"])
         except (OSError, ValueError, KeyError, TypeError):
             return -1
+
+
+def _who(first: Item, node: str) -> str:
+    try:
+        found = decode(first.value, Registration)
+    except RecordError:
+        return f"another agent is registered as node {node}"
+    return f"another agent (pid {found.agent_pid}, at {found.address}) is registered as node {node}"
 
 
 def _repeated(store: Store, check: NodeCheck) -> int:

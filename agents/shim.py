@@ -45,6 +45,10 @@ LEAVING = "the scheduler gave notice (SIGUSR1)"
 """What SIGUSR1 to the shim says: this node will be ended soon. When is not known, and no clock is compared."""
 
 
+SAID_CHARACTERS = 1000
+"""Of what the agent has for the person who reads the shim's output."""
+
+
 class Refusal(Exception):
     """A request that cannot be done; the text says why."""
 
@@ -334,6 +338,9 @@ class Shim:
                 return {"ok": True, "port": port}
             case "forget":
                 return self._forget(request["name"])
+            case "say":
+                process.say(str(request["text"])[:SAID_CHARACTERS])
+                return {"ok": True}
             case "watch":
                 return {"ok": True, "watching": True}
             case "ping":

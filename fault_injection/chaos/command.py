@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fault_injection import netns, recorded
@@ -27,6 +26,7 @@ from fault_injection.interrupts import interruptible
 from fault_injection.promises import ALL
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
 from supervisor.shell import runfile
+from supervisor.wire.printer import Printer, print_line
 
 FAULTS_DRAWN, STEPS_APART = 10, 30
 
@@ -53,7 +53,7 @@ def list_command(as_json: Json = False) -> None:
     if as_json:
         show(rows, True, None)
         return
-    console = Console(highlight=False)
+    console = Printer()
     for family, faults in itertools.groupby(sorted(FAULTS.values(), key=lambda f: f.family), lambda f: f.family):
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(min_width=max(map(len, FAULTS)), no_wrap=True)
@@ -64,7 +64,7 @@ def list_command(as_json: Json = False) -> None:
         console.print(family, style="bold")
         console.print(table)
     possible = sum(1 for row in rows if not row["why_not"])
-    typer.echo(f"{possible} of {len(rows)} faults can be made here. In brackets: the incident that is right.")
+    print_line(f"{possible} of {len(rows)} faults can be made here. In brackets: the incident that is right.")
 
 
 Name = Annotated[str | None, typer.Option(help="Name of the run that is started. Default: chaos.")]
@@ -170,7 +170,7 @@ def _in_namespaces(folder: Path) -> int:
 def _say(sentence: str) -> None:
     """Who listened may be gone, as a terminal that was closed: what was broken is to be healed and judged all the same."""
     with suppress(OSError):
-        typer.echo(sentence)
+        print_line(sentence)
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _wrong_input() -> Iterator[None]:
         yield
     except ScheduleError as error:
         for line in str(error).splitlines():
-            typer.echo(f"supervisor: {line}", err=True)
+            print_line(f"supervisor: {line}", err=True)
         raise typer.Exit(2) from None
 
 
@@ -197,15 +197,15 @@ def check_command(
             try:
                 judged[str(file)] = check(_history(file), ALL)
             except recorded.NoHistory as error:
-                typer.echo(f"supervisor: {error}", err=True)
+                print_line(f"supervisor: {error}", err=True)
                 unread = True
     if as_json:
         show(judged, True, None)
     else:
         for path, verdicts in judged.items():
-            typer.echo(f"{path}: {sum(v.answer == 'pass' for v in verdicts)} of {len(verdicts)} checkers pass")
+            print_line(f"{path}: {sum(v.answer == 'pass' for v in verdicts)} of {len(verdicts)} checkers pass")
             for line in render(verdicts):
-                typer.echo(f"  {line}")
+                print_line(f"  {line}")
     if unread:
         raise typer.Exit(2)
     if any(v.answer != "pass" for verdicts in judged.values() for v in verdicts):

@@ -27,6 +27,7 @@ from supervisor.core.model import Grant, Memory, Rung
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
 from supervisor.shell import client, cordons, hosts, status, views
+from supervisor.shell.leading import has_ended
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.wire import keys
@@ -381,8 +382,7 @@ class LiveRun:
         leader = mirror.record(keys.LEADER, LeaderRecord)
         if leader is None:
             return "nobody leads"
-        here = leader.host == socket.gethostname()
-        return f"the leader, pid {leader.pid}, has ended" if here and start_ticks(leader.pid) is None else ""
+        return f"the leader, pid {leader.pid}, has ended" if has_ended(leader) else ""
 
     def _no_spare(self, mirror: Mirror, now: status.RunStatus) -> str:
         wanted = self.record.spec.allocation.nodes + self.record.spec.allocation.spares - len(now.groups)

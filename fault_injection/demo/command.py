@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fault_injection import checkers, history, netns
@@ -28,6 +27,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell import client, runfile
 from supervisor.shell import up as up_module
 from supervisor.shell.store import connect
+from supervisor.wire.printer import Printer
 from supervisor.wire.security import VARIABLE, Security
 
 NODES = 4
@@ -82,8 +82,8 @@ def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str
     """`easier`: why a node is lost by killing its processes; empty with a network, in whose hub we are then."""
     os.environ.pop(VARIABLE, None)
     # Where nobody looks at a terminal, a width that keeps the tables whole.
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(_introduction(easier), soft_wrap=True, highlight=False)
+    console = Printer(width=None if sys.stdout.isatty() else 150)
+    console.print(_introduction(easier), soft_wrap=True)
     names = [f"n{i + 1}" for i in range(NODES)]
     nodes = netns.pool(names, network)
     address = network.hub_address if network is not None else "127.0.0.1"
@@ -92,7 +92,7 @@ def _run(name: str, home: Path, cold: bool, network: Network | None, easier: str
     up = up_module.up(home / name, nodes, address=address, cold=cold, security=security, say=console.print)
     with Peak() as peak, up as started:
         page = door.opened(started.page)
-        console.print(f"Watch it in a browser: {page}", soft_wrap=True, highlight=False)
+        console.print(f"Watch it in a browser: {page}", soft_wrap=True)
         store = connect([started.endpoint], security=security)
         try:
             record = client.launch(store, spec(name), home)
@@ -125,7 +125,7 @@ def _lose_node(network: Network | None, names: Sequence[str], system: Path) -> A
 
 
 def _finish(
-    console: Console,
+    console: Printer,
     record: Any,
     system: Path,
     injected: list[acts.Injected],
@@ -180,7 +180,7 @@ def _table(body: dict[str, Any]) -> Table:
     return table
 
 
-def _sentences(console: Console, body: dict[str, Any], run_dir: Path) -> None:
+def _sentences(console: Printer, body: dict[str, Any], run_dir: Path) -> None:
     badput = ", ".join(f"{k} {v:.1%}" for k, v in sorted(body["badput"].items(), key=lambda kv: -kv[1]) if v >= 0.001)
     passed = sum(1 for c in body["checkers"].values() if c["answer"] == "pass")
     for line in (
@@ -190,7 +190,7 @@ def _sentences(console: Console, body: dict[str, Any], run_dir: Path) -> None:
         f"history checkers: {passed} of {len(body['checkers'])} pass; peak memory {body['memory_peak_bytes'] / 2**30:.1f} GiB",
         f"report: {run_dir / 'report.json'}",
     ):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, soft_wrap=True)
 
 
 __all__ = ["demo", "register", "spec"]

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from fault_injection.demo.scenario import Look
 from supervisor.shell import render
+from supervisor.wire.printer import Printer
 
 Show = Callable[[Look, str], None]
 
 
 @contextmanager
-def view(console: Console, page: str) -> Iterator[Show]:
+def view(console: Printer, page: str) -> Iterator[Show]:
     """A function that shows a look. `page`: where a browser finds the page, which may be another place than the leader says."""
     began = time.monotonic()
     if not console.is_terminal:
@@ -39,7 +40,7 @@ def view(console: Console, page: str) -> Iterator[Show]:
 class _Lines:
     """Prints what is new since the last look."""
 
-    def __init__(self, console: Console, began: float) -> None:
+    def __init__(self, console: Printer, began: float) -> None:
         self._console = console
         self._began = began
         self._what = ""
@@ -67,4 +68,4 @@ class _Lines:
 
     def _say(self, text: str, look: Look) -> None:
         seconds = time.monotonic() - self._began
-        self._console.print(f"{seconds:6.1f} s  step {look.status.step:4d}  {text}", soft_wrap=True, highlight=False)
+        self._console.print(f"{seconds:6.1f} s  step {look.status.step:4d}  {text}", soft_wrap=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fault_injection.lines import GROUPS
@@ -25,6 +24,7 @@ from fault_injection.sim.rates import Rates, Times, known, rates, times
 from supervisor.cli import sentences
 from supervisor.core.spec import RunSpec
 from supervisor.shell import runfile
+from supervisor.wire.printer import Printer
 
 GPUS_A_NODE = 8
 NODES_A_SPARE = 64
@@ -92,8 +92,8 @@ def simulate(
             raise typer.BadParameter(str(error), param_hint="--rates") from None
         groups = gpus // GPUS_A_NODE
         specs = _specs(groups, spares_of(groups), policy or [])
-        console = Console()
-        console.print(_introduction(chosen, gpus, days, seeds), highlight=False)
+        console = Printer()
+        console.print(_introduction(chosen, gpus, days, seeds))
         played: dict[str, list[Outcome]] = {}
         told: dict[str, list[dict[str, Any]]] = {}
         for name, run in specs.items():
@@ -108,7 +108,7 @@ def simulate(
             console.print(report(name, played[name]))
         first, *others = played
         for other in others:
-            console.print(f"policy {other} less policy {first}:", soft_wrap=True, highlight=False)
+            console.print(f"policy {other} less policy {first}:", soft_wrap=True)
             console.print(difference(played[first], played[other]))
 
 
@@ -184,15 +184,15 @@ def _what_if(path: Path, policies: Sequence[Path]) -> None:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}", param_hint="--journal") from None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--journal") from None
-    console, measured = Console(), past.as_measured(found, times())
+    console, measured = Printer(), past.as_measured(found, times())
     shipped = {AS_SHIPPED: spec(found.groups, found.spares, None)}
     specs = shipped | (_specs(found.groups, found.spares, policies) if policies else {})
     outcomes = {name: Months(run, found.failures, measured, 0).run(found.seconds) for name, run in specs.items()}
-    console.print(_told_of(path, found, measured), highlight=False)
+    console.print(_told_of(path, found, measured))
     console.print(compared(found, outcomes))
     for name, outcome in outcomes.items():
         for why in outcome.halted:
-            console.print(f"policy {name} halts: {why}", highlight=False)
+            console.print(f"policy {name} halts: {why}")
 
 
 def _told_of(path: Path, found: past.Past, measured: Times) -> str:

@@ -8,10 +8,10 @@ import os
 import sys
 from importlib.metadata import entry_points
 
-import typer
-
 from supervisor.cli import hosts, look, policy, runs, system
 from supervisor.cli.common import HOME, Home, app, sentences
+from supervisor.wire.logged import TextLine
+from supervisor.wire.printer import print_line
 
 __all__ = ["HOME", "Home", "app", "main", "sentences"]
 
@@ -36,7 +36,7 @@ def _log_level() -> str:
     """What SUPERVISOR_LOG says; exits 2 when that is no level."""
     level = os.environ.get("SUPERVISOR_LOG") or "WARNING"
     if level not in LEVELS:
-        typer.echo(f"supervisor: SUPERVISOR_LOG = {level!r}: it is one of {', '.join(LEVELS)}", err=True)
+        print_line(f"supervisor: SUPERVISOR_LOG = {level!r}: it is one of {', '.join(LEVELS)}", err=True)
         sys.exit(2)
     return level
 
@@ -44,7 +44,9 @@ def _log_level() -> str:
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a file's name may be no UTF-8
-    logging.basicConfig(level=_log_level(), format="supervisor: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextLine("supervisor: %(message)s"))
+    logging.basicConfig(level=_log_level(), handlers=[handler])
     _add_commands()
     try:
         app()

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from supervisor.core.bounds import Row
 from supervisor.ports.errors import Fatal, PortError, Retryable
-from supervisor.shell import failpoints, status, views
+from supervisor.shell import client, failpoints, status, views
 from supervisor.shell import up as up_module
 from supervisor.shell.doctor.timeouts import table
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
-from supervisor.wire.records import RecordError
+from supervisor.wire.printer import Printer, print_line
+from supervisor.wire.records import RecordError, RunRecord
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console(soft_wrap=True)
+console = Printer(soft_wrap=True)
 
 
 def endpoints_option(context: typer.Context, given: str) -> str:
@@ -58,7 +59,12 @@ Etcd = Annotated[
     ),
 ]
 Home = Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs.")]
-Run = Annotated[str, typer.Option("--run", "-r", help="Name of the run. Default: the newest.")]
+Run = Annotated[
+    str,
+    typer.Option(
+        "--run", "-r", help="Name of the run. Default: the newest; to change one, the only one that is not over."
+    ),
+]
 SecurityFile = Annotated[
     str,
     typer.Option("--security", envvar=VARIABLE, help="The security file (docs/SECURITY.md). Default: that of `up`."),
@@ -72,7 +78,7 @@ DEFAULT = "127.0.0.1:2379"
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
     """The whole table to stderr, as the doctor prints it, where one of them is refused; nothing where there is none."""
     if rows:
-        Console(stderr=True, soft_wrap=True).print(table(run, rows))
+        Printer(stderr=True, soft_wrap=True).print(table(run, rows))
 
 
 @contextlib.contextmanager
@@ -81,14 +87,14 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except (SecurityError, failpoints.FailpointError, LogFormatError) as error:
-        typer.echo(f"supervisor: {error}", err=True)
+        print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(2) from None
     except (PortError, RecordError, views.Unreadable) as error:
-        typer.echo(f"supervisor: {error}", err=True)
+        print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
-        typer.echo(f"supervisor: {error.strerror or error}{where}", err=True)
+        print_line(f"supervisor: {error.strerror or error}{where}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -128,8 +134,29 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
         yield Mirror(store.list(keys.PREFIX))
 
 
+def run_to_change(mirror: Mirror, run: str, command: str, halted: bool = False) -> RunRecord:
+    """The named run, or the only one that is not over. Of several a person is asked, and a script is refused with exit code 2: who stops
+    the wrong run loses hours. `halted` as in client.not_over."""
+    found = client.not_over(mirror, halted)
+    if run or len(found) < 2:
+        return client.choose_run(mirror, run or next(iter(found), ""))
+    print_line(f"supervisor: {len(found)} runs are not over; which one? supervisor {command} --run NAME", err=True)
+    for name, phase in found.items():
+        print_line(f"  {name} ({phase})", err=True)
+    if not _asks():
+        raise typer.Exit(2)
+    while (name := typer.prompt("NAME", err=True)) not in found:
+        print_line(f"supervisor: {name!r} is none of these", err=True)
+    return client.choose_run(mirror, name)
+
+
+def _asks() -> bool:
+    """Whether a person is there to answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def show(value: Any, as_json: bool, table: Any) -> None:
     if as_json:
-        typer.echo(json.dumps(status.as_json(value), indent=2))
+        print_line(json.dumps(status.as_json(value), indent=2))
     else:
         console.print(table)

@@ -10,6 +10,7 @@ from supervisor.cli.common import HOME, Etcd, Home, SecurityFile, app, opened_st
 from supervisor.shell import hosts
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
+from supervisor.wire.printer import print_line
 
 Because = Annotated[str, typer.Option(callback=text_option, help="Why: `supervisor nodes` and `status` show it.")]
 Host = Annotated[
@@ -39,11 +40,11 @@ def drain(host: Drained, because: Because, etcd: Etcd = "", home: Home = HOME, s
 def uncordon(hosts_: Hosts, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """Free hosts again for every run, whoever cordoned them: a person, incidents, or their checks."""
     with opened_store(etcd, home, security) as store:
-        typer.echo(hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), *hosts_))
+        print_line(hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), *hosts_))
 
 
 def _kept_away(host: str, because: str, etcd: str, home: Home, security: str, *, drain: bool) -> None:
     if not because.strip():
         raise typer.BadParameter("say why: others will ask", param_hint="--because")
     with opened_store(etcd, home, security) as store:
-        typer.echo(hosts.cordon(store, Mirror(store.list(keys.PREFIX)), host, because.strip(), drain))
+        print_line(hosts.cordon(store, Mirror(store.list(keys.PREFIX)), host, because.strip(), drain))

@@ -8,10 +8,9 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from supervisor.cli.common import (
@@ -34,6 +33,7 @@ from supervisor.shell import why as why_module
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.signals import ended_by_signals
 from supervisor.wire import keys
+from supervisor.wire.printer import Printer, print_block, print_line
 
 FOLLOW_S = 0.25
 """How often `logs --follow` looks."""
@@ -55,7 +55,7 @@ def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: Sec
     """Live in a terminal, until Ctrl-C: whether it trains, whether a person has to get up, groups, incidents, nodes, budgets. Into
     a pipe: once."""
     with opened_store(etcd, home, security) as store, ended_by_signals():
-        top.top(store, run, Console())
+        top.top(store, run, Printer())
 
 
 @app.command(epilog="Example: supervisor nodes --json")
@@ -128,7 +128,7 @@ def explain(
 
 def _named(incident: str, known: dict[str, Incident], where: str) -> Incident:
     if incident not in known:
-        typer.echo(f"supervisor: {where} has no incident {incident!r}; known: {', '.join(known) or 'none'}", err=True)
+        print_line(f"supervisor: {where} has no incident {incident!r}; known: {', '.join(known) or 'none'}", err=True)
         raise typer.Exit(1)
     return known[incident]
 
@@ -165,11 +165,26 @@ def logs_command(
     found = logs.tails(system, name, group, rank or 0, lines)
     if not found:
         _no_logs(name, home)
-    show(found, as_json, logs.render(found))
+    if as_json:
+        show([_with_lines(tail) for tail in found], True, None)
+        return
+    for tail in found:
+        print_line(logs.head(tail))
+        end = "\n"
+        for block in filter(None, tail.text()):
+            print_block(block)
+            end = block[-1]
+        if end != "\n":
+            print_line("")
+
+
+def _with_lines(tail: logs.LogTail) -> dict[str, Any]:
+    about = {name: getattr(tail, name) for name in ("node", "group", "generation", "rank", "path")}
+    return {**about, "lines": list(tail.lines())}
 
 
 def _no_logs(name: str, home: Path) -> NoReturn:
-    typer.echo(
+    print_line(
         f"supervisor: no logs of run {name} below {home}: they are on the nodes that ran it, each in its agent's --home",
         err=True,
     )
@@ -183,8 +198,9 @@ def _follow(log: joined.Joined, lines: int, as_json: bool) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             for entry in entries:
-                typer.echo(json.dumps(status.as_json(entry)) if as_json else joined.render(entry))
-            threading.Event().wait(FOLLOW_S)
+                print_line(json.dumps(status.as_json(entry)) if as_json else joined.render(entry))
+            if not log.behind:
+                threading.Event().wait(FOLLOW_S)
             entries = log.new()
 
 
@@ -210,4 +226,4 @@ def support_bundle(
     with opened_mirror(etcd, home, security) as mirror:
         record = client.choose_run(mirror, run)
         members = bundle.write(out, mirror, record, up_module.system_folder(home))
-    typer.echo(f"wrote {out} ({out.stat().st_size // 1024} KiB, {members} files)")
+    print_line(f"wrote {out} ({out.stat().st_size // 1024} KiB, {members} files)")

@@ -19,12 +19,14 @@ from supervisor.cli.common import (
     opened_mirror,
     opened_store,
     print_timeouts,
+    run_to_change,
     show,
     text_option,
 )
 from supervisor.shell import client, fit, notify, policy, runfile
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
+from supervisor.wire.printer import print_line
 from supervisor.wire.records import PolicySet
 
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -69,24 +71,24 @@ def set_policy(
 ) -> None:
     """Change thresholds and mode of a live run: checked like the run file, versioned, journaled. All at once or nothing."""
     if not because.strip():
-        typer.echo("supervisor: --because is empty: say why", err=True)
+        print_line("supervisor: --because is empty: say why", err=True)
         raise typer.Exit(2)
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, run)
+        record = run_to_change(mirror, run, "policy set", halted=True)
         client.refuse_over(mirror, record, "policy set")
         try:
             seen = fit.remembered(mirror, record.spec.name)
             done = policy.set_policy(store, record, changes, because.strip(), seen)
         except runfile.RunFileError as error:
             for problem in error.problems:
-                typer.echo(f"supervisor: {problem}", err=True)
+                print_line(f"supervisor: {problem}", err=True)
             print_timeouts(record.spec.name, error.timeouts)
             raise typer.Exit(2) from None
         for sentence in fit.short(replace(record.spec, policy=done.policy), seen):
             if sentence not in fit.short(record.spec, seen):
-                typer.echo(f"supervisor: {sentence}", err=True)
+                print_line(f"supervisor: {sentence}", err=True)
         file = done.policy.webhook_file
         if file != record.spec.policy.webhook_file and (missing := notify.not_here(file)):
-            typer.echo(f"supervisor: {missing}", err=True)
-        typer.echo(f"{record.spec.name}: policy version {done.version}: {', '.join(changes)}")
+            print_line(f"supervisor: {missing}", err=True)
+        print_line(f"{record.spec.name}: policy version {done.version}: {', '.join(changes)}")

@@ -20,6 +20,7 @@ from supervisor.cli.common import (
     endpoints_option,
     opened_store,
     print_timeouts,
+    run_to_change,
     sentences,
     text_option,
 )
@@ -35,6 +36,7 @@ from supervisor.shell.identity import system_id
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore
 from supervisor.wire import keys
+from supervisor.wire.printer import print_line
 from supervisor.wire.records import Control, RunRecord
 
 
@@ -57,17 +59,17 @@ def launch(
         endpoints = endpoints_in(etcd, home)
         note = client.check_engine(spec, endpoints, security or up_module.security_of(home))
     if note:
-        typer.echo(f"supervisor: {note}", err=True)
+        print_line(f"supervisor: {note}", err=True)
     if lacks := fit.pool_short(spec, up_module.system_folder(home)):
-        typer.echo(f"supervisor: {lacks}", err=True)
+        print_line(f"supervisor: {lacks}", err=True)
     if check:
         _note_what_is_short(spec)
-        typer.echo(f"{file}: run {spec.name!r} is right")
+        print_line(f"{file}: run {spec.name!r} is right")
         return
     with opened_store(etcd, home, security) as store:
         _refuse_unsafe(file, store, spec)
         record = client.launch(store, spec, home)
-    typer.echo(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
+    print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
 
 
 @app.command(
@@ -96,13 +98,13 @@ def submit(
     """Start the control plane as jobs of Slurm, and the run. Again: goes on with what is there (docs/SLURM.md)."""
     spec = _checked_spec(file)
     if spec.allocation.engine != "slurm":
-        typer.echo(
+        print_line(
             f'supervisor: {file}: allocation.engine = "{spec.allocation.engine}": submit is for "slurm"', err=True
         )
         raise typer.Exit(2)
 
     def say(sentence: str) -> None:
-        typer.echo(sentence, err=True)
+        print_line(sentence, err=True)
 
     with opened_store(etcd, home, security) as store:
         before = client.launched_before(store, spec)
@@ -126,9 +128,9 @@ def submit(
         submitting.wait_for_leader(store, slurm, plane, say, wait_s)
         record = before or client.launch(store, spec, home)
         jobs = submitting.living(slurm, plane)
-    typer.echo(f"control plane: {submitting.told(jobs)}; to end it: scancel --name {plane.job_name}")
+    print_line(f"control plane: {submitting.told(jobs)}; to end it: scancel --name {plane.job_name}")
     done = "was launched before" if before else "launched"
-    typer.echo(f"{spec.name} {done}; folder {record.run_dir}. Look: supervisor status --run {spec.name} --etcd {etcd}")
+    print_line(f"{spec.name} {done}; folder {record.run_dir}. Look: supervisor status --run {spec.name} --etcd {etcd}")
 
 
 def _checked_spec(file: Path) -> RunSpec:
@@ -140,7 +142,7 @@ def _checked_spec(file: Path) -> RunSpec:
             raise runfile.RunFileError(problems)
     except runfile.RunFileError as error:
         for problem in error.problems:
-            typer.echo(f"supervisor: {file}: {problem}", err=True)
+            print_line(f"supervisor: {file}: {problem}", err=True)
         print_timeouts("(as written)", error.timeouts)
         raise typer.Exit(2) from None
     return spec
@@ -151,7 +153,7 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
     like, seen = fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
     problems = [row.sentence for row in timeouts.unsafe(spec, seen)]
     for problem in problems:
-        typer.echo(f"supervisor: {file}: {problem} (as run {like} was seen, which trained the same)", err=True)
+        print_line(f"supervisor: {file}: {problem} (as run {like} was seen, which trained the same)", err=True)
     if problems:
         print_timeouts(spec.name, timeouts.rows(spec, seen))
         raise typer.Exit(2)
@@ -161,7 +163,7 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
 def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
     """And what else may start, and is not as it should be."""
     for sentence in (*fit.short(spec, seen), *filter(None, [notify.not_here(spec.policy.webhook_file)])):
-        typer.echo(f"supervisor: {sentence}", err=True)
+        print_line(f"supervisor: {sentence}", err=True)
 
 
 @app.command(epilog="Example: supervisor pause --run demo")
@@ -191,15 +193,15 @@ def resume(
     """Act again after `pause`; or let a run out of a halt (rung 4): it starts again from its newest checkpoint."""
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, name or run)
+        record = run_to_change(mirror, name or run, "resume", halted=True)
         if status.run_status(mirror, record).phase == "halted" and not because.strip():
-            typer.echo(
+            print_line(
                 f"supervisor: run {record.spec.name} is halted; say why it may go on: "
                 f'supervisor resume {record.spec.name} --because "..." (what happened: supervisor incidents)',
                 err=True,
             )
             raise typer.Exit(2)
-        typer.echo(client.resume(store, mirror, record, because.strip(), they_are_down))
+        print_line(client.resume(store, mirror, record, because.strip(), they_are_down))
 
 
 @app.command(epilog="Example: supervisor stop --run demo")
@@ -219,10 +221,10 @@ def _control(
 ) -> None:
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, run)
+        record = run_to_change(mirror, run, wish)
         client.refuse_ended(mirror, record, wish)
         client.change_control(store, record.spec.name, change)
-        typer.echo(f"{record.spec.name}: {said if isinstance(said, str) else said(mirror, record)}")
+        print_line(f"{record.spec.name}: {said if isinstance(said, str) else said(mirror, record)}")
 
 
 @app.command(epilog="Example: supervisor restart 1 --run demo")
@@ -236,7 +238,7 @@ def restart(
     """Start a group's processes again where they are; the others go on. Draws on no budget."""
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = client.choose_run(mirror, run)
+        record = run_to_change(mirror, run, f"restart {group}")
         client.refuse_ended(mirror, record, "restart")
         client.restart(store, record, group)
-        typer.echo(f"{record.spec.name}: group {group} will be restarted")
+        print_line(f"{record.spec.name}: group {group} will be restarted")

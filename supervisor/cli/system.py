@@ -27,6 +27,7 @@ from supervisor.shell.engines.local import PoolNode
 from supervisor.shell.engines.slurm_commands import Commands
 from supervisor.shell.signals import Terminal
 from supervisor.wire.address import AUTO
+from supervisor.wire.printer import print_line
 from supervisor.wire.security import VARIABLE, checked
 
 
@@ -84,7 +85,7 @@ def up(
         failpoints.armed()
         checked_file = checked(security, [e for e in etcd.split(",") if e])
         if done := up_module.raised(home, pool):
-            typer.echo(done)
+            print_line(done)
             return
         started = stack.enter_context(
             up_module.up(
@@ -105,7 +106,7 @@ def up(
         what = f"{count} local nodes" if count else f"service host {name}"
         page = f", page {started.page}" if started.page else ""
         kept = f", Prometheus {started.prometheus.url}" if started.prometheus is not None else ""
-        typer.echo(f"up: etcd {started.endpoint}, {what}, folder {home}{page}{kept}. Now: supervisor launch RUN.toml")
+        print_line(f"up: etcd {started.endpoint}, {what}, folder {home}{page}{kept}. Now: supervisor launch RUN.toml")
         started.greet(terminal.say)
         up_module.watch_over(started, terminal.say)
 
@@ -116,7 +117,7 @@ def down(home: Home = HOME) -> None:
     Also what an `up` that was killed has left."""
     with sentences():
         up_module.down(home, Terminal(up_module.system_folder(home) / "up.log").say)
-    typer.echo(f"down: nothing of `supervisor up` runs in {home} any more")
+    print_line(f"down: nothing of `supervisor up` runs in {home} any more")
 
 
 @app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")
@@ -132,7 +133,9 @@ def run(
         int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
     ] = service.LEASE_S,
     metrics_address: Annotated[str, typer.Option(help="Where the page and /metrics listen.")] = "127.0.0.1",
-    metrics_port: Annotated[int, typer.Option(help="Its port; 0 takes a free one.")] = 0,
+    metrics_port: Annotated[
+        int, typer.Option(help="Its port; 0: the one of the last start in this home, else a free one.")
+    ] = 0,
     security: SecurityFile = "",
 ) -> None:
     """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you. With SUPERVISOR_LOG_FORMAT=json its
@@ -157,7 +160,7 @@ def init_auth_command(
     with sentences():
         endpoints = (etcd or "https://127.0.0.1:2379").split(",")
         for sentence in auth.init_auth(endpoints, checked(security, endpoints), node or []):
-            typer.echo(sentence)
+            print_line(sentence)
 
 
 @app.command(epilog="Example: supervisor backup --out /backups/supervisor-monday.json.gz")
@@ -174,7 +177,7 @@ def backup(
         made = backups.take(store)
         backups.write(made, out)
     runs = f"runs {', '.join(made.runs)}" if made.runs else "no run"
-    typer.echo(f"wrote {out}: {len(made.records)} records at revision {made.revision}, {runs}")
+    print_line(f"wrote {out}: {len(made.records)} records at revision {made.revision}, {runs}")
 
 
 @app.command(epilog="Example: supervisor restore /backups/supervisor-monday.json.gz")
@@ -191,7 +194,7 @@ def restore(
     with opened_store(etcd, home, security) as store:
         plan = backups.restore(store, backup, file)
     for sentence in plan.sentences:
-        typer.echo(sentence)
-    typer.echo(
+        print_line(sentence)
+    print_line(
         f"restored {len(plan.records)} records of {backup.made} (revision {backup.revision}). Now: supervisor run"
     )

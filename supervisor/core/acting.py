@@ -46,7 +46,7 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
         group, generation=after, since=r.now, attempts=attempts, not_before=r.now + delay, incident=incident.id
     )
     if choice.rung == Rung.RESTART:
-        if not choice.free:
+        if not (choice.free or incident.outside):
             often.hold(r, group, incident)
             group = often.remember(r, group, incident.kind)
         r.set_group(replace(group, phase="placing", old_node=group.node))
@@ -76,7 +76,7 @@ def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: str) 
     known = r.allocations.get(allocation)
     # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
     leaves = known is not None and known.leaving_since is not None
-    suspect = not (leaves or incident.followed or incident.kind == Kind.ALLOCATION_LOST)
+    suspect = not (leaves or incident.followed or incident.outside or incident.kind == Kind.ALLOCATION_LOST)
     host = r.host_of(group.node)
     if suspect:
         r.cordon(host, group.node, incident)

@@ -92,7 +92,8 @@ def _by_signal(rank: RankView) -> Failure:
     if rank.told:
         return Failure(Kind.CRASH, (f"{who} was ended by its own node ({name}): {rank.told}",), rank.error)
     if terminated(rank):
-        return Failure(Kind.CRASH, (f"{who} was ended by a SIGTERM that is not ours",), rank.error)
+        said = (f"{who} was ended by a SIGTERM that is not ours",)
+        return Failure(Kind.CRASH, said, rank.error, outside=rank.told is not None)
     if rank.signal == SIGKILL and rank.oom:
         counted = f": {rank.kernel}" if rank.kernel else ", as its memory cgroup has counted"
         sentence = f"{who} was killed by the kernel for memory (SIGKILL){counted}"
@@ -104,7 +105,10 @@ def _by_signal(rank: RankView) -> Failure:
     same = f"ended by {name}" if rank.signal in OWN_FAULT | {SIGABRT} else ""
     unseen = rank.signal == SIGKILL and (rank.told is None or rank.oom is None)
     confidence = Confidence.LIKELY if unseen else Confidence.CERTAIN  # of it and a kill for memory
-    return Failure(Kind.CRASH, (*evidence, *_log(rank)), rank.error, rank.trace, same, confidence=confidence)
+    return Failure(
+        Kind.CRASH, (*evidence, *_log(rank)), rank.error, rank.trace, same, confidence=confidence,
+        outside=rank.signal == SIGKILL and not unseen,
+    )  # fmt: skip
 
 
 def _killed(rank: RankView) -> str:

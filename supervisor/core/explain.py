@@ -19,6 +19,8 @@ FOLLOWED = (
     "The group moved to a spare, and another spare was asked for; no host was cordoned, for it follows the group."
 )
 
+OUTSIDE = "The group moved to a spare, and another spare was asked for; no host was cordoned, for its ranks were killed from outside."
+
 LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 
 MOVED = "The group's processes were started again, on another node; no host was cordoned."
@@ -159,8 +161,8 @@ def done(incident: Incident) -> list[str]:
         said = [f"  {ends[incident.state]}"] if incident.state in ends else []
         return [f"What would have been done: {rung}. The policy was only to observe.", *said]
     done = DONE[incident.rung]
-    if incident.rung == Rung.REPLACE and (incident.followed or incident.kind == Kind.LEAVING):
-        done = FOLLOWED if incident.followed else LEFT
+    if incident.rung == Rung.REPLACE and (incident.followed or incident.outside or incident.kind == Kind.LEAVING):
+        done = FOLLOWED if incident.followed else LEFT if incident.kind == Kind.LEAVING else OUTSIDE
     elif incident.rung == Rung.RESTART and any(why.startswith(IN_PLACE) for why in incident.considered):
         done = MOVED
     return [f"What was done: {rung}.", f"  {done}"]

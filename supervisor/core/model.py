@@ -323,6 +323,8 @@ class Failure:
     rank: int | None = None
     """Whose it was. None: the whole group's, or not known."""
     confidence: Confidence = Confidence.CERTAIN
+    outside: bool = False
+    """A SIGKILL or SIGTERM ended it that neither we nor the kernel sent: it says nothing against the host."""
     blameless: bool = False
     """Another group is known to be the cause: this one is started again at no budget."""
     misconfigured: bool = False
@@ -527,6 +529,8 @@ class Incident:
     """These three as in Failure."""
     followed: bool = False
     """It had befallen the group on another host too: none is held to it."""
+    outside: bool = False
+    """As in Failure, for all that happened in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

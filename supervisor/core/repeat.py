@@ -168,7 +168,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> str:
     lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
     if failure.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
         return f"killed for memory twice within {budget.window_s:g} s on {group.oom_host}"
-    if why := often.here(r, group, failure.kind):
+    if not failure.outside and (why := often.here(r, group, failure.kind)):
         return why
     seen = again(group, failure.kind)
     if seen is None or len(seen.hosts) > 1 or outside.of_what_is_shared(failure.error):

@@ -356,6 +356,7 @@ class Round:
             incident = replace(
                 known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
                 rank=failure.rank, confidence=failure.confidence, took_s=took_s,
+                outside=known.outside and failure.outside,
             )  # fmt: skip
             if incident == known:
                 return known
@@ -378,6 +379,7 @@ class Round:
                 rank=failure.rank,
                 confidence=failure.confidence,
                 took_s=failure.took_s,
+                outside=failure.outside,
             )
             self.set_group(replace(group, incident=incident.id))
         self.set_incident(incident)

@@ -20,6 +20,7 @@ _KINDS: tuple[tuple[re.Pattern[str], Any], ...] = tuple(
         (r"restoring", records.Restoring),
         (r"system", records.System),
         (r"nodes/[^/]+/registration", records.Registration),
+        (r"nodes/[^/]+/second", records.SecondAgent),
         (r"nodes/[^/]+/health", records.Health),
         (r"nodes/[^/]+/observed", records.NodeObserved),
         (r"nodes/[^/]+/check", records.NodeCheck),

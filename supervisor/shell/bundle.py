@@ -62,8 +62,10 @@ def redact(value: Any) -> Any:
 
 
 def _tail(path: Path, whole: bool = False) -> bytes:
-    content = path.read_bytes()
-    content = content if whole else content[-LOG_BYTES:]
+    with path.open("rb") as file:
+        if not whole:
+            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+        content = file.read() if whole else file.read(LOG_BYTES)
     if path.suffix == ".json":
         try:
             return json.dumps(redact(json.loads(content))).encode()
@@ -74,4 +76,4 @@ def _tail(path: Path, whole: bool = False) -> bytes:
 
 
 def _names_a_secret(line: str) -> bool:
-    return re.search(SECRET.pattern + r"[\w-]*[\\'\"]*\s*[=:]\s*\S", line, re.IGNORECASE) is not None
+    return re.search(SECRET.pattern + r"[\w-]{0,64}[\\'\"]{0,8}\s{0,64}[=:]\s{0,64}\S", line, re.IGNORECASE) is not None

@@ -108,6 +108,15 @@ def choose_run(mirror: Mirror, name: str) -> RunRecord:
     return found[name] if name else max(found.values(), key=lambda r: r.launched_unix_s)
 
 
+def not_over(mirror: Mirror, halted: bool) -> dict[str, str]:
+    """Name -> phase of each run that a wish can still reach, the newest first. `halted`: those count too, for they may be resumed."""
+    ended = [phase for phase in ENDED if not (halted and phase == "halted")]
+    newest_first = sorted(views.runs(mirror).values(), key=lambda r: r.launched_unix_s, reverse=True)
+    memories = {r.spec.name: mirror.record(keys.memory(r.spec.name, "run"), Memory) for r in newest_first}
+    phases = {name: memory.phase if memory is not None else "new" for name, memory in memories.items()}
+    return {name: phase for name, phase in phases.items() if phase not in ended}
+
+
 def change_control(store: Store, run: str, change: Callable[[Control], Control]) -> Control:
     """Read, change and write what a person asks of a run; tried again when somebody else wrote in between."""
     key = keys.control(run)

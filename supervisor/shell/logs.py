@@ -1,25 +1,72 @@
-"""The trainers' own output, as far as this machine has it."""
+"""The trainers' own output, as far as this machine has it. Only one block of it is in memory at a time."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import re
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.core.visible import visible
 from supervisor.shell.up import system_folder
+from supervisor.wire import rotated
+
+BLOCK_BYTES = 64 * 1024
+LINE_CHARACTERS = 2**20
+"""Of a line as JSON, which has to be in memory as a whole. As text each line is shown to its end."""
+
+_UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,29})?\Z")
+"""A colour whose end is in the next block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogTail:
-    """The last lines of one rank's output."""
+    """The last lines of one rank's output, across the files that it was rotated to."""
 
     node: str
     group: int
     generation: int
     rank: int
     path: str
-    lines: tuple[str, ...]
+    begins: tuple[tuple[Path, int], ...]
+    """The files that hold them, the oldest first, and the byte of each at which to begin."""
+
+    def text(self) -> Iterator[str]:
+        """Blocks of it, harmless for a terminal. A carriage return ends a line, as of a bar of progress."""
+        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+        rest = ""
+        for block in self._blocks():
+            text = rest + decoder.decode(block)
+            cut = _UNFINISHED.search(text, max(0, len(text) - 32))
+            text, rest = (text[: cut.start()], cut[0]) if cut else (text, "")
+            yield visible(text)
+        yield visible(rest + decoder.decode(b"", final=True))
+
+    def lines(self) -> Iterator[str]:
+        """Each at most LINE_CHARACTERS long, with a word on what is left out."""
+        held, more = "", 0
+        for block in self.text():
+            first, *others = block.split("\n")
+            for at, piece in enumerate([first, *others]):
+                if at:
+                    yield _whole(held, more)
+                    held, more = "", 0
+                room = LINE_CHARACTERS - len(held)
+                held, more = held + piece[:room], more + max(0, len(piece) - room)
+        if held:
+            yield _whole(held, more)
+
+    def _blocks(self) -> Iterator[bytes]:
+        for path, offset in self.begins:
+            try:
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    while block := file.read(BLOCK_BYTES):
+                        yield block
+            except OSError:
+                continue  # its node cleans up, or rotates it
 
 
 def kept_in(home: Path) -> Path:
@@ -37,16 +84,43 @@ def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> l
         g, generation, r = (int(part) for part in match.groups())
         if r != rank or group not in (None, g):
             continue
-        with path.open(errors="replace") as file:
-            last = tuple(line.rstrip("\n") for line in deque(file, maxlen=lines))
-        node = path.parts[-4]
-        found.append(LogTail(node=node, group=g, generation=generation, rank=r, path=str(path), lines=last))
+        begins = tuple(_last_lines([*rotated.parts(path), path], lines))
+        found.append(
+            LogTail(node=path.parts[-4], group=g, generation=generation, rank=r, path=str(path), begins=begins)
+        )
     return sorted(found, key=lambda t: (t.group, t.generation))
 
 
-def render(found: list[LogTail]) -> str:
-    """Plain text."""
-    return "\n".join(
-        f"== group {t.group} generation {t.generation} rank {t.rank} on {t.node}: {t.path}\n" + "\n".join(t.lines)
-        for t in found
-    )
+def head(tail: LogTail) -> str:
+    """The line above its text."""
+    return f"== group {tail.group} generation {tail.generation} rank {tail.rank} on {tail.node}: {tail.path}"
+
+
+def _last_lines(paths: list[Path], lines: int) -> list[tuple[Path, int]]:
+    """Read backwards, block by block, until as many ends of lines were seen as there are lines to be shown."""
+    found: list[tuple[Path, int]] = []
+    left = lines
+    at_end = True  # the end of the last line begins no further line
+    for path in reversed(paths):
+        try:
+            with path.open("rb") as file:
+                end = file.seek(0, io.SEEK_END)
+                while end:
+                    start = max(0, end - BLOCK_BYTES)
+                    file.seek(start)
+                    block = file.read(end - start)
+                    stop = len(block) - (at_end and block.endswith(b"\n"))
+                    at_end = False
+                    while (stop := block.rfind(b"\n", 0, stop)) >= 0:
+                        left -= 1
+                        if not left:
+                            return [(path, start + stop + 1), *found]
+                    end = start
+        except OSError:
+            continue
+        found.insert(0, (path, 0))
+    return found
+
+
+def _whole(line: str, more: int) -> str:
+    return f"{line} ... {more} more characters" if more else line

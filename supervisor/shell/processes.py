@@ -39,6 +39,14 @@ def is_running(pid: int, ticks: int) -> bool:
     return start_ticks(pid) == ticks
 
 
+def pid_namespace() -> int:
+    """Names the processes among which a pid of ours is one: a container's are others, under the same host name. 0: not known."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def dies_with_us(argv: list[str]) -> list[str]:
     """The command that runs this one (a path and its arguments) for as long as the calling THREAD lives."""
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -9,6 +10,8 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry
 
 from supervisor.ports.engine import Engine
 from supervisor.ports.errors import Fatal, Retryable
@@ -18,16 +21,19 @@ from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.engines.local import LocalEngine
 from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.identity import system_id
+from supervisor.shell.leading import keep_port, kept_port
 from supervisor.shell.loop import Loop
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.notify import Notifier
+from supervisor.shell.page.server import Server, url_of
 from supervisor.shell.page.server import serve as serve_http
-from supervisor.shell.page.server import url_of
 from supervisor.shell.page.watcher import Page
+from supervisor.shell.processes import pid_namespace, start_ticks
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.store_watch import StoreWatch
 from supervisor.shell.telemetry import Telemetry
-from supervisor.wire import keys, logged
+from supervisor.shell.up import system_folder
+from supervisor.wire import keys, logged, rotated
 from supervisor.wire.programs import PART
 from supervisor.wire.records import LeaderRecord, encode
 from supervisor.wire.security import Security
@@ -36,6 +42,9 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 5
 """A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
+
+OWN_LOGS = ("supervisor*.log", "up.log", "etcd/etcd.log", "prometheus/prometheus.log")
+"""Below the home: of what `supervisor up` starts beside the nodes, which append to them."""
 
 
 def serve(
@@ -46,7 +55,7 @@ def serve(
     metrics: tuple[str, int],
     security: Security | None = None,
 ) -> None:
-    """Until `stop`. `metrics` is the address and port of the page and /metrics (0: a free one, told in the leader's record).
+    """Until `stop`. `metrics` is the address and port of the page and /metrics (0: `_served` finds one, which the leader's record names).
     An etcd that is away is waited for.
 
     Raises Fatal when the engine cannot work at all."""
@@ -60,10 +69,7 @@ def serve(
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
         local = LocalEngine(home)
-        try:
-            server = serve_http(telemetry.metrics.registry, page, *metrics, security)
-        except OSError as error:
-            raise Fatal(f"cannot serve metrics on {metrics[0]}:{metrics[1]}: {error.strerror}") from error
+        server = _served(telemetry.metrics.registry, page, metrics, security, system_folder(home))
         me = LeaderRecord(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -71,12 +77,15 @@ def serve(
             metrics_port=server.server_port,
             page=url_of(server),
             insecure=security.insecure,
+            start_ticks=start_ticks(os.getpid()) or 0,
+            pid_namespace=pid_namespace(),
         )
         readable = Readable(store, first)
         election = Election(store, keys.LEADER, encode(me), lease_s, readable.look)
         log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
         page.start()
         store_watch.start()
+        threading.Thread(target=_keep_logs_small, args=(system_folder(home), stop), name="logs", daemon=True).start()
 
         def engines() -> Sequence[Engine]:
             # the name anew in every term: a restore brings back another
@@ -107,6 +116,30 @@ def _connected(etcd: Sequence[str], security: Security, stop: threading.Event) -
             said = True
             stop.wait(error.after_s)
     return None
+
+
+def _served(
+    registry: CollectorRegistry, page: Page, metrics: tuple[str, int], security: Security, system: Path
+) -> Server:
+    """Port 0: that of the last start in this home, where it is free; else any free one. Raises Fatal when a given one is taken."""
+    address, port = metrics
+    kept = kept_port(system) if port == 0 else 0
+    if kept:
+        with contextlib.suppress(OSError):  # another has it now: that may pass, so it stays the one that is kept
+            return serve_http(registry, page, address, kept, security)
+    try:
+        server = serve_http(registry, page, address, port, security)
+    except OSError as error:
+        raise Fatal(f"cannot serve metrics on {address}:{port}: {error.strerror}") from error
+    if port == 0 and not kept:
+        keep_port(system, server.server_port)
+    return server
+
+
+def _keep_logs_small(system: Path, stop: threading.Event) -> None:
+    """Those of `supervisor up`, if this is its home: they have no agent."""
+    while not stop.wait(rotated.EVERY_S):
+        rotated.keep_small(path for pattern in OWN_LOGS for path in system.glob(pattern))
 
 
 class Readable:

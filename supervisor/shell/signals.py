@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from supervisor.ports.errors import Fatal, Retryable
+from supervisor.wire.printer import print_line
 
 REFUSED_PAUSE_S = 20.0
 """How long what was refused at a notice is left alone."""
@@ -88,7 +88,7 @@ class Terminal:
     def say(self, sentence: str) -> None:
         """To stderr; never raises."""
         try:
-            print(sentence, file=sys.stderr, flush=True)
+            print_line(sentence, err=True)
         except OSError:  # a terminal that was closed without a word (EIO), or a full disk
             if not self._detached:
                 self.detach()

@@ -15,6 +15,7 @@ from supervisor.core.round import Round
 from supervisor.ports.errors import PortError
 from supervisor.shell import accounts, client, clocks, cordons, views, waiting
 from supervisor.shell.audit import audit
+from supervisor.shell.leading import leader
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store.status import Asked
 from supervisor.wire import keys
@@ -22,11 +23,11 @@ from supervisor.wire.records import (
     Account,
     GateObserved,
     Health,
-    LeaderRecord,
     NodeCheck,
     NodeObserved,
     Registration,
     RunRecord,
+    SecondAgent,
     TrainerObserved,
 )
 
@@ -142,11 +143,11 @@ def clock_now(mirror: Mirror, run: str, memory: Memory, wall: float, clock_at: f
     the same. `wall`: the time now (Unix); `clock_at`: as the last in Account.clocks, where no leader has kept any; None: not known.
 
     The memory's clock without a leader, since the next one goes on from there; and until that has told its own."""
-    leader, told = mirror.items.get(keys.LEADER), mirror.items.get(keys.account(run))
-    if leader is None:
+    term, told = mirror.items.get(keys.LEADER), mirror.items.get(keys.account(run))
+    if term is None:
         return memory.clock
     if clocks := account(mirror, run).clocks:
-        of_this_term = told is not None and told.mod_revision > leader.create_revision
+        of_this_term = told is not None and told.mod_revision > term.create_revision
         clock_at = clocks[-1][1] if of_this_term else None
     return max(memory.clock, wall - clock_at) if clock_at is not None else memory.clock
 
@@ -157,8 +158,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
     gate = mirror.record(keys.gate(memory.lighthouse.node, spec.name), GateObserved)
     hearing = {g.group: g.hearing for g in gate.groups} if gate is not None else {}
     groups = tuple(_group(mirror, spec.name, memory, g, hearing.get(g, "-")) for g in range(spec.groups.count))
-    leader = mirror.items.get(keys.LEADER)
-    leader_record = mirror.record(keys.LEADER, LeaderRecord)
+    term, leader_record = mirror.items.get(keys.LEADER), leader(mirror)
     held = {g.node for g in memory.groups.values()}
     leaving = waiting.leaving(observed)
     useless = Round(observed, spec, memory).passed_over()
@@ -184,7 +184,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         paused=observed.control.paused,
         halt_reason=memory.halt_reason,
         leader=f"{leader_record.host}:{leader_record.pid}" if leader_record is not None else "",
-        epoch=views.epochs_before(mirror) + leader.create_revision if leader is not None else 0,
+        epoch=views.epochs_before(mirror) + term.create_revision if term is not None else 0,
         step=max((g.step for g in groups), default=0) or account(mirror, spec.name).step,
         groups=groups,
         lighthouse=_lighthouse(memory),
@@ -218,8 +218,8 @@ def alarms(store: Asked) -> tuple[str, ...]:
 
 def insecure(mirror: Mirror) -> tuple[str, ...]:
     """A warning when the leader or nodes run with `insecure = true`: it is there as long as they do."""
-    leader = mirror.record(keys.LEADER, LeaderRecord)
-    who = ["the leader"] if leader is not None and leader.insecure else []
+    leads = leader(mirror)
+    who = ["the leader"] if leads is not None and leads.insecure else []
     for name in views.node_names(mirror):
         registration = mirror.record(keys.registration(name), Registration)
         if registration is not None and registration.insecure:
@@ -272,13 +272,21 @@ def node_status(mirror: Mirror) -> list[NodeStatus]:
                 warm=health.warm if health is not None else "",
                 disk_free_bytes=health.disk_free_bytes if health is not None else None,
                 memory_available_bytes=health.memory_available_bytes if health is not None else None,
-                problems=health.problems if health is not None else (),
+                problems=(*_second(mirror, name), *(health.problems if health is not None else ())),
                 facts=_facts(health, registration is not None) if health is not None else (),
                 check=mirror.record(keys.check(name), NodeCheck),
                 cordon=away.get(host, ""),
             )
         )
     return found + [_no_node_there(host, away[host]) for host in sorted(away.keys() - {n.host for n in found})]
+
+
+def _second(mirror: Mirror, node: str) -> tuple[str, ...]:
+    found = mirror.record(keys.second(node), SecondAgent)
+    if found is None:
+        return ()
+    where = f"pid {found.pid} on {found.machine} ({found.address}, {found.folder})"
+    return (f"a second agent of this name does nothing: {where}; end it, or start it under another --node",)
 
 
 def _facts(health: Health, alive: bool) -> tuple[str, ...]:

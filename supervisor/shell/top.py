@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 
 from supervisor.ports.store import Store
@@ -20,6 +20,7 @@ from supervisor.shell.page.terminal import ENDLESS, PLAIN, SIGNS, Drawing, clock
 from supervisor.shell.page.watcher import Page
 from supervisor.shell.store.status import Asked
 from supervisor.shell.store_watch import StoreWatch
+from supervisor.wire.printer import Printer
 
 REDRAW_S = 1.0
 """At least so often: a terminal's size changes, and the age of what is shown."""
@@ -29,7 +30,7 @@ class Looked(Store, Asked, Protocol):
     """An etcd that is followed, and asked how it is."""
 
 
-def top(store: Looked, run: str, console: Console) -> None:
+def top(store: Looked, run: str, console: Printer) -> None:
     """Until interrupted; where nobody looks at a terminal, once. No name: the newest run. Raises Fatal when there is none, and
     PortError when etcd does not answer at first."""
     page: Page
@@ -60,7 +61,7 @@ def top(store: Looked, run: str, console: Console) -> None:
             page.stop()
 
 
-def _follow(feed: Feed, console: Console, live: Live) -> NoReturn:
+def _follow(feed: Feed, console: Printer, live: Live) -> NoReturn:
     version, heard = 0, time.monotonic()
     while True:
         newest, events = feed.after(version, REDRAW_S)
@@ -82,7 +83,7 @@ def _word(told: Mapping[str, Any], age_s: float) -> str:
     return f"live {clock(told['now'])} {zone(told['now'])}"
 
 
-def _signs(console: Console) -> Mapping[str, str]:
+def _signs(console: Printer) -> Mapping[str, str]:
     if console.encoding.startswith("utf"):
         return SIGNS
     if isinstance(console.file, io.TextIOWrapper):

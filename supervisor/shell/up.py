@@ -22,7 +22,6 @@ from pathlib import Path
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import suspend
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.etcd_server import EtcdServer
 from supervisor.shell.processes import start_ticks
 from supervisor.shell.signals import Notice, ended_by_signals, not_interrupted, notices
 from supervisor.shell.up_lock import POOL_LOCK, alone, holder
@@ -112,8 +111,6 @@ def _begin(
             part.begin()
         except OSError as error:
             raise Fatal(f"cannot start {part.name}: {error}") from error
-        if isinstance(part.running, EtcdServer) and part.running.warning:
-            say(f"warning: {part.running.warning}")
     if nodes:
         started.save()
     _wait_ready(started, say)

@@ -28,6 +28,11 @@ def registration(node: str) -> str:
     return f"{NODES}{node}/registration"
 
 
+def second(node: str) -> str:
+    """There while a second agent of the node's name waits for the first one's end: under its own lease. Written by the second."""
+    return f"{NODES}{node}/second"
+
+
 def health(node: str) -> str:
     """Written by the agent, on change and every 5 s."""
     return f"{NODES}{node}/health"

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
+from supervisor.core.visible import visible
 from supervisor.wire.aside import Aside
 
 VARIABLE = "SUPERVISOR_LOG_FORMAT"
@@ -25,6 +26,13 @@ class LogFormatError(ValueError):
 def about(**what: object) -> dict[str, dict[str, object]]:
     """For `extra`: run, group, rank, generation, incident, node, as far as they are known."""
     return {"about": {name: value for name, value in what.items() if value not in (None, "")}}
+
+
+class TextLine(logging.Formatter):
+    """As its pattern says, with the words of others made harmless: a person reads it in a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 class JsonLine(logging.Formatter):
@@ -81,7 +89,7 @@ class NeverWaits(logging.Handler):
 
 def set_up() -> None:
     """Log to stderr as SUPERVISOR_LOG_FORMAT says. Raises LogFormatError."""
-    formatter = JsonLine() if wanted() == "json" else logging.Formatter(TEXT)
+    formatter = JsonLine() if wanted() == "json" else TextLine(TEXT)
     handler = NeverWaits(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -334,6 +334,18 @@ class Registration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SecondAgent:
+    """An agent that was started under the name of a node that has one already. It does nothing."""
+
+    node: str
+    machine: str
+    """As the machine names itself."""
+    address: str
+    folder: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fact:
     """Something that holds on a node now and that training may suffer from."""
 
@@ -736,6 +748,9 @@ class LeaderRecord:
     """As in Registration."""
     page: str = ""
     """Where a browser finds its page (ADR 12). Empty: it has none, or is older than that."""
+    start_ticks: int = 0
+    pid_namespace: int = 0
+    """With host and pid these name the process for good (supervisor.shell.processes). 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,14 @@ def test_without_an_error_file_the_log_says_what_was_raised(tmp_path: Path) -> N
     assert (found.error_file, found.raised, found.trace) == ("", "KeyError: 'layer 9'", TRACE.strip())
 
 
+def test_a_traceback_that_a_rotation_cut_in_two_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "output.log.1").write_text("older: KeyError\n")
+    (tmp_path / "output.log.2").write_text(f"step 1\n{TRACE[:70]}")
+    (tmp_path / "output.log").write_text(TRACE[70:])
+    found = exits.decode(ended(tmp_path, exit_code=1))
+    assert (found.raised, found.trace) == ("KeyError: 'layer 9'", TRACE.strip())
+
+
 @pytest.mark.parametrize("how", [{"exit_code": 3}, {"signal": 11}, {"exit_code": 75}])
 def test_a_traceback_in_the_log_is_no_cause_where_python_was_not_ended_by_it(
     tmp_path: Path, how: dict[str, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import urllib.request
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from supervisor.ports.store import Store
+from supervisor.shell import status
+from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import connect
-from supervisor.wire import keys
+from supervisor.wire import keys, rotated
 from supervisor.wire.records import CheckpointMark, Health, Registration, decode
 from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, running, trainer
 from tests.helpers import etcd
@@ -181,6 +184,12 @@ def test_another_home_cannot_take_the_name_of_a_living_node(nodes: Nodes, store:
         assert registration(store, "n0") == mine
         desire(store, "n0", trainer())
         running(store, first, 1)
+        eventually(lambda: store.get(keys.second("n0")), 15, "it says that it is there")
+        (row,) = status.node_status(Mirror(store.list(keys.PREFIX)))
+        assert f"a second agent of this name does nothing: pid {second.pid('agent')} on " in row.problems[0]
+        assert str(second.folder) in row.problems[0]
+        eventually(lambda: "at 127.0.0.1) is registered as node n0, and lives" in second.output.read_text(), 5)
+        assert second.output.read_text().count("and lives") == 1
         assert FIRST not in second.records()
 
 
@@ -209,6 +218,8 @@ def test_etcd_away_stops_nothing_and_is_told_of_everything_afterwards(tmp_path: 
         kill(pids[1])
         eventually(lambda: node.records()["toy.1.1.0"].exited, 5)
         away = node.progress(FIRST).step
+        output = node.folder / "ranks" / FIRST / "output.log"
+        os.truncate(output, rotated.LIMIT_BYTES + 1)  # as if it had printed so much
         # longer than the lease
         eventually(lambda: node.progress(FIRST).step > away + 60, 20)
         port = int(server.endpoint.rpartition(":")[2])
@@ -217,6 +228,8 @@ def test_etcd_away_stops_nothing_and_is_told_of_everything_afterwards(tmp_path: 
             assert found.exit.signal == signal.SIGKILL
             eventually(lambda: registration(store, "n0"), 10)
             assert node.pid(FIRST) == pids[0]
+            (part,) = eventually(lambda: rotated.parts(output), 10, "its log is kept within a size")
+            assert part.stat().st_size > rotated.LIMIT_BYTES > output.stat().st_size
             desire(store, "n0", trainer(0, 2), trainer(1, 2))
             assert running(store, node, 2) not in pids
         log = (node.folder / "agent.log").read_text()

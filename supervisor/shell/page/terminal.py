@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
+from supervisor.core.visible import visible
+
 SIGNS = {
     "healthy": "✓", "slow": "~", "hung": "‖", "dead": "✕", "unknown": "?", "starting": "↑", "waiting": "…", "ended": "■",
 }  # fmt: skip
@@ -275,8 +277,8 @@ class Drawing:
 
 
 def _printable(words: str) -> str:
-    """What a trainer or a program wrote may hold codes that move a terminal's cursor, or lines of its own."""
-    return "".join(c if c.isprintable() else " " for c in words)
+    """What a trainer or a program wrote, on one line."""
+    return visible(words).replace("\n", " ").replace("\t", " ")
 
 
 def _wrapped(words: str, width: int) -> list[str]:

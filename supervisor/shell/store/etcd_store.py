@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Item, Snapshot
@@ -41,7 +42,7 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security
             raise Fatal(f"what answers at {endpoint} is no etcd that takes us: {error}") from error
         warning = check_version(version)
         if warning:
-            _log.warning("etcd at %s: %s", endpoint, warning)
+            _warn(f"etcd at {endpoint}: {warning}")
         return EtcdStore(connection)
     connection.close()
     expired = trouble(connection.security)
@@ -52,6 +53,12 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security
         f"no etcd answers at {where} ({'; '.join(reasons)}): give --etcd, or set SUPERVISOR_ETCD, to where the runs' etcd is; "
         "only for a first run: `supervisor up` starts one"
     )
+
+
+@cache
+def _warn(sentence: str) -> None:
+    """Once, however often a command connects."""
+    _log.warning(sentence)
 
 
 class EtcdStore:

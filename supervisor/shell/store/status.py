@@ -101,7 +101,7 @@ def check_version(version: str) -> str | None:
         return f"etcd says that its version is {version!r}; tested are 3.4 and 3.5"
     major, minor, patch = map(int, numbers.groups())
     if (major, minor) == (3, 5) and patch <= 5:
-        return f"etcd {version} may lose or corrupt data when it is killed (etcd #13766): use 3.4.23+ or 3.5.6+"
+        return f"etcd {version} may lose or corrupt data when it is killed (etcd #13766): use 3.4.23+ or 3.5.6+ (Debian: apt-get install etcd-server)"
     if (major, minor) < (3, 4):
         return f"etcd {version} is older than 3.4 and has no watch progress requests: use 3.4.23+ or 3.5.6+"
     return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from supervisor.core import invariants
+from supervisor.core import explain, invariants
 from supervisor.core.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
-from supervisor.core.model import CordonView, Grant, Kind, NodeView, Suspicion
+from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.model import CordonView, Grant, Kind, NodeView, Rung, Suspicion
 from tests.unit.core.world import World
 
 WHY = "cordoned by ann@login: its disk is failing"
@@ -360,3 +362,62 @@ def test_a_restart_on_a_drained_host_goes_elsewhere() -> None:
     w.recover(0)
     assert w.group().node in ("n3", "n4")
     assert w.incident.kind == Kind.CRASH
+
+
+# --- what comes from outside ---
+
+FROM_OUTSIDE = {"told": "", "oom": False}
+"""As its node's agent and cgroup say."""
+
+
+def kill_until_it_leaves(w: World, *kills: dict[str, Any]) -> None:
+    """Each before the group is back; the last of them again and again, until the group is given a spare."""
+    waiting = list(kills)
+    while not w.memory.incidents or w.incident.rung < Rung.REPLACE:
+        w.crash(1, **(waiting.pop(0) if len(waiting) > 1 else waiting[0]))
+        w.round()
+        w.round(ENGINE_WORD_S + 0.01)
+        if w.incident.rung < Rung.REPLACE:
+            w.start_again(1)
+    assert w.incident.rung == Rung.REPLACE
+
+
+@pytest.mark.parametrize("number", [9, 15])
+def test_kills_from_outside_are_held_against_no_host(number: int) -> None:
+    w = World(groups=2, spares=1).bring_up()
+    kill_until_it_leaves(w, {"signal": number, **FROM_OUTSIDE})
+    assert (w.suspicions, w.memory.cordons) == ([], {})
+    told = explain.done(replace(w.incident, acted=w.now))
+    assert "no host was cordoned, for its ranks were killed from outside" in told[1]
+
+
+FROM_INSIDE: list[dict[str, Any]] = [
+    {"signal": 11, **FROM_OUTSIDE},
+    {"signal": 9, "told": "", "oom": True},
+    {"signal": 9, "told": "", "oom": None},  # whether it was the kernel cannot be seen
+    {"signal": 9, "told": None, "oom": False},
+    {"signal": 15, "told": None},
+]
+
+
+@pytest.mark.parametrize("other", FROM_INSIDE)
+@pytest.mark.parametrize("last", [True, False])
+def test_an_end_in_the_same_incident_that_may_be_the_hosts_is_held_against_it(
+    other: dict[str, Any], last: bool
+) -> None:
+    w = World(groups=2, spares=1).bring_up()
+    host, kill = w.group(1).node, {"signal": 9, **FROM_OUTSIDE}
+    kill_until_it_leaves(w, *((kill, other) if last else (other, kill)))
+    assert [s.host for s in w.suspicions] == [host]
+
+
+def test_many_kills_from_outside_within_a_day_do_not_make_a_host_suspect() -> None:
+    w = World(groups=2, spares=0).bring_up()
+    for _ in range(12):
+        w.now += 22 * 60.0
+        w.round()
+        w.crash(1, signal=9, **FROM_OUTSIDE)
+        w.round()
+        assert w.incident.rung == Rung.RESTART
+        w.recover(1)
+    assert (w.suspicions, w.memory.cordons) == ([], {})

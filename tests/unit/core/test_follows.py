@@ -118,7 +118,7 @@ def test_another_end_leaves_it_as_it_is(signal: int, about: dict[str, Any]) -> N
 def test_a_kill_of_which_nothing_is_known_is_never_the_same() -> None:
     w = world()
     for step in (20, 30, 40):
-        crash(w, step, 9)
+        crash(w, step, 9, oom=None)
     assert [s.host for s in w.suspicions] == ["n1", "n3"]
 
 

@@ -29,7 +29,7 @@ from fault_injection.history import Left
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Incident, Kind, Lighthouse, Memory, Rung
 from supervisor.ports.errors import Fatal
 from supervisor.shell import runfile
-from supervisor.shell.processes import start_ticks
+from supervisor.shell.processes import pid_namespace, start_ticks
 from supervisor.wire import keys
 from supervisor.wire.records import (
     Fact,
@@ -95,7 +95,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.store, self.system = MemoryStore(), folder / "system"
-        leader = LeaderRecord(host=socket.gethostname(), pid=os.getpid(), home="")
+        leader = led_by(os.getpid())
         self.put(
             {
                 **run_values(WELL), **grants(), keys.LEADER: encode(leader),
@@ -115,6 +115,13 @@ class World:
 
     def follow(self) -> None:
         self.watcher.start()
+
+
+def led_by(pid: int) -> LeaderRecord:
+    """A leader on this machine."""
+    return LeaderRecord(
+        host=socket.gethostname(), pid=pid, home="", start_ticks=start_ticks(pid) or 1, pid_namespace=pid_namespace()
+    )
 
 
 @pytest.fixture
@@ -176,10 +183,9 @@ def test_what_is_not_well(world: World) -> None:
     ready = replace(cold, warm="ready", sequence=3)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    here = socket.gethostname()
-    dead = {keys.LEADER: encode(LeaderRecord(host=here, pid=ended.pid, home=""))}
+    dead = {keys.LEADER: encode(led_by(ended.pid))}
     assert after(world, {keys.health("n3"): encode(ready), **dead}) == f"the leader, pid {ended.pid}, has ended"
-    elsewhere = {keys.LEADER: encode(LeaderRecord(host="elsewhere", pid=ended.pid, home=""))}
+    elsewhere = {keys.LEADER: encode(replace(led_by(ended.pid), host="elsewhere"))}
     assert after(world, elsewhere) == "", "nobody can see that from here"
     groups = {**WELL.groups, 1: replace(WELL.groups[1], phase="starting")}
     assert after(world, run_values_of(replace(WELL, groups=groups))) == "group 1 is starting"
@@ -291,7 +297,7 @@ def test_pids_of_the_control_plane(world: World) -> None:
         live.etcd_pids()
     with pytest.raises(Fatal, match="the lighthouse on host is not on this machine"):
         live.gate_pids()
-    after(world, {keys.LEADER: encode(LeaderRecord(host="elsewhere", pid=1, home=""))})
+    after(world, {keys.LEADER: encode(replace(led_by(1), host="elsewhere"))})
     with pytest.raises(Fatal, match="the leader is on elsewhere: break it there"):
         world.live.leader_pid()
 
@@ -300,13 +306,12 @@ def test_a_leader_to_be_broken_is_waited_for(world: World, monkeypatch: pytest.M
     """One that comes with another may come right after a leader has died: its record stays until its lease lapses."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    here = socket.gethostname()
-    after(world, {keys.LEADER: encode(LeaderRecord(host=here, pid=ended.pid, home=""))})
+    after(world, {keys.LEADER: encode(led_by(ended.pid))})
     asked: list[str] = []
 
     def tend() -> list[str]:
         if len(asked) == 2:
-            after(world, {keys.LEADER: encode(LeaderRecord(host=here, pid=os.getpid(), home=""))})
+            after(world, {keys.LEADER: encode(led_by(os.getpid()))})
             live._watcher = world.live._watcher
         asked.append("")
         return asked
@@ -315,7 +320,7 @@ def test_a_leader_to_be_broken_is_waited_for(world: World, monkeypatch: pytest.M
     live._tended = tend
     assert live.leader_pid() == os.getpid()
     assert len(asked) == 3
-    after(world, {keys.LEADER: encode(LeaderRecord(host=here, pid=ended.pid, home=""))})
+    after(world, {keys.LEADER: encode(led_by(ended.pid))})
     monkeypatch.setattr("fault_injection.chaos.live.LEADS_WITHIN_S", 0.1)
     with pytest.raises(Fatal, match="a supervisor leads"):
         world.live.leader_pid()

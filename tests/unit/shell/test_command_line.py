@@ -18,8 +18,10 @@ from supervisor import cli
 from supervisor.cli import common, policy
 from supervisor.ports.errors import Retryable
 from supervisor.shell import client, hosts, up
+from supervisor.wire import keys
+from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
-from tests.unit.shell.records import MEMORY, registration, run_values
+from tests.unit.shell.records import MEMORY, SPEC, registration, run_values
 
 SUPERVISOR = ("-m", "supervisor.cli")
 AGENT = ("-m", "agents.cli", "run", "--node", "n1", "--home", "home")
@@ -151,6 +153,58 @@ def test_what_an_ended_run_is_asked(
     assert result.exit_code == code, result.output
     assert (f"run run is {phase}: {command[0]} does nothing" in result.output) is (code == 1)
     assert len(store.commits) == (1 if code else 2)
+
+
+CHANGES = [
+    ("pause",),
+    ("stop",),
+    ("restart", "1"),
+    ("resume", "--because", "x"),
+    ("policy", "set", "mode=observe", "--because", "x"),
+]
+
+
+@pytest.fixture
+def several(at: Callable[[Any], MemoryStore]) -> MemoryStore:
+    """A second run that goes on beside the one of `at`, one that is over, the newest, and one that is halted."""
+    store = at("running")
+    for n, (name, phase) in enumerate({"other": "running", "held": "halted", "over": "finished"}.items()):
+        record = RunRecord(spec=replace(SPEC, name=name), run_dir="/r", launched_unix_s=100.0 + n)
+        memory = encode(replace(MEMORY, phase=phase, groups={}, incidents={}))
+        store.commit({keys.spec(name): encode(record), keys.memory(name, "run"): memory})
+    return store
+
+
+@pytest.mark.parametrize("command", CHANGES, ids=" ".join)
+def test_of_several_runs_a_script_has_to_name_the_one_that_it_changes(
+    several: MemoryStore, command: tuple[str, ...]
+) -> None:
+    before = len(several.commits)
+    result = CliRunner().invoke(cli.app, [*command, "--etcd", "127.0.0.1:1"])
+    assert result.exit_code == 2
+    halted = command[0] in ("resume", "policy")
+    lines = ["  held (halted)"] * halted + ["  other (running)", "  run (running)"]
+    assert result.stderr.splitlines()[1:] == lines
+    assert f"{len(lines)} runs are not over; which one? supervisor {command[0]}" in result.stderr
+    assert len(several.commits) == before
+
+
+@pytest.mark.parametrize("command", CHANGES[:3], ids=" ".join)
+def test_of_several_runs_a_person_is_asked(
+    several: MemoryStore, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(common, "_asks", lambda: True)
+    result = CliRunner().invoke(cli.app, [*command, "--etcd", "127.0.0.1:1"], input="over\nrun\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1].startswith("run: ")
+    assert list(several.commits[-1]) == [keys.control("run")]
+
+
+def test_the_only_run_that_is_not_over_is_meant_though_a_newer_one_is(several: MemoryStore) -> None:
+    for name in ("other", "held"):
+        several.commit({}, deletes=[keys.spec(name), keys.memory(name, "run")])
+    result = CliRunner().invoke(cli.app, ["stop", "--etcd", "127.0.0.1:1"])
+    assert (result.exit_code, result.stdout) == (0, "run: stopping\n")
 
 
 def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from supervisor import cli
 from supervisor.cli import common, look
 from supervisor.core.spec import GroupsSpec, RunSpec
-from supervisor.shell import joined
+from supervisor.shell import followed, joined
 from supervisor.shell.joined import Entry, Joined, render
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
@@ -334,3 +334,19 @@ def test_a_group_or_a_rank_that_the_run_has_not_is_said_to_be_none(
     spec = RunSpec(name="run", groups=GroupsSpec(count=2, ranks_per_group=1))
     code, out, err = follow(machine, monkeypatch, *more, *asked, spec=spec)
     assert (code, out, err.strip()) == (1, "", said)
+
+
+def test_more_than_one_look_reads_comes_before_the_ranks_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = machine.joined(group=1, rank=0)
+    log.new()
+    monkeypatch.setattr(followed, "READ_BYTES", 64)
+    machine.log("n1", 1, 2, 0, *(f"line {n}" for n in range(100)), "[/data/x] it crashes")
+    machine.shim("n1", 10.0, "exited", "run.1.2.0", exit_code=1, signal=None, oom=False, told="")
+    entries, looks = log.new(), 1
+    assert log.behind
+    while log.behind:
+        entries, looks = [*entries, *log.new()], looks + 1
+    assert looks > 5
+    assert [e.text for e in entries] == [
+        *(f"line {n}" for n in range(100)), "[/data/x] it crashes", "ended with exit code 1",
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -68,6 +69,24 @@ def test_a_job_is_read(job: dict[str, object]) -> None:
 def test_a_signals_end_is_told_as_a_shell_does() -> None:
     (job,) = parse_jobs({"jobs": [{**JOB_22, "exit_code": 9}]})
     assert job.exit_code == 137
+
+
+KILLED = json.loads(Path(__file__).with_name("slurm_signal.json").read_text())
+"""Version -> the exit code of a job that signal 9 has ended."""
+NOT_SET = {"set": False, "infinite": False, "number": 4294967294}
+
+
+@pytest.mark.parametrize("version", KILLED)
+def test_a_job_that_a_signal_has_ended_is_no_exit_code_0_in_any_version(version: str) -> None:
+    (job,) = parse_jobs({"jobs": [{**JOB_22, "exit_code": KILLED[version]}]})
+    assert job.exit_code == 137
+
+
+@pytest.mark.parametrize("signal", [{"id": NOT_SET, "name": ""}, {"signal_id": 0, "name": "NONE"}, {}, None])
+def test_one_that_no_signal_has_ended_has_its_own_code(signal: object) -> None:
+    code = {"status": ["ERROR"], "return_code": {"set": True, "infinite": False, "number": 3}, "signal": signal}
+    (job,) = parse_jobs({"jobs": [{**JOB_22, "exit_code": code}]})
+    assert job.exit_code == 3
 
 
 def test_nodes_are_read_with_their_flags() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from io import StringIO
@@ -13,6 +16,7 @@ from rich.console import Console, RenderableType
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
 from supervisor.shell import render, status
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.processes import pid_namespace, start_ticks
 from supervisor.shell.status import RunStatus
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -222,6 +226,28 @@ def test_where_the_page_is() -> None:
     assert found.page == page
     assert f"page {page}" in text(render.run(found, NOW))
     assert "page" not in text(render.run(seen(MEMORY), NOW))
+
+
+def test_a_leader_of_this_machine_that_has_ended_leads_no_more() -> None:
+    """Its record is there until its lease lapses."""
+    page = "http://127.0.0.1:8000/"
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = {"host": socket.gethostname(), "pid": child.pid, "start_ticks": start_ticks(child.pid) or 0}
+    record = LeaderRecord(**here, home="", page=page, pid_namespace=pid_namespace())
+
+    def said(record: LeaderRecord) -> str:
+        found = seen(MEMORY, **{keys.LEADER: encode(record)})
+        return text(render.run(found, NOW)) + found.leader
+
+    assert f"{record.host}:{child.pid}" in said(record)
+    another = replace(record, start_ticks=record.start_ticks + 1)  # its pid was given again
+    assert "leader none" in said(another)
+    child.communicate(timeout=10)
+    assert "leader none" in said(record)
+    assert str(child.pid) not in said(record) + said(another)
+    assert page not in said(record)
+    for unseen in ({"host": "elsewhere"}, {"pid_namespace": 1}, {"pid_namespace": 0}):
+        assert f":{child.pid}" in said(replace(record, **unseen)), "its end cannot be seen from here"
 
 
 def test_a_run_that_has_ended_says_the_last_step_that_was_committed() -> None:

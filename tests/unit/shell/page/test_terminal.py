@@ -132,7 +132,7 @@ def test_what_a_trainer_wrote_draws_nothing_of_its_own() -> None:
     told["nodes"]["n1"] |= {"wrong": [evil]}
     text = drawn(told, 200, 60)
     assert all(row.isprintable() for row in text)
-    assert "- bad [2J worse" in text
+    assert "- bad␛[2J worse␍␇" in text
 
 
 def test_what_is_wrong_with_many_nodes_is_told_once() -> None:

@@ -1,0 +1,29 @@
+"""The logs of a node, kept within a size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from agents.launch import OUTPUT
+from supervisor.wire import rotated
+from supervisor.wire.aside import Aside
+
+OF_THE_NODE = ("shim.log", "agent.log", "warm.log")
+
+
+class Logs:
+    """Those of the shim, the agent, the warm process, and of each rank, gate and lighthouse that runs here."""
+
+    def __init__(self, folder: Path) -> None:
+        self._own = [folder / name for name in OF_THE_NODE]
+        self._aside = Aside("logs")
+        self._next = 0.0
+
+    def look(self, folders: Iterable[str], now: float) -> None:
+        """Every `rotated.EVERY_S`. `folders`: of the processes. A disk that stalls holds a thread alone."""
+        if now < self._next or self._aside.left:
+            return
+        self._next = now + rotated.EVERY_S
+        self._aside.ask(partial(rotated.keep_small, [*self._own, *(Path(folder) / OUTPUT for folder in folders)]))

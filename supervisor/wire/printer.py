@@ -1,0 +1,46 @@
+"""The only way to a terminal, for whatever may hold words of others: trainers, engines, kernels, persons, other machines.
+
+Nothing in them is markup, the name of an emoji, or an order to the terminal (`supervisor.core.visible`). `ruff` bans the other ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import IO, Any
+
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType  # noqa: TID251 - here alone
+from rich.segment import Segment
+from rich.text import Text
+
+from supervisor.core.visible import visible
+
+
+class Printer(Console):
+    """A console on which every text is shown as it is. Colours come from styles alone."""
+
+    def __init__(
+        self, *, stderr: bool = False, soft_wrap: bool = False, width: int | None = None, file: IO[str] | None = None
+    ) -> None:
+        # No highlighter either: its patterns take quadratic time for a long word.
+        super().__init__(
+            stderr=stderr, soft_wrap=soft_wrap, width=width, file=file, markup=False, emoji=False, highlight=False
+        )
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Before it is measured: in a table's cell each sign needs its room."""
+        return super().render_str(visible(text), **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def print_line(text: object, err: bool = False) -> None:
+    """Print a line, or lines."""
+    typer.echo(visible(str(text)), err=err)  # noqa: TID251 - here alone
+
+
+def print_block(text: str) -> None:
+    """Print a part of a text that is too long to be held as a whole."""
+    typer.echo(visible(text), nl=False)  # noqa: TID251 - here alone
