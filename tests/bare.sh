@@ -2,7 +2,7 @@
 # bare.sh: run `make check` in a bare root folder made by debootstrap, with Python, make, gcc and git alone: as root, then
 # as an ordinary user. Needs root and debootstrap; what is mounted and started is gone with the script.
 #
-# BARE=DIR keeps the root folder there for the next time. The Python packages are borrowed from this checkout's .venv.
+# BARE=DIR keeps the root folder there for the next time. The Python packages are borrowed, read-only, from this checkout's .venv.
 set -eu
 release=bookworm
 mirror=${MIRROR:-http://deb.debian.org/debian}
@@ -15,6 +15,10 @@ if [ "$(id -u)" != 0 ]; then
 fi
 if ! command -v debootstrap >/dev/null; then
     echo "bare.sh: no \`debootstrap\` command (Debian: apt-get install debootstrap)" >&2
+    exit 2
+fi
+if ! "$top/.venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+    echo "bare.sh: $release has Python 3.11 and borrows the packages of .venv: make that with python3.11" >&2
     exit 2
 fi
 if [ -z "${BARE_INSIDE:-}" ]; then
