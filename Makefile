@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --durations=25 --durations-min=10
 
 # What runs beside each other, the longest files first; and what starts real trainers, which take the processors for themselves.
-LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/prometheus tests/page tests/gpu
+LIGHT := tests/sim tests/slurm tests/contract tests/integration tests/security tests/agents tests/store tests/faults tests/prometheus tests/page tests/gpu
 HEAVY := tests/slurm/test_rungs.py \
 	tests/integration/test_demo.py tests/integration/test_hang.py tests/integration/test_causes.py tests/integration/test_chaos.py tests/prometheus/test_up.py \
 	tests/integration/test_peers_gone.py tests/integration/test_lighthouse.py \
@@ -16,18 +16,21 @@ HEAVY := tests/slurm/test_rungs.py \
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-long check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo test test-long test-bare check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
 	$(BIN)/supervisor demo
 
-test: check debian  ## everything that a developer without a GPU can run
+test: debian check  ## everything that a developer without a GPU can run
 	$(PYTEST) -n 3 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
 	$(PYTEST) -n 2 $(BESIDE) $(HEAVY)
 
 test-long: debian  ## further cases of what `make test` shows
 	$(PYTEST) -n 2 $(BESIDE) -m long tests
+
+test-bare: install-dev  ## nightly: `make check` in a bare Debian made by debootstrap, as root and as an ordinary user; BARE=DIR keeps it
+	@sh tests/bare.sh
 
 check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff check

@@ -48,7 +48,7 @@ def library() -> str:
     """libfaketime. Raises NotHere where it is missing."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
-        raise NotHere("libfaketime is missing (Debian: apt-get install faketime)")
+        raise NotHere("no libfaketime (Debian: apt-get install faketime)")
     return str(found[0])
 
 

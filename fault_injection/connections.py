@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 
+from fault_injection.not_here import no_command
 from supervisor.ports.errors import Fatal
 
 Address = tuple[str, int]
@@ -43,7 +44,7 @@ def _ss(pid: int, *words: str) -> str:
     try:
         result = subprocess.run([*inside, "ss", "-Htn", *words], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise Fatal(f"no `{error.filename}` command (Debian: apt-get install iproute2 util-linux)") from error
+        raise Fatal(no_command(error.filename)) from error
     return result.stdout
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from fault_injection.not_here import NotHere
+from fault_injection.not_here import NotHere, missing
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell.etcd_server import COMPACT_AFTER, find_server
 from supervisor.shell.store import connect
@@ -138,11 +137,18 @@ def cluster(
 @contextlib.contextmanager
 def slow_disk(pids: Sequence[int], delay_s: float, log: Path) -> Iterator[None]:
     """Every fsync and fdatasync of these processes takes `delay_s` longer. Raises NotHere where strace may not do that."""
-    strace = shutil.which("strace")
-    if strace is None:
-        raise NotHere("strace is missing (Debian: apt-get install strace)")
+    if why := missing("strace"):
+        raise NotHere(why)
     calls = "fdatasync,fsync"
-    argv = [strace, "-f", *(word for pid in pids for word in ("-p", str(pid))), "-e", f"trace={calls}", "-o", str(log)]
+    argv = [
+        "strace",
+        "-f",
+        *(word for pid in pids for word in ("-p", str(pid))),
+        "-e",
+        f"trace={calls}",
+        "-o",
+        str(log),
+    ]
     argv += ["-e", f"inject={calls}:delay_enter={delay_s * 1e6:.0f}"]
     said = log.with_suffix(".said")
     with said.open("wb") as err:

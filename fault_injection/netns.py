@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fault_injection import interrupts
+from fault_injection.not_here import NOT_ROOT, missing
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import PoolNode
 from supervisor.wire.security import Security, load
@@ -85,9 +85,9 @@ class Network:
 def available() -> str:
     """An empty string when namespaces can be made here, else why not."""
     if os.geteuid() != 0:
-        return "not root"
-    if shutil.which("ip") is None:
-        return "no `ip` command (Debian: apt-get install iproute2)"
+        return NOT_ROOT
+    if why := missing("ip", "nsenter", "unshare"):
+        return why
     name = f"sv{os.getpid()}-try"
     try:
         _ip("netns", "add", name)
@@ -95,6 +95,11 @@ def available() -> str:
         return str(error)
     _ip("netns", "del", name)
     return ""
+
+
+def no_filter() -> str:
+    """Why no part of a network can be closed (`separate`, `split`, `close_port`); empty when it can."""
+    return available() or missing("iptables")
 
 
 @contextmanager

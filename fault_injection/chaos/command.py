@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -54,17 +55,30 @@ def list_command(as_json: Json = False) -> None:
         show(rows, True, None)
         return
     console = Printer()
+    reasons = Counter(why for f in FAULTS.values() if (why := f.why_not(site)))
+    numbers = {why: number for number, why in enumerate(reasons, 1)}
     for family, faults in itertools.groupby(sorted(FAULTS.values(), key=lambda f: f.family), lambda f: f.family):
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(min_width=max(map(len, FAULTS)), no_wrap=True)
+        console.print(family, style="bold")
+        table = _rows()
         for fault in faults:
             why = fault.why_not(site)
-            right = f"not here: {why}" if why else " or ".join(fault.kinds) or "no incident"
+            right = f"not here: {numbers[why]}" if why else " or ".join(fault.kinds) or "no incident"
             table.add_row(fault.name, f"{fault.how} ({right})")
-        console.print(family, style="bold")
         console.print(table)
-    possible = sum(1 for row in rows if not row["why_not"])
-    print_line(f"{possible} of {len(rows)} faults can be made here. In brackets: the incident that is right.")
+    if reasons:
+        console.print("not here", style="bold")
+        table = _rows()
+        for why, many in reasons.items():
+            table.add_row(f"{numbers[why]} ({many} fault{'s' if many > 1 else ''})", why)
+        console.print(table)
+    possible = len(FAULTS) - reasons.total()
+    print_line(f"{possible} of {len(FAULTS)} faults can be made here. In brackets: the incident that is right.")
+
+
+def _rows() -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(min_width=max(map(len, FAULTS)), no_wrap=True)
+    return table
 
 
 Name = Annotated[str | None, typer.Option(help="Name of the run that is started. Default: chaos.")]
@@ -122,7 +136,7 @@ def run_command(
             raise ScheduleError(wrong)
         campaign = Campaign(wanted=wanted, say=_say, ranks=ranks, out=out, dry_run=dry_run)
         network = netns.entered()
-        if not run and not dry_run and network is None and not sites.no_namespaces():
+        if not run and not dry_run and network is None and not netns.available():
             raise typer.Exit(_in_namespaces(home / name))
         if run:
             with opened_store(etcd, home, security) as store:

@@ -301,6 +301,7 @@ class LiveRun:
             no_memory_cgroup=no_memory_cgroup(),
             no_own_disks="" if disks and nodes else SHARED_DISK,
             no_cut=SHARED_NETWORK,
+            no_filter=SHARED_NETWORK,
             no_house=NOT_OURS,
             no_collective=no_collective(ranks),
             no_reset=no_reset(),

@@ -35,6 +35,10 @@ def links(site: Site) -> str:
     return site.no_cut
 
 
+def filters(site: Site) -> str:
+    return site.no_filter
+
+
 def own_etcd(site: Site) -> str:
     return site.no_own_etcd
 
@@ -157,7 +161,7 @@ _ALL = (
     # agent
     _rides("agent_killed", "agent", "SIGKILL to a node's agent", made.agent_killed, here),
     _rides("agent_stopped", "agent", "SIGSTOP to a node's agent for 6 s", made.agent_stopped, here, stays_s=6.0),
-    _rides("agent_cut_off", "agent", "a node's agent does not reach etcd until 3 s after its lease has lapsed", made.agent_cut_off, house, links, stays_s=3.0),
+    _rides("agent_cut_off", "agent", "a node's agent does not reach etcd until 3 s after its lease has lapsed", made.agent_cut_off, house, filters, stays_s=3.0),
     # node
     Fault(
         name="node_killed", family="node", how="SIGKILL to everything of a node", inject=made.node_killed,

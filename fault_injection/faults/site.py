@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import socket
 
 from fault_injection import clocks, connections, netns
 from fault_injection.faults.fault import Site
 from fault_injection.memory_cgroup import memory_cgroup
-from fault_injection.not_here import NotHere
+from fault_injection.not_here import NotHere, missing
 from supervisor.ports.errors import Fatal
 
 SHARED_DISK = "the nodes share this machine's disk"
@@ -20,12 +19,13 @@ NOT_OURS = "only in a system that is started to be broken: leave --run out"
 
 def of_machine(ranks: int = 1) -> Site:
     """For a run that is started here to be broken: local nodes, etcds and GPUs of its own, trainers that obey, so many a group."""
-    alone = no_namespaces()
+    alone = netns.available()
     return Site(
         no_memory_cgroup=no_memory_cgroup(),
         no_collective=no_collective(ranks),
-        no_own_disks=f"{SHARED_DISK}: {alone}" if alone else "",
-        no_cut=f"{SHARED_NETWORK}: {alone}" if alone else "",
+        no_own_disks=alone,
+        no_cut=alone,
+        no_filter=netns.no_filter(),
         no_reset=no_reset(),
         no_faketime=no_faketime(),
         no_trace=no_trace(),
@@ -35,13 +35,6 @@ def of_machine(ranks: int = 1) -> Site:
 def no_collective(ranks: int) -> str:
     """Why the ranks of a group sum nothing up among themselves; empty when they do."""
     return ONE_RANK if ranks == 1 else ""
-
-
-@functools.cache
-def no_namespaces() -> str:
-    """Why nodes cannot have networks and disks of their own here; empty when they can."""
-    missing = [command for command in ("iptables", "nsenter", "unshare") if shutil.which(command) is None]
-    return netns.available() or (f"no `{missing[0]}` command (Debian: apt-get install iptables)" if missing else "")
 
 
 @functools.cache
@@ -59,7 +52,7 @@ def no_reset() -> str:
             return str(error)
         except OSError:
             return ""
-    return "`ss -K` leaves a connection as it is: the kernel lacks CONFIG_INET_DIAG_DESTROY, or it is not root's"
+    return "`ss -K` ends no connection: not root, or a kernel without CONFIG_INET_DIAG_DESTROY"
 
 
 def no_faketime() -> str:
@@ -73,7 +66,7 @@ def no_faketime() -> str:
 
 def no_trace() -> str:
     """Why system calls cannot be delayed; empty when they can."""
-    return "" if shutil.which("strace") else "no `strace` command (Debian: apt-get install strace)"
+    return missing("strace")
 
 
 def no_memory_cgroup() -> str:

@@ -7,9 +7,17 @@ import pytest
 
 from supervisor.shell.etcd_server import EtcdServer
 from tests.agents.nodes import Nodes
-from tests.helpers.etcd import etcd_server, store
+from tests.helpers.etcd import folder, running, store
 
-__all__ = ["etcd_server", "store"]
+__all__ = ["store"]
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """One for the session, on no disk: at a node's end the agent has 2 s for its last report and its lease, which a disk that stalls
+    takes away."""
+    with folder(tmp_path_factory.mktemp("etcd")) as data, running(data / "etcd") as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ WITHIN_S = 480
 @pytest.mark.parametrize("case", EACH)
 def test_split(case: str, tmp_path: Path) -> None:
     """Each case is run by a pytest of its own inside the hub's namespace: a process cannot be in two networks."""
-    why_not = netns.available() or ("" if shutil.which("iptables") else "no `iptables` command")
+    why_not = netns.no_filter()
     if why_not:
         pytest.skip(f"no network namespaces here: {why_not}")
     with netns.network(len(split_cases.NODES)) as net:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from dashboards import build, rules
 from dashboards.boards import BOARDS
@@ -16,6 +17,7 @@ from dashboards.expressions import grown, since
 from dashboards.rules import Alert
 from tests.prometheus.asked import filled
 from tests.prometheus.cases import CASES, Case
+from tests.unit.shell.test_metrics import filled as a_series_of_each
 
 ALERTS = rules.alerts()
 
@@ -181,3 +183,13 @@ def test_how_long_heals_took_outlives_the_node_that_told_of_one(tmp_path: Path) 
             series[name] = f"_x10 {count}+0x{until - 10}"
     asked = panel("Heal: loading the peers' state", "lines")
     assert_answer(f"abs({asked} - 0.9) <= bool 0.01", "40m", "{}", 1, series, tmp_path)
+
+
+def test_it_has_nothing_to_say_of_what_we_export() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=generate_latest(a_series_of_each().registry),
+        capture_output=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "", "")

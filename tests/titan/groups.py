@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -124,11 +125,20 @@ class Warm:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        self._ours.settimeout(60)
-        self.hello = json.loads(self._ours.recv(65536))
+        try:
+            self.hello = self._heard()
+        except BaseException:
+            self._ours.close()
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def ask(self, **request: Any) -> dict[str, Any]:
         self._ours.send(json.dumps(request).encode())
+        return self._heard()
+
+    def _heard(self) -> dict[str, Any]:
+        eventually(lambda: select.select([self._ours], [], [], 0)[0], 60, "the warm process answers")
         answer: dict[str, Any] = json.loads(self._ours.recv(65536))
         return answer
 

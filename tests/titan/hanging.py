@@ -59,17 +59,20 @@ def small() -> Any:
     return recipes.llama3_debug_small()
 
 
-def want(run_dir: str | Path, group: int, generation: int, how: str) -> None:
-    """From now on."""
+def want(run_dir: str | Path, group: int, generation: int, how: str, from_step: int = 0) -> None:
+    """From the next forward pass on. Two orders reach two groups in different steps: `from_step`, which neither has begun, does not."""
     folder = Path(run_dir) / "faults"
-    folder.mkdir(exist_ok=True)
-    (folder / "new").write_text(how)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "new").write_text(f"{from_step} {how}")
     (folder / "new").rename(folder / f"{group}.{generation}")
 
 
 def _wanted(trainer: Any) -> str:
     path = Path(trainer.launch.run_dir) / "faults" / f"{trainer.launch.group}.{trainer.launch.generation}"
-    return path.read_text() if path.exists() else ""
+    if not path.exists():
+        return ""
+    from_step, _, how = path.read_text().partition(" ")
+    return how if trainer.manager.current_step() + 1 >= int(from_step) else ""
 
 
 def _take(trainer: Any, seconds: float) -> None:

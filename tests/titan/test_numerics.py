@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
 from supervisor.wire.checkpoints import listed
 from tests.helpers.waiting import eventually
 from tests.titan import hanging
-from tests.titan.groups import STEPS_WITHIN_S, Groups, Rank
+from tests.titan.groups import STEPS_WITHIN_S, Groups, Lighthouse, Rank
 
 pytestmark = pytest.mark.trainers
 
 RECIPE = "tests.titan.hanging:small"
+
+
+@pytest.fixture
+def together() -> Iterator[Lighthouse]:
+    """Lets no group step without the other."""
+    server = Lighthouse(min_replicas=2)
+    yield server
+    server.close()
 
 
 def ended(rank: Rank) -> tuple[str, str]:
@@ -48,16 +57,18 @@ def test_one_group_whose_gradient_is_spoilt_is_told_before_it_spoils_the_weights
     assert all(math.isfinite(line["gradient_norm"]) for line in ranks[0].lines("step") if line["committed"])
 
 
-def test_where_the_model_itself_gives_no_number_all_say_so(groups: Groups) -> None:
-    ranks = [groups.start(group, steps=1000, recipe=RECIPE) for group in (0, 1)]
-    for rank in ranks:
-        rank.reached(5, commits=3)
-    step = max(rank.step for rank in ranks)
+def test_where_the_model_itself_gives_no_number_all_say_so(groups: Groups, together: Lighthouse) -> None:
+    """Both compute it in one step. A group whose weights are spoilt a step before the other's is rightly the one to blame."""
+    step = 10
     for group in (0, 1):
-        hanging.want(ranks[0].launch.run_dir, group, 1, "nan-unseen")
-    found = [ended(rank) for rank in ranks]
-    assert {whose for whose, _ in found} <= {"own", "parameters"}
-    assert all(rank.step > step for rank in ranks), "the step with a finite loss was committed, the next one was not"
+        hanging.want(groups.run_dir, group, 1, "nan-unseen", from_step=step)
+    ranks = [groups.start(group, steps=1000, recipe=RECIPE, lighthouse=together.address) for group in (0, 1)]
+    (whose, error), (other, same) = [ended(rank) for rank in ranks]
+    assert (whose, other) == ("own", "own")
+    assert error == same == f"NotFinite: loss is nan at step {step + 1}"
+    assert [rank.step for rank in ranks] == [step, step], (
+        "the step with a finite loss was committed, the next one was not"
+    )
 
 
 def test_no_checkpoint_holds_what_is_not_finite(groups: Groups) -> None:

@@ -27,13 +27,24 @@ LEAST_FREE_BYTES = 2 * 2**30
 """A debug model's checkpoints, logs and etcd's data stay below this for a day."""
 
 
+EASIER = "the demo loses a node by killing its processes, which is the easier case"
+
 STA_UNSYNC = 0x0040
 """adjtimex(2): nobody keeps the clock in step."""
 
 
 def examine(home: Path) -> list[Finding]:
     """All that can be said without etcd."""
-    return [*_python(), *_packages(), *_host(), *_disk(home), clock(clock_status()), *_leftovers(home), *_namespaces()]
+    return [
+        *_python(),
+        *_packages(),
+        *_host(),
+        *namespaced(),
+        *_disk(home),
+        clock(clock_status()),
+        *_leftovers(home),
+        *_namespaces(),
+    ]
 
 
 def server() -> Iterator[Finding]:
@@ -87,12 +98,14 @@ def _host() -> Iterator[Finding]:
         yield Finding(
             level="bad", what=f"the host's name {name} does not resolve", do=f"add it to /etc/hosts: 127.0.1.1 {name}"
         )
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        yield Finding(
-            level="note",
-            what="no root or no `ip`: the demo loses a node by killing its processes, which is the easier case",
-            do="run it as root with iproute2 installed for a silent loss",
-        )
+
+
+def namespaced() -> Iterator[Finding]:
+    """What a node lacks here to fall silent in a network namespace of its own."""
+    if os.geteuid() != 0:
+        yield note(f"not root: {EASIER}", "run the demo as root for a silent loss")
+    elif shutil.which("ip") is None:
+        yield note(f"no `ip` command: {EASIER}", "apt-get install iproute2 for a silent loss")
 
 
 def _disk(home: Path) -> Iterator[Finding]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +22,6 @@ from fault_injection.causes import Order
 from fault_injection.faults import control, processes
 from fault_injection.faults.catalogue import FAULTS, obeying
 from fault_injection.faults.fault import Site, Target
-from fault_injection.faults.site import no_reset
 from fault_injection.gpus import Gpus
 from fault_injection.obeying import BIT, Obeying
 from supervisor.core.model import Grant
@@ -499,39 +496,6 @@ def test_a_leader_dies_at_a_failpoint_when_it_decides_about_a_rank(tmp_path: Pat
     made("failpoint", scene, target(tmp_path, rank.pid), after)
     assert (victim.wait(5), rank.wait(5)) == (-signal.SIGKILL, -signal.SIGKILL)
     assert scene.house.done == ["arm committed", "disarm"]
-
-
-def test_connections_between_ranks_are_ended_for_real_and_no_others(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        code = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(60)"
-        ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-        peers = [server.accept()[0] for _ in ranks]
-        try:
-            scene = OneProcess(str(tmp_path), 0, pids={(0, 1, 0): os.getpid(), (1, 2, 0): ranks[0].pid})
-            if why := no_reset():
-                pytest.skip(f"NO CONNECTION WAS ENDED: {why}")
-            said = made("socket_reset", scene, target(tmp_path, ranks[0].pid))
-            assert said.startswith("1 connections between")
-            ports = {connection.getpeername()[1] for connection in peers if not reset(connection)}
-            assert len(ports) == 1
-            with pytest.raises(Fatal, match="of 0 connections"):
-                made("socket_reset", scene, target(tmp_path, ranks[0].pid))
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-            for connection in peers:
-                connection.close()
-
-
-def reset(connection: socket.socket) -> bool:
-    try:
-        connection.send(b"x")
-        connection.getpeername()
-    except OSError:
-        return True
-    return False
 
 
 def test_whom_others_heal_from_is_killed_when_they_do(tmp_path: Path, victim: Any) -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,22 @@ from typer.testing import CliRunner
 from fault_injection.chaos import command
 from fault_injection.chaos.schedule import load
 from fault_injection.faults.catalogue import FAULTS
+from fault_injection.faults.fault import Site
+from fault_injection.faults.site import no_collective
+from fault_injection.not_here import no_command
 from fault_injection.promises import ALL
 from fault_injection.recorded import save
 from tests.unit.fault_injection.broken import a_broken_run, fault
+
+pytestmark = pytest.mark.usefixtures("able")
+
+NO_IP = no_command("ip")
+ABLE = Site(no_collective=no_collective(1))
+BARE = replace(
+    ABLE, no_memory_cgroup="no cgroup can be made in /sys/fs/cgroup: Read-only file system", no_own_disks=NO_IP, no_cut=NO_IP,
+    no_filter=NO_IP, no_reset=no_command("ss"), no_faketime="no libfaketime (Debian: apt-get install faketime)", no_trace=no_command("strace"),
+)  # fmt: skip
+"""A machine with nothing installed."""
 
 
 def said(code: int, *arguments: str, columns: int = 200) -> str:
@@ -30,29 +44,38 @@ def said(code: int, *arguments: str, columns: int = 200) -> str:
     return result.output
 
 
+def on(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
+    monkeypatch.setattr(command.sites, "of_machine", lambda: site)
+
+
 def test_list_names_every_fault_with_the_reason_why_not(monkeypatch: Any) -> None:
-    monkeypatch.setattr(command.sites, "no_memory_cgroup", lambda: "no memory controller")
-    monkeypatch.setattr(command.sites, "no_namespaces", lambda: "not root")
+    on(monkeypatch, replace(ABLE, no_memory_cgroup="no [memory] controller", no_own_disks=NO_IP, no_cut=NO_IP))
     rows = json.loads(said(0, "list", "--json"))
     assert [row["fault"] for row in rows] == list(FAULTS)
     why_not = {row["fault"]: row["why_not"] for row in rows}
     assert why_not["sigkill"] == ""
-    assert why_not["killed_for_memory"] == "no memory controller"
-    assert why_not["disk_full"] == why_not["node_silent"].replace("network", "disk")
-    assert "not root" in why_not["disk_full"]
+    assert why_not["killed_for_memory"] == "no [memory] controller"
+    assert why_not["disk_full"] == why_not["node_silent"] == NO_IP
     assert "in a group of one rank" in why_not["collective_skipped"]
     table = said(0, "list")
     assert all(name in table for name in FAULTS)
-    assert re.search(r"node_silent +a node's link goes down: silent, as a dead host \(not here: ", table)
+    (number,) = re.findall(r"node_silent +a node's link goes down: silent, as a dead host \(not here: (\d)\)", table)
+    assert re.search(rf"^{number} \(4 faults\) +no `ip` command \(Debian: apt-get install iproute2\) *$", table, re.M)
+    assert re.search(r"^\d \(1 fault\) +no \[memory\] controller *$", table, re.M)
     assert f"{sum(1 for why in why_not.values() if not why)} of {len(FAULTS)} faults can be made here" in table
 
 
-def test_list_is_read_in_a_narrow_terminal() -> None:
+@pytest.mark.parametrize("site", [ABLE, BARE], ids=["able", "bare"])
+def test_list_is_read_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
+    on(monkeypatch, site)
     rows = said(0, "list", columns=80).splitlines()
     assert max(map(len, rows)) <= 80
     assert any(re.fullmatch(r"sigkill +SIGKILL to a rank \(crash\) *", row) for row in rows)
     folded = sum(row.startswith(" ") for row in rows)
     assert folded < len(FAULTS) / 2, "most take one line"
+    text = " ".join(" ".join(rows).split())
+    reasons = set(vars(site).values()) - {"", "local"}
+    assert {why: text.count(why) for why in reasons} == dict.fromkeys(reasons, 1), "each is there, whole and once"
 
 
 def test_check_judges_files_and_ends_with_1_unless_all_pass(tmp_path: Path) -> None:

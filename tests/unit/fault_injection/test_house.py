@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +13,14 @@ from typing import Any
 
 import pytest
 
-from fault_injection import clocks, etcds, netns
-from fault_injection.chaos import own
+from fault_injection import etcds, netns
 from fault_injection.clocks import Clocks
-from fault_injection.faults import site
 from fault_injection.gpus import FOLDER, Gpus
 from fault_injection.house import SPACE_WITHIN_S, House
 from fault_injection.netns import Network
+from fault_injection.not_here import no_command
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import failpoints
-from tests.helpers.waiting import eventually
 
 NETWORK = Network(hub="sv1-hub", hub_address="10.77.0.254", nodes=(("sv1-n1", "10.77.0.1"), ("sv1-n2", "10.77.0.2")))
 
@@ -153,36 +152,6 @@ def test_a_driver_says_what_the_file_says_and_of_events_those_since_it_was_asked
     assert json.loads((tmp_path / "n1.json").read_text())["gpus"][0]["lost"] is False
 
 
-FOLLOWS = """
-import sys, threading
-from fault_injection import clocks
-clocks.follow(["--node=n1"])
-print(sys.argv[1:], flush=True)
-threading.Event().wait(60)
-"""
-
-
-def test_a_clock_is_moved_while_its_agent_runs_and_only_there(tmp_path: Path) -> None:
-    if why := site.no_faketime():
-        pytest.skip(f"NO CLOCK WAS MOVED: {why}")
-    moved = Clocks(tmp_path)
-    moved.move("n1", "+0")
-    command, environment = [sys.executable, "-c", FOLLOWS, "--lease-s=5"], {**os.environ, clocks.FOLDER: str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as agent:
-        try:
-            assert agent.stdout is not None
-            assert agent.stdout.readline() == "['--lease-s=5']\n"
-            eventually(lambda: abs(moved.ahead_s("n1") or 9.0) < 1, 10, "it says what it reads")
-            moved.move("n1", "+10800")
-            eventually(lambda: abs((moved.ahead_s("n1") or 0) - 10_800) < 1, 10, "it is moved")
-        finally:
-            agent.kill()
-    moved.back("n1")
-    assert moved.ahead_s("n1") is None
-    moved.move("n2", "+10800")
-    clocks.follow(["--node=n1"])  # nothing happens
-
-
 def test_a_network_is_handed_to_the_command_inside_and_to_nobody_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert netns.entered() is None
     monkeypatch.setenv(netns.WORLD, netns.environment(NETWORK)[netns.WORLD])
@@ -201,23 +170,10 @@ def test_a_network_is_handed_to_the_command_inside_and_to_nobody_below_it(monkey
     assert [(n.netns, n.address) for n in netns.pool(["a"], None)] == [("", "127.0.0.1")]
 
 
-def test_what_a_node_wrote_on_its_own_disk_is_there_afterwards(tmp_path: Path) -> None:
-    folder = tmp_path / "n1"
-    if why := site.no_namespaces():
-        pytest.skip(f"a tmpfs is mounted by root alone: {why}")
-    with own.disk(folder, 1 << 20):
-        assert folder.is_mount()
-        (folder / "ranks").mkdir()
-        (folder / "ranks" / "output.log").write_text("said")
-        os.mkfifo(folder / "pipe")
-    assert not folder.is_mount()
-    assert (folder / "ranks" / "output.log").read_text() == "said"
-    assert [path.name for path in tmp_path.iterdir()] == ["n1"]
-    with pytest.raises(Fatal, match="mount -t tmpfs"), own.disk(folder, -1):
-        pass
-
-
 def test_a_slow_disk_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcds.shutil, "which", lambda name: None)
-    with pytest.raises(Fatal, match="strace is missing"), etcds.slow_disk([1], 0.1, tmp_path / "log"):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        pytest.raises(Fatal, match=re.escape(no_command("strace"))),
+        etcds.slow_disk([1], 0.1, tmp_path / "log"),
+    ):
         pass

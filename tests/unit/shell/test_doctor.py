@@ -66,6 +66,22 @@ def test_a_clock_that_nobody_keeps_is_a_note(status: int | None, level: str) -> 
     assert machine.clock(status).level == level
 
 
+@pytest.mark.parametrize(
+    ("uid", "there", "what", "do"),
+    [(0, True, "", ""), (0, False, "no `ip` command", "apt-get install iproute2"), (1000, True, "not root", "as root")],
+)
+def test_what_a_silent_loss_lacks_is_named(
+    uid: int, there: bool, what: str, do: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if there:
+        (tmp_path / "ip").write_text("#!/bin/sh\n")
+        (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    notes = [f for f in machine.namespaced() if f.level == "note"]
+    assert [(f.what.startswith(what), do in f.do) for f in notes] == [(True, True)] * bool(what)
+
+
 def test_the_kernel_is_asked_for_its_clock() -> None:
     status = machine.clock_status()
     assert status is None or 0 <= status < 0x10000

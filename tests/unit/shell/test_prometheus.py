@@ -15,6 +15,7 @@ from supervisor.shell import prometheus
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.shell.prometheus import config, start
 from supervisor.shell.up_parts import Up
+from supervisor.wire.address import free_port
 from supervisor.wire.security import Security
 from tests.helpers import site
 from tests.helpers.waiting import eventually
@@ -42,12 +43,13 @@ http.server.HTTPServer(("127.0.0.1", port), H).serve_forever()
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH of its own, behind a proxy that answers nobody."""
+    """A PATH and a port of its own, behind a proxy that answers no one: beside us others may be about to take the usual port."""
     for name, value in site.PROXY.items():
         monkeypatch.setenv(name, value)
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(prometheus, "PORT", free_port())
     return folder
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from fault_injection import netns
 from fault_injection.chaos import own
-from fault_injection.faults import acts, site, storage
+from fault_injection.faults import acts, storage
 from fault_injection.faults.catalogue import FAULTS
 from fault_injection.faults.fault import Target
 from supervisor.ports.errors import Fatal
@@ -76,8 +77,8 @@ class Writer:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Iterator[Path]:
-    if why := site.no_namespaces():
-        pytest.skip(f"NO CHECKPOINT FOLDER WAS FULL OR GONE: a tmpfs is mounted by root alone: {why}")
+    if why := netns.available():
+        pytest.skip(f"NO CHECKPOINT FOLDER WAS FULL OR GONE: {why}")
     with own.disk(folder_of(str(tmp_path)), 1 << 20):
         yield tmp_path
 
