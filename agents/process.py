@@ -100,7 +100,7 @@ def send_signal(pid: int, start_ticks: int, number: int) -> bool:
             return False
         signal.pidfd_send_signal(handle, number)
         return True
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
     finally:
         os.close(handle)
