@@ -351,8 +351,10 @@ class Agent:
             newest = self._view.progress[name].newest
             if newest is not None:
                 self._exporter.progress(name, newest)
+        limits = self._hang_limits()
+        self._view.look_for_stops(limits, awake)
         if news is not None:
-            self._view.look_for_hangs(self._hang_limits(), awake, self._nothing_written())
+            self._view.look_for_hangs(limits, awake, self._nothing_written())
         self._gpus.running(self._view.ways())
         wanted = self._wanted.by_run if self._reporter.standing.registered else {}
         stops = self._stops_of_our_own(awake)
@@ -425,10 +427,12 @@ class Agent:
         assert parsed is not None
         sent = self._terms.get(stop.name)
         grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s)
-        if stop.at_once:
+        beyond_term = self._view.beyond_term(stop.name)
+        if stop.at_once or beyond_term:
             if stop.name not in self._killed:
-                log.warning("killing %s: %s", stop.name, stop.why, extra=about(stop.name))
-                await self._kill(stop.name, stop.why)
+                why = f"{stop.why}; {beyond_term}" if beyond_term else stop.why
+                log.warning("killing %s: %s", stop.name, why, extra=about(stop.name))
+                await self._kill(stop.name, why)
         elif sent is None:
             self._terms[stop.name] = now
             log.info("ending %s: %s", stop.name, stop.why, extra=about(stop.name))

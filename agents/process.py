@@ -44,10 +44,10 @@ class Stat:
         return self.state not in "ZX"
 
 
-def stat_of(pid: int) -> Stat | None:
-    """None when there is no such process (any more), or none that we may see."""
+def stat_of(pid: int, of: int | None = None) -> Stat | None:
+    """None when there is no such process (any more), or none that we may see. `of`: the process whose thread it is."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{pid}/stat" if of is None else f"/proc/{of}/task/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: of another user, where hidepid=1
         return None
@@ -102,7 +102,7 @@ def send_signal(pid: int, start_ticks: int, number: int) -> bool:
             return False
         signal.pidfd_send_signal(handle, number)
         return True
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
     finally:
         os.close(handle)

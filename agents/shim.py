@@ -23,10 +23,11 @@ from agents import process, sockets
 from agents.awake import AwakeClock, Still
 from agents.forwarder import Forwarder
 from agents.kept import Agent, ForkError, Kept, Warm
+from agents.leftovers import left_behind
 from agents.ooms import Ooms
 from agents.settings import Settings, parse
-from agents.table import Child, Table
-from supervisor.wire import environment
+from agents.table import LEFTOVER_DEADLINE_S, Child, Table
+from supervisor.wire import environment, marks
 from supervisor.wire.aside import Aside
 from supervisor.wire.security import SecurityError
 
@@ -39,6 +40,8 @@ AGENT_LAST_WORDS_S = 2.0
 AGENT_FROZEN_S = 10.0
 """An agent pings every second, from its event loop: one that does not is stopped, or hangs in a call."""
 LOOK_S = 1.0
+LEFT_LOOK_S = 0.05
+"""Between two looks at what is left behind: a killed process is gone in milliseconds."""
 
 
 LEAVING = "the scheduler gave notice (SIGUSR1)"
@@ -158,8 +161,7 @@ class Shim:
         await self._until_ended(workloads, self._settings.grace_s)
         self._signal("agent", signal.SIGTERM, "the node is stopped")
         await self._until_ended(["agent"], AGENT_LAST_WORDS_S)
-        rest = process.marked(str(self._node))
-        for stat in rest:
+        for stat in [*process.marked(str(self._node)), *self._left_behind()]:
             process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
         await self._until_ended(list(self._table.children), AGENT_LAST_WORDS_S)
         self._reap()
@@ -214,15 +216,18 @@ class Shim:
                 return
         self._forwarder.gone(child.name.rpartition(".")[0])
         self._tell_watchers({"exited": child.record()})
+        self._end_left_behind()
 
     async def _spawn(self, request: dict[str, Any]) -> Child:
         name, log = request["name"], request["log"]
         environment = {str(key): str(value) for key, value in request["env"].items()}
+        environment[marks.STARTED_BY] = marks.mark(name)
         await self._records.done(partial(os.makedirs, request["folder"], exist_ok=True))
         # before there is a process: if we are killed in between, the next shim knows that this name was used up
         self._table.put(Child(name, 0, 0, request["folder"]))
         try:
             await self._records.done(lambda: None)
+            await self._until_none_is_left_behind()
             if self._stop.is_set():
                 raise Refusal("this node is stopping")  # what ends all that runs here has looked already
             child = await self._fork_warm(request, environment)
@@ -265,6 +270,31 @@ class Shim:
     def _forget_unclaimed(self) -> None:
         if not self._forking:
             self._unclaimed.clear()
+
+    def _left_behind(self) -> list[process.Stat]:
+        """By workloads that have ended. Those that do not say by whom may be a live one's, or just forked; and where we are a
+        container's first process, whatever a person started in it is our child once its parent ends."""
+        known = {child.pid for child in self._table.children.values() if not child.exited}
+        alive = {child.name for child in self._workloads() if not child.exited}
+        unmarked = not alive and not self._forking and os.getpid() != 1
+        return left_behind(known, alive | self._starting.keys(), unmarked)
+
+    def _end_left_behind(self) -> list[process.Stat]:
+        found = self._left_behind()
+        for stat in found:
+            by = marks.of(stat.pid) or "a process that has ended"
+            self._table.remember("left_behind_killed", pid=stat.pid, start_ticks=stat.start_ticks, started_by=by)
+            process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
+        return found
+
+    async def _until_none_is_left_behind(self) -> None:
+        """Raises Refusal where some do not end."""
+        until = time.monotonic() + LEFTOVER_DEADLINE_S
+        while found := self._end_left_behind():
+            if time.monotonic() > until:
+                pids = ", ".join(str(stat.pid) for stat in found)
+                raise Refusal(f"left behind by an earlier generation, and not ended even by SIGKILL: process {pids}")
+            await asyncio.sleep(LEFT_LOOK_S)
 
     def _kill_strangers(self) -> None:
         """A warm process that failed may have left a trainer that nobody knows: never two of one name."""
@@ -445,6 +475,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _decide_environment(settings)
         os.environ[process.SHIM_PID] = str(os.getpid())
         os.environ[process.NODE_DIR] = str(settings.node_folder)
+        os.environ[marks.STARTED_BY] = marks.BLANK
         process.become_subreaper()
         asyncio.run(Shim(settings).run())
         os.close(lock)

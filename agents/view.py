@@ -20,6 +20,7 @@ from agents.processor import ProcessorUse
 from agents.progress import ProgressFile, milestones
 from agents.settings import Settings
 from agents.stacks import Stacks
+from agents.stopped import Stopped
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.spec import HangSpec
 from supervisor.wire import activity
@@ -68,6 +69,9 @@ class View:
         """Where this node's files are."""
         self._paces: dict[str, Pace] = {}
         self._uses: dict[str, ProcessorUse] = {}
+        self._stopped: dict[str, Stopped] = {}
+        self._for_good: dict[str, str] = {}
+        """Rank -> why it is stopped, of those that were so for as long as the policy allows."""
         self._stuck: dict[str, Stuck] = {}
         self._stuck_in: dict[str, tuple[int, activity.Activity] | None] = {}
         """What each was in when that was told, with the count of such changes."""
@@ -115,7 +119,7 @@ class View:
 
     def drop(self, name: str) -> None:
         of_files = (self.processes, self.progress, self._exits, self._addresses, self._gate_marks, self._stills)
-        for table in (*of_files, self._paces, self._uses, self._stuck, self._stuck_in):
+        for table in (*of_files, self._paces, self._uses, self._stopped, self._for_good, self._stuck, self._stuck_in):
             table.pop(name, None)
         self._stacks.drop(name)
         way = name.rpartition(".")[0]
@@ -178,6 +182,21 @@ class View:
                 seconds[name] = self._stills.setdefault(name, Still()).look(mark, awake)
         return seconds
 
+    def look_for_stops(self, limits: Mapping[str, HangSpec], awake: float) -> None:
+        """Which ranks the kernel shows as stopped. `limits`, `awake`: as in `look_for_hangs`; no file of a rank is read."""
+        self._for_good = {}
+        for name, rank in self._ranks():
+            stopped, limit_s = self._stopped.setdefault(name, Stopped()), limits.get(rank.way, HangSpec()).stopped_s
+            stopped.look(self.processes[name].pid, awake)
+            if stopped.why and stopped.for_s >= limit_s > 0:
+                self._for_good[name] = stopped.why
+
+    def beyond_term(self, name: str) -> str:
+        """Why SIGTERM and its grace are of no use to a process, as a sentence: it, or a rank of its generation, is
+        stopped. Empty: they are."""
+        way = name.rpartition(".")[0]
+        return next((f"{n} {why}" for n, why in self._for_good.items() if n.rpartition(".")[0] == way), "")
+
     def look_for_hangs(self, limits: Mapping[str, HangSpec], awake: float, untold: bool = False) -> None:
         """Whose step takes too long. `limits` are by way; `awake` is a clock that runs while we look; `untold`: ranks cannot write
         their progress here."""
@@ -224,10 +243,13 @@ class View:
     def running_ways(self) -> dict[str, list[str]]:
         """The generations that run here, with their running ranks."""
         ways: dict[str, list[str]] = {}
-        for text in self.running():
-            if isinstance(name := parse(text), TrainerName):
-                ways.setdefault(name.way, []).append(text)
+        for text, name in self._ranks():
+            ways.setdefault(name.way, []).append(text)
         return ways
+
+    def _ranks(self) -> list[tuple[str, TrainerName]]:
+        """Those that run here."""
+        return [(text, name) for text in self.running() if isinstance(name := parse(text), TrainerName)]
 
     def ways(self) -> frozenset[str]:
         """The generations of which there are processes here, also those that have ended."""
@@ -275,6 +297,7 @@ class View:
             tuple(sorted(self.gates.items())),
             tuple(sorted(self.reaches.items())),
             () if self._blind else tuple(sorted((name, stuck.activity) for name, stuck in self._stuck.items())),
+            tuple(sorted((name, rank.why, name in self._for_good) for name, rank in self._stopped.items() if rank.why)),
             self.announced,
             self.leaving,
         )
@@ -285,6 +308,7 @@ class View:
         gate = self.gates.get(name.way)
         pace = self._paces.get(record.name, Pace())
         own, past = pace.own, pace.past
+        stopped = self._stopped.get(record.name, Stopped())
         return TrainerObserved(
             run=name.run,
             group=name.group,
@@ -297,6 +321,8 @@ class View:
             gate=None if gate is None else gate[0],
             reaches_gate=self.reaches.get(name.way),
             stuck=None if self._blind else self._stuck.get(record.name),
+            stopped=stopped.why if not record.exited else "",
+            stopped_s=round(stopped.for_s, 2),
             compute_s=own.compute_s,
             data_s=own.data_s,
             compute_past_s=past.compute_s,

@@ -128,6 +128,8 @@ class Watcher(threading.Thread):
 
     def _note(self, observed: NodeObserved) -> None:
         for trainer in observed.trainers:
+            if trainer.stopped:
+                self.bounds.setdefault((trainer.group, trainer.generation), HANGS.stopped_s)
             if trainer.stuck is not None:
                 self.bounds.setdefault((trainer.group, trainer.generation), trainer.stuck.bound_s)
             if trainer.exit is not None and trainer.exit.ended_s:

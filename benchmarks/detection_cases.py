@@ -32,7 +32,7 @@ HOG_HAS = 32 << 20
 """Bytes that are left to a rank: the clock runs while it fills them."""
 AHEAD = 10
 """Steps until something happens in every group at once."""
-HICCUP_S = 1.5
+HICCUP_S = 1.2
 
 Inject = Callable[["Bench", Target, ExitStack], float]
 """Breaks it and returns the moment, by this machine's monotonic clock. What is left to mend is put on the stack."""
@@ -225,7 +225,7 @@ CASES: dict[str, Case] = {
     "straggler": Case(
         how="a rank computes twice as long as the others", inject=_slow, kinds=(), rung=None, family=OTHER,
     ),
-    "hiccup": Case(how="a rank is stopped for 1.5 s", inject=_hiccup, kinds=(), rung=None, family=NOTHING),
+    "hiccup": Case(how="a rank is stopped for 1.2 s", inject=_hiccup, kinds=(), rung=None, family=NOTHING),
     "slow_steps": Case(how="every step of a rank takes five times as long", inject=_slow_steps, kinds=(), rung=None, family=NOTHING),
     "agent_killed": Case(how="SIGKILL to a node's agent", inject=_agent_killed, kinds=(), rung=None, family=NOTHING),
     "noisy_neighbours": Case(how="busy loops on all processors", inject=_busy, kinds=(), rung=None, family=NOTHING),

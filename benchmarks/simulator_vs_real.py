@@ -72,7 +72,7 @@ KINDS = {
     "an allocation is taken": Kind(("allocation_gone",), "allocation_taken", "fault", 4),
     "the lighthouse is killed": Kind(("gate_killed", "lighthouse_killed"), "gate_killed", "stall", 8),
     "the lighthouse stands still": Kind(("lighthouse_stopped",), "gate_frozen", "stall", 3, 8.0),
-    "a rank stands still for 1.5 s": Kind(("hiccup",), "freeze", "stall", 4, 1.5),
+    "a rank stands still for 1.2 s": Kind(("hiccup",), "freeze", "stall", 4, 1.2),
 }
 OF = {name: kind for kind, about in KINDS.items() for name in about.names}
 NOT_COMPARED = "hangs, GPUs, numerics and disks, of which the simulator has no model; what takes nothing from training"

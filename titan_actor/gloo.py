@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 
 Sockets = dict[int, str]
@@ -86,9 +85,3 @@ def servers_of(manager: Any, lighthouse: str, store_port: int) -> set[int]:
 
 def _port(address: str) -> int:
     return int(address.removeprefix("http://").split("/")[0].rpartition(":")[2])
-
-
-def abort_of(manager: Any) -> Callable[[], None]:
-    """What frees the survivors of a lost group: the running collective fails, its step is not committed."""
-    group = manager._pg
-    return lambda: group.abort()

@@ -31,6 +31,7 @@ from titan_actor.cursor import Cursor
 from titan_actor.heal import HealState
 from titan_actor.heals import Heals
 from titan_actor.ledger import Ledger
+from titan_actor.meeting import Meeting
 from titan_actor.mfu import mfu
 from titan_actor.report import Report
 from titan_actor.samples import names
@@ -125,6 +126,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         dims = super().init_distributed()
         # TorchTitan's pair heals stale state (findings, 6): it must not come beside ours
         self.manager.set_state_dict_fns = lambda *pair: None
+        self._meeting = Meeting(self.manager, launch.torchft.process_group_timeout_ms / 1000)
         self.manager._pg.supervisor_listening = gloo.servers_of(self.manager, launch.lighthouse, launch.master_port)
         if os.environ.get(SYNC_QUORUM) == "1":
             self.manager._use_async_quorum = False
@@ -166,6 +168,12 @@ class ReplicaTrainer(FaultTolerantTrainer):
             wishes = self.agreement.on(self.control.take())
             self._between(wishes)
         self._finish(wishes)
+
+    def abort(self) -> None:
+        """Free this rank of a group that is lost: the running collective, or the wait for the groups of a new quorum, fails, and
+        its step is not committed. From any thread."""
+        self._meeting.abort()
+        self.manager._pg.abort()
 
     def close(self) -> None:
         """Leave the quorum and give sockets, threads and groups back."""

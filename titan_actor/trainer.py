@@ -77,7 +77,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     import torch
     from torchtitan.tools.logging import init_logger
 
-    from titan_actor import config, gloo
+    from titan_actor import config
     from titan_actor.replica import PeersGone, ReplicaTrainer
 
     # one rank per core at most: intra-op threads of several ranks would fight for them
@@ -88,7 +88,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
     ledger.event("imported")
     trainer = ReplicaTrainer(config.for_launch(launch), launch, report, ledger, control)
-    commands.abort, commands.purge = gloo.abort_of(trainer.manager), trainer.purge
+    commands.abort, commands.purge = trainer.abort, trainer.purge
     trainer.admit()
     try:
         trainer.train()

@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from supervisor.wire import marks
 from supervisor.wire.records import TrainerLaunch, decode, encode
 from titan_actor import mends, trainer
 
@@ -186,6 +187,7 @@ def _die_with_shim(between: int) -> None:
 def _become_trainer(launch: str, output: int, env: dict[str, str], between: int) -> NoReturn:
     code = 1
     try:
+        marks.put(env.get(marks.STARTED_BY, ""))
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)

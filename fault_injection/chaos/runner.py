@@ -69,14 +69,15 @@ class Bounds:
 
 def bounds(spec: RunSpec, fault: Fault) -> Bounds:
     """From the policy's and TorchFT's own timeouts. Survivors of a loss are free after a heartbeat timeout, and a join and a
-    collective that it may have cost them twice; a hang ends when it is found, an unseen end when a lease has lapsed. Where nothing is
+    collective that it may have cost them twice; a hang ends when it is found, a stop when it counts, an unseen end when a lease has lapsed. Where nothing is
     to be done about it nothing is found, and nobody is started."""
     torchft, policy = spec.torchft, spec.policy
     freed = (
         torchft.heartbeat_timeout_ms + 2 * (torchft.join_timeout_ms + torchft.process_group_timeout_ms)
     ) / 1000 + policy.term_grace_s
     hangs = fault.stalls and bool(fault.kinds)
-    found = policy.hang.at_most_s + freed if hangs else 2 * policy.node_lease_s + freed
+    seen_s = policy.hang.stopped_s if fault.shown and policy.hang.stopped_s else policy.hang.at_most_s
+    found = seen_s + freed if hangs else 2 * policy.node_lease_s + freed
     again = policy.start_timeout_s + policy.backoff_max_s if fault.kinds else 0.0
     again += policy.allocation_timeout_s if fault.takes_spares else 0.0
     return Bounds(fault.stays_s + fault.takes_s + found + again, fault.stays_s + found if fault.stalls else freed)

@@ -73,11 +73,25 @@ def _crash(
 
 
 def _hang(
-    name: str, how: str, inject: Inject, *needs: Need, family: Family = "process", writers: bool = False
+    name: str,
+    how: str,
+    inject: Inject,
+    *needs: Need,
+    family: Family = "process",
+    writers: bool = False,
+    shown: bool = False,
 ) -> Fault:
     kinds = (Kind.HANG, Kind.STALLED)
     return Fault(
-        name=name, family=family, how=how, inject=inject, needs=needs, kinds=kinds, stalls=True, writers=writers
+        name=name,
+        family=family,
+        how=how,
+        inject=inject,
+        needs=needs,
+        kinds=kinds,
+        stalls=True,
+        writers=writers,
+        shown=shown,
     )
 
 
@@ -111,8 +125,9 @@ _ALL = (
         inject=made.raised_everywhere, needs=(obeying, house), kinds=(Kind.SAME_ERROR, Kind.ERROR), echoes=(Kind.SAME_ERROR, Kind.ERROR), stalls=True,
     ),
     _crash("killed_for_memory", "a rank takes more than its memory cgroup has", made.for_memory, obeying, memory_cgroup, kind=Kind.OOM),
-    _hang("stopped", "SIGSTOP to a rank", made.stopped, here),
-    _rides("hiccup", "process", "SIGSTOP to a rank, SIGCONT after 1.5 s", made.stopped, here, stays_s=1.5),
+    _hang("stopped", "SIGSTOP to a rank", made.stopped, here, shown=True),
+    # longer than the heartbeat timeout of a run that is started to be broken, and shorter than policy.hang.stopped_s
+    _rides("hiccup", "process", "SIGSTOP to a rank, SIGCONT after 1.2 s", made.stopped, here, stays_s=1.2),
     _hang("gil_held", "C code keeps the interpreter's lock", made.ordered(causes.HOLD_GIL), obeying),
     _hang("endless_loop", "a rank computes for ever", made.ordered(causes.LOOP), obeying),
     Fault(

@@ -169,6 +169,8 @@ class Fault:
     """At the most, until it has happened: it waits for what the run does of itself."""
     stalls: bool = False
     """The others stand still until the supervisor acts: they wait inside a collective or a quorum."""
+    shown: bool = False
+    """The kernel shows it: `policy.hang.stopped_s` counts, not how long a step takes."""
     drifts: bool = False
     """The group's parameters are others' no more until it heals."""
     writers: bool = False

@@ -201,7 +201,7 @@ def _freeze(world: World, fault: Fault) -> bool:
 
 
 def _frozen_for_good(world: World, fault: Fault) -> bool:
-    """Only its restart ends it. A lighthouse that is new never hears it, and what finds it then is how long its step takes, of which
+    """Only its restart ends it, and the kernel does not show it as stopped: a frozen cgroup. A lighthouse that is new never hears it, and what finds it then is how long its step takes, of which
     there is no model: it goes on."""
     trainer = _trainer(world, fault.target)
     if trainer is None:

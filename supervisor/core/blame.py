@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from supervisor.core import disks, gpu
-from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Observed, RankView, StuckView
+from supervisor.core import disks, gpu, stops
+from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, StuckView
 from supervisor.core.spec import HangSpec, RunSpec
 
 ACROSS = frozenset({"quorum", "collective", "heal"})
@@ -50,6 +50,12 @@ LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
 
 _LINE = re.compile(r":\d+\)")
 
+UNSURE = "hang?"
+"""Among the suspects: that a group hangs, and that it is not known yet whether the others do too."""
+
+TOGETHER = "stopped together"
+"""Among the suspects: as `Blame.together`, when that was last so."""
+
 _STATES = {
     "stopped": "the process is stopped by a signal",
     "uninterruptible": "the process is in uninterruptible sleep: a disk, a file system or a device does not answer",
@@ -71,19 +77,40 @@ class Blame:
     behind: Mapping[int, Behind] = field(default_factory=dict)
     """Groups that take too long while others are ahead of them. How far those had come before says nothing: they may have passed
     it while it was stopped, and be busy by themselves since."""
+    together: bool = False
+    """A rank of every group is stopped: one hand did that, and may undo it."""
 
 
 def blame(
     groups: Mapping[int, GroupMemory],
     observed: Observed,
     spec: RunSpec,
-    unsure_since: float | None = None,
-    behind: Mapping[int, Behind] | None = None,
+    known: Memory,
 ) -> Blame:
-    """Of the groups that run, those by whose own doing a step takes too long. `unsure_since`: as `Blame.unsure`, since when.
-    `behind`: as it was the last time."""
+    """Of the groups that run, those by whose own doing a step takes too long, or of which a rank is stopped. `known`: what was
+    noted the last time."""
     if observed.store_stable_s < spec.policy.node_lease_s:
         return Blame()  # what was reported before the store was away may be over
+    found = _by_their_steps(groups, observed, spec, known.suspects.get(UNSURE), known.behind)
+    limit_s = spec.policy.hang.stopped_s
+    stopped, together = stops.for_long(groups, observed, limit_s), stops.together(groups, observed)
+    found = replace(found, together=together)
+    if not stopped:
+        return found
+    # they are let go on one after the other, and each node's agent sees it at its next look
+    together_at = known.suspects.get(TOGETHER)
+    if together or (together_at is not None and observed.now - together_at < limit_s):
+        return replace(found, groups=(), held=f"{stops.SHARED}: {NONE_ENDED}", unsure=False)
+    return replace(found, groups=tuple(sorted({*found.groups, *stopped})))
+
+
+def _by_their_steps(
+    groups: Mapping[int, GroupMemory],
+    observed: Observed,
+    spec: RunSpec,
+    unsure_since: float | None,
+    behind: Mapping[int, Behind],
+) -> Blame:
     running = {g.group: g for g in groups.values() if g.phase == "running"}
     stuck = {g: found for g, group in running.items() if (found := stuck_ranks(group, observed))}
     unseen = tuple(g for g in sorted(running) if g not in stuck and _unseen(running[g], observed))

@@ -32,7 +32,7 @@ from supervisor.core import (
 )
 from supervisor.core.acting import apply, look_at_silence
 from supervisor.core.all_lost import all_lost, nobody_left
-from supervisor.core.blame import Blame, blame
+from supervisor.core.blame import TOGETHER, UNSURE, Blame, blame
 from supervisor.core.leaving import leave
 from supervisor.core.measured import remembered
 from supervisor.core.model import (
@@ -167,17 +167,23 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
         # since when: whatever was said of it then
         known = (since for sign, since in r.before.suspects.items() if sign.startswith(HELD_HANG))
         suspects[f"{HELD_HANG}{hanging.held}"] = next(known, r.now)
+    _note_together(r, hanging, suspects)
     if suspects != r.before.suspects:
         r.rest["suspects"] = suspects
 
 
-UNSURE = "hang?"
-"""Among the suspects: that a group hangs, and that it is not known yet whether the others do too."""
+def _note_together(r: Round, hanging: Blame, suspects: dict[str, float]) -> None:
+    """When a rank of every group was last stopped, for as long as that counts."""
+    at = r.now if hanging.together else r.before.suspects.get(TOGETHER)
+    if at is not None and r.now - at < r.spec.policy.hang.stopped_s:
+        suspects[TOGETHER] = at
+        if not hanging.together:
+            r.look_again(at + r.spec.policy.hang.stopped_s)
 
 
 def _who_hangs(r: Round) -> Blame:
     since = r.before.suspects.get(UNSURE)
-    found = blame(shadow.there(r.groups, r.incidents, r.observed), r.observed, r.spec, since, r.before.behind)
+    found = blame(shadow.there(r.groups, r.incidents, r.observed), r.observed, r.spec, r.before)
     if found.behind != r.before.behind:
         r.rest["behind"] = found.behind
     if found.held:

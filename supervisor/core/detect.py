@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from supervisor.core import blame, ending, gpu, numerics
+from supervisor.core import blame, ending, gpu, numerics, stops
 from supervisor.core.model import (
     Confidence,
     Failure,
@@ -259,7 +259,8 @@ def failure(
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
     if group.group in hanging:
-        return gpu.judged(blame.failure(group, observed), group, observed, spec)
+        stopped = stops.failure(group, observed, spec.policy.hang.stopped_s)
+        return gpu.judged(stopped or blame.failure(group, observed), group, observed, spec)
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
         return gpu.judged(silence, group, observed, spec)

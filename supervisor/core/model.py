@@ -171,6 +171,9 @@ class RankView:
     data_past_s: float = 0.0
     stuck: StuckView | None = None
     """Its step has taken longer than its agent has learned that it may."""
+    stopped: str = ""
+    """Why the kernel lets it do nothing, as the end of a sentence; empty: it may run, or not known."""
+    stopped_s: float = 0.0
     measured: Measured = NOTHING
 
 

@@ -201,6 +201,10 @@ class HangSpec:
         1800.0,
         "for what has not been learned yet: the first steps, checkpoint and evaluation of a large model are slow; and for each compile",
     )
+    stopped_s: float = setting(
+        1.5,
+        "a process that the kernel shows as stopped (SIGSTOP, a debugger) is ended after this: a person's slip of a second is forgiven, and the others wait for less than two; 0 is never, and the bound of a step counts",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.hang.factor": 6,
     "policy.hang.at_least_s": 1,
     "policy.hang.at_most_s": 1,
+    "policy.hang.stopped_s": 0,
     "policy.breaker.share": 0,
     "policy.breaker.at_least": 1,
     "policy.breaker.window_s": 1,

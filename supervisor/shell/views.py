@@ -232,6 +232,8 @@ def _rank(trainer: TrainerObserved) -> RankView:
         gate=trainer.gate,
         reaches_gate=trainer.reaches_gate,
         stuck=_stuck(trainer),
+        stopped=printable(trainer.stopped) if trainer.state != "exited" else "",
+        stopped_s=trainer.stopped_s,
         compute_s=trainer.compute_s,
         data_s=trainer.data_s,
         compute_past_s=trainer.compute_past_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from supervisor.core import breaker, detect, disks, left_out, numerics, shadow, straggler, unsaved
 from supervisor.core.blame import blame
-from supervisor.core.decide import UNSURE
 from supervisor.core.model import AllocationMemory, Memory, Observed
 from supervisor.core.placement import passed_over
 from supervisor.core.round import Round
@@ -49,7 +48,7 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     found = [left_out.sentence(group) for group in memory.groups.values() if group.left_out]
     found += [slow.sentence for slow in straggler.stragglers(memory.groups, observed, spec)]
     groups = shadow.there(memory.groups, memory.incidents, observed)
-    hangs = blame(groups, observed, spec, memory.suspects.get(UNSURE), memory.behind).held
+    hangs = blame(groups, observed, spec, memory).held
     tripped = breaker.sentence(Round(observed, spec, memory)) if memory.breaker_since is not None else ""
     spike = numerics.spike(memory.groups, observed, spec)
     no_way = detect.without_a_way(memory.groups, observed, spec, memory.lighthouse.opened)

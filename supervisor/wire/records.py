@@ -468,6 +468,10 @@ class TrainerObserved:
     reaches_gate: bool | None = None
     """Whether its forwarder has a connection to the gate now. None: not known (yet)."""
     stuck: Stuck | None = None
+    stopped: str = ""
+    """Why the kernel lets it do nothing, as the end of a sentence: a signal, a tracer. Empty: it may run, or not known."""
+    stopped_s: float = 0.0
+    """For how long the node's agent has seen that."""
     compute_s: float = 0.0
     """Median of `Progress.compute_s` over its last steps; 0: not learned yet."""
     data_s: float = 0.0

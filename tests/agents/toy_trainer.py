@@ -9,6 +9,7 @@ toy.raise_at: it raises after this step, counted by itself from 1. toy.segfault_
 toy.hog: once this path exists it takes memory (at most 1 GiB) until something ends it.
 toy.saves: while this path exists it says that it writes its checkpoints (idle only; else none is written).
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
+toy.leaves: it leaves daemons, which are the shim's children at once, whose pids are in left.json.
 """
 
 from __future__ import annotations
@@ -36,6 +37,25 @@ from titan_actor.ledger import write_error_file
 
 class ToyError(Exception):
     """As a bug of a real program raises one."""
+
+
+def leave(how: str) -> int:
+    """The pid of a daemon. marked: another program. forked: this one. bare: another program without any environment."""
+    report, answer = os.pipe()
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+            os.write(answer, str(os.getpid()).encode())
+            if how == "forked":
+                while True:
+                    time.sleep(1000)
+            os.execve("/bin/sleep", ["sleep", "1000"], {} if how == "bare" else os.environ)
+        os._exit(0)
+    os.wait()
+    pid = int(os.read(report, 16))
+    os.close(report)
+    os.close(answer)
+    return pid
 
 
 class Toy:
@@ -112,6 +132,10 @@ class Toy:
         if self.options.get("child"):
             child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
             (self.folder / "child").write_text(str(child.pid))
+        if self.options.get("leaves"):
+            (self.folder / "left.json").write_text(
+                json.dumps({how: leave(how) for how in ("marked", "forked", "bare")})
+            )
         step_s = self.options.get("step_s", 0.05)
         start = time.time()
         while not self.stop.wait(step_s):

@@ -12,6 +12,8 @@ import sys
 import time
 import traceback
 
+from supervisor.wire import marks
+
 
 def adopted(shim: int) -> None:
     """Wait until the shim is our parent, then die with it. (Set earlier, the death of the process in between kills.)"""
@@ -25,6 +27,7 @@ def adopted(shim: int) -> None:
 def trainer(request: dict, answer: int) -> None:
     from tests.agents import toy_trainer
 
+    marks.put(request["env"][marks.STARTED_BY])
     os.setsid()
     os.write(answer, str(os.getpid()).encode())
     os.close(answer)

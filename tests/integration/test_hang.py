@@ -111,11 +111,26 @@ def test_the_one_that_hangs_is_found_and_started_again(
     assert equal_digests(run.w, run.record, since)
 
 
-def test_a_stopped_process_is_named_as_such(run: Run) -> None:
+def test_a_stopped_process_is_killed_at_once_and_one_that_goes_on_is_left_alone(run: Run) -> None:
+    """Neither the bound of a step nor TERM's grace has to pass."""
     run.steps_on()
-    os.kill(run.w.trainer(run.record, 0).pid, signal.SIGSTOP)
+    hiccup = run.w.trainer(run.record, 0).pid
+    os.kill(hiccup, signal.SIGSTOP)
+    passes(0.5 * HANG.stopped_s)
+    os.kill(hiccup, signal.SIGCONT)
+    run.steps_on(3)
+    assert run.w.trainer(run.record, 0).pid == hiccup
+    at = time.time()
+    os.kill(hiccup, signal.SIGSTOP)
     incident = run.recovered(0)
-    assert incident.kind in (Kind.HANG, Kind.STALLED)
-    assert any("stopped by a signal" in sentence for sentence in incident.evidence)
+    assert (incident.kind, incident.rank) == (Kind.HANG, 0)
+    assert any("stopped by a signal, for longer than policy.hang.stopped_s" in said for said in incident.evidence)
+    assert incident.decided is not None
+    assert HANG.stopped_s <= incident.decided - incident.opened + incident.took_s < HANG.at_least_s
+    name = f"{run.record.spec.name}.0.{run.generations[0] - 1}.0"
+    history = run.w.shim_history(run.w.status(run.record).groups[0].node)
+    sent = [line for line in history if line["event"] == "signalled" and line["name"] == name]
+    assert [line["signal"] for line in sent] == [signal.SIGKILL]
+    assert sent[0]["t"] - at < 2 * HANG.stopped_s
     run.steps_on(3)
     run.w.check(run.record)

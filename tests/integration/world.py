@@ -181,6 +181,11 @@ class World:
     def shim_pid(self, node: str) -> int:
         return int((self.system / "nodes" / node / "shim.lock").read_text())
 
+    def shim_history(self, node: str) -> list[dict[str, Any]]:
+        """What its shim wrote down."""
+        text = (self.system / "nodes" / node / "shim.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
     def host_processes(self) -> list[str]:
         """Names of what the service host runs."""
         found = []

@@ -15,6 +15,9 @@ from titan_actor import recipes
 LOAD_S = 12.0
 """Longer than a start takes that reads nothing."""
 
+COMMITS_BEFORE = 5
+"""It dies, or the like, after so many."""
+
 TOLD = "TOLD_BY_TORCHFT"
 """Environment variable: the file for what TorchFT's own loggers of quorums and commits say, a JSON line each."""
 
@@ -75,6 +78,31 @@ def that_looks_at_heal_state() -> Any:
 
     ReplicaTrainer._record = look
     return recipes.llama3_debug_small()
+
+
+def _that_dies_once_it_is_in_a_quorum(group: int) -> Any:
+    """Its step fails first, so that the quorum in which it dies is a new one, whose members meet."""
+    from titan_actor.replica import ReplicaTrainer
+
+    attempt = ReplicaTrainer._attempt
+
+    def attempt_or_die(self: Any, batches: Any) -> None:
+        if self.launch.group == group and self._commits == COMMITS_BEFORE:
+            self.manager._pg.configure = lambda *_: os._exit(1)
+            self.abort()
+        attempt(self, batches)
+
+    ReplicaTrainer._attempt = attempt_or_die
+    return recipes.llama3_debug_small()
+
+
+def that_dies_with_the_store_of_its_quorum() -> Any:
+    """The first group holds it."""
+    return _that_dies_once_it_is_in_a_quorum(0)
+
+
+def that_dies_beside_the_store_of_its_quorum() -> Any:
+    return _that_dies_once_it_is_in_a_quorum(1)
 
 
 def that_freezes_group_1_before_a_collective() -> Any:

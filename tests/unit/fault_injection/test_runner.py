@@ -349,9 +349,12 @@ def test_parts_that_end_are_tended_while_it_waits() -> None:
 
 def test_bounds_are_the_timeouts_of_the_run() -> None:
     freed = 1.0 + 2 * (2.0 + 3.0) + 5.0
-    crash, hang, agent = (bounds(SPEC, FAULTS[name]) for name in ("sigkill", "stopped", "agent_stopped"))
+    crash, hang, agent = (bounds(SPEC, FAULTS[name]) for name in ("sigkill", "endless_loop", "agent_stopped"))
     assert (crash.others_within_s, crash.within_s) == (freed, 2 * 2 + freed + 30.0)
     assert (hang.others_within_s, hang.within_s) == (20.0 + freed, 20.0 + freed + 30.0)
+    stopped, never = bounds(SPEC, FAULTS["stopped"]), replace(SPEC.policy.hang, stopped_s=0.0)
+    assert (stopped.others_within_s, stopped.within_s) == (1.5 + freed, 1.5 + freed + 30.0)
+    assert bounds(replace(SPEC, policy=replace(SPEC.policy, hang=never)), FAULTS["stopped"]) == hang
     nobody_starts = 2 * 2 + freed
     assert (agent.others_within_s, agent.within_s) == (freed, FAULTS["agent_stopped"].stays_s + nobody_starts)
     full = bounds(SPEC, FAULTS["checkpoint_disk_full"])

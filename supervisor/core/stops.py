@@ -1,0 +1,48 @@
+"""Ranks that the kernel shows as stopped. That is a fact: no step has to take too long first, and no other group has to speak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView
+
+SHARED = "a rank of every group is stopped"
+
+
+def for_long(groups: Mapping[int, GroupMemory], observed: Observed, limit_s: float) -> tuple[int, ...]:
+    """Groups of which a rank has been stopped for longer than `policy.hang.stopped_s`."""
+    return tuple(sorted(g for g, group in groups.items() if _stopped(group, observed, limit_s))) if limit_s else ()
+
+
+def together(groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
+    """Whether a rank of every group is stopped now, for however short a time: they are stopped by one hand, and may be
+    let go on by it."""
+    alive = [g for g in groups.values() if any(rank.state != "exited" for rank in _ranks(g, observed))]
+    return len(alive) > 1 and all(any(rank.stopped for rank in _ranks(g, observed)) for g in alive)
+
+
+def failure(group: GroupMemory, observed: Observed, limit_s: float) -> Failure | None:
+    """The hang of a group with such a rank; None: it has none."""
+    ranks = _stopped(group, observed, limit_s) if limit_s else []
+    if not ranks:
+        return None
+    sentences = tuple(f"rank {r.rank} {r.stopped}, for longer than policy.hang.stopped_s = {limit_s:g}" for r in ranks)
+    return Failure(
+        Kind.HANG,
+        sentences,
+        rank=ranks[0].rank if len(ranks) == 1 else None,
+        confidence=Confidence.CERTAIN,
+        took_s=max(rank.stopped_s for rank in ranks),
+    )
+
+
+def _stopped(group: GroupMemory, observed: Observed, limit_s: float) -> list[RankView]:
+    return [rank for rank in _ranks(group, observed) if rank.stopped and rank.stopped_s >= limit_s]
+
+
+def _ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
+    """Of its current generation; a node that does not answer says nothing of now."""
+    node = observed.nodes.get(group.node)
+    if node is None or not node.registered or group.phase not in ("starting", "running"):
+        return []
+    return [rank for rank in node.ranks if (rank.group, rank.generation) == (group.group, group.generation)]

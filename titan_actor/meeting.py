@@ -1,0 +1,132 @@
+"""Meets the other groups of a new quorum before a process group is made with them.
+
+A group that dies between its request for a quorum and the answer is a member of it. TorchFT and Gloo (or NCCL) then wait for that peer
+in native code, for the whole process group timeout, and take no order meanwhile. Here the peers are waited for first, in small parts:
+one whose port is closed, or an order to abort, ends the wait at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+FIRST_PAUSE_S, LOOK_S = 0.002, 0.1
+"""Between two looks at who is missing, as a rule all of a quorum come within milliseconds; and how long a host has for its answer."""
+STRANGERS_S = 1.0
+"""A peer that was never met may be of a version that meets no one: so long it is waited for here."""
+GONE = "gone"
+"""Key of what the first has found who knows a peer: those that do not know it need not wait either."""
+
+
+class Meeting:
+    """One rank's."""
+
+    def __init__(self, manager: Any, timeout_s: float) -> None:
+        """Takes the place of the manager's client and of its process group's `configure`."""
+        self._own = str(manager._checkpoint_transport.address())
+        self._timeout_s = timeout_s
+        self._met: dict[str, str] = {}
+        """Replica id -> the address of this rank's peer there. Its heal server listens for as long as the process lives."""
+        self._aborted = threading.Event()
+        self._members = manager._client = _Members(manager._client)
+        self._configure = manager._pg.configure
+        manager._pg.configure = self._meet_and_configure
+
+    def abort(self) -> None:
+        """End the wait that is in progress. From any thread."""
+        self._aborted.set()
+
+    def _meet_and_configure(self, store: str, replica_id: str, rank: int, world_size: int, *more: Any) -> None:
+        self._aborted.clear()
+        if len(self._members.ids) == world_size > 1:
+            self._meet(store, rank, self._members.ids)
+        self._configure(store, replica_id, rank, world_size, *more)
+
+    def _meet(self, store_address: str, rank: int, ids: list[str]) -> None:
+        """Raises ConnectionError when a peer is gone, TimeoutError when one that was met before does not come."""
+        from torchft.process_group import create_store_client
+
+        began, place = time.monotonic(), _place(store_address)
+        while not (answer := knock([place], LOOK_S)):
+            self._go_on(began, "the store of this quorum does not answer")
+        if not answer[place]:
+            raise ConnectionError("a group has ended since it asked for this quorum: it held the quorum's store")
+        store = create_store_client(f"{store_address}/met", timeout=timedelta(seconds=self._timeout_s))
+        store.set(str(rank), self._own)
+        everyone, pause_s = list(map(str, range(len(ids)))), FIRST_PAUSE_S
+        while not store.check(everyone):
+            missing = [ids[int(n)] for n in everyone if not store.check([n])]
+            self._go_on(began, f"{', '.join(missing)} did not come to this quorum")
+            known = {_place(self._met[id_]): id_ for id_ in missing if id_ in self._met}
+            gone = [known[each] for each, open_ in knock(known, LOOK_S).items() if not open_]
+            if gone:
+                store.set(GONE, ", ".join(gone))
+            if store.check([GONE]):
+                raise ConnectionError(f"{store.get(GONE).decode()} has ended since it asked for this quorum")
+            if missing and not known and time.monotonic() - began > STRANGERS_S:
+                return
+            self._aborted.wait(pause_s)
+            pause_s = min(2 * pause_s, LOOK_S)
+        self._met = {id_: told.decode() for id_, told in zip(ids, store.multi_get(everyone), strict=True)}
+
+    def _go_on(self, began: float, otherwise: str) -> None:
+        """Raises what ends the wait from outside."""
+        if self._aborted.is_set():
+            raise ConnectionError(f"aborted: {otherwise}")
+        if time.monotonic() - began > self._timeout_s:
+            raise TimeoutError(f"{otherwise} for {self._timeout_s:g} s")
+
+
+class _Members:
+    """The manager's client, and who is in its newest quorum."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.ids: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def _quorum(self, *args: Any, **kwargs: Any) -> Any:
+        quorum = self._client._quorum(*args, **kwargs)
+        self.ids = list(quorum.replica_ids)
+        return quorum
+
+
+def knock(places: Iterable[tuple[str, int]], within_s: float) -> dict[tuple[str, int], bool]:
+    """Whether something listens there: a process that lives accepts, even a stopped one. Hosts that do not answer are left out."""
+    found: dict[tuple[str, int], bool] = {}
+    asked: dict[int, tuple[socket.socket, tuple[str, int]]] = {}
+    poll, until = select.poll(), time.monotonic() + within_s
+    for place in places:
+        asking = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
+        asking.setblocking(False)
+        asked[asking.fileno()] = asking, place
+        if asking.connect_ex(place) == errno.ECONNREFUSED:
+            found[place] = False
+        else:
+            poll.register(asking, select.POLLOUT)
+    try:
+        while len(found) < len(asked) and (left_s := until - time.monotonic()) > 0:
+            for number, _ in poll.poll(1000 * left_s):
+                asking, place = asked[number]
+                poll.unregister(asking)
+                error = asking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error in (0, errno.ECONNREFUSED):
+                    found[place] = error == 0
+    finally:
+        for asking, _ in asked.values():
+            asking.close()
+    return found
+
+
+def _place(address: str) -> tuple[str, int]:
+    """Host and port of `http://host:port/path` or `host:port/path`; an IPv6 host may stand without brackets."""
+    host, _, port = address.removeprefix("http://").partition("/")[0].rpartition(":")
+    return host.strip("[]"), int(port)
