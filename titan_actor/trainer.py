@@ -84,7 +84,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
     ledger.event("imported")
     trainer = ReplicaTrainer(config.for_launch(launch), launch, report, ledger, control)
-    commands.abort, commands.purge = gloo.abort_of(trainer.manager), trainer.purge
+    commands.abort = gloo.abort_of(trainer.manager)
     trainer.admit()
     try:
         trainer.train()
