@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
+from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory, Resumed
 from supervisor.shell import render, status
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.status import RunStatus
@@ -207,6 +207,13 @@ def test_where_the_page_is() -> None:
     assert found.page == page
     assert f"page {page}" in text(render.run(found, NOW))
     assert "page" not in text(render.run(seen(MEMORY), NOW))
+
+
+def test_it_says_which_checkpoint_the_run_was_started_from() -> None:
+    said = "step 200 of group 0, generation 1, the newest complete one; the record in etcd had step 50"
+    found = seen(replace(MEMORY, resumed=Resumed(said=said)))
+    assert f"started from {said}" in text(render.run(found, NOW))
+    assert "started from" not in text(render.run(seen(MEMORY), NOW))
 
 
 def test_a_run_that_has_ended_says_the_last_step_that_was_committed() -> None:
