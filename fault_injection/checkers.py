@@ -82,15 +82,18 @@ def no_stale_actuation(history: History) -> list[str]:
 
 
 def generations_grow(history: History) -> list[str]:
-    """A group's generation never goes back, nor do the decision count and the newest checkpoint, and no two epochs share a decision."""
+    """A group's generation never goes back, nor does the decision count, nor the newest checkpoint but to what a start from disk found;
+    and no two epochs share a decision."""
     found = []
     last: dict[int, int] = {}
     seen: dict[int, int] = {}
     newest = checkpoint = 0
     for decision in history.committed():
         for action in decision.actions:
-            if action["verb"] == "checkpoint":
-                step = int(action["key"].removeprefix("checkpoint:"))
+            step = _named_step(action)
+            if action["verb"] == "load":
+                checkpoint = step
+            elif step >= 0:
                 if step < checkpoint:
                     found.append(f"the newest checkpoint went back from step {checkpoint} to {step}")
                 checkpoint = max(checkpoint, step)
@@ -159,6 +162,11 @@ def no_dead_epoch(history: History) -> list[str]:
     return found
 
 
+def _named_step(action: dict[str, Any]) -> int:
+    """Step of the checkpoint that an action names or loads; -1 for another action."""
+    return int(action["key"].rpartition(":")[2]) if action["verb"] in ("checkpoint", "load") else -1
+
+
 def steps_not_lost(history: History) -> list[str]:
     """A step that begins once step N was committed commits at least N, unless every group had ended in between (a
     resume from disk); a process leaves none out, nor does a resume go behind the newest checkpoint."""
@@ -198,18 +206,17 @@ def _not_next(history: History) -> Iterator[str]:
 def _behind_the_disk(history: History) -> Iterator[str]:
     """A resume from disk goes on from the newest checkpoint that was known to be complete; not from one that a fault has torn, which
     was the newest until everybody began again: with it all are killed."""
-    known = [
-        (decision.t, int(action["key"].removeprefix("checkpoint:")))
-        for decision in history.committed()
-        for action in decision.actions
-        if action["verb"] == "checkpoint"
-    ]
+    named = [(decision.t, action) for decision in history.committed() for action in decision.actions]
+    known = [(t, step) for t, action in named if (step := _named_step(action)) >= 0]
+    loads = [t for t, action in named if action["verb"] == "load"]
     tearing = [f.made for f in history.faults if f.name == "checkpoint_torn" and f.made is not None]
     torn = {max((step for t, step in known if t <= made), default=0) for made in tearing}
     for pause in without_life(history):
         began = [(x["start"], x["step"]) for s in history.steps for x in s.committed() if x["start"] >= pause]
         again = min((p.spawned for p in history.processes if p.spawned > pause), default=pause)
-        newest = max((step for t, step in known if t <= again and step not in torn), default=-1)
+        # what was named before a start from disk may have been torn by then: that start says what was complete
+        since = max((t for t in loads if t <= again), default=0.0)
+        newest = max((step for t, step in known if since <= t <= again and step not in torn), default=-1)
         if began and min(began)[1] <= newest:
             yield f"step {min(began)[1]} was committed after a resume, and step {newest} was complete on disk"
 

@@ -2,7 +2,8 @@
 
 One group writes, all its ranks, to `<run_dir>/checkpoints/step-<step>.g<group>.gen<generation>/`. The state is copied
 in memory between two steps and written by a thread; the marker `complete.json` comes last, so a folder without it is
-torn. The path carries the generation, so a frozen writer that thaws harms nobody; only the holder of the pointer purges.
+torn. The path carries the generation, so a frozen writer that thaws harms no one. A writer purges by its own word, once the gate
+has let it into a quorum that it asked for after its newest checkpoint was complete (ADR 15).
 """
 
 from __future__ import annotations
@@ -32,21 +33,39 @@ class CheckpointLost(RuntimeError):
     """There should be a checkpoint to resume from, and none can be read."""
 
 
-def purge(run_dir: str, pointer: CheckpointMark, kept: int) -> list[Path]:
-    """Remove what the pointer's holder may remove; returns it.
+def purge(run_dir: str, newest: CheckpointMark, kept: int) -> list[Path]:
+    """Remove what the writer of `newest` may remove; returns it.
 
-    Of the complete ones up to the pointer the newest `kept` stay, the pointer's own always; torn ones older than it go.
+    Of the complete ones up to `newest` the newest `kept` stay, `newest` itself always; torn ones older than it go.
     """
     found = listed(run_dir)
-    complete = [folder for step, folder, mark in found if mark is not None and step <= pointer.step]
-    stay = {Path(pointer.path).name, *(folder.name for folder in complete[: max(1, kept)])}
+    complete = [folder for step, folder, mark in found if mark is not None and step <= newest.step]
+    stay = {Path(newest.path).name, *(folder.name for folder in complete[: max(1, kept)])}
     gone = [folder for folder in complete if folder.name not in stay]
-    gone += [folder for step, folder, mark in found if mark is None and step < pointer.step]
+    gone += [folder for step, folder, mark in found if mark is None and step < newest.step]
     for folder in gone:
         # the marker first: a half removed folder must not look complete
         (folder / MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
     return gone
+
+
+class Purge:
+    """Says when a writer may purge: its newest checkpoint was complete before the quorum of its newest commit was asked for, so
+    whoever replaces it finds that checkpoint on disk. A frozen writer that thaws gets into no quorum, and purges nothing."""
+
+    def __init__(self) -> None:
+        self._seen: CheckpointMark | None = None
+        self._done: CheckpointMark | None = None
+
+    def committed(self, complete: CheckpointMark | None) -> CheckpointMark | None:
+        """To be called after each commit, before the next quorum is asked for. `complete`: its newest checkpoint. Returns the one
+        up to which it may purge now; None: nothing."""
+        proved, self._seen = complete is self._seen, complete
+        if complete is None or not proved or complete is self._done:
+            return None
+        self._done = complete
+        return complete
 
 
 class Checkpoints:
@@ -70,6 +89,8 @@ class Checkpoints:
         self._finished = threading.Event()
         self._finished.set()
         self.saved_step = -1
+        self.complete: CheckpointMark | None = None
+        """The newest that this process has written. Set by the writing thread."""
 
     @property
     def busy(self) -> bool:
@@ -163,6 +184,8 @@ class Checkpoints:
             log.warning("%s; training goes on", text)
             if self._launch.rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)
+        else:
+            self.complete = mark
         try:
             self._done(None if error is not None else mark, text, started)
         finally:

@@ -7,7 +7,7 @@
 | {"do":"checkpoint"} | writes one after the current step (the writer group only) |
 | {"do":"stacks"} | all threads' stacks are in stacks.txt |
 | {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
-| {"do":"writer","writer":bool,"pointer":CheckpointMark or null} | writes checkpoints from now on, or no longer |
+| {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer. What agents send beside it is for trainers of older versions |
 
 Errors: {"error": text}.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from supervisor.wire.records import CheckpointMark, RecordError, TrainerLaunch, decode, encode
+from supervisor.wire.records import TrainerLaunch, encode
 from titan_actor.control import Control
 from titan_actor.report import Report
 
@@ -47,7 +47,6 @@ class Commands:
         self._socket = _listen(self._path)
         self.abort: Callable[[], None] | None = None
         """Set when there is a process group to abort."""
-        self.purge: Callable[[], None] | None = None
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
 
     def _term(self) -> None:
@@ -81,7 +80,7 @@ class Commands:
         try:
             request = json.loads(line)
             return self._do(request.get("do"), request)
-        except (ValueError, AttributeError, TypeError, RecordError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _do(self, what: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -109,12 +108,10 @@ class Commands:
         return {"ok": True}
 
     def _become(self, request: dict[str, Any]) -> None:
-        writer, pointer = request.get("writer"), request.get("pointer")
+        writer = request.get("writer")
         if not isinstance(writer, bool):
             raise TypeError("writer must be true or false")
-        self._control.write(writer, None if pointer is None else decode(json.dumps(pointer), CheckpointMark))
-        if self.purge is not None:
-            self.purge()
+        self._control.write(writer)
 
 
 class Stacks:

@@ -6,8 +6,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from supervisor.wire.records import CheckpointMark
-
 NEVER = 2**62
 
 
@@ -30,8 +28,6 @@ class Control:
         self._stop_at = NEVER
         self._checkpoint = False
         self._writer = writer
-        self.pointer: CheckpointMark | None = None
-        """The newest complete checkpoint of the run, as the supervisor last said."""
         self.in_haste = False
         """Ended by a signal: whoever sent it kills soon, so no last checkpoint."""
 
@@ -50,11 +46,10 @@ class Control:
         with self._lock:
             self._checkpoint = True
 
-    def write(self, writer: bool, pointer: CheckpointMark | None) -> None:
-        """Become, or stop being, the writer, and learn the pointer."""
+    def write(self, writer: bool) -> None:
+        """Become, or stop being, the writer."""
         with self._lock:
             self._writer = writer
-            self.pointer = pointer
 
     def take(self) -> Wishes:
         """The wishes so far; a checkpoint is asked for once."""

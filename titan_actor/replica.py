@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from supervisor.wire.checkpoints import listed
 from supervisor.wire.records import CheckpointMark, DigestMark, TrainerLaunch
 from titan_actor import address, admission, gloo, mends, rehearsal, shares
 from titan_actor.activity import ActivityFile
-from titan_actor.checkpoint import Checkpoints, purge
+from titan_actor.checkpoint import Checkpoints, Purge, purge
 from titan_actor.compiling import Compiling
 from titan_actor.control import NEVER, Agreement, Control, Wishes
 from titan_actor.cursor import Cursor
@@ -101,6 +102,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self.manager.register_state_dict_fn("supervisor", self._load_peer, self.heal.save)
         self.cursor = Cursor(launch.run_dir, launch.group, launch.rank, self.dataloader)
         self.checkpoints = Checkpoints(launch, self, self.agreement, self._on_checkpoint)
+        self._purge = Purge()
         self.ledger.event("constructed", device=self.device.type, groups=launch.groups, titan=asdict(launch.titan))
         self._restore()
         if self.tokenizer.get_vocab_size() > self.model_config.vocab_size:
@@ -274,6 +276,8 @@ class ReplicaTrainer(FaultTolerantTrainer):
         self._wanted |= wishes.checkpoint
         if not self._committed:
             return
+        if (newest := self._purge.committed(self.checkpoints.complete)) is not None and self.launch.rank == 0:
+            threading.Thread(target=self._remove_old, args=(newest,), name="purge", daemon=True).start()
         self.cursor.live()
         due = titan.checkpoint_interval_steps > 0 and step % titan.checkpoint_interval_steps == 0
         if due:
@@ -549,14 +553,11 @@ class ReplicaTrainer(FaultTolerantTrainer):
             written = {"checkpoint": mark} if self.launch.rank == 0 else {}
             self.report.update(error="", **written)
 
-    def purge(self) -> None:
-        """Remove old checkpoints, if the pointer names this process as the holder. Any thread, rank 0 only."""
-        pointer, launch = self.control.pointer, self.launch
-        holder = pointer is not None and (pointer.group, pointer.generation) == (launch.group, launch.generation)
-        if pointer is None or not holder or launch.rank != 0:
-            return
-        gone = purge(launch.run_dir, pointer, launch.titan.checkpoints_kept)
+    def _remove_old(self, newest: CheckpointMark) -> None:
+        """In a thread of its own: many files on a shared disk take long."""
+        launch = self.launch
+        gone = purge(launch.run_dir, newest, launch.titan.checkpoints_kept)
         if gone:
             complete = [step for step, _, mark in listed(launch.run_dir) if mark is not None]
-            self.cursor.purge(before_step=min(complete, default=pointer.step))
+            self.cursor.purge(before_step=min(complete, default=newest.step))
             self.ledger.note("purged", paths=[str(folder) for folder in gone])

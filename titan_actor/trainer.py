@@ -88,7 +88,7 @@ def _train(launch: TrainerLaunch, report: Report, ledger: Ledger, control: Contr
     logging.getLogger("torchft_commits").setLevel(logging.WARNING)
     ledger.event("imported")
     trainer = ReplicaTrainer(config.for_launch(launch), launch, report, ledger, control)
-    commands.abort, commands.purge = trainer.abort, trainer.purge
+    commands.abort = trainer.abort
     trainer.admit()
     try:
         trainer.train()

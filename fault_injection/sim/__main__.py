@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from pathlib import Path
 
-from fault_injection.sim.faults import KINDS, Fault
+from fault_injection.sim.faults import PLANNED, Fault
 from fault_injection.sim.lane import Kept, LaneError, Part, commit, play
 from fault_injection.sim.run import Result, run
 from fault_injection.sim.shrink import shrunk
@@ -210,8 +210,8 @@ def _fault(told: object) -> Fault:
     wanted = {field.name for field in fields(Fault)}
     if not isinstance(told, dict) or wanted != told.keys():
         raise ValueError(f"a fault is one JSON object with {', '.join(sorted(wanted))}, and nothing else")
-    if told["kind"] not in KINDS:
-        raise ValueError(f"there is no fault {told['kind']!r}; known: {', '.join(KINDS)}")
+    if told["kind"] not in PLANNED:
+        raise ValueError(f"there is no fault {told['kind']!r}; known: {', '.join(PLANNED)}")
     if type(told["target"]) is not int or told["target"] < 0:
         raise ValueError(f"target is {told['target']!r}, and must be a whole number from 0")
     for name in ("at", "seconds"):

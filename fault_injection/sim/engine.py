@@ -79,6 +79,14 @@ class SimEngine:
         if before == "granted":
             self._later(self.world.pace.kill_s, lambda: self.world.give_up(held.host, key))
 
+    def lose_all(self, reason: str) -> None:
+        """Everything that was granted has ended, and it does not answer."""
+        self.away = True
+        for key, held in self.held.items():
+            if held.state == "granted":
+                held.state, held.reason = "gone", reason
+                self.world.give_up(held.host, key)
+
     def _answer(self) -> None:
         if self.away:
             raise Retryable("the scheduler does not answer")

@@ -111,7 +111,7 @@ def _apart(dice: random.Random) -> list[Fault]:
 
 def inject(world: World, fault: Fault) -> bool:
     """Break it; False when there was nobody to hit."""
-    return _ALL[fault.kind](world, fault)
+    return (_ALL | _BY_PLAN)[fault.kind](world, fault)
 
 
 def heal(world: World) -> None:
@@ -392,6 +392,25 @@ def _watch_reset(world: World, fault: Fault) -> bool:
     return True
 
 
+def _power_loss(world: World, fault: Fault) -> bool:
+    """Everything ends at once, and all but what the scheduler had given comes back together."""
+    world.etcd.stop()
+    world.engine.lose_all("the power went")
+    for supervisor in tuple(world.supervisors):
+        supervisor.kill()
+    for host in world.hosts.values():
+        host.switch(False)
+
+    def back() -> None:
+        world.engine.away = False
+        world.etcd.start()
+        for host in world.hosts.values():
+            host.switch(True)
+
+    world.clock.after(fault.seconds, back)
+    return True
+
+
 def _engine_pending(world: World, fault: Fault) -> bool:
     world.engine.stalled = True
 
@@ -540,3 +559,10 @@ _ALL: dict[str, Callable[[World, Fault], bool]] = {
     "calls_late": _calls_late,
 }
 KINDS = tuple(_ALL)
+"""What a seed draws from."""
+
+_BY_PLAN: dict[str, Callable[[World, Fault], bool]] = {"power_loss": _power_loss}
+"""What no seed draws: one more kind would change the plan of every seed."""
+
+PLANNED = (*KINDS, *_BY_PLAN)
+"""What a plan may name."""

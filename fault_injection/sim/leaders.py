@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
-from supervisor.core.model import Decision, Memory, Observed
+from supervisor.core.model import Decision, GroupMemory, Memory, Observed
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fenced, Retryable
 from supervisor.shell.accounts import Accounts
@@ -72,6 +72,13 @@ class _Quiet(Telemetry):
         self._supervisor.decided = (observed, decision)
         self._supervisor.decided_at = self._supervisor.world.clock.now
         self._supervisor.world.checks.decided(observed, decision)
+
+
+class _Unlisted:
+    """A leader that lists no folder: it knows of checkpoints what it is told."""
+
+    def look(self, run: str, run_dir: str, groups: Mapping[int, GroupMemory], now: float) -> None:
+        return None
 
 
 class _Kept(Journal):
@@ -170,7 +177,9 @@ class Supervisor:
         clock, world = self.world.clock, self.world
         self._driver = EngineDriver(self.store, world.engine, clock.read)
         try:
-            self.loop = Loop(self.store, self.term, self._driver, _Quiet(self), clock.read, lambda path: _Kept(world))
+            self.loop = Loop(
+                self.store, self.term, self._driver, _Quiet(self), clock.read, lambda path: _Kept(world), folders=_Unlisted()
+            )  # fmt: skip
         except Retryable:
             self._stand_by()
             return

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import ladder
+from supervisor.core import ladder, on_disk
 from supervisor.core.model import GroupMemory, Kind, Rung
 from supervisor.core.round import Round
 
-EVERYTHING_GONE = "every allocation of the run is gone: it starts again from its newest checkpoint, at no one's budget"
+EVERYTHING_GONE = (
+    "every allocation of the run is gone: it starts again from its newest checkpoint, charged to no budget"
+)
 
 GONE_AGAIN = "every allocation of the run is gone, and nothing was saved since it had started"
 
@@ -40,7 +42,8 @@ def _got_somewhere(r: Round, group: GroupMemory) -> bool:
     """Whether a group ran for long enough to be healthy, or a checkpoint is newer than what it was started with."""
     if not group.node or group.phase not in ("starting", "running"):
         return False
-    newest = r.rest.get("checkpoint", r.before.checkpoint)
+    known, resumed = r.rest.get("checkpoint", r.before.checkpoint), r.before.resumed
+    newest, _ = on_disk.choose(known, r.observed.disk, resumed.generations if resumed is not None else {})
     began_at = group.checkpoint.step if group.checkpoint is not None else 0
     lasted = group.phase == "running" and r.now - group.since >= r.spec.policy.healthy_after_s
     return lasted or (newest is not None and newest.step > began_at)

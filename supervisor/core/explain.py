@@ -56,6 +56,7 @@ def explain(
         "",
         *done(incident),
         *([f"Why: {incident.reason}."] if incident.reason else []),
+        *([f"Started from: {incident.resumed}."] if incident.resumed else []),
     ]
     if waits:
         lines += ["Why not at once:", *(f"  - {sentence}" for sentence in waits)]

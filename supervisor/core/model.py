@@ -293,6 +293,20 @@ class CordonView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskView:
+    """The run's folder of checkpoints, as the leader's host sees it."""
+
+    at: float
+    """When the newest listing began, on the run clock; -1 before the first one has ended."""
+    complete: tuple[Checkpoint, ...] = ()
+    """The newest first."""
+    others: tuple[str, ...] = ()
+    """A sentence for each entry that is no complete checkpoint of the run: torn, or foreign."""
+    unseen: str = ""
+    """Why the folder cannot be listed from here; empty: it was listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One etcd revision and the time at which it was looked at."""
 
@@ -311,6 +325,8 @@ class Observed:
     control: ControlView = field(default_factory=ControlView)
     cordons: Mapping[str, CordonView] = field(default_factory=dict)
     """By host: those that a person cordoned, and those that incidents of any run are held against."""
+    disk: DiskView | None = None
+    """None: no one lists the folder of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,6 +550,8 @@ class Incident:
     """It had befallen the group on another host too: none is held to it."""
     outside: bool = False
     """As in Failure, for all that happened in it."""
+    resumed: str = ""
+    """Which checkpoint the group was started from, and which were passed over. Empty: it healed from peers, or was not started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -553,6 +571,16 @@ class Lighthouse:
     cut_since: float | None = None
     """Since when the live nodes have all said that their forwarders have cut."""
     quorum_ids_above: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The newest start of groups from disk."""
+
+    said: str
+    """As Incident.resumed."""
+    generations: Mapping[int, int] = field(default_factory=dict)
+    """Group -> its generation then, where it is not the first. What an older one saves later belongs to steps that were given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -600,6 +628,9 @@ class Memory:
     """When they were let go by themselves, the last time."""
     lighthouse: Lighthouse = field(default_factory=Lighthouse)
     checkpoint: Checkpoint | None = None
+    """The newest complete one that is known: a hint, since more may lie on disk."""
+    resumed: Resumed | None = None
+    """None: no group was started from disk yet, or no one lists the folder."""
     suspects: Mapping[str, float] = field(default_factory=dict)
     """Signs that a lost allocation gives too (a lease that vanished, a SIGTERM that we did not send) -> since when."""
     slow: Mapping[int, SlowSince] = field(default_factory=dict)
@@ -636,6 +667,7 @@ class Action:
         "halt",
         "resume",
         "checkpoint",
+        "load",
         "move",
         "hand_over",
         "observe",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from supervisor.core import breaker, cost, detect, handover, left_out, shadow, spares
+from supervisor.core import breaker, cost, detect, handover, left_out, on_disk, shadow, spares
 from supervisor.core import budget as budgets
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung, Verdict
@@ -40,6 +40,8 @@ def place(r: Round) -> None:
             r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
         elif r.now < until and (nobody := _nobody_to_heal_from(r, group)):
             r.wait(f"group {group.group}: {nobody}", until=until)
+        elif _resumes(r, group) == "disk" and (listing := on_disk.waits_for_list(r, group)):
+            r.wait(f"group {group.group}: {listing}")
         elif group.node and free and (why := _why_not_there(r, group.node)):
             if not r.full(group.group):
                 free.pop(0)
@@ -157,6 +159,9 @@ def _start_elsewhere(r: Round, group: GroupMemory, why: str) -> None:
 
 def _start(r: Round, group: GroupMemory, node: str) -> None:
     generation = max(1, group.generation)
+    resume = _resumes(r, group)
+    if resume == "disk":
+        on_disk.note(r, group, on_disk.take(r, group))
     incident = r.incidents.get(group.incident)
     if _is_asked_for(r, group):
         r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # it is this start
@@ -172,7 +177,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             since=r.now,
             old_node="",
             checkpoint=r.rest.get("checkpoint", r.before.checkpoint),
-            resume=_resumes(r, group),
+            resume=resume,
         )
     )
     r.act(

@@ -24,6 +24,7 @@ from supervisor.shell import cordons, projection, standing, views
 from supervisor.shell.accounts import stepped_unix_s, told
 from supervisor.shell.audit import audit
 from supervisor.shell.failpoints import reach
+from supervisor.shell.folders import Folders, Lister
 from supervisor.shell.journal import Journal
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.program import program
@@ -91,9 +92,10 @@ class Loop:
         monotonic: Callable[[], float] = time.monotonic,
         journal: Callable[[Path], Journal] = Journal,
         tell: Callable[[Notice, str], None] | None = None,
+        folders: Lister | None = None,
     ) -> None:
-        """`monotonic` and `journal` are for the simulator: virtual time, and a journal that is kept in memory. `tell` sends a
-        notice to the URL in a file, and returns at once."""
+        """`monotonic`, `journal` and `folders` are for the simulator: virtual time, a journal that is kept in memory, and a disk of its
+        own. `tell` sends a notice to the URL in a file, and returns at once."""
         self._store = store
         self._term = term
         self._engine = engine
@@ -101,6 +103,7 @@ class Loop:
         self._monotonic = monotonic
         self._open_journal = journal
         self._tell = tell
+        self._folders = folders or Folders()
         self._mirror = Mirror(store.list(keys.PREFIX))
         self.epoch = views.epochs_before(self._mirror) + term.epoch
         """As it is told: it grows even when a restored etcd counts its revisions from 1 again."""
@@ -221,9 +224,11 @@ class Loop:
             self._report(f"memory:{run}", str(error), run)
             return
         self._note_policy(run, record)
-        stable = self._monotonic() - self._stable_since
+        stable, now = self._monotonic() - self._stable_since, self.now()
+        goes_on = memory.phase not in ENDED
         observed = replace(
-            views.observed(self._mirror, run, memory, self.now(), stable),
+            views.observed(self._mirror, run, memory, now, stable),
+            disk=self._folders.look(run, record.run_dir, memory.groups, now) if goes_on else None,
             engine_word_s=self._engine.word_s(record.spec.allocation.engine),
             engine_listed_at=self._on_run_clock(self._engine.listed_at(record.spec.allocation.engine)),
         )

@@ -51,6 +51,8 @@ def run(status: RunStatus, now: float) -> RenderableType:
         *_columns(titles, rows, numbers=("group", "generation", "step", "loss", "s/step", "quorum", "size")),
         Text(f"spares {spares}; checkpoint {checkpoint}; budgets left: {left}", "dim"),
     ]
+    if status.resumed:
+        lines.append(Text(f"started from {status.resumed}", "dim"))
     if status.page:
         lines.append(Text(f"page {status.page}", "dim"))
     lines += [Text(f"cordoned {host}: {why}", "yellow") for host, why in status.cordons.items()]

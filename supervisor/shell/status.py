@@ -97,6 +97,8 @@ class RunStatus:
     """After which all groups end, to start again on other nodes."""
     page: str = ""
     """The leader's page, for a browser."""
+    resumed: str = ""
+    """Which checkpoint the newest start from disk took, and which it passed over; empty: there was none."""
     stepped_unix_s: float = 0.0
     """When the newest step was committed, by the clock of the node that did; 0: not known."""
 
@@ -198,6 +200,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         waiting=waiting.sentences(memory, observed) + waiting.held(memory, observed, spec),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,
+        resumed=memory.resumed.said if memory.resumed is not None else "",
         page=leader_record.page if leader_record is not None else "",
         stepped_unix_s=max(account(mirror, spec.name).stepped_unix_s, accounts.stepped_unix_s(mirror, spec.name)),
     )

@@ -19,12 +19,18 @@ def folder_of(run_dir: str) -> Path:
 
 
 def mark_of(folder: Path) -> CheckpointMark | None:
-    """The marker of a complete checkpoint, at the folder where it is now; None for a torn one."""
+    """The marker of a complete checkpoint, at the folder where it is now; None for a torn one, and for one whose name says another."""
     try:
         mark = decode((folder / MARKER).read_bytes(), CheckpointMark)
     except (OSError, RecordError):
         return None
-    return CheckpointMark(step=mark.step, path=str(folder), group=mark.group, generation=mark.generation)
+    found = CheckpointMark(step=mark.step, path=str(folder), group=mark.group, generation=mark.generation)
+    return found if folder.name == name_of(mark) else None
+
+
+def name_of(mark: CheckpointMark) -> str:
+    """Name of its folder."""
+    return f"step-{mark.step}.g{mark.group}.gen{mark.generation}"
 
 
 def listed(run_dir: str) -> list[tuple[int, Path, CheckpointMark | None]]:
@@ -32,6 +38,21 @@ def listed(run_dir: str) -> list[tuple[int, Path, CheckpointMark | None]]:
     folders = [(match, f) for f in folder_of(run_dir).glob("step-*") if (match := NAME.fullmatch(f.name))]
     folders.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][3])), reverse=True)
     return [(int(match[1]), folder, mark_of(folder)) for match, folder in folders]
+
+
+def others(run_dir: str) -> list[str]:
+    """A sentence for each entry of the folder that is no complete checkpoint of the run. Raises OSError."""
+    found = []
+    for path in sorted(folder_of(run_dir).iterdir()):
+        if path.name.startswith(".") or mark_of(path) is not None:
+            continue
+        if NAME.fullmatch(path.name) is None:
+            found.append(f"{path.name} (foreign: it has not the name of a checkpoint)")
+        elif (path / MARKER).exists():
+            found.append(f"{path.name} (foreign: its {MARKER} is not that of this name)")
+        else:
+            found.append(f"{path.name} (torn: it has no {MARKER})")
+    return found
 
 
 def generations(run_dir: str) -> dict[int, int]:

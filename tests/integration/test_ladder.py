@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.launch import read_launch
 from supervisor.core.model import Kind, Rung
 from supervisor.wire import keys
-from supervisor.wire.records import NodeDesired, RunRecord
+from supervisor.wire.checkpoints import MARKER
+from supervisor.wire.records import CheckpointMark, NodeDesired, RunRecord, encode
 from tests.helpers.waiting import eventually
 from tests.integration.test_lighthouse import joint, quorum_spec
 from tests.integration.world import LEASE_S, World, toy_spec
@@ -295,17 +297,31 @@ def test_records_that_cannot_be_read_are_reported_and_left_alone(toy_run: tuple[
 
 
 def test_everything_stops_and_starts_again(toy_run: tuple[World, RunRecord]) -> None:
-    """The state is in etcd: started again, the run goes on with new nodes and a new lighthouse. These toys have saved nothing
-    since they started, so each stop draws once, however many groups there are; a run that has, pays nothing."""
+    """The state is in etcd: started again, the run goes on with new nodes and a new lighthouse. These toys have saved
+    nothing since they started, so that draws once, however many groups there are. The second time everything is killed at once; a
+    checkpoint has been saved, and is found on disk alone: that pays nothing."""
     w, record = toy_run
     before = w.status(record).budgets_left
-    for generation in (2, 3):
-        w.stop_all_but_etcd()
+    saved = Path(record.run_dir) / "checkpoints" / "step-40.g0.gen2"
+    for generation, end in ((2, w.stop_all_but_etcd), (3, w.pull_the_power)):
+        end()
+        if generation == 3:
+            saved.mkdir(parents=True)
+            saved.with_name("step-60.g0.gen2").mkdir()
+            (saved / MARKER).write_bytes(encode(CheckpointMark(step=40, path=str(saved), group=0, generation=2)))
         w.host = w.start_host()
         w.supervisor()
         eventually(w.running(record, generation, generation), 60 + 10 * LEASE_S, "both groups run again")
     state = w.status(record)
-    assert state.budgets_left == {**before, "reallocate": before["reallocate"] - 2}
+    assert state.budgets_left == {**before, "reallocate": before["reallocate"] - 1}
     assert state.cordons == {}
+    assert state.checkpoint_step == 40
+    assert state.resumed == (
+        "step 40 of group 0, generation 2, the newest complete one; etcd had no record of one; passed over: step-60.g0.gen2 "
+        "(torn: it has no complete.json)"
+    )
+    ranks = [w.system / "nodes" / g.node / "ranks" / f"toy.{g.group}.3.0" for g in state.groups]
+    launches = [read_launch(rank) for rank in ranks]
+    assert [launch.checkpoint.step for launch in launches if launch and launch.checkpoint] == [40, 40]
     eventually(lambda: len(w.status(record).spares) == record.spec.allocation.spares, 30, "the spares are there")
     eventually(lambda: _recovered(w, record, 4), 10, "an incident a group and stop, all recovered")

@@ -116,6 +116,16 @@ class World:
         self.host.terminate()
         _reap(self.host)
 
+    def pull_the_power(self) -> None:
+        """All but etcd is killed at once."""
+        shims = [grant.engine_id.rpartition(":")[2] for grant in LocalEngine(self.system).list()]
+        pids = [*(p.pid for p in self.supervisors if p.poll() is None), *map(int, shims), self.host.pid]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for process in (*self.supervisors, self.host):
+            _reap(process)
+        eventually(lambda: not any(map(start_ticks, pids)), 10, "all have ended")
+
     def supervisor(
         self, failpoint: str = "", etcd: str = "", home: Path | None = None, **environment: str
     ) -> subprocess.Popen[bytes]:

@@ -13,8 +13,11 @@ from fault_injection.sim import checks as live
 from fault_injection.sim import judge
 from fault_injection.sim import run as play
 from fault_injection.sim.__main__ import failure
+from fault_injection.sim.bounds import RECOVERY_BOUND_S
+from fault_injection.sim.faults import TRAINED_S, Fault, inject
 from fault_injection.sim.run import run
 from fault_injection.sim.shrink import family
+from fault_injection.sim.world import World, spec
 from tests.sim.planted import NOT_TOLD_BY_FILES, PLANS, PLANTED, TOLD_BY_FILES
 
 SEEDS, NODES, AT_ONCE = 200, 50, 10
@@ -33,6 +36,30 @@ def without(seed: int, nodes: int) -> tuple[str, ...]:
 def test_nothing_goes_wrong_and_everybody_trains_again(first: int) -> None:
     bad = [result for seed in range(first, first + AT_ONCE) if (result := run(seed, NODES)).broken]
     assert not bad, "\n".join(failure(result) for result in bad)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_power_loss_all_start_again_together_and_nothing_is_held_against_a_host(seed: int) -> None:
+    world = World(spec(12), seed)
+    since = world.clock.now + TRAINED_S
+
+    def saved_and_known() -> bool:
+        known = world.checks.memory.checkpoint
+        return world.clock.now > since and known is not None and known.step == world.training.saved
+
+    world.clock.run_until(since + TRAINED_S, saved_and_known)
+    saved = world.training.saved
+    assert saved > 0
+    assert inject(world, Fault(0.0, "power_loss", 0, 5.0))
+    lost_at, before = world.clock.now, world.checks.memory
+    world.clock.run_until(lost_at + 5.0, lambda: False)
+    world.clock.run_until(lost_at + RECOVERY_BOUND_S, world.healthy)
+    assert world.healthy()
+    assert world.checks.broken == []
+    after = world.checks.memory
+    assert {g: m.generation for g, m in after.groups.items()} == {g: m.generation + 1 for g, m in before.groups.items()}
+    assert {m.checkpoint.step if m.checkpoint else 0 for m in after.groups.values()} == {saved}
+    assert (after.cordons, after.spent) == ({}, {})
 
 
 def test_the_checkers_have_something_to_say() -> None:

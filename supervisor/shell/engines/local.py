@@ -38,6 +38,9 @@ POLL_S = 0.25
 KILL_AFTER_S = 10.0
 """From TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
 
+STOPPED = "no node of this machine runs any more: all of them were stopped at once, or the machine lost its power"
+"""The reason of every allocation then."""
+
 WITHHELD = "withheld.json"
 """Beside the pool, while no node is given."""
 
@@ -178,13 +181,7 @@ class LocalEngine:
         self._serve_pending()
         withheld, full = self._withheld(), self._full()
         grants = []
-        for allocation in self._all():
-            if allocation.state == "granted" and not _alive(allocation):
-                # A dead shim is a lost node, not a lost allocation: its lease tells. It may not be ours that lives.
-                adopted = self._adopt(allocation)
-                if adopted is not None:
-                    allocation = adopted
-                    self._save(allocation)
+        for allocation in self._stopped_at_once([self._with_its_shim(a) for a in self._all()]):
             if allocation.state == "gone" and not self._ended(allocation):
                 self._end(allocation)
             grants.append(
@@ -195,9 +192,33 @@ class LocalEngine:
                     engine_id=f"{self._id}{allocation.pid}",
                     reason=(withheld or full) if allocation.state == "pending" else allocation.reason,
                     exhausted=allocation.state == "pending" and not withheld and bool(full),
+                    ended=allocation.state == "gone" and self._ended(allocation),
                 )
             )
         return grants
+
+    def _with_its_shim(self, allocation: _Allocation) -> _Allocation:
+        """The allocation, with the shim that lives now where that is not the one that was started for it."""
+        if allocation.state != "granted" or _alive(allocation):
+            return allocation
+        adopted = self._adopt(allocation)
+        if adopted is None:
+            return allocation
+        self._save(adopted)
+        return adopted
+
+    def _stopped_at_once(self, allocations: Sequence[_Allocation]) -> Sequence[_Allocation]:
+        """The allocations, all gone where no shim of this machine lives any more: it was stopped, or lost its power.
+
+        One dead shim among live ones is a lost node, not a lost allocation: its lease tells.
+        """
+        granted = [a for a in allocations if a.state == "granted"]
+        if not granted or any(map(_alive, granted)):
+            return allocations
+        gone = {a.key: replace(a, state="gone", reason=STOPPED) for a in granted}
+        for allocation in gone.values():
+            self._save(allocation)
+        return [gone.get(a.key, a) for a in allocations]
 
     def knows(self, grant: Grant) -> bool:
         """`local-PID`, and none, are what was written before the id said whose it is."""
@@ -395,7 +416,10 @@ def _write(path: Path, body: object) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(body))
+        with temporary.open("w") as file:
+            file.write(json.dumps(body))
+            file.flush()
+            os.fsync(file.fileno())  # a file that is empty after a power loss would need a person
         temporary.rename(path)
     except OSError as error:
         raise Retryable(f"cannot write {path}: {error.strerror}", after_s=5.0) from error

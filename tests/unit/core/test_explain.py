@@ -60,6 +60,12 @@ def test_it_says_what_was_seen_done_and_considered_and_how_long_it_took() -> Non
         assert part in text, part
 
 
+def test_it_says_which_checkpoint_the_group_was_started_from() -> None:
+    said = "step 200 of group 0, generation 1, the newest complete one; the record in etcd had step 50"
+    assert f"Started from: {said}." in explain(replace(INCIDENT, resumed=said))
+    assert "Started from" not in "\n".join(explain(INCIDENT)), "it healed from peers"
+
+
 def test_it_shows_the_traceback_of_an_error() -> None:
     trace = 'Traceback (most recent call last):\n  File "/x.py", line 3, in f\nKeyError: 1'
     lines = explain(replace(INCIDENT, trace=trace))

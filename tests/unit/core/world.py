@@ -16,6 +16,7 @@ from supervisor.core.model import (
     ControlView,
     CordonView,
     Decision,
+    DiskView,
     GateView,
     Grant,
     GroupMemory,
@@ -58,6 +59,7 @@ class World:
         self.gate: GateView | None = None
         self.grants: dict[str, Grant] = {}
         self.control = ControlView()
+        self.disk: DiskView | None = None
         self.cordons: dict[str, CordonView] = {}
         """What persons, and incidents of all runs, say of hosts."""
         self.suspicions: list[Suspicion] = []
@@ -82,6 +84,7 @@ class World:
             engine_listed_at=self.engine_listed_at,
             control=self.control,
             cordons=dict(self.cordons),
+            disk=self.disk,
         )
 
     def round(self, after: float = 0.0) -> Decision:

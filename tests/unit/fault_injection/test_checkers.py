@@ -416,6 +416,25 @@ def test_a_violation_is_found(tmp_path: Path, plant: Callable[[Files], None], ch
     assert any(says in sentence for sentence in found.sentences), found.sentences
 
 
+def _named(f: Files, *named: tuple[int, str, int]) -> None:
+    for number, verb, at in named:
+        key = f"checkpoint:{at}" if verb == "checkpoint" else f"load:0:2:{at}"
+        act = {"verb": verb, "key": key, "reason": "r", "group": 0}
+        f.of_decision(number, "intent")["actions"].append(act)
+
+
+def test_a_start_from_disk_may_find_that_an_older_checkpoint_is_the_newest(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    _named(files, (3, "checkpoint", 50), (4, "load", 25), (5, "checkpoint", 30))
+    assert set(files.answers().values()) == {"pass"}
+
+
+def test_what_a_start_from_disk_found_is_the_newest_from_then_on(tmp_path: Path) -> None:
+    files = story(tmp_path)
+    _named(files, (3, "checkpoint", 50), (4, "load", 75), (5, "checkpoint", 60))
+    assert files.answers() == {**dict.fromkeys(CHECKERS, "pass"), "generations_grow": "fail"}
+
+
 def test_a_decision_count_that_goes_back_is_found(tmp_path: Path) -> None:
     """Number 20 is followed by 4: the memory of what was between is lost."""
     files = story(tmp_path)

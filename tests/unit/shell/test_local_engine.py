@@ -200,16 +200,38 @@ def test_a_node_that_ends_by_itself_is_a_lost_node_not_a_lost_allocation(home: P
     """Its lease tells; its name is free again once it is released."""
     engine = LocalEngine(home)
     engine.acquire(request("a1"))
+    engine.acquire(request("a9"))
     pid = pid_of(engine, "a1")
     ended = ends(pid)
     os.kill(pid, signal.SIGKILL)
     eventually(ended, 10)
     assert grants(engine)["a1"].state == "granted"
-    assert len(spawned) == 1, "nobody asked for another"
+    assert len(spawned) == 2, "nobody asked for another"
     engine.release("a1")
-    assert grants(engine) == {}
+    assert set(grants(engine)) == {"a9"}
     engine.acquire(request("a2"))
     assert grants(engine)["a2"].nodes == ("n1",)
+
+
+def test_nodes_that_have_all_ended_were_stopped_and_their_allocations_are_gone(
+    home: Path, spawned: list[list[str]]
+) -> None:
+    """As after a power loss: that their processes have ended is proved, so nothing has to be waited for, and no host is to blame."""
+    engine = LocalEngine(home)
+    for key in ("a1", "a2"):
+        engine.acquire(request(key))
+    pids = [pid_of(engine, key) for key in ("a1", "a2")]
+    ended = [ends(pid) for pid in pids]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: all(end() for end in ended), 10)
+    again = LocalEngine(home)
+    found = grants(again)
+    assert {(g.state, g.reason, g.ended) for g in found.values()} == {("gone", local.STOPPED, True)}
+    assert {key: g.nodes for key, g in found.items()} == {"a1": ("n1",), "a2": ("n2",)}
+    again.acquire(request("a3"))
+    assert grants(again)["a3"].state == "granted"
+    assert grants(again)["a1"].state == "gone", "what is given then brings the old ones back no more"
 
 
 def test_take_away_is_gone_at_once_and_ends_the_node(home: Path, spawned: list[list[str]]) -> None:

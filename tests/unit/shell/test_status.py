@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory
+from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory, Resumed
 from supervisor.shell import render, status
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import pid_namespace, start_ticks
@@ -248,6 +248,13 @@ def test_a_leader_of_this_machine_that_has_ended_leads_no_more() -> None:
     assert page not in said(record)
     for unseen in ({"host": "elsewhere"}, {"pid_namespace": 1}, {"pid_namespace": 0}):
         assert f":{child.pid}" in said(replace(record, **unseen)), "its end cannot be seen from here"
+
+
+def test_it_says_which_checkpoint_the_run_was_started_from() -> None:
+    said = "step 200 of group 0, generation 1, the newest complete one; the record in etcd had step 50"
+    found = seen(replace(MEMORY, resumed=Resumed(said=said)))
+    assert f"started from {said}" in text(render.run(found, NOW))
+    assert "started from" not in text(render.run(seen(MEMORY), NOW))
 
 
 def test_a_run_that_has_ended_says_the_last_step_that_was_committed() -> None:

@@ -1,0 +1,99 @@
+"""Which checkpoint a start from disk takes: the newest complete one in the run's folder. The record in etcd is a hint (ADR 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from supervisor.core.model import Checkpoint, DiskView, GroupMemory, Resumed
+from supervisor.core.round import Round
+
+AGAIN_S = 0.1
+"""A listing of a few folders takes milliseconds."""
+
+
+def waits_for_list(r: Round, group: GroupMemory) -> str:
+    """Why the start of a group from disk has to wait: the folder was not listed since its old generation was gone."""
+    disk = r.observed.disk
+    if disk is None or disk.at >= group.since:
+        return ""
+    r.look_again(r.now + AGAIN_S)
+    return "the folder of checkpoints is being listed"
+
+
+def choose(
+    known: Checkpoint | None, disk: DiskView | None, generations: Mapping[int, int]
+) -> tuple[Checkpoint | None, str]:
+    """The checkpoint to start from, and a sentence that says which and why. `known`: the record in etcd. `generations`: as Resumed."""
+    if disk is None:
+        return known, ""
+    if disk.unseen:
+        return known, f"{_named(known)}, as the record in etcd has it: {disk.unseen}" if known is not None else ""
+    given_up = [mark for mark in disk.complete if _is_given_up(mark, known, generations)]
+    left = [mark for mark in disk.complete if mark not in given_up]
+    passed = [*map(_why_given_up, given_up), *disk.others]
+    if not left:
+        # the trainers say so themselves where the record's cannot be read: to begin at step 0 would throw its steps away
+        said = f"{_named(known)}, as the record in etcd has it: no complete one is there" if known is not None else ""
+        return known, _and_passed(said or "step 0: no complete checkpoint is there", passed) if said or passed else ""
+    return left[0], _and_passed(f"{_named(left[0])}, the newest complete one{_against(known, left)}", passed)
+
+
+def _is_given_up(mark: Checkpoint, known: Checkpoint | None, generations: Mapping[int, int]) -> bool:
+    """Whether its steps are not those that the run has made since it started from an older one: a frozen writer has thawed."""
+    return mark.generation < generations.get(mark.group, 0) and (known is None or mark.step > known.step)
+
+
+def _why_given_up(mark: Checkpoint) -> str:
+    return f"{_named(mark)} (the run had gone on from an older step by then, without that generation)"
+
+
+def _against(known: Checkpoint | None, left: list[Checkpoint]) -> str:
+    """How the newest one compares with the record."""
+    if known is None:
+        return "; etcd had no record of one"
+    if _same(left[0], known):
+        return ""
+    gone = "" if any(_same(known, mark) for mark in left) else ", which is not there or not complete any more"
+    return f"; the record in etcd had step {known.step}{gone}"
+
+
+def _and_passed(said: str, passed: list[str]) -> str:
+    return f"{said}; passed over: {', '.join(passed)}" if passed else said
+
+
+def take(r: Round, group: GroupMemory) -> str:
+    """Have a group that starts from disk, and all that start after it, take the newest complete checkpoint; returns the sentence."""
+    if r.observed.disk is None:
+        return ""
+    before: Resumed | None = r.rest.get("resumed", r.before.resumed)
+    known = r.rest.get("checkpoint", r.before.checkpoint)
+    taken, said = choose(known, r.observed.disk, before.generations if before is not None else {})
+    generations = {g: each.generation for g, each in r.groups.items() if each.generation > 1}
+    if taken == known and before is not None and before.generations == generations:
+        return before.said  # another group of the same start
+    r.rest.update(checkpoint=taken, resumed=Resumed(said=said, generations=generations))
+    if said:
+        step = taken.step if taken is not None else 0
+        r.act("load", f"load:{group.group}:{group.generation}:{step}", said, group=group.group)
+    return said
+
+
+def note(r: Round, group: GroupMemory, said: str) -> None:
+    """Say in the incident for which a group is started which checkpoint it was started from."""
+    incident = r.incidents.get(group.incident)
+    if incident is not None and incident.resumed != said:
+        r.set_incident(replace(incident, resumed=said))
+
+
+def _same(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether both are one checkpoint: the folder may have been moved."""
+    return (one.step, one.group, one.generation) == (other.step, other.group, other.generation)
+
+
+def _named(mark: Checkpoint) -> str:
+    return f"step {mark.step} of {_writer(mark)}"
+
+
+def _writer(mark: Checkpoint) -> str:
+    return f"group {mark.group}, generation {mark.generation}"
