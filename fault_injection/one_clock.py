@@ -44,12 +44,16 @@ class _Stretch:
     def begins(self) -> float:
         return float(self.lines[0]["t"])
 
-    def shift_s(self) -> float | None:
-        """What to add; None: nothing bounds it, or the bounds contradict each other (nodes whose clocks differ)."""
-        if (self.least, self.most) == (-inf, inf) or self.least > self.most + SET_S:
-            return None
-        nearest = min(max(0.0, self.least), max(self.most, self.least))
-        return nearest if abs(nearest) >= OFF_S else 0.0
+    def shift_s(self) -> float:
+        """What to add: the middle of the bounds. 0: its clock may be the nodes', or the bounds contradict each other (nodes whose
+        clocks differ)."""
+        if self.least - OFF_S < 0.0 < self.most + OFF_S or self.least > self.most + SET_S:
+            return 0.0
+        known = [bound for bound in (self.least, self.most) if abs(bound) != inf]
+        return sum(known) / len(known)
+
+    def allows(self, shift_s: float) -> bool:
+        return self.least - SET_S <= shift_s <= self.most + SET_S
 
 
 def retimed(
@@ -63,17 +67,13 @@ def retimed(
     before: tuple[_Stretch, float] | None = None
     for stretch in stretches:
         shift_s = stretch.shift_s()
-        if (
-            shift_s is None
-            and before is not None
-            and before[0].epoch == stretch.epoch
-            and stretch.begins > newest + SET_S
-        ):
+        if not shift_s and before is not None and before[0].epoch == stretch.epoch and stretch.begins > newest + OFF_S:
             # no node has lived until then: only the leader's clock was set
-            shift_s = before[0].offset + before[1] - stretch.offset
+            goes_on = before[0].offset + before[1] - stretch.offset
+            shift_s = goes_on if stretch.allows(goes_on) else 0.0
         for line in stretch.lines if shift_s else ():
-            line["t"] = round(float(line["t"]) + (shift_s or 0.0), 4)
-        before = (stretch, shift_s or 0.0)
+            line["t"] = round(float(line["t"]) + shift_s, 4)
+        before = (stretch, shift_s)
     return [line for stretch in stretches for line in stretch.lines]
 
 
@@ -115,22 +115,31 @@ def _of_ranks(processes: Iterable[Process]) -> tuple[dict[Generation, float], di
 
 def _bound(stretch: _Stretch, born: Mapping[Generation, float], ended: Mapping[Generation, float]) -> None:
     opened: set[str] = set()
+    asked: list[Generation] = []
     for line in stretch.lines:
+        at = float(line["t"])
+        if line.get("entry") == "outcome":  # nothing is started before
+            stretch.most = min([stretch.most, *(born[name] - at for name in asked if name in born)])
+            asked = []
         if line.get("entry") != "intent" or "now" not in line:
             continue
-        at = float(line["t"])
-        for action in line.get("actions", ()):
-            name = (action.get("group"), action.get("generation"))
-            if action.get("verb") in STARTS and name in born:
-                stretch.most = min(stretch.most, born[name] - at)
-        for group, says in line.get("groups", {}).items():
-            name = (int(group), int(says.get("generation", 0)))
-            if says.get("phase") in ("running", "finished") and name in born:
-                stretch.least = max(stretch.least, born[name] - at)
-            if says.get("phase") == "finished" and name in ended:
-                stretch.least = max(stretch.least, ended[name] - at)
+        actions = [action for action in line.get("actions", ()) if action.get("verb") in STARTS]
+        asked = [(action.get("group", -1), action.get("generation", 0)) for action in actions]
+        was_before = [*_before(line, born, ended)]
         for incident in line.get("incidents", ()):
-            name = (incident["group"], incident.get("generation_before", 0))
-            if incident["id"] not in opened and incident.get("kind") in SEEN_ENDING and name in ended:
-                stretch.least = max(stretch.least, ended[name] - at)
+            if incident["id"] not in opened and incident.get("kind") in SEEN_ENDING:
+                was_before.append(ended.get((incident["group"], incident.get("generation_before", 0)), -inf))
             opened.add(incident["id"])
+        stretch.least = max([stretch.least, *(then - at for then in was_before)])
+
+
+def _before(
+    line: Mapping[str, Any], born: Mapping[Generation, float], ended: Mapping[Generation, float]
+) -> Iterator[float]:
+    """When the processes of groups were born that run by a decision, and had ended of those that have finished."""
+    for group, says in line.get("groups", {}).items():
+        name = (int(group), int(says.get("generation", 0)))
+        if says.get("phase") in ("running", "finished"):
+            yield born.get(name, -inf)
+        if says.get("phase") == "finished":
+            yield ended.get(name, -inf)
