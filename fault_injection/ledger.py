@@ -176,6 +176,12 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     return Lasted(phases[0][0], now if ended is None else ended, phase, ended is not None, halts=tuple(halts))
 
 
+def from_start_to_end(run_dir: Path, otherwise: Span) -> Span:
+    """The time of a run, as its journal says, until now where it goes on. `otherwise`: where nothing was decided."""
+    lasted = lasts(read_journal(run_dir / "journal.jsonl"), time.time())
+    return Span(lasted.began, lasted.until, lasted.halts) if lasted is not None else otherwise
+
+
 def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History, system: Path) -> Lasted:
     """Of a run that is not over and that nobody supervises any more: until it was last heard of. What came later nobody knows."""
     steps = [[line["t"] for line in s.lines if "t" in line] for s in history.steps]

@@ -21,14 +21,13 @@ from fault_injection.demo import door, live, report
 from fault_injection.demo.memory import Peak
 from fault_injection.demo.scenario import Story
 from fault_injection.faults import acts
-from fault_injection.ledger import lasts
+from fault_injection.ledger import from_start_to_end
 from fault_injection.netns import Network
 from supervisor.cli import HOME, Home, sentences
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell import client, runfile
 from supervisor.shell import up as up_module
-from supervisor.shell.journal import read as read_journal
 from supervisor.shell.store import connect
 from supervisor.wire.security import VARIABLE, Security
 
@@ -137,8 +136,7 @@ def _finish(
 ) -> int:
     run_dir = Path(record.run_dir)
     read = history.read(record.spec.name, run_dir, system)
-    lasted = lasts(read_journal(run_dir / "journal.jsonl"), time.time())
-    span = Span(lasted.began, lasted.until, lasted.halts) if lasted else Span(record.launched_unix_s, time.time())
+    span = from_start_to_end(run_dir, Span(record.launched_unix_s, time.time()))
     body = report.build(read, injected, span, record.spec.groups.count, checkers.check(read))
     body["node_lost_by"] = "killed processes (the easier case)" if easier else "silent link"
     body["memory_peak_bytes"] = peak.bytes

@@ -61,6 +61,7 @@ def incident(history: History, fault: Injected, groups: int, known: str | None =
         "generation_before": record["generation_before"],
         "generation_after": after,
         **{f"{name}_s": None if value is None else round(value, 3) for name, value in times.items()},
+        "recovered_unix_s": recovered_at(history, record),
         "lasted_s": lasted(history, record),
         "steps_lost": max((o["failed"] for o in beside), default=0),
         "others_steps": min((o["steps"] for o in beside), default=0),

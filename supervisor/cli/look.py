@@ -89,7 +89,12 @@ def incidents(
         if account.clocks:
             seen = {i.id: wall_clock(i.opened, account.clocks) for i in found}
         told = [
-            {**status.as_json(i), "seen_unix_s": seen.get(i.id), "lasted_s": incident_s(i, account.stood)}
+            {
+                **status.as_json(i),
+                "seen_unix_s": seen.get(i.id),
+                "recovered_unix_s": wall_clock(i.recovered, account.clocks) if i.recovered is not None else None,
+                "lasted_s": incident_s(i, account.stood),
+            }
             for i in found
         ]
         table = render.shadows if shadow else render.incidents

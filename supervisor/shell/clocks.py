@@ -41,9 +41,7 @@ def leader_off(off_s: float) -> str:
     """The sentence about a leader whose clock is off, as Account.off_s has it; empty: it is not."""
     if not off_s:
         return ""
-    return (
-        f"clock_off: the leader's clock is {_by(off_s)} those of most nodes: times of day are by it, durations are not"
-    )
+    return f"clock_off: the leader's clock is {_by(off_s)} those of most nodes: times of day are wrong by that, durations are not; set it"
 
 
 def _by(seconds: float) -> str:

@@ -1,80 +1,107 @@
-"""A real demo as one file: `python -m tests.unit.fault_injection.record` (two minutes). For test_numbers_agree.py.
+"""A real run as one file, for test_numbers_agree.py: `python -m tests.unit.fault_injection.record` (a minute).
 
-Keeps what etcd held when the run was over, the report, and the files from which `supervisor ledger` counts.
+Toys that step in a real TorchFT quorum, under a real supervisor, agents and etcd. A trainer is killed, then a node, then an allocation is
+taken away. What etcd held when the run was over is kept, with the report and the files from which `supervisor ledger` counts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import subprocess
-import sys
 import tempfile
-import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fault_injection import checkers
+from fault_injection.badput import Span
+from fault_injection.demo import report
+from fault_injection.faults.acts import Injected
+from fault_injection.ledger import from_start_to_end
 from supervisor.core.model import Memory
 from supervisor.core.restored import ENDED
-from supervisor.ports.errors import PortError
-from supervisor.shell import up
-from supervisor.shell.store import connect
+from supervisor.core.spec import TitanSpec
 from supervisor.wire import keys
-from supervisor.wire.records import decode
+from supervisor.wire.records import RunRecord
+from tests.helpers.waiting import eventually
+from tests.integration.world import World, toy_spec, world
 
-RECORD = Path(__file__).parent / "recorded_demo" / "demo.json.gz"
+RECORD = Path(__file__).parent / "recorded_run" / "numbers.json.gz"
 
-FILES = (
-    "journal.jsonl", "report.json", ".supervisor/nodes/*/shim.jsonl", ".supervisor/nodes/*/ranks/demo.*/steps.jsonl",
-)  # fmt: skip
+FILES = ("toy/journal.jsonl", ".supervisor/nodes/*/shim.jsonl", ".supervisor/nodes/*/ranks/toy.*/steps.jsonl")
+
+VICTIM, STEPS = 1, 12
+"""The group that is broken, and how many steps are made between two faults."""
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        command = [sys.executable, "-m", "supervisor.cli", "demo", "--home", str(home), "--easy"]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
-            records = _watched(home / "demo", process)
-        found = {
-            str(path.relative_to(home / "demo")): path.read_text()
-            for pattern in FILES
-            for path in sorted((home / "demo").glob(pattern))
-        }
-    body = json.dumps({"records": records, "files": found}, sort_keys=True).encode()
-    RECORD.write_bytes(gzip.compress(body, mtime=0))
+    with tempfile.TemporaryDirectory() as folder, world(Path(folder)) as w:
+        w.supervisor()
+        titan = TitanSpec(steps=10**6, overrides={"toy.mode": "quorum", "toy.step_s": 0.4})
+        record = w.launch(replace(toy_spec(), titan=titan))
+        eventually(w.running(record, 1, 1), 120, "both groups train")
+        made = [_broken(w, record, name, how) for name, how in FAULTS.items()]
+        _steps(w, record)
+        w.control(record, stop=True)
+        phase = keys.memory("toy", "run")
+        eventually(lambda: (w.mirror().record(phase, Memory) or Memory()).phase in ENDED, 60, "it is stopped")
+        records = {key: item.value.decode() for key, item in w.mirror().items.items()}
+        history = w.history(record)
+        span = from_start_to_end(Path(record.run_dir), Span(0.0, time.time()))
+        told = report.build(history, made, span, record.spec.groups.count, checkers.check(history))
+        found = {str(p.relative_to(w.runs)): p.read_text() for pattern in FILES for p in sorted(w.runs.glob(pattern))}
+    body = {"records": records, "files": found, "report": told, "faults": [asdict(fault) for fault in made]}
+    RECORD.write_bytes(gzip.compress(json.dumps(body, sort_keys=True).encode(), mtime=0))
 
 
-def _watched(home: Path, process: subprocess.Popen[bytes]) -> dict[str, str]:
-    """What etcd held last."""
-    found: dict[str, str] = {}
-    while process.poll() is None:
-        threading.Event().wait(0.1)
-        with contextlib.suppress(PortError, OSError, ValueError):
-            store = connect([up.endpoints_of(home)])
-            try:
-                while process.poll() is None:
-                    items = store.list(keys.PREFIX).items
-                    found = {item.key: item.value.decode() for item in items}
-                    over = any(
-                        decode(i.value, Memory).phase in ENDED for i in items if i.key == keys.memory("demo", "run")
-                    )
-                    if over:
-                        return found
-                    threading.Event().wait(0.25)
-            finally:
-                store.close()
-    return found
+def _kill_trainer(w: World, record: RunRecord) -> str:
+    return f"SIGKILL to pid {w.kill_trainer(record, VICTIM)}"
 
 
-def unpack(folder: Path) -> tuple[Path, dict[str, str]]:
-    """Lay the demo's files out below a folder. Returns the run's own folder, and what etcd held."""
+def _kill_node(w: World, record: RunRecord) -> str:
+    node = w.status(record).groups[VICTIM].node
+    w.kill_node(node)
+    return f"SIGKILL to the shim of {node}"
+
+
+def _take_allocation(w: World, record: RunRecord) -> str:
+    key = w.allocation_of(record, VICTIM)
+    w.take_away(key)
+    return f"allocation {key} was taken away"
+
+
+FAULTS: dict[str, Callable[[World, RunRecord], str]] = {
+    "kill_trainer": _kill_trainer, "lose_node": _kill_node, "take_allocation": _take_allocation,
+}  # fmt: skip
+
+
+def _broken(w: World, record: RunRecord, name: str, how: Callable[[World, RunRecord], str]) -> Injected:
+    _steps(w, record)
+    count, node = len(w.incidents(record)), w.status(record).groups[VICTIM].node
+    at = time.time()
+    evidence = how(w, record)
+    eventually(
+        lambda: len(w.incidents(record)) > count and w.running(record)() and not w.status(record).incidents_open,
+        120, f"{name} is mended",
+    )  # fmt: skip
+    return Injected(name=name, group=VICTIM, node=node, unix_s=at, evidence=evidence)
+
+
+def _steps(w: World, record: RunRecord) -> None:
+    goal = w.status(record).step + STEPS
+    eventually(lambda: min(g.step for g in w.status(record).groups) >= goal, 120, f"step {goal}")
+
+
+def unpack(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Lay the run's files out below a folder. Returns the run's own folder, and what else was kept."""
     told: dict[str, Any] = json.loads(gzip.decompress(RECORD.read_bytes()))
     for name, text in told["files"].items():
-        path = folder / "demo" / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return folder / "demo", told["records"]
+    return folder / "toy", told
 
 
 if __name__ == "__main__":

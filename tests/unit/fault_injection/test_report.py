@@ -49,6 +49,7 @@ def test_a_fault_and_its_numbers(files: Files) -> None:
         "decided_s": 0.4,  # 10.9
         "acted_s": 0.5,  # 11.0
         "recovered_s": 3.7,  # 14.2: seen then
+        "recovered_unix_s": 14.2,
         "lasted_s": None,  # the journal of this story has no run clock
         "steps_lost": 1,  # group 0's attempt from 10 to 11
         "others_steps": 4,  # at 12, 13, 13.5, 14

@@ -276,7 +276,7 @@ def test_budgets_are_of_the_runs_own_clock_whatever_the_wall_clocks(
 def test_a_leaders_clock_that_is_off_is_said_while_it_leads() -> None:
     leads = {keys.LEADER: encode(LeaderRecord(host="h", pid=1, home="/nowhere"))}
     told = {**leads, keys.account("run"): encode(Account(off_s=3600.0))}
-    said = "clock_off: the leader's clock is 60 min ahead of those of most nodes: times of day are by it, durations are not"
+    said = "clock_off: the leader's clock is 60 min ahead of those of most nodes: times of day are wrong by that, durations are not; set it"
     assert said in seen(MEMORY, **told).warnings
     back = {**leads, keys.account("run"): encode(Account(off_s=-3 * 86400.0))}
     assert any("is 3 days behind those of most nodes" in word for word in seen(MEMORY, **back).warnings)
