@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fault_injection.lines import wrong_with, wrong_with_journal, wrong_with_shim
+from fault_injection.one_clock import retimed
+from supervisor.wire.records import Account
+
+ACCOUNT = TypeAdapter(Account)
 
 
 class Unknown(Exception):
@@ -230,6 +236,8 @@ class History:
     faults: list[FaultDone] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     left: Left | None = None
+    account: Account | None = None
+    """The leader's newest account of the run, as the page has it. None: its journal holds none."""
 
     def committed(self) -> list[Decided]:
         """Decisions that took effect. One without an outcome (its supervisor died in between, or the store went away)
@@ -250,6 +258,12 @@ class History:
             for d in self.decisions
             if d.line not in known and not d.refused and not d.replaced and d.number > self.reached
         ]
+
+    def newest(self) -> float:
+        """The newest time that a file of a node has."""
+        steps = (float(s.lines[-1].get("t") or 0.0) for s in self.steps if s.lines)
+        shims = (max(p.spawned, p.exited or 0.0) for p in self.processes)
+        return max((*steps, *shims), default=0.0)
 
     def of_group(self, group: int, rank: int = 0) -> list[Steps]:
         """The step records of a group's generations, oldest first."""
@@ -292,10 +306,10 @@ def of_lines(
 ) -> History:
     """The history that these lines tell, wherever they were kept: a journal's, each node's shim's, each rank's."""
     history = History(run, steps=list(steps))
-    _read_journal(history, journal)
     for node, lines in shims:
         _read_shim(history, lines, node)
     history.processes.sort(key=lambda p: p.spawned)
+    _read_journal(history, retimed(journal, history.processes, history.newest()))
     history.signals.sort(key=lambda s: s.t)
     return history
 
@@ -325,6 +339,8 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
             history.epochs.setdefault(line["epoch"], at)
         if line.get("event") == "term" and isinstance(line.get("elected"), int):
             history.elected[int(line["epoch"])] = line["elected"]
+        if line.get("event") == "account":
+            history.account = ACCOUNT.validate_python(line["account"])
         if line.get("entry") == "outcome":
             # It is the newest intent's: after an outage of the store the same number may be decided again.
             key = (line["epoch"], line["decision"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fault_injection.history import History
+from supervisor.core.lasted import from_first_sign_s, wall_clock
 from supervisor.core.model import Rung
 
 
@@ -51,6 +52,28 @@ def incidents(history: History) -> list[Acted]:
         )
         for name, (at, body) in first.items()
     ]
+
+
+def recovered_at(history: History, incident: Mapping[str, Any]) -> float | None:
+    """When an incident's group had committed a step with the others, by the leader's wall clock: as the page and `incidents` have it.
+    None: it has not."""
+    if incident.get("state") != "recovered":
+        return None
+    if history.account is not None and incident.get("recovered") is not None:
+        return wall_clock(float(incident["recovered"]), history.account.clocks)
+    seen = (
+        d.t for d in history.committed() for i in d.incidents if i["id"] == incident["id"] and i["state"] == "recovered"
+    )
+    return next(seen, None)
+
+
+def lasted(history: History, incident: Mapping[str, Any]) -> float | None:
+    """Seconds from an incident's first sign until that. None: it has not recovered, or its journal does not say."""
+    opened, recovered = incident.get("opened"), incident.get("recovered")
+    if opened is None or recovered is None:
+        return None
+    stood = history.account.stood if history.account is not None else ()
+    return round(from_first_sign_s(float(opened), float(incident.get("took_s") or 0.0), float(recovered), stood), 2)
 
 
 def ridden_through(history: History) -> list[dict[str, Any]]:

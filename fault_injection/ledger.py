@@ -16,11 +16,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fault_injection.badput import SHARE, SLACK_S, Span, does_not_add_up, ledger, windows
+from fault_injection.badput import SHARE, SLACK_S, Span, does_not_add_up, in_short, ledger, windows
 from fault_injection.history import History, read
 from fault_injection.incident_cost import of_incidents
+from fault_injection.incidents import lasted, recovered_at
+from fault_injection.one_clock import retimed
 from supervisor.cli.common import Json, sentences, show
-from supervisor.core.ledger import Cause, Interval, ratios, totals
+from supervisor.core.ledger import Cause, Interval, totals
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal
 from supervisor.shell.journal import read as read_journal
@@ -75,40 +77,49 @@ def of_run(folder: Path, now: float | None = None) -> dict[str, Any]:
     system = next((s for s in map(system_folder, (folder, folder.parent)) if s.is_dir()), system_folder(folder.parent))
     lines = list(read_journal(journal))
     name = _name(lines, system) or folder.name
-    lasted = lasts(lines, time.time() if now is None else now)
-    if lasted is None:
-        raise Fatal(f"run {name}: nothing was decided yet: its journal has no decision")
     history = read(name, folder, system)
-    lasted = _heard(lasted, lines, history, system)
-    span, in_flight_s = _span(history, lasted)
+    lines = retimed(lines, history.processes, history.newest())
+    whole = lasts(lines, time.time() if now is None else now)
+    if whole is None:
+        raise Fatal(f"run {name}: nothing was decided yet: its journal has no decision")
+    whole = _heard(whole, lines, history, system)
+    span, in_flight_s = _span(history, whole)
     ledgers = {g: ledger(history, g, span) for g in sorted({g for d in history.decisions for g in d.groups})}
-    ettr, badput = ratios(ledgers.values())
+    missing = _not_here(history, system)
+    short = in_short(history, ledgers, span)
     by_group = {g: _seconds(totals(intervals)) for g, intervals in ledgers.items()}
     causes = totals(interval for intervals in ledgers.values() for interval in intervals)
     costs = of_incidents(history, ledgers)
     return {
         "run": name,
-        "seconds": round(span.seconds, 3),
+        "seconds": short.seconds,
         "halted_s": round(span.halted_s(span.begin, span.end), 3),
-        "begin_unix_s": span.begin,
-        "phase": lasted.phase,
-        "over": lasted.over,
-        "silent_since_unix_s": lasted.until if lasted.silent else None,
-        "ettr": round(ettr, 4),
-        "badput": {cause: round(share, 4) for cause, share in badput.items()},
-        "causes": _seconds(causes),
+        "begin_unix_s": short.begin_unix_s,
+        "end_unix_s": short.end_unix_s,
+        "phase": whole.phase,
+        "over": whole.over,
+        "silent_since_unix_s": whole.until if whole.silent else None,
+        "ettr": short.ettr,
+        "badput": short.badput,
+        "causes": _seconds(short.causes),
         "groups": by_group,
         "incidents": [
-            {**{name: i[name] for name in ("id", "kind", "group", "rung")}, "lost_s": _seconds(costs[i["id"]])}
+            {
+                **{name: i[name] for name in ("id", "kind", "group", "rung")},
+                "lasted_s": lasted(history, i),
+                "recovered_unix_s": recovered_at(history, i),
+                "lost_s": _seconds(costs[i["id"]]),
+            }
             for i in (window.incident for window in windows(history))
         ],
         "no_incident_s": _seconds(_without(causes, costs.values())),
         "wrong": [
-            *_not_here(history, system),
+            *missing,
+            *(() if missing else short.apart),
             *_without_a_trace(history, system),
             *(f"{where} is no JSON" for where in history.unreadable),
             *does_not_add_up(history, ledgers, span),
-            *_not_all_of_it(history, ledgers, lasted, in_flight_s),
+            *_not_all_of_it(history, ledgers, whole, in_flight_s),
         ],
     }
 
@@ -163,6 +174,12 @@ def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
             halts.append((ended, at))
         ended = (at if ended is None else ended) if phase in ENDED else None
     return Lasted(phases[0][0], now if ended is None else ended, phase, ended is not None, halts=tuple(halts))
+
+
+def from_start_to_end(run_dir: Path, otherwise: Span) -> Span:
+    """The time of a run, as its journal says, until now where it goes on. `otherwise`: where nothing was decided."""
+    lasted = lasts(read_journal(run_dir / "journal.jsonl"), time.time())
+    return Span(lasted.began, lasted.until, lasted.halts) if lasted is not None else otherwise
 
 
 def _heard(lasted: Lasted, lines: Iterable[Mapping[str, Any]], history: History, system: Path) -> Lasted:
@@ -224,8 +241,8 @@ def _without(causes: Mapping[Cause, float], costs: Iterable[Mapping[Cause, float
     return {cause: seconds for cause, seconds in left.items() if cause != Cause.PRODUCTIVE and seconds > ROUNDED_S}
 
 
-def _seconds(found: dict[Cause, float]) -> dict[str, float]:
-    return {cause.value: round(seconds, 3) for cause, seconds in sorted(found.items(), key=lambda each: -each[1])}
+def _seconds(found: Mapping[str, float] | Mapping[Cause, float]) -> dict[str, float]:
+    return {str(cause): round(seconds, 3) for cause, seconds in sorted(found.items(), key=lambda each: -each[1])}
 
 
 def _not_here(history: History, system: Path) -> list[str]:
@@ -257,7 +274,8 @@ class _Printed:
     def __rich_console__(self, console: Printer, _: Any) -> Any:
         found, groups = self.found, self.found["groups"]
         whole = sum(found["causes"].values()) or 1.0
-        until = found["phase"] if found["over"] else "not over: until now"
+        end = datetime.fromtimestamp(found["end_unix_s"], UTC)
+        until = found["phase"] if found["over"] else f"not over: until {end:%H:%M:%S} UTC"
         if (since := found["silent_since_unix_s"]) is not None:
             at = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"
             until = f"not over: nothing is heard of it since {at}; counted until then"

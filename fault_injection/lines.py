@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from supervisor.wire.records import Account
+
 MAY_BE_NO_NUMBER = frozenset({"loss", "gradient_norm", "within_s", "others_within_s"})
 """What a model computes, and what is promised: that such a number is none is for a checker to say."""
 
@@ -52,6 +54,11 @@ class _Term(_Event):
 
 
 @checked(kw_only=True)
+class _Accounted(_Event):
+    account: Account
+
+
+@checked(kw_only=True)
 class _Shim:
     t: Number
     event: StrictStr = ""
@@ -76,7 +83,7 @@ class _Signalled(_OfProcess):
 
 _JOURNAL: Mapping[str, TypeAdapter[Any]] = {"intent": TypeAdapter(_Intent), "outcome": TypeAdapter(_Outcome)}
 _EVENT: TypeAdapter[Any] = TypeAdapter(_Event)
-_TERM: TypeAdapter[Any] = TypeAdapter(_Term)
+_EVENTS: Mapping[str, TypeAdapter[Any]] = {"term": TypeAdapter(_Term), "account": TypeAdapter(_Accounted)}
 _SHIM: TypeAdapter[Any] = TypeAdapter(_Shim)
 _ENDED: TypeAdapter[Any] = TypeAdapter(_Ended)
 _SIGNALLED: TypeAdapter[Any] = TypeAdapter(_Signalled)
@@ -121,7 +128,7 @@ def wrong_with(line: Mapping[str, Any]) -> str:
 
 def wrong_with_journal(line: Mapping[str, Any]) -> str:
     """Why a line is none of a journal, as the end of a sentence; empty: it may be one."""
-    event = _TERM if line.get("event") == "term" else _EVENT
+    event = _EVENTS.get(str(line.get("event")), _EVENT)
     return wrong_by(_JOURNAL.get(str(line.get("entry")), event), line)
 
 

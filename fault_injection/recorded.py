@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fault_injection.history import (
+    ACCOUNT,
     Decided,
     FaultDone,
     History,
@@ -101,6 +102,7 @@ def _lines(history: History) -> Iterator[dict[str, Any]]:
         "elected": history.elected,
         "told": sorted(history.told),
         "reached": history.reached,
+        **({} if history.account is None else {"account": asdict(history.account)}),
     }
     for kind, records in (
         ("setting", [history.setting] if history.setting is not None else []),
@@ -133,6 +135,7 @@ def _take(history: History, steps: dict[tuple[int, int, int, str], list[dict[str
         history.run, history.reached, history.told = str(line["run"]), int(line["reached"]), set(line["told"])
         history.epochs = {int(epoch): int(at) for epoch, at in line["epochs"].items()}
         history.elected = {int(epoch): int(at) for epoch, at in line.get("elected", {}).items()}
+        history.account = ACCOUNT.validate_python(line["account"]) if "account" in line else None
     elif kind == "step":
         of = line["of"]
         owner = (int(of["group"]), int(of["generation"]), int(of["rank"]), str(of["node"]))

@@ -143,7 +143,7 @@ def _same_model(parity: Mapping[str, Any]) -> bool:
 
 def fault_row(history: History, setting: Setting, fault: FaultDone, unknown: dict[str, str]) -> dict[str, Any]:
     """One fault: what was made, what was done about it and when (seconds since its beginning), and what the others did. `rejoined_s`:
-    the first step of the group's new generation, or, of one that nothing was done about, the first that it began since. `echoes`:
+    when its incident recovered, or, where nothing was done about it, the first step that its group began since. `echoes`:
     incidents of other groups that are this fault's too. `heal_s`: how long the state took that came from a peer. `undone_s`: until whoever broke it undid it, or all was well without. `unknown` is told
     where the rest cannot be computed."""
     made: dict[str, Any] = {

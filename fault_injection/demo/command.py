@@ -20,6 +20,7 @@ from fault_injection.demo import door, live, report
 from fault_injection.demo.memory import Peak
 from fault_injection.demo.scenario import Story
 from fault_injection.faults import acts
+from fault_injection.ledger import from_start_to_end
 from fault_injection.netns import Network
 from supervisor.cli import HOME, Home, sentences
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
@@ -135,8 +136,7 @@ def _finish(
 ) -> int:
     run_dir = Path(record.run_dir)
     read = history.read(record.spec.name, run_dir, system)
-    end = max((line["t"] for s in read.steps for line in s.committed()), default=time.time())
-    span = Span(record.launched_unix_s, end)
+    span = from_start_to_end(run_dir, Span(record.launched_unix_s, time.time()))
     body = report.build(read, injected, span, record.spec.groups.count, checkers.check(read))
     body["node_lost_by"] = "killed processes (the easier case)" if easier else "silent link"
     body["memory_peak_bytes"] = peak.bytes

@@ -5,27 +5,29 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from fault_injection.badput import Span, does_not_add_up, ledger
+from fault_injection.badput import Span, does_not_add_up, in_short, ledger
 from fault_injection.checkers import Verdict
 from fault_injection.faults.acts import Injected
 from fault_injection.history import History
 from fault_injection.incident_cost import of_incidents
-from supervisor.core.ledger import ratios
+from fault_injection.incidents import lasted, recovered_at
 
 
 def build(history: History, faults: list[Injected], span: Span, groups: int, verdicts: list[Verdict]) -> dict[str, Any]:
     """The report as it is written to report.json."""
     ledgers = {g: ledger(history, g, span) for g in range(groups)}
-    ettr, badput = ratios(ledgers.values())
+    counted = in_short(history, ledgers, span)
     losses = _losses(history)
     return {
         "run": history.run,
-        "seconds": round(span.end - span.begin, 3),
+        "seconds": counted.seconds,
+        "begin_unix_s": counted.begin_unix_s,
+        "end_unix_s": counted.end_unix_s,
         "steps_committed": max((line["step"] for s in history.steps for line in s.committed()), default=0),
         "samples": sum(int(line.get("samples", 0)) for s in history.steps if s.rank == 0 for line in s.committed()),
-        "ettr": round(ettr, 4),
-        "badput": {cause: round(share, 4) for cause, share in badput.items()},
-        "badput_wrong": does_not_add_up(history, ledgers, span),
+        "ettr": counted.ettr,
+        "badput": counted.badput,
+        "badput_wrong": [*does_not_add_up(history, ledgers, span), *counted.apart],
         **_digests(history, groups),
         "loss_first": losses[0] if losses else None,
         "loss_last": losses[-1] if losses else None,
@@ -59,6 +61,8 @@ def incident(history: History, fault: Injected, groups: int, known: str | None =
         "generation_before": record["generation_before"],
         "generation_after": after,
         **{f"{name}_s": None if value is None else round(value, 3) for name, value in times.items()},
+        "recovered_unix_s": recovered_at(history, record),
+        "lasted_s": lasted(history, record),
         "steps_lost": max((o["failed"] for o in beside), default=0),
         "others_steps": min((o["steps"] for o in beside), default=0),
         "others_longest_stall_s": round(max((o["stall"] for o in beside), default=0.0), 3),
@@ -81,7 +85,7 @@ def _record_of(history: History, fault: Injected, known: str | None) -> dict[str
 
 def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[str, float | None]:
     """Seconds since the fault. Detected, decided: when the decision was committed. Acted: when the new generation's
-    process was spawned. Recovered: when it committed its first step."""
+    process was spawned. Recovered: when it was seen to have committed its first step with the others."""
     seen = [d for d in history.committed() if any(i["id"] == record["id"] for i in d.incidents) and d.t >= fault.unix_s]
     acting = [
         d
@@ -99,13 +103,6 @@ def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[st
         if (p.group, p.generation, p.rank) == (record["group"], record["generation_after"], 0)
         and p.spawned >= fault.unix_s
     ]
-    commits = [
-        line["t"]
-        for s in history.of_group(record["group"])
-        if s.generation == record["generation_after"]
-        for line in s.committed()
-        if line["t"] >= fault.unix_s
-    ]
 
     def since(at: float | None) -> float | None:
         return None if at is None else at - fault.unix_s
@@ -114,7 +111,7 @@ def _times(history: History, record: dict[str, Any], fault: Injected) -> dict[st
         "detected": since(seen[0].t if seen else None),
         "decided": since((acting[0].committed_at or acting[0].t) if acting else None),
         "acted": since(min(spawned, default=None)),
-        "recovered": since(min(commits, default=None)),
+        "recovered": since(recovered_at(history, record)),
     }
 
 

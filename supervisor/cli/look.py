@@ -26,6 +26,7 @@ from supervisor.cli.common import (
     sentences,
     show,
 )
+from supervisor.core.lasted import incident_s, wall_clock
 from supervisor.core.model import Incident
 from supervisor.shell import bundle, client, doctor, joined, logs, render, status, top
 from supervisor.shell import up as up_module
@@ -84,10 +85,21 @@ def incidents(
         found = client.incidents(mirror, record.spec.name)
         if shadow:
             found = [incident for incident in found if incident.shadow]
-        seen = why_module.seen(Path(record.run_dir) / "journal.jsonl")
-        told = [{**status.as_json(i), "seen_unix_s": seen.get(i.id)} for i in found]
+        account = status.account(mirror, record.spec.name)
+        seen: dict[str, float | None] = {**why_module.seen(Path(record.run_dir) / "journal.jsonl")}
+        if account.clocks:
+            seen = {i.id: wall_clock(i.opened, account.clocks) for i in found}
+        told = [
+            {
+                **status.as_json(i),
+                "seen_unix_s": seen.get(i.id),
+                "recovered_unix_s": wall_clock(i.recovered, account.clocks) if i.recovered is not None else None,
+                "lasted_s": incident_s(i, account.stood),
+            }
+            for i in found
+        ]
         table = render.shadows if shadow else render.incidents
-        show(told, as_json, table(found, seen, status.account(mirror, record.spec.name).stood))
+        show(told, as_json, table(found, seen, account.stood))
 
 
 @app.command(

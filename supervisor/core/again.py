@@ -65,6 +65,7 @@ def _short(value: object) -> str:
 def _without_words(given: Answer) -> Answer:
     """Without what only says why."""
     incidents = (
-        replace(i, reason="", evidence=(), considered=(), costs=(), trace="", error="") for i in given.incidents
+        replace(i, reason="", evidence=(), considered=(), costs=(), trace="", error="", took_s=0.0)
+        for i in given.incidents
     )
     return Answer(tuple(replace(a, reason="") for a in given.actions), tuple(incidents))

@@ -44,12 +44,13 @@ from supervisor.core.model import (
     Kind,
     Memory,
     Observed,
+    RankView,
     Rung,
     Verdict,
 )
 from supervisor.core.placement import place
 from supervisor.core.resume import resume
-from supervisor.core.round import NEW_A_ROUND, Round, is_rider
+from supervisor.core.round import NEW_A_ROUND, Round, is_rider, trains
 from supervisor.core.seat import seat_lighthouse
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
@@ -227,12 +228,15 @@ def _follow(r: Round, group: GroupMemory) -> None:
         _recover(r, incident)
         r.set_group(replace(group, phase="finished", since=r.now, incident=""))
     elif group.phase == "starting":
-        if any(rank.commits > 0 for rank in ranks):
-            cost.note(r, incident, mended=True)
-            _recover(r, incident)
-            r.set_group(replace(group, phase="running", since=r.now, incident=""))
-        else:
+        if not any(rank.commits > 0 for rank in ranks):
             r.look_again(group.since + r.spec.policy.start_timeout_s + 0.001)
+        elif with_the_others(r, group, ranks):
+            _joined(r, group, incident)
+        else:
+            r.set_group(replace(group, phase="running", since=r.now))
+    elif _steps_alone(group, incident):
+        if with_the_others(r, group, ranks):
+            _joined(r, group, incident)
     elif is_rider(incident) and _heard(r, group):
         _recover(r, incident)
         r.set_group(replace(group, incident=""))
@@ -241,6 +245,28 @@ def _follow(r: Round, group: GroupMemory) -> None:
             r.set_group(replace(group, attempts=0))
         else:
             r.look_again(group.since + r.spec.policy.healthy_after_s)
+
+
+def with_the_others(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> bool:
+    """The group has committed a step with the others: they made it together, it healed from them, or no other group trains."""
+    committed = [rank for rank in ranks if rank.commits > 0]
+    alone = all(rank.participants == 1 and rank.healed is False for rank in committed)
+    return bool(committed) and not (
+        alone and any(trains(other, r.incidents) for other in r.groups.values() if other.group != group.group)
+    )
+
+
+def _steps_alone(group: GroupMemory, incident: Incident | None) -> bool:
+    """Its new generation has committed steps, none of them with the others."""
+    if incident is None or incident.state != "acting" or incident.shadow or group.phase != "running":
+        return False
+    return incident.generation_before < incident.generation_after == group.generation
+
+
+def _joined(r: Round, group: GroupMemory, incident: Incident | None) -> None:
+    cost.note(r, incident, mended=True)
+    _recover(r, incident)
+    r.set_group(replace(group, phase="running", since=r.now, incident=""))
 
 
 def _heard(r: Round, group: GroupMemory) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from supervisor.core import blame, ending, gpu, numerics, stops
 from supervisor.core.model import (
+    PLANNED,
     Confidence,
     Failure,
     GateView,
@@ -230,6 +231,32 @@ def failure(
 ) -> Failure | None:
     """The gravest failure that a group shows now, or None. `hanging`: the groups that are to blame for a hang. `slow`: the
     one that is to be acted on for being slow. `excused`: seconds of a start that were not its own (core/late.py)."""
+    found = _gravest(group, observed, spec, memory, hanging, slow, numbers, excused)
+    if found is None or found.kind in PLANNED:
+        return found
+    return replace(found, took_s=round(max(found.took_s, _since_a_sign_s(group, observed, spec, memory)), 3))
+
+
+def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> float:
+    """How long ago the group gave the first sign of its failure: an end, or the last sign of life of a node whose lease has lapsed. 0:
+    it shows none but the failure itself."""
+    sign = suspect(group, observed)
+    if not sign:
+        return 0.0
+    silent_s = float(spec.policy.node_lease_s) if _lapsed(group, observed) else 0.0
+    return silent_s + observed.now - memory.suspects.get(sign, observed.now)
+
+
+def _gravest(
+    group: GroupMemory,
+    observed: Observed,
+    spec: RunSpec,
+    memory: Memory,
+    hanging: Collection[int],
+    slow: Mapping[int, Failure] | None,
+    numbers: NotFinite | None,
+    excused: Mapping[int, float] | None,
+) -> Failure | None:
     if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
         return None
     node = observed.nodes.get(group.node)
@@ -246,8 +273,7 @@ def failure(
             return Failure(Kind.ALLOCATION_LOST, (other,))
         verdict, sentence = node_verdict(group.node, group, observed, spec)
         if verdict == Verdict.DEAD:
-            took_s = float(spec.policy.node_lease_s)
-            return Failure(Kind.NODE_LOST, (sentence,), confidence=Confidence.LIKELY, took_s=took_s)
+            return Failure(Kind.NODE_LOST, (sentence,), confidence=Confidence.LIKELY)
     if group.phase == "placing":
         return None
     exited = ending.ended(ranks_of(group, observed))

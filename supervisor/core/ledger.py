@@ -227,12 +227,24 @@ def totals(intervals: Iterable[Interval]) -> dict[Cause, float]:
 
 def ratios(groups: Iterable[Iterable[Interval]]) -> tuple[float, dict[str, float]]:
     """(ETTR, badput by cause) of the whole run, as shares of all group-seconds: they add up to 1."""
-    seconds: dict[Cause, float] = {}
-    for group in groups:
-        for cause, value in totals(group).items():
-            seconds[cause] = seconds.get(cause, 0.0) + value
+    seconds = totals(interval for group in groups for interval in group)
+    return ettr(seconds) or 0.0, badput(seconds)
+
+
+DIGITS = 3
+"""An ETTR is known to a tenth of a percent, and rounded once: all that print it print the same."""
+
+Seconds = Mapping[str, float] | Mapping[Cause, float]
+"""By cause."""
+
+
+def ettr(seconds: Seconds) -> float | None:
+    """The share of productive seconds in those of all groups, by cause. None: there is no second. Whoever prints an ETTR asks here."""
     whole = sum(seconds.values())
-    if whole <= 0:
-        return 0.0, {}
-    badput = {c.value: v / whole for c, v in sorted(seconds.items()) if c != Cause.PRODUCTIVE}
-    return seconds.get(Cause.PRODUCTIVE, 0.0) / whole, badput
+    return seconds.get(Cause.PRODUCTIVE, 0.0) / whole if whole > 0 else None
+
+
+def badput(seconds: Seconds) -> dict[str, float]:
+    """All other shares, by cause; with the ETTR they add up to 1."""
+    whole = sum(seconds.values())
+    return {str(c): v / whole for c, v in sorted(seconds.items()) if c != Cause.PRODUCTIVE} if whole > 0 else {}

@@ -154,7 +154,9 @@ class RankView:
     """A sentence of its heals that fail again and again; empty: they do not."""
     quorum_id: int = -1
     participants: int = 0
-    """How many groups made its newest step; 0: not known."""
+    """How many groups made its newest step; 0: not known. One that heals in a step is not among them."""
+    healed: bool | None = None
+    """This process has loaded the state of its peers, so it has been in a step with them. None: not known (an older input)."""
     gate: str | None = None
     """Where its forwarder passes on to; empty: it has cut. None: its agent has not said."""
     reaches_gate: bool | None = None
@@ -351,8 +353,8 @@ class Failure:
     causes: tuple[Kind, ...] = ()
     """What else it is a failure of: where one of these is only observed, so is this."""
     took_s: float = 0.0
-    """How long it had lasted when it counted as a failure, by the clock of whoever watched it: measured, but for a silence and a
-    lost node, whose last sign of life nobody else saw; there, what their timeout says. 0: an end, seen at once."""
+    """How long it had lasted when it counted as a failure, from its first sign: measured by the clock of whoever watched it, but for a
+    silence and a lost node, whose last sign of life only they saw; there, at least what their timeout says. 0: an end, seen at once."""
 
 
 # --- memory ---
@@ -534,6 +536,7 @@ class Incident:
     decided: float | None = None
     acted: float | None = None
     recovered: float | None = None
+    """When its group was first seen to have committed a step with the others (decide.with_the_others)."""
     step_before: int = 0
     """Newest committed step of the group when it failed."""
     error: str = ""

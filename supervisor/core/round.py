@@ -35,6 +35,9 @@ desired), and a transaction holds 100."""
 NEW_A_ROUND = 40
 """Allocations, and groups, that one round of a run's start makes: one operation each."""
 
+ROUNDED_S = 0.001
+"""Failures say in whole milliseconds how long they had lasted."""
+
 TIMES = "times in a row, on"
 """In the sentence that tells how often an end was seen: of these an incident keeps the newest."""
 
@@ -352,7 +355,8 @@ class Round:
             # An end has its own text, or none: that of an earlier one says nothing of it.
             newest = failure if failure.kind in ENDS else known
             # it began when its first sign did, unless this one says that it did before
-            took_s = max(known.took_s, failure.took_s - (self.now - known.opened))
+            took_s = failure.took_s - (self.now - known.opened)
+            took_s = took_s if took_s > known.took_s + ROUNDED_S else known.took_s
             incident = replace(
                 known, kind=failure.kind, evidence=evidence[-8:], error=newest.error, trace=newest.trace,
                 rank=failure.rank, confidence=failure.confidence, took_s=took_s,

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from supervisor.core import shadow
+from supervisor.core import ledger, shadow
+from supervisor.core.lasted import lasted_s
 from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView, Rung
 from supervisor.core.restored import ENDED
@@ -100,7 +101,14 @@ class Accounts:
     seconds: dict[Cause, float] = field(default_factory=dict)
     before: Mapping[str, float] = field(default_factory=dict)
     """What the terms before this one counted, by cause."""
-    _last: float | None = None
+    ran_s: float = 0.0
+    """How long the run has lasted, in those terms too."""
+    last: float | None = None
+    """The run clock at the newest look; at first, until when the terms before this one counted. None: there was no look."""
+    stood: Sequence[tuple[float, float]] = ()
+    """As Account.stood: seconds in which nobody led are the run's as well."""
+    began: float | None = None
+    """The run clock at its very first look. None: another term had it."""
     _ended: bool = False
     _groups: dict[int, _Group] = field(default_factory=dict)
 
@@ -108,16 +116,22 @@ class Accounts:
         """Count what has passed since the last look. While groups are told to be slow, all step as slowly as the slowest: what a
         step takes beyond an ordinary one is straggling, but for what such a group itself tells as waiting for its data."""
         beyond, for_data = max((s.beyond for s in slow), default=0.0), {s.group for s in slow if s.for_data}
-        now, last = observed.now, self._last
-        self._last = now
+        now, last = observed.now, self.last
+        if last is None:
+            self.began = now
+        self.last = now
         newest = self.step
         ranks = {(r.group, r.generation): r for node in observed.nodes.values() for r in node.ranks if r.rank == 0}
         self.step = max(newest, *(rank.step for rank in ranks.values()), 0)
-        elapsed = 0.0 if last is None or self._ended else max(0.0, now - last)
+        elapsed = 0.0 if last is None or self._ended else max(0.0, lasted_s(last, now, self.stood))
+        self.ran_s += elapsed
         self._ended = memory.phase in ENDED
         away = last is not None and observed.store_stable_s < now - last
         for group in memory.groups.values():
-            known = self._groups.setdefault(group.group, _Group(group.generation, newest))
+            known = self._groups.get(group.group)
+            if known is None:  # of what passed before this term has seen it, it says how it stands now
+                first = cause_of(group, memory.incidents.get(group.incident)) if elapsed else None
+                known = self._groups[group.group] = _Group(group.generation, newest, first)
             self._pass(known, elapsed, away)
             rank = ranks.get((group.group, known.generation))
             if rank is not None:
@@ -162,9 +176,7 @@ class Accounts:
     @property
     def ettr(self) -> float | None:
         """Share of productive seconds since the launch; None: none was counted."""
-        seconds = self.since_launch
-        whole = sum(seconds.values())
-        return seconds.get(Cause.PRODUCTIVE.value, 0.0) / whole if whole > 0 else None
+        return ledger.ettr(self.since_launch)
 
     def _hear(
         self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView, beyond: float
@@ -212,4 +224,6 @@ def cause_of(group: GroupMemory, incident: Incident | None = None) -> Cause:
     tells so itself."""
     if group.phase != "running" or incident is None or incident.kind in _TRAINS or incident.rung == Rung.RIDE_THROUGH:
         return _CAUSE[group.phase]
+    if incident.generation_before < incident.generation_after == group.generation:
+        return _CAUSE[group.phase]  # it steps again, if not with the others yet
     return Cause.HUNG if incident.kind == Kind.HANG else Cause.DECIDE

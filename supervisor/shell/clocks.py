@@ -1,8 +1,13 @@
-"""A node's clock that is off. People compare logs, so they are told; no decision reads a wall clock."""
+"""Clocks that are off, of a node or of the leader. People compare logs, so they are shown; no decision reads a wall clock."""
 
 from __future__ import annotations
 
-from supervisor.wire.records import Health
+from statistics import median
+
+from supervisor.shell import views
+from supervisor.shell.mirror import Mirror
+from supervisor.wire import keys
+from supervisor.wire.records import Health, Registration
 
 OFF_S = 60.0
 """A node tells its health every 5 s, and under a lease of some seconds: a report that is a minute old is of no living node."""
@@ -12,7 +17,34 @@ def off(health: Health, now_unix_s: float) -> str:
     """By how much the clock of a node that is alive is off from the one that is read here, as a sentence. Empty: by less than can
     be told from a report's age, or its agent is too old to say."""
     by = health.unix_s - now_unix_s
-    if health.unix_s == 0.0 or abs(by) < OFF_S:
+    return "" if health.unix_s == 0.0 or abs(by) < OFF_S else f"its clock is {_by(by)} the one here"
+
+
+def leader_off_s(mirror: Mirror, now_unix_s: float) -> float:
+    """Seconds by which the clock read here, the leader's, is ahead of those of most living nodes that train; negative: behind. 0: it is
+    off from no majority of them by more than can be told from a report's age."""
+    ahead = []
+    for name in views.node_names(mirror):
+        registration, health = (
+            mirror.record(keys.registration(name), Registration),
+            mirror.record(keys.health(name), Health),
+        )
+        if registration is not None and registration.role == "trainer" and health is not None and health.unix_s:
+            ahead.append(now_unix_s - health.unix_s)
+    for side in ([by for by in ahead if by >= OFF_S], [by for by in ahead if by <= -OFF_S]):
+        if 2 * len(side) > len(ahead):
+            return median(side)
+    return 0.0
+
+
+def leader_off(off_s: float) -> str:
+    """The sentence about a leader whose clock is off, as Account.off_s has it; empty: it is not."""
+    if not off_s:
         return ""
-    unit, seconds = next((u, s) for u, s in (("days", 86400), ("h", 3600), ("min", 60)) if abs(by) >= 2 * s or s == 60)
-    return f"its clock is {abs(by) / seconds:.0f} {unit} {'ahead of' if by > 0 else 'behind'} the one here"
+    return f"clock_off: the leader's clock is {_by(off_s)} those of most nodes: times of day are wrong by that, durations are not; set it"
+
+
+def _by(seconds: float) -> str:
+    sizes = (("days", 86400), ("h", 3600), ("min", 60))
+    unit, size = next((u, s) for u, s in sizes if abs(seconds) >= 2 * s or s == 60)
+    return f"{abs(seconds) / size:.0f} {unit} {'ahead of' if seconds > 0 else 'behind'}"

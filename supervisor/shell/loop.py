@@ -20,7 +20,7 @@ from supervisor.core.notice import Notice, due, notices
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import MAX_OPERATIONS, Expect, Store, Term
-from supervisor.shell import cordons, projection, standing, views
+from supervisor.shell import clocks, cordons, projection, standing, views
 from supervisor.shell.accounts import stepped_unix_s, told
 from supervisor.shell.audit import audit
 from supervisor.shell.failpoints import reach
@@ -111,7 +111,7 @@ class Loop:
         """Why it leads no more though nobody took its place: the state is of a newer program."""
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
         self._began = monotonic()
-        self._base = max((views.memory(self._mirror, r).clock for r in self._readable_runs()), default=0.0)
+        self._base = max((self._clock_left(r) for r in self._readable_runs()), default=0.0)
         self._clocks = [(self._base, round(time.time() - self._base, 3))]
         """Of this term, as Account.clocks, for people alone."""
         self._stood: dict[str, tuple[tuple[float, float], ...]] = {}
@@ -145,7 +145,7 @@ class Loop:
                 journal.close(max(0.0, until - time.monotonic()))
 
     def now(self) -> float:
-        """The run clock: goes on from the newest memory, by this machine's monotonic clock (ADR 3)."""
+        """The run clock: goes on from the newest memory or account, by this machine's monotonic clock (ADR 3)."""
         return self._base + self._monotonic() - self._began
 
     def _on_run_clock(self, at: float | None) -> float | None:
@@ -268,16 +268,17 @@ class Loop:
             incidents=lambda: (i for _, i in self._mirror.records(keys.incident(run, ""), Incident)),
             faults=lambda: made.made if (made := self._mirror.record(keys.faults(run), FaultsMade)) else {},
             launched_unix_s=record.launched_unix_s,
-            account=lambda: self._mirror.record(keys.account(run), Account) or Account(),
+            account=lambda: self._account_of(run),
             stood=lambda: self._stood_still(run),
         )
 
     def _stood_still(self, run: str) -> tuple[tuple[float, float], ...]:
         """As Account.stood, with what this term knows of the time before it: only its first look sees the clock of the last one."""
         if run not in self._stood:
-            known = self._mirror.record(keys.account(run), Account) or Account()
-            before = [more for began, more in known.clocks if began < self._base]
-            own = [(self._base, round(max(0.0, self._clocks[0][1] - before[-1]), 3))] if before else []
+            known = self._account_of(run)
+            before = [more - known.off_s for began, more in known.clocks if began < self._base]
+            since = self._clocks[0][1] - clocks.leader_off_s(self._mirror, time.time())
+            own = [(self._base, round(max(0.0, since - before[-1]), 3))] if before else []
             self._stood[run] = (*(s for s in known.stood if s[0] < self._base), *own)[-TERMS:]
         return self._stood[run]
 
@@ -318,7 +319,8 @@ class Loop:
         made = self._made.setdefault(run, projection.Made())
         intents = projection.intent_records(record.spec, record.run_dir, decision.memory, made)
         deletes = [key for key in projection.acquitted(run, decision.acquitted) if key in self._mirror.items]
-        intents |= self._account(run, memory, changed)
+        account = self._account(run, memory, decision.memory)
+        intents |= {keys.account(run): encode(account)} if account is not None else {}
         puts = self._difference(run, wanted, intents, MAX_OPERATIONS - len(deletes))
         if changed or (decision.waits and decision.waits != self._said.get(run)):
             journal.intent(self.epoch, observed, decision, memory, given, policy)
@@ -355,25 +357,37 @@ class Loop:
         self._mirror.wrote(puts, revision)
         if changed:
             journal.outcome(self.epoch, decision.memory.decisions, revision)
+        if account is not None and keys.account(run) in puts:
+            journal.event("account", epoch=self.epoch, account=to_jsonable_python(account))
         if given is not None:
             journal.keep(given)
         reach("recorded")
 
-    def _account(self, run: str, memory: Memory, changed: bool) -> dict[str, bytes]:
-        """Where the time went, over all terms: with each change, and else now and then while the run goes on."""
+    def _account(self, run: str, memory: Memory, now: Memory) -> Account | None:
+        """Where the time went, over all terms: with each change, and else now and then while the run goes on. None: it is not due.
+        `now`: the memory that was decided."""
         late = self.now() - self._accounted.get(run, self._base) >= ACCOUNT_S and memory.phase not in ENDED
         term = self._telemetry.accounts(run)
         seconds = {cause: round(value, 3) for cause, value in term.since_launch.items()}
-        if not seconds or not (changed or late):
-            return {}
+        if not seconds or not (now is not memory or late):
+            return None
         self._accounted[run] = self.now()
-        known = self._mirror.record(keys.account(run), Account) or Account()
+        known = self._account_of(run)
         stepped = max(known.stepped_unix_s, stepped_unix_s(self._mirror, run))
+        began = known.began_unix_s if known.seconds or term.began is None else round(self._wall(term.began), 3)
+        ended = round(self._wall(term.last or self.now()), 3) if now.phase in ENDED else 0.0
         # one that began no earlier left no memory: no instant of its clock is told anywhere
-        clocks = (*(c for c in known.clocks if c[0] < self._base), *self._clocks)[-TERMS:]
+        terms = (*(c for c in known.clocks if c[0] < self._base), *self._clocks)[-TERMS:]
         stood = self._stood_still(run)
-        account = Account(step=term.step, stepped_unix_s=stepped, seconds=seconds, clocks=clocks, stood=stood)
-        return {keys.account(run): encode(account)}
+        return Account(
+            step=term.step, stepped_unix_s=stepped, seconds=seconds, clocks=terms, stood=stood,
+            clock=round(term.last or 0.0, 3), began_unix_s=began, ended_unix_s=ended and (known.ended_unix_s or ended), ran_s=round(term.ran_s, 3),
+            off_s=round(clocks.leader_off_s(self._mirror, time.time())),
+        )  # fmt: skip
+
+    def _wall(self, at: float) -> float:
+        """An instant of this term on the run clock, by this machine's wall clock as it stood then."""
+        return at + next((more for since, more in reversed(self._clocks) if since <= at), self._clocks[0][1])
 
     def _difference(
         self, run: str, memory: dict[str, bytes], intents: dict[str, bytes], at_most: int
@@ -415,6 +429,13 @@ class Loop:
                 return
             except Retryable as error:
                 threading.Event().wait(min(error.after_s, 1.0))
+
+    def _clock_left(self, run: str) -> float:
+        """What the run clock showed when a leader wrote last what it showed."""
+        return max(views.memory(self._mirror, run).clock, self._account_of(run).clock)
+
+    def _account_of(self, run: str) -> Account:
+        return self._mirror.record(keys.account(run), Account) or Account()
 
     def _readable_runs(self) -> list[str]:
         readable = []

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from supervisor.core import explain
-from supervisor.core.lasted import lasted_s
+from supervisor.core.lasted import incident_s
 from supervisor.core.model import Incident
 from supervisor.shell.cordons import failure
 from supervisor.shell.page.terminal import lasted
@@ -125,15 +125,17 @@ def _kept_away(n: NodeStatus) -> list[str]:
 
 
 def incidents(
-    found: Sequence[Incident], seen: Mapping[str, float] | None = None, stood: Sequence[tuple[float, float]] = ()
+    found: Sequence[Incident], seen: Mapping[str, float | None] | None = None, stood: Sequence[tuple[float, float]] = ()
 ) -> RenderableType:
     """Two lines an incident, that 80 columns hold; what each option cost is for `explain`. `seen`: by id, when it was detected, in Unix
     seconds; None: that is left out. `stood` as Account.stood."""
-    rows: list[tuple[str, ...]] = [("id", "seen (UTC)", "kind", "group", "node", "state", "seconds")]
+    rows: list[tuple[str, ...]] = [("id", "seen (UTC)", "kind", "group", "node", "state", "lasted")]
     for i in found:
-        seconds = "-" if i.recovered is None else f"{lasted_s(i.opened, i.recovered, stood):.2f}"
+        seconds = incident_s(i, stood)
         at = _instant((seen or {}).get(i.id))
-        rows.append((i.id, at, i.kind.value, str(i.group), i.node or "-", i.state, seconds))
+        rows.append(
+            (i.id, at, i.kind.value, str(i.group), i.node or "-", i.state, "-" if seconds is None else lasted(seconds))
+        )
     if seen is None:
         rows = [(row[0], *row[2:]) for row in rows]
     head, *others = _columns(rows[0], rows[1:])
@@ -166,7 +168,7 @@ def _instant(unix_s: float | None) -> str:
 
 
 def shadows(
-    found: Sequence[Incident], seen: Mapping[str, float] | None = None, stood: Sequence[tuple[float, float]] = ()
+    found: Sequence[Incident], seen: Mapping[str, float | None] | None = None, stood: Sequence[tuple[float, float]] = ()
 ) -> RenderableType:
     """What would have been done, and how much of it was not needed. As `incidents`."""
     if not found:

@@ -87,7 +87,7 @@ class RunStatus:
     incidents_open: tuple[str, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """What is allowed but dangerous."""
+    """What is allowed but dangerous, and a leader's clock that is off."""
     waiting: tuple[str, ...] = ()
     """Groups that have no node, and allocations that are refused or late, in the engine's own words; and what is wrong and left
     as it is: a slow group, heals that fail, a hang that is nobody's, what the breaker holds, checkpoints that fail, disks that cannot be used."""
@@ -131,7 +131,7 @@ class NodeStatus:
 def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
     """Raises views.Unreadable when the run's memory cannot be read."""
     memory, observed = seen_of(mirror, record)
-    return status_of(mirror, record, memory, observed, clock_now(mirror, record.spec.name, memory, time.time()))
+    return status_of(mirror, record, memory, observed, clock_now(mirror, record.spec.name, memory))
 
 
 def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:
@@ -140,18 +140,12 @@ def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:
     return memory, views.observed(mirror, record.spec.name, memory, memory.clock, float("inf"))
 
 
-def clock_now(mirror: Mirror, run: str, memory: Memory, wall: float, clock_at: float | None = None) -> float:
-    """What the run clock shows now, in seconds, for people only. A healthy run's memory is written hardly ever, and its windows pass all
-    the same. `wall`: the time now (Unix); `clock_at`: as the last in Account.clocks, where no leader has kept any; None: not known.
-
-    The memory's clock without a leader, since the next one goes on from there; and until that has told its own."""
-    term, told = mirror.items.get(keys.LEADER), mirror.items.get(keys.account(run))
-    if term is None:
-        return memory.clock
-    if clocks := account(mirror, run).clocks:
-        of_this_term = told is not None and told.mod_revision > term.create_revision
-        clock_at = clocks[-1][1] if of_this_term else None
-    return max(memory.clock, wall - clock_at) if clock_at is not None else memory.clock
+def clock_now(mirror: Mirror, run: str, memory: Memory, heard: float = 0.0) -> float:
+    """What the run clock shows now, in seconds, for people only: as far as a leader has written it, which is half a minute ago at most,
+    or as the reader has counted on since it heard that. No wall clock is asked: the leader's may be off by hours. `heard`: what the
+    reader counts, by its own monotonic clock; 0: it has just come."""
+    told = max(memory.clock, account(mirror, run).clock)
+    return max(told, heard) if keys.LEADER in mirror.items else told
 
 
 def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Observed, now: float) -> RunStatus:
@@ -196,7 +190,10 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         budgets_left=left,
         incidents_open=tuple(memory.incidents),
         problems=tuple(f"{key}: {why}" for key, why in sorted(audit(mirror, mirror.fresh()).items())),
-        warnings=insecure(mirror),
+        warnings=(
+            *insecure(mirror),
+            *filter(None, (clocks.leader_off(account(mirror, spec.name).off_s if leader else 0.0),)),
+        ),
         waiting=waiting.sentences(memory, observed) + waiting.held(memory, observed, spec),
         leaving=leaving,
         handover_at_step=memory.handover_at_step,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from supervisor.core import budget as budgets
 from supervisor.core import cordons, unsaved
 from supervisor.core.detect import node_verdict
-from supervisor.core.lasted import lasted_s
+from supervisor.core.lasted import incident_s, lasted_s
 from supervisor.core.ledger import Cause
 from supervisor.core.model import PLANNED, Decision, Incident, Memory, Observed, Rung, Verdict
 from supervisor.core.round import Round
@@ -124,7 +124,10 @@ class Telemetry:
         known = self._runs.get(run)
         if known is None or (known.ended is not None and memory.phase not in OVER):
             before = records.account()
-            accounts = Accounts(before.step, before=before.seconds)
+            accounts = Accounts(
+                before.step, before=before.seconds, ran_s=before.ran_s, last=before.clock or None, stood=records.stood(),
+                _ended=before.ended_unix_s > 0.0,
+            )  # fmt: skip
             over = memory.phase in OVER
             drops = [] if over else [*_DROPS]
             known = self._runs[run] = _Run(over, drops=drops, accounts=accounts, stood=records.stood())
@@ -241,12 +244,14 @@ class Telemetry:
             ("decide", incident.opened, incident.decided),
             ("act", incident.decided, incident.acted),
             ("rejoin", incident.acted, incident.recovered),
-            ("total", incident.opened, incident.recovered),
         )
         for phase, begin, end in spans:
             if begin is not None and end is not None:
-                seconds = lasted_s(begin, end, stood) + (incident.took_s if phase == "total" else 0.0)
+                seconds = lasted_s(begin, end, stood)
                 m.histogram("supervisor_recovery_seconds", run=run, phase=phase).observe(seconds, about)
+        total_s = incident_s(incident, stood)
+        if total_s is not None:
+            m.histogram("supervisor_recovery_seconds", run=run, phase="total").observe(total_s, about)
 
     def _groups(self, run: str, known: _Run, memory: Memory) -> None:
         phases = Counter(str(g.phase) for g in memory.groups.values())

@@ -229,6 +229,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
         heal_failed=_heal_failed(trainer),
         quorum_id=progress.quorum_id if progress is not None else -1,
         participants=progress.participants if progress is not None else 0,
+        healed=progress.healed if progress is not None else None,
         gate=trainer.gate,
         reaches_gate=trainer.reaches_gate,
         stuck=_stuck(trainer),

@@ -695,6 +695,16 @@ class Account:
     """As in Progress, the newest."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of all groups, by cause of the ledger (supervisor.core.ledger)."""
+    clock: float = 0.0
+    """The run clock up to which this account counts: whoever leads next goes on from there. 0: an older leader did not say."""
+    began_unix_s: float = 0.0
+    """Start of the run: its first decision, by the clock of the leader that made it. 0: not known."""
+    ended_unix_s: float = 0.0
+    """End of the run: the decision by which it finished, was stopped or halted, by that leader's clock. 0: it goes on."""
+    ran_s: float = 0.0
+    """From the start until `clock`, or until the end, without what passed between a halt and its resume."""
+    off_s: float = 0.0
+    """By how much the leader's clock is ahead of those of most nodes; 0: by less than can be told."""
     clocks: tuple[tuple[float, float], ...] = ()
     """Of each leadership term, oldest first: the run clock as it began, and what is added to an instant of the run clock after that
     to make it wall clock (Unix), by the machine that led. Again whenever its clock was set."""

@@ -188,7 +188,10 @@ class Toy:
             "commits": self.progress.commits + committed,
             "failed_commits": self.progress.failed_commits + (not committed),
         }
-        self.say(phase="step", step=step, participants=participants, quorum_id=quorum_id, **counted, **(took or {}))
+        cause = "productive" if committed else "failed_step"  # as the line that was written says
+        seconds = {**self.progress.seconds, cause: self.progress.seconds.get(cause, 0.0) + time.time() - start}
+        about = {"participants": participants, "quorum_id": quorum_id, "seconds": seconds, **counted, **(took or {})}
+        self.say(phase="step", step=step, **about)
 
     def quorum(self) -> int:
         from titan_actor.lighthouse import native

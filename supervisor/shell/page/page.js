@@ -215,12 +215,12 @@ const MEANS = {
 };
 const NAMED = 4;  // causes; the others are one
 function drawSpent() {
-  const { ettr, group_s: whole, lost } = state.time ?? {}, known = whole > 0;
+  const { ettr, group_s: whole, lost, ran_s, began, ended } = state.time ?? {}, known = whole > 0;
   $("spent").hidden = !known;
   if (!known) return;
   const percent = (share) => `${(100 * share).toFixed(1)}%`, seen = lost.filter(([, share]) => share >= 0.001), rest = seen.slice(NAMED).reduce((sum, [, share]) => sum + share, 0);
   const shares = [["trained the model", ettr], ...seen.slice(0, NAMED).map(([cause, share]) => [MEANS[cause] ?? cause, share]), ...(rest >= 0.001 ? [["the rest", rest]] : [])];
-  say($("spent-word"), `ETTR ${percent(ettr)}: so much of ${lasted(whole)} of group time (that of all groups, added up) trained the model. The rest is badput. It is at most 30 s old.`);
+  say($("spent-word"), `ETTR ${percent(ettr)}: so much of ${lasted(whole)} of group time (that of all groups, added up) trained the model. The rest is badput. ${ended === undefined ? "It is at most 30 s old." : "The run is over."}${began === undefined ? "" : ` It lasted ${lasted(ran_s)}, from ${clock(began)}${ended === undefined ? " on" : ` to ${clock(ended)}`}.`}`);
   shares.forEach((_, at) => { shares[at].push(`s${at}`); });
   keep($("spent-bar"), shares.map(([name]) => name), () => make("span"), (span, name) => {
     const [, share, kind] = shares.find(([n]) => n === name);
@@ -263,8 +263,8 @@ function freshIncident(id) {
 function moment(i) {
   const began = i.opened === undefined ? undefined : i.opened - i.took_s, lost = TRAINED.includes(i.kind) ? "Began" : "Lost";
   const when = began === undefined ? "when by the clock is not known yet" : i.took_s >= 0.1 ? `${lost} about ${clock(began)}, seen at ${clock(i.opened)}` : `Seen at ${clock(i.opened)}`;
-  if (i.recovered_s !== undefined) return `${when}; over after ${lasted(i.took_s + i.recovered_s)}${i.shadow ? ", by itself" : ""}. Generation ${i.generations.join(" → ")}.`;
-  return `${when}; ${i.open ? "not over yet" : i.state}${i.opened !== undefined && i.open ? `, for ${lasted(Math.max(0, state.now - began))}` : ""}.`;
+  if (i.recovered_s !== undefined) return `${when}; over after ${lasted(i.lasted_s)}${i.shadow ? ", by itself" : ""}. Generation ${i.generations.join(" → ")}.`;
+  return `${when}; ${i.open ? "not over yet" : i.state}${i.open && i.lasted_s !== undefined ? `, for ${lasted(i.lasted_s)}` : ""}.`;
 }
 const TRAINED = ["straggler", "leaving"];  // no failure: its group trains on
 function times(i) {

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from supervisor.core import budget as budgets
-from supervisor.core import explain, unsaved
-from supervisor.core.lasted import lasted_s
-from supervisor.core.ledger import Cause
+from supervisor.core import explain, ledger, unsaved
+from supervisor.core.lasted import incident_s, lasted_s, wall_clock
 from supervisor.core.model import Incident, Kind, Memory, Rung
 from supervisor.core.spec import RunSpec
 from supervisor.shell import client, status, views
@@ -20,7 +19,7 @@ from supervisor.shell.page.history import Point
 from supervisor.shell.page.verdicts import LETTERS, GroupVerdict, of_groups
 from supervisor.shell.status import LighthouseStatus, NodeStatus, RunStatus
 from supervisor.wire import keys
-from supervisor.wire.records import RunRecord
+from supervisor.wire.records import Account, RunRecord
 
 INCIDENTS = 50
 """The newest, and all that are open: a run of weeks may have thousands."""
@@ -42,6 +41,8 @@ class Live:
     """Wall clock, for people only."""
     clock_at: Mapping[str, float] = field(default_factory=dict)
     """By run, what is added to an instant of its run clock to make it wall clock, where no leader has kept that; missing: not known."""
+    clocks: Mapping[str, float] = field(default_factory=dict)
+    """By run, what its run clock shows now, counted on from what was heard; missing: nothing was heard yet."""
     still_s: float = 0.0
     leaderless_s: float = math.inf
     unlit_s: float = math.inf
@@ -93,7 +94,7 @@ def _phase(mirror: Mirror, run: str) -> str:
 def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
     spec, run = record.spec, record.spec.name
     memory, observed = status.seen_of(mirror, record)
-    clock = status.clock_now(mirror, run, memory, live.now, live.clock_at.get(run))
+    clock = status.clock_now(mirror, run, memory, live.clocks.get(run, 0.0))
     found = status.status_of(mirror, record, memory, observed, clock)
     verdicts = of_groups(memory.groups, observed, spec)
     nodes = status.node_status(mirror)
@@ -111,7 +112,6 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
             alarms=live.alarms, lasts=live.lasts,
         )
     )  # fmt: skip
-    now = live.now - terms[-1][1] if terms else memory.clock
     return {
         "run": run,
         "letters": dict(LETTERS),
@@ -119,11 +119,11 @@ def _of_run(mirror: Mirror, record: RunRecord, live: Live) -> dict[str, Any]:
         "headline": status.as_json(headline),
         "get_up": _get_up(asked),
         "numbers": _numbers(found, newest, memory),
-        "time": _time(account.seconds),
+        "time": _time(account),
         "groups": {str(g.group): _group(g, verdicts[g.group]) for g in found.groups},
-        "incidents": {i.id: _incident(i, terms, account.stood) for i in chosen(told)},
+        "incidents": {i.id: _incident(i, terms, account.stood, clock) for i in chosen(told)},
         "incidents_all": len(told),
-        "lost_s": round(sum(_lost_s(i, now, account.stood) for i in told), 1),
+        "lost_s": round(sum(_lost_s(i, clock, account.stood) for i in told), 1),
         "nodes": {n.node or f"host {n.host}": _node(n, found) for n in _notable(nodes, found)},
         "nodes_by_state": _by_state(nodes, found),
         "spares": list(found.spares),
@@ -188,17 +188,21 @@ def _lighthouse(seat: LighthouseStatus) -> str:
     return f"{seat.state}, on node {seat.node}{f' ({seat.address})' if seat.address else ''}"
 
 
-def _time(seconds: Mapping[str, float]) -> dict[str, Any]:
-    """ETTR, and the shares of all else, the largest first; empty: nothing was counted yet."""
-    whole = sum(seconds.values())
-    if whole <= 0:
+def _time(account: Account) -> dict[str, Any]:
+    """ETTR, and the shares of all else, the largest first; since when, how long and until when the run lasted. Empty: nothing was
+    counted yet."""
+    share = ledger.ettr(account.seconds)
+    if share is None:
         return {}
-    lost = sorted(((s, cause) for cause, s in seconds.items() if cause != Cause.PRODUCTIVE), reverse=True)
-    return {
-        "ettr": round(seconds.get(Cause.PRODUCTIVE, 0.0) / whole, 4),
-        "group_s": round(whole, 1),
-        "lost": [[cause, round(s / whole, 4)] for s, cause in lost],
+    lost = sorted(((part, cause) for cause, part in ledger.badput(account.seconds).items()), reverse=True)
+    found = {
+        "ettr": round(share, ledger.DIGITS),
+        "group_s": round(sum(account.seconds.values()), 1),
+        "lost": [[cause, round(part, 4)] for part, cause in lost],
+        "ran_s": round(account.ran_s, 1),
     }
+    known = {"began": account.began_unix_s, "ended": account.ended_unix_s}
+    return found | {name: round(at, 1) for name, at in known.items() if at}
 
 
 def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:
@@ -221,15 +225,10 @@ def chosen(incidents: Iterable[Incident]) -> list[Incident]:
     return [i for i in incidents if explain.is_open(i) or i.id in newest]
 
 
-def wall_clock(at: float, terms: Sequence[tuple[float, float]]) -> float | None:
-    """An instant of the run clock as wall clock, with the terms as Account.clocks has them; None: nothing is known. The clock stands
-    still while nobody leads, so each term has its own difference."""
-    return next((at + more for began, more in reversed(terms) if began < at), at + terms[0][1] if terms else None)
-
-
 def _incident(
-    i: Incident, terms: Sequence[tuple[float, float]], stood: Sequence[tuple[float, float]]
+    i: Incident, terms: Sequence[tuple[float, float]], stood: Sequence[tuple[float, float]], now: float
 ) -> dict[str, Any]:
+    """`now`: the run clock, until which one that is open has lasted."""
     body: dict[str, Any] = {
         "open": explain.is_open(i),
         "state": i.state,
@@ -256,6 +255,9 @@ def _incident(
             body[f"{name}_s"] = round(lasted_s(i.opened, at, stood), 2)
             if (wall := wall_clock(at, terms)) is not None:
                 body[name] = round(wall, 1)
+    lasted = incident_s(i, stood, now if explain.is_open(i) else None)
+    if lasted is not None:
+        body["lasted_s"] = round(lasted, 2)
     return body
 
 
@@ -263,10 +265,11 @@ def _lost_s(i: Incident, now: float, stood: Sequence[tuple[float, float]]) -> fl
     """Seconds for which its group did not train, so far. `now` is on the run clock; `stood` as in Account."""
     if i.shadow:
         return 0.0
-    trained = i.kind in (Kind.STRAGGLER, Kind.LEAVING)  # until something was done about it
-    began, before_s = (i.acted, 0.0) if trained else (i.opened, i.took_s)
+    if i.kind not in (Kind.STRAGGLER, Kind.LEAVING):
+        return incident_s(i, stood, now if explain.is_open(i) else None) or 0.0
     ended = i.recovered if i.recovered is not None else now if explain.is_open(i) else None
-    return max(0.0, lasted_s(began, ended, stood) + before_s) if began is not None and ended is not None else 0.0
+    # it trained until something was done about it
+    return max(0.0, lasted_s(i.acted, ended, stood)) if i.acted is not None and ended is not None else 0.0
 
 
 def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:

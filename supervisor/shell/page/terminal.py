@@ -115,7 +115,7 @@ class Drawing:
         if not spent:
             return []
         shares = [f"{cause.replace('_', ' ')} {share:.1%}" for cause, share in spent["lost"] if share >= 0.001]
-        head = f"ETTR {spent['ettr']:.1%} of {lasted(spent['group_s'])} of group time"
+        head = f"ETTR {spent['ettr']:.1%} of {lasted(spent['group_s'])} of group time{_from_to(spent)}"
         return self._flow(
             [f"{head}; badput:", *(f"{s}," for s in shares[:-1]), *shares[-1:]] if shares else [head], " "
         )
@@ -206,9 +206,9 @@ class Drawing:
             began = "began" if about["kind"] in ("straggler", "leaving") else "lost"
             seen = f"{began} about {clock(about['opened'] - took_s)}, {seen}"
         if "recovered_s" in about:
-            return f"{seen}over after {lasted(took_s + about['recovered_s'])}"
-        if about["open"] and "opened" in about:
-            return f"{seen}for {lasted(max(0.0, self._told['now'] - about['opened'] + took_s))}"
+            return f"{seen}over after {lasted(about['lasted_s'])}"
+        if about["open"] and "lasted_s" in about:
+            return f"{seen}for {lasted(about['lasted_s'])}"
         return f"{seen}{'not over' if about['open'] else about['state']}"
 
     def _nodes(self) -> list[Text]:
@@ -274,6 +274,14 @@ class Drawing:
         return (
             [*lines[: at_most - 1], Text(f"  and {len(lines) - at_most + 1} more lines", "dim")] if at_most > 0 else []
         )
+
+
+def _from_to(spent: Mapping[str, Any]) -> str:
+    """From when until when a run lasted, as far as that is known."""
+    if "began" not in spent:
+        return ""
+    until = f" to {clock(spent['ended'])}" if "ended" in spent else ""
+    return f", {lasted(spent['ran_s'])} from {clock(spent['began'])}{until}"
 
 
 def _printable(words: str) -> str:

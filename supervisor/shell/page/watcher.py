@@ -22,7 +22,7 @@ from supervisor.shell.page.history import History, Since
 from supervisor.shell.page.snapshot import Live, drawn, newest_point, snapshot
 from supervisor.shell.targets import Kept, Target, known
 from supervisor.wire import keys
-from supervisor.wire.records import RunRecord
+from supervisor.wire.records import Account, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ class Page:
         self._leaderless: defaultdict[str, Since] = defaultdict(Since)
         self._unlit: defaultdict[str, Since] = defaultdict(Since)
         self._clock_at: dict[str, float] = {}
+        self._heard: dict[str, tuple[float, float]] = {}
+        """By run, what its clock showed when that was heard, and when it was, by this machine's monotonic clock."""
         self._watch: Watch | None = None
         self._mirror: Mirror | None = None
         """The newest that was read, and what was heard since."""
@@ -204,6 +206,7 @@ class Page:
         live = Live(
             now=now,
             clock_at=self._clock_at,
+            clocks={of: clock + self._monotonic() - at for of, (clock, at) in self._heard.items()},
             still_s=history.still_s(now),
             leaderless_s=self._leaderless[run].lasts_s(now),
             unlit_s=self._unlit[run].lasts_s(now),
@@ -226,14 +229,21 @@ class Page:
             feed.publish(found)
 
     def _note_clocks(self, mirror: Mirror, changes: Changes) -> None:
-        """A memory that is written now says what its run's clock shows now."""
+        """A memory or an account that is written now says what its run's clock shows now; another leader's may show less."""
         if changes.reset:
             return
         for item in changes.puts:
-            if item.key.startswith(keys.RUNS) and item.key.endswith("/memory/run"):
-                memory = mirror.record(item.key, Memory)
-                if memory is not None:
-                    self._learn(item.key[len(keys.RUNS) :].split("/", 1)[0], self._wall() - memory.clock)
+            run, _, what = item.key.removeprefix(keys.RUNS).partition("/")
+            said: Memory | Account | None = None
+            if item.key == keys.LEADER:
+                self._heard.clear()
+            elif what == "memory/run":
+                said = mirror.record(item.key, Memory)
+            elif what == "account":
+                said = mirror.record(item.key, Account)
+            if said is not None and said.clock:
+                self._heard[run] = (said.clock, self._monotonic())
+                self._learn(run, self._wall() - said.clock)
 
     def _learn(self, run: str, clock_at: float | None) -> None:
         if clock_at is not None:

@@ -107,7 +107,7 @@ def test_a_fault_and_its_times(history: History) -> None:
         0.3,
         0.4,
         0.5,
-        3.5,
+        3.7,
         3.8,
     ]
     assert (kill["steps_lost"], kill["others_steps"], kill["others_longest_stall_s"]) == (1, 4, 2.0)
@@ -115,7 +115,7 @@ def test_a_fault_and_its_times(history: History) -> None:
         0.15,
         0.25,
         1.25,
-        3.75,
+        3.95,
         4.05,
     ]
 
@@ -169,7 +169,7 @@ def test_the_curve_has_the_newest_loss_of_a_step_that_is_made_again(history: His
 def test_a_halt_and_what_ended_it_are_told(tmp_path: Path) -> None:
     files = story(tmp_path)
     row = certificate.build(broken(files))["faults"][0]
-    assert (row["halted_s"], row["resumed_s"], row["rejoined_s"]) == (None, None, 3.5)
+    assert (row["halted_s"], row["resumed_s"], row["rejoined_s"]) == (None, None, 3.7)
     files.decide(12.0, 21, {0: 1, 1: 2}, [], [incident("i1", "crash", 1, 1, 2, "halted", rung=4)])
     files.decide(14.05, 22, {0: 1, 1: 2}, [{"verb": "resume", "key": "resume:1", "reason": "r"}])
     files.journal.sort(key=lambda entry: entry["t"])
@@ -212,7 +212,7 @@ def test_times_are_of_the_incident_that_is_named(tmp_path: Path) -> None:
     files.journal.sort(key=lambda entry: entry["t"])
     row = certificate.build(broken(files))["faults"][0]
     assert row["incident"] == "i1"
-    assert [row[f"{key}_s"] for key in ("detected", "decided", "acted", "rejoined")] == [0.3, 0.4, 0.5, 3.5]
+    assert [row[f"{key}_s"] for key in ("detected", "decided", "acted", "rejoined")] == [0.3, 0.4, 0.5, 3.7]
 
 
 def test_a_restart_that_was_asked_for_was_seen_by_nobody(tmp_path: Path) -> None:

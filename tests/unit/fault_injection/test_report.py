@@ -48,7 +48,9 @@ def test_a_fault_and_its_numbers(files: Files) -> None:
         "detected_s": 0.3,  # 10.8
         "decided_s": 0.4,  # 10.9
         "acted_s": 0.5,  # 11.0
-        "recovered_s": 3.5,  # 14.0
+        "recovered_s": 3.7,  # 14.2: seen then
+        "recovered_unix_s": 14.2,
+        "lasted_s": None,  # the journal of this story has no run clock
         "steps_lost": 1,  # group 0's attempt from 10 to 11
         "others_steps": 4,  # at 12, 13, 13.5, 14
         "others_longest_stall_s": 2.0,  # from 10 to 12
@@ -72,7 +74,7 @@ def test_a_move_and_its_numbers(files: Files) -> None:
         "i2", "node_lost", 2, 3,
     )  # fmt: skip
     assert [moved[f"{name}_s"] for name in ("detected", "decided", "acted", "recovered")] == [
-        pytest.approx(x) for x in (0.15, 0.25, 1.25, 3.75)
+        pytest.approx(x) for x in (0.15, 0.25, 1.25, 3.95)
     ]
     assert (moved["steps_lost"], moved["others_steps"], moved["others_longest_stall_s"]) == (0, 3, 2.0)
 
@@ -86,7 +88,7 @@ def test_times_are_ordered(files: Files) -> None:
 
 def test_ettr_and_badput_are_all_of_the_time(files: Files) -> None:
     body = report(files.history(), KILL)
-    assert body["ettr"] == pytest.approx(29 / 44, abs=1e-4)
+    assert body["ettr"] == round(29 / 44, 3)
     seconds = {
         "allocate": 0.2,
         "act": 0.9 + 0.9 + 0.1 + 0.4,
@@ -180,7 +182,8 @@ def test_a_fault_without_an_incident(files: Files) -> None:
 
 
 def test_an_incident_that_has_not_recovered(files: Files) -> None:
-    files.steps["n2", 1, 2] = files.steps["n2", 1, 2][:2]
+    """Though its group has committed steps: none of them was seen to be with the others."""
+    files.journal = [x for x in files.journal if x.get("decision") != 3]
     found = report(files.history(), KILL)["incidents"][0]
     assert (found["acted_s"], found["recovered_s"]) == (0.5, None)
 
@@ -197,6 +200,7 @@ def test_an_incident_that_passed_by_itself_has_no_times_before_the_fault(files: 
     about = ("i9", "silent", 0, 1, 1)
     files.journal = [x for x in files.journal if x.get("decision") != 3]
     files.decide(14.6, 3, {0: 1, 1: 2}, [], [incident(*about, "acting")])
+    files.decide(15.0, 3, {0: 1, 1: 2}, [], [incident(*about, "recovered")])
     files.journal.sort(key=lambda x: x["t"])
     found = report(files.history(), Injected(name="pause", group=0, node="n1", unix_s=14.5, evidence=""))["incidents"][
         0
@@ -219,6 +223,7 @@ def test_a_broken_groups_others_may_be_restarted_ones(files: Files) -> None:
     files.decide(15.6, 8, {0: 2, 1: 2}, [place(0, 2, "n1", "start")], [incident(*i3, "acting")])
     files.shim(16.0, "spawned", "n1", 0, 2)
     files.steps["n1", 0, 2] = [step(16.0, 22.0, 16)]
+    files.decide(22.1, 9, {0: 2, 1: 2}, [], [incident(*i3, "recovered")])
     fault = Injected(name="pause", group=0, node="n1", unix_s=15.5, evidence="")
     files.journal.sort(key=lambda x: x["t"])
     (found,) = report(files.history(), fault)["incidents"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from supervisor.core.decide import decide
+from supervisor.core.lasted import wall_clock
 from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memory, Observed, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
@@ -19,7 +21,6 @@ from supervisor.shell import inputs, loop, projection
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import read
 from supervisor.shell.loop import Loop
-from supervisor.shell.page.snapshot import wall_clock
 from supervisor.shell.program import program
 from supervisor.shell.telemetry import Telemetry
 from supervisor.wire import keys
@@ -27,6 +28,7 @@ from supervisor.wire.records import (
     Account,
     Digest,
     EpochsBefore,
+    Health,
     NodeDesired,
     NodeObserved,
     Progress,
@@ -37,7 +39,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
-from tests.unit.shell.records import INCIDENT, MEMORY, SPEC
+from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, registration
 
 
 class Term:
@@ -71,8 +73,8 @@ def launched(tmp_path: Path) -> MemoryStore:
     return store
 
 
-def _loop(store: MemoryStore) -> Loop:
-    return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry())  # type: ignore[arg-type]
+def _loop(store: MemoryStore, monotonic: Callable[[], float] = time.monotonic) -> Loop:
+    return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), monotonic)  # type: ignore[arg-type]
 
 
 def _observed(node: str, state: Any = "running", run: str = "run") -> bytes:
@@ -335,6 +337,53 @@ def test_when_each_term_was_is_told_over_all_terms(
     assert found.stood == ((written, pytest.approx(began - (written - MEMORY.clock))),), "since the newest memory"
     intents = [line for line in read(tmp_path / "journal.jsonl") if line.get("entry") == "intent"]
     assert all(line["t"] - line["now"] == pytest.approx(offset, abs=0.01) for line in intents if line["now"] <= written)
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, -3600.0])
+def test_the_run_clock_goes_on_from_the_account_whatever_a_leaders_wall_clock(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """The first leader's wall clock is `ahead_s` off those of the nodes, the second one's is not. Nobody led for 26 s."""
+    at, wall = [0.0], [5000.0 + ahead_s]
+    monkeypatch.setattr(time, "time", lambda: wall[0] + at[0])
+
+    def step(leader: Loop, after: float) -> Account:
+        at[0] += after
+        health = {
+            "sequence": int(at[0]),
+            "warm": "off",
+            "disk_free_bytes": 0,
+            "memory_available_bytes": 0,
+            "load_1m": 0.0,
+        }
+        store.put(keys.health("n1"), encode(Health(node="n1", unix_s=5000.0 + at[0], **health)))  # type: ignore[arg-type]
+        leader.step()
+        item = store.get(keys.account("run"))
+        return decode(item.value, Account) if item is not None else Account()
+
+    for key, value in registration("n1").items():
+        store.put(key, value)
+    first = _loop(store, lambda: at[0])
+    before = step(first, 0.0)
+    while before.ran_s < loop.ACCOUNT_S:
+        before = step(first, 5.0)
+    assert before.off_s == ahead_s
+    assert before.began_unix_s == pytest.approx(5000.0 + ahead_s, abs=0.01), "by the clock of who led"
+    told = [line["account"] for line in read(tmp_path / "journal.jsonl") if line.get("event") == "account"]
+    assert told[-1] == json.loads(json.dumps(asdict(before))), "the journal has what etcd has"
+    store.commit({}, [keys.LEADER])
+    wall[0] = 5000.0
+    at[0] += 26.0
+    second = _loop(store, lambda: at[0])
+    assert second.now() == before.clock
+    after = step(second, 0.0)
+    while after.clock <= before.clock:
+        after = step(second, 5.0)
+    assert after.stood[-1] == (before.clock, pytest.approx(26.0, abs=0.1)), "no hour more or less"
+    assert after.ran_s == pytest.approx(at[0], abs=0.1), "without a leader it has lasted too"
+    assert after.began_unix_s == before.began_unix_s
+    whole = sum(after.seconds.values()) - sum(before.seconds.values())
+    assert 0.0 < whole <= len(MEMORY.groups) * (after.ran_s - before.ran_s) + 0.01
 
 
 def test_a_clock_that_is_set_within_a_term_is_told_from_then_on(

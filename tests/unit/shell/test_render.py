@@ -55,7 +55,7 @@ def test_what_outlasted_a_leader_took_the_time_without_one_too() -> None:
     found = [replace(ONE, opened=5.0, recovered=9.5, shadow=False), replace(ONE, id="i2", opened=20.0, recovered=21.25)]
     out = io.StringIO()
     Console(file=out, width=200).print(shadows(found, {}, ((5.0, 60.0), (10.0, 500.0))))
-    assert [line.split()[-1] for line in out.getvalue().splitlines()[1:4:2]] == ["64.50", "1.25"]
+    assert [line.split()[-2] for line in out.getvalue().splitlines()[1:4:2]] == ["64", "1.2"]
 
 
 NODE = NodeStatus(

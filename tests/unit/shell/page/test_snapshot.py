@@ -38,7 +38,7 @@ def look(w: ToldWorld, **live: Any) -> dict[str, Any]:
     w.tell()
     mirror = Mirror(w.store.list(keys.PREFIX))
     record = views.runs(mirror)["run"]
-    known = {"now": CLOCK_AT + w.now, "clock_at": {"run": CLOCK_AT}, **live}
+    known = {"now": CLOCK_AT + w.now, "clock_at": {"run": CLOCK_AT}, "clocks": {"run": w.now}, **live}
     found = snapshot(mirror, record, Live(**known))
     assert None not in list(_values(found)), "a null would be read as a removal"
     sent: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
@@ -559,7 +559,11 @@ def test_where_the_time_went() -> None:
     seconds = {"start": 30.0, "productive": 90.0, "heal": 0.0, "lost_step": 80.0}
     w.store.put(keys.account("run"), encode(Account(step=5, seconds=seconds)))
     told = look(w)["time"]
-    assert told == {"ettr": 0.45, "group_s": 200.0, "lost": [["lost_step", 0.4], ["start", 0.15], ["heal", 0.0]]}
+    shares = {"ettr": 0.45, "group_s": 200.0, "lost": [["lost_step", 0.4], ["start", 0.15], ["heal", 0.0]]}
+    assert told == shares | {"ran_s": 0.0}, "an older leader did not say how long the run has lasted"
+    account = Account(step=5, seconds=seconds, ran_s=66.67, began_unix_s=10.0, ended_unix_s=77.0)
+    w.store.put(keys.account("run"), encode(account))
+    assert look(w)["time"] == shares | {"ran_s": 66.7, "began": 10.0, "ended": 77.0}
 
 
 def test_no_run() -> None:

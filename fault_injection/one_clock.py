@@ -1,0 +1,145 @@
+"""A journal by the clock of the nodes, where that of its leader was another one.
+
+A leader's lines carry its wall clock and the run clock. Between two changes of their difference its wall clock was off by one amount, and
+what follows from what bounds that: a process is born after the decision to start it and before that in which its steps are seen, and it
+ends before the decision about its end. Nothing is changed where the two clocks may be one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from supervisor.shell.clocks import OFF_S
+
+if TYPE_CHECKING:
+    from fault_injection.history import Process
+
+SET_S = 1.0
+"""A wall clock that has moved by so much against the run clock was set. As the leader has it (supervisor/shell/loop.py)."""
+
+STARTS = ("start", "place")
+
+SEEN_ENDING = ("crash", "oom", "error")
+"""Kinds of incidents that only the end of a process opens."""
+
+Generation = tuple[int, int]
+
+
+@dataclass
+class _Stretch:
+    """Lines of one term between two settings of its leader's clock."""
+
+    epoch: int
+    offset: float
+    """What is added to the run clock to make the leader's wall clock."""
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    least: float = -inf
+    most: float = inf
+    """Bounds of what has to be added to its times."""
+
+    @property
+    def begins(self) -> float:
+        return float(self.lines[0]["t"])
+
+    def shift_s(self) -> float:
+        """What to add: the middle of the bounds. 0: its clock may be the nodes', or the bounds contradict each other (nodes whose
+        clocks differ)."""
+        if self.least - OFF_S < 0.0 < self.most + OFF_S or self.least > self.most + SET_S:
+            return 0.0
+        known = [bound for bound in (self.least, self.most) if abs(bound) != inf]
+        return sum(known) / len(known)
+
+    def allows(self, shift_s: float) -> bool:
+        return self.least - SET_S <= shift_s <= self.most + SET_S
+
+
+def retimed(
+    lines: Iterable[Mapping[str, Any]], processes: Sequence[Process], newest: float = inf
+) -> list[dict[str, Any]]:
+    """The lines of a journal, those of a leader with another clock by the nodes'. `newest`: the newest time that a node's file has."""
+    stretches = list(_stretches(dict(line) for line in lines))
+    born, ended = _of_ranks(processes)
+    for stretch in stretches:
+        _bound(stretch, born, ended)
+    before: tuple[_Stretch, float] | None = None
+    for stretch in stretches:
+        shift_s = stretch.shift_s()
+        if not shift_s and before is not None and before[0].epoch == stretch.epoch and stretch.begins > newest + OFF_S:
+            # no node has lived until then: only the leader's clock was set
+            goes_on = before[0].offset + before[1] - stretch.offset
+            shift_s = goes_on if stretch.allows(goes_on) else 0.0
+        for line in stretch.lines if shift_s else ():
+            line["t"] = round(float(line["t"]) + shift_s, 4)
+        before = (stretch, shift_s)
+    return [line for stretch in stretches for line in stretch.lines]
+
+
+def _stretches(lines: Iterable[dict[str, Any]]) -> Iterator[_Stretch]:
+    """A line that does not say the run clock is in the stretch of the one before it, and the first ones of a term in that of the next."""
+    open_: _Stretch | None = None
+    first: list[dict[str, Any]] = []
+    for line in lines:
+        if line.get("event") == "term" and open_ is not None:
+            yield open_
+            open_ = None
+        if not isinstance(line.get("now"), int | float) or not isinstance(line.get("t"), int | float):
+            (first if open_ is None else open_.lines).append(line)
+            continue
+        offset = float(line["t"]) - float(line["now"])
+        if open_ is not None and abs(offset - open_.offset) >= SET_S:
+            yield open_
+            open_ = _Stretch(open_.epoch, offset)
+        elif open_ is None:
+            open_, first = _Stretch(int(line.get("epoch", 0)), offset, first), []
+        open_.lines.append(line)
+    if open_ is not None:
+        yield open_
+    elif first:
+        yield _Stretch(0, 0.0, first)
+
+
+def _of_ranks(processes: Iterable[Process]) -> tuple[dict[Generation, float], dict[Generation, float]]:
+    """By group and generation, when its first process was born, and when one had ended first."""
+    born: dict[Generation, float] = {}
+    ended: dict[Generation, float] = {}
+    for process in processes:
+        name = (process.group, process.generation)
+        born[name] = min(process.spawned, born.get(name, inf))
+        if process.exited is not None:
+            ended[name] = min(process.exited, ended.get(name, inf))
+    return born, ended
+
+
+def _bound(stretch: _Stretch, born: Mapping[Generation, float], ended: Mapping[Generation, float]) -> None:
+    opened: set[str] = set()
+    asked: list[Generation] = []
+    for line in stretch.lines:
+        at = float(line["t"])
+        if line.get("entry") == "outcome":  # nothing is started before
+            stretch.most = min([stretch.most, *(born[name] - at for name in asked if name in born)])
+            asked = []
+        if line.get("entry") != "intent" or "now" not in line:
+            continue
+        actions = [action for action in line.get("actions", ()) if action.get("verb") in STARTS]
+        asked = [(action.get("group", -1), action.get("generation", 0)) for action in actions]
+        was_before = [*_before(line, born, ended)]
+        for incident in line.get("incidents", ()):
+            if incident["id"] not in opened and incident.get("kind") in SEEN_ENDING:
+                was_before.append(ended.get((incident["group"], incident.get("generation_before", 0)), -inf))
+            opened.add(incident["id"])
+        stretch.least = max([stretch.least, *(then - at for then in was_before)])
+
+
+def _before(
+    line: Mapping[str, Any], born: Mapping[Generation, float], ended: Mapping[Generation, float]
+) -> Iterator[float]:
+    """When the processes of groups were born that run by a decision, and had ended of those that have finished."""
+    for group, says in line.get("groups", {}).items():
+        name = (int(group), int(says.get("generation", 0)))
+        if says.get("phase") in ("running", "finished"):
+            yield born.get(name, -inf)
+        if says.get("phase") == "finished":
+            yield ended.get(name, -inf)
