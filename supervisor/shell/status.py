@@ -192,7 +192,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         problems=tuple(f"{key}: {why}" for key, why in sorted(audit(mirror, mirror.fresh()).items())),
         warnings=(
             *insecure(mirror),
-            *filter(None, (clocks.leader_off(account(mirror, spec.name).off_s if leader else 0.0),)),
+            *filter(None, (clocks.leader_off(account(mirror, spec.name).off_s if leader_record is not None else 0.0),)),
         ),
         waiting=waiting.sentences(memory, observed) + waiting.held(memory, observed, spec),
         leaving=leaving,
