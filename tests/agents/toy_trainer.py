@@ -31,7 +31,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from agents import sockets
-from supervisor.wire.records import CheckpointMark, Progress, TrainerLaunch, decode, encode
+from supervisor.wire.records import PEERS_GONE, CheckpointMark, Progress, TrainerLaunch, decode, encode
 from titan_actor.ledger import write_error_file
 
 
@@ -221,6 +221,9 @@ class Toy:
             except (RuntimeError, TimeoutError) as error:
                 print(f"no quorum: {error}", flush=True)
                 continue
+            if not self.progress.commits and launch.resume == "peers" and not answer.max_step:
+                self.say(phase="failed", error="no peers to heal from")
+                return PEERS_GONE
             # whoever is behind takes the newest state from the others: here that is the step alone
             step = answer.max_step + 1
             self.stepped(
