@@ -457,8 +457,8 @@ def _lock(folder: Path) -> int:
 def _decide_environment(settings: Settings) -> None:
     """For us and all that we start."""
     wanted = environment.of_node(os.environ, (settings.address,))
-    removed = sorted(os.environ.keys() - wanted.keys())
-    for name in removed:
+    removed = sorted(name for names, _ in environment.found(os.environ, "removed") for name in names)
+    for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update(wanted)
     if removed:
