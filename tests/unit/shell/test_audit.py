@@ -20,6 +20,7 @@ _SAMPLES: dict[str, Any] = {
 
 KINDS = {
     "registration": "Registration",
+    "second": "SecondAgent",
     "health": "Health",
     "observed": "NodeObserved",
     "check": "NodeCheck",
