@@ -273,7 +273,7 @@ class _Printed:
 
     def __rich_console__(self, console: Printer, _: Any) -> Any:
         found, groups = self.found, self.found["groups"]
-        whole = sum(found["causes"].values()) or 1.0
+        shares = {Cause.PRODUCTIVE.value: found["ettr"], **found["badput"]}
         end = datetime.fromtimestamp(found["end_unix_s"], UTC)
         until = found["phase"] if found["over"] else f"not over: until {end:%H:%M:%S} UTC"
         if (since := found["silent_since_unix_s"]) is not None:
@@ -284,7 +284,7 @@ class _Printed:
         yield f"run {found['run']}: {found['seconds']:.1f} s of {len(groups)} groups ({until}); ETTR {found['ettr']:.1%}"
         yield _table(
             ("cause", "group-seconds", "share"),
-            [(cause, f"{seconds:.1f}", f"{seconds / whole:.1%}") for cause, seconds in found["causes"].items()],
+            [(cause, f"{seconds:.1f}", f"{shares[cause]:.1%}") for cause, seconds in found["causes"].items()],
         )
         yield _table(
             ("group", "productive", "most of the rest (s)"),

@@ -16,6 +16,7 @@ from fault_injection import recorded
 from fault_injection.history import History, of_lines
 from fault_injection.lines import GROUPS, Group, wrong_by, wrong_with_journal
 from fault_injection.sim.rates import Look, Times
+from supervisor.core.lasted import from_first_sign_s
 from supervisor.core.model import Kind
 
 LOOKS: dict[Kind, Look] = {
@@ -159,7 +160,9 @@ def read(path: Path) -> Past:
         )
         failures.append(failed)
         if body.get("recovered") is not None:
-            lost[kind] = lost.get(kind, 0.0) + float(body["recovered"]) - float(body["opened"])
+            took_s = float(body.get("took_s") or 0.0)
+            lasted_s = from_first_sign_s(float(body["opened"]), took_s, float(body["recovered"]))
+            lost[kind] = lost.get(kind, 0.0) + lasted_s
     starts = [
         b["recovered"] - b["acted"] for b, _ in found if b.get("recovered") is not None and b.get("acted") is not None
     ]

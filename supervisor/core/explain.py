@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from supervisor.core.lasted import lasted_s
+from supervisor.core.lasted import incident_s, lasted_s
 from supervisor.core.model import Incident, Kind, Rung
 
 DONE = {
@@ -99,6 +99,9 @@ def _when(
         total = f", {since:.2f} s after it was detected" if before != incident.opened else ""
         lines.append(f"  {name:8}  {lasted_s(before, at, stood):.2f} s later{total}{what}")
         before = at
+    whole_s = incident_s(incident, stood)
+    if whole_s is not None and incident.took_s:  # else the line above says it
+        lines.append(f"  lasted    {whole_s:.2f} s, from its first sign")
     # whether anybody led then is not known: who leads and changes nothing leaves no memory
     more_s = lasted_s(incident.opened, before, stood) - (before - incident.opened)
     told = f"  ({more_s:.2f} s of it are not on the run clock: another supervisor took the lead)"

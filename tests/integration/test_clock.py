@@ -11,6 +11,7 @@ import pytest
 
 from fault_injection import clocks
 from fault_injection.not_here import NotHere
+from supervisor.core.lasted import incident_s
 from supervisor.core.model import Kind, Rung
 from supervisor.shell import journal, status
 from supervisor.wire.programs import SEAM
@@ -79,6 +80,13 @@ def test_a_clock_that_jumps_hours_ahead_and_back_escalates_nothing(tmp_path: Pat
         assert (incident.kind, incident.group, incident.rung) == (Kind.CRASH, 1, Rung.RESTART)
         times = [line["t"] for line in journal.read(Path(record.run_dir) / "journal.jsonl")]
         assert times[-1] > time.time() + 39 * 24 * HOUR_S, "the clock was really moved"
+        move("-5h")  # a window of budgets is an hour
+        passes(1.5)
+        w.kill_trainer(record, 1)
+        eventually(w.running(record, 1, 3), 60, "and once more")
+        assert w.status(record).budgets_left["restart:1"] == record.spec.policy.budget.restart - 2
+        lasted_s = [incident_s(i, status.account(w.mirror(), "toy").stood) for i in w.incidents(record)]
+        assert all(s is not None and s < 60.0 for s in lasted_s), lasted_s
 
 
 def test_a_node_whose_clock_is_hours_off_is_named_and_nothing_is_done(tmp_path: Path) -> None:

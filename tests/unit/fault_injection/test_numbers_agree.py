@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,11 @@ def test_there_is_one_ettr(told: Told) -> None:
     assert f"ETTR {word} of " in told.top()
     assert f"; ETTR {word}\n" in told.ledger_words()
     assert told.ledger["wrong"] == [], "and the files agree"
+    shares = [(cause.replace("_", " "), f"{share:.1%}") for cause, share in told.ledger["badput"].items()]
+    for cause, share in shares:
+        assert f" {cause} {share}" in told.top() or share == "0.0%", cause
+        assert re.search(rf"^{cause.replace(' ', '_')} +[\d.]+ +{share}", told.ledger_words(), re.M), cause
+    assert told.report["badput"] == told.ledger["badput"]
     causes = told.ledger["causes"]
     assert round(causes["productive"] / sum(causes.values()), 3) == told.ledger["ettr"]
 

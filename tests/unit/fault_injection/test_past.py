@@ -59,13 +59,16 @@ def journal_of(folder: Path, *incidents: dict[str, Any]) -> Path:
 
 def test_a_journal_tells_its_failures_and_how_long_things_took(tmp_path: Path) -> None:
     path = journal_of(
-        tmp_path, incident(1, "crash", 1120.0), incident(2, "node_lost", 1220.0, 1), incident(3, "requested", 1320.0)
+        tmp_path,
+        incident(1, "crash", 1120.0),
+        incident(2, "node_lost", 1220.0, 1, took_s=5.0),
+        incident(3, "requested", 1320.0),
     )
     found = past.read(path)
     assert (found.groups, found.spares, found.seconds) == (2, 1, ENDS - TRAINS)
     assert [(f.at_s, f.group, f.look) for f in found.failures] == [(100.0, 0, "process"), (200.0, 1, "node")]
     assert found.left_out == {"requested": 1}
-    assert sum(found.lost.values()) == pytest.approx(24.0)
+    assert sum(found.lost.values()) == pytest.approx(24.0 + 5.0), "from its first sign on"
     assert (found.restart_s, found.queue_s, found.step_s) == pytest.approx((10.0, 5.0, 10.0))
     measured = past.as_measured(found, times())
     assert (measured.start_s, measured.heal_s, measured.queue_s, measured.step_s) == pytest.approx(
