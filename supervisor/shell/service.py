@@ -32,7 +32,6 @@ from supervisor.shell.processes import pid_namespace, start_ticks
 from supervisor.shell.store import Election, EtcdStore, connect
 from supervisor.shell.store_watch import StoreWatch
 from supervisor.shell.telemetry import Telemetry
-from supervisor.shell.up import system_folder
 from supervisor.wire import keys, logged, rotated
 from supervisor.wire.programs import PART
 from supervisor.wire.records import LeaderRecord, encode
@@ -56,7 +55,7 @@ def serve(
     security: Security | None = None,
 ) -> None:
     """Until `stop`. `metrics` is the address and port of the page and /metrics (0: `_served` finds one, which the leader's record names).
-    An etcd that is away is waited for.
+    An etcd that is away is waited for. `home`: the system's folder.
 
     Raises Fatal when the engine cannot work at all."""
     failpoints.armed()
@@ -69,7 +68,7 @@ def serve(
     store_watch = StoreWatch(store, telemetry.metrics, lambda: page.silent_s)
     try:
         local = LocalEngine(home)
-        server = _served(telemetry.metrics.registry, page, metrics, security, system_folder(home))
+        server = _served(telemetry.metrics.registry, page, metrics, security, home)
         me = LeaderRecord(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -85,7 +84,7 @@ def serve(
         log.info("a candidate for leadership, pid %d; page %s", os.getpid(), me.page)
         page.start()
         store_watch.start()
-        threading.Thread(target=_keep_logs_small, args=(system_folder(home), stop), name="logs", daemon=True).start()
+        threading.Thread(target=_keep_logs_small, args=(home, stop), name="logs", daemon=True).start()
 
         def engines() -> Sequence[Engine]:
             # the name anew in every term: a restore brings back another

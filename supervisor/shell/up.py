@@ -27,7 +27,7 @@ from supervisor.shell.signals import Notice, ended_by_signals, not_interrupted, 
 from supervisor.shell.up_lock import POOL_LOCK, alone, holder
 from supervisor.shell.up_parts import SERVICE_HOST, SUPERVISOR, Up
 from supervisor.wire import keys
-from supervisor.wire.address import free_port, taken, told
+from supervisor.wire.address import taken, told
 from supervisor.wire.records import LeaderRecord, RecordError, decode
 from supervisor.wire.security import Security, SecurityError, file_of_node, load, refuse_listener
 
@@ -100,9 +100,6 @@ def _begin(
 ) -> None:
     started.look()
     started.address = _own(started.address, etcd, started.security)
-    if with_prometheus:
-        # it is told where the supervisor is, also after that was started again
-        started.metrics_port = free_port(started.listens)
     started.plan(etcd)
     for part in started.parts:
         if nodes and part.name == SUPERVISOR:

@@ -15,12 +15,12 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import prometheus, suspend
 from supervisor.shell.engines.local import LocalEngine, Pool
 from supervisor.shell.etcd_server import EtcdServer, running_etcd, start_etcd
+from supervisor.shell.leading import kept_port
 from supervisor.shell.parts import Part, adopted, spawned
 from supervisor.shell.processes import Process
 from supervisor.shell.prometheus import Prometheus
 from supervisor.shell.signals import Notice
 from supervisor.shell.store import EtcdStore, connect
-from supervisor.wire.address import taken
 from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, file_of_node
 
@@ -51,8 +51,6 @@ class Up:
     notice: Notice = field(default_factory=Notice)
     page: str = ""
     """Of its supervisor, once that has led; empty: another one leads."""
-    metrics_port: int = 0
-    """Of that one; 0: not known."""
     prometheus: Prometheus | None = None
     _resuming: bool = False
     """Runs that an `up` before this has begun to stop still stop: they go on then."""
@@ -83,9 +81,6 @@ class Up:
             return found
         arguments = ["-m", "supervisor.cli", "run", "--etcd", self.endpoint, "--home", str(self.home.parent)]
         arguments += ["--metrics-address", self.listens]
-        if self.metrics_port and not taken(self.listens, self.metrics_port):
-            # a browser that had its page open finds it again
-            arguments += ["--metrics-port", str(self.metrics_port)]
         return spawned([*arguments, *self.security.arguments()], self.supervisor_log, mark)
 
     def start_host(self) -> Process:
@@ -144,7 +139,7 @@ class Up:
         try:
             folder = (self.node_folder or self.home) / "prometheus"
             host = f"[{self.listens}]" if ":" in self.listens else self.listens
-            self.prometheus = prometheus.start(folder, f"{host}:{self.metrics_port}", self.security)
+            self.prometheus = prometheus.start(folder, f"{host}:{kept_port(self.home)}", self.security)
         except Fatal as error:
             say(str(error))
 
@@ -160,7 +155,7 @@ class Up:
         """Remember where its supervisor is found, if it is this one that leads."""
         supervisor = self.supervisor
         if supervisor is not None and (leader.host, leader.pid) == (socket.gethostname(), supervisor.pid):
-            self.page, self.metrics_port = leader.page, leader.metrics_port
+            self.page = leader.page
 
     def dead(self) -> list[str]:
         """Sentences about parts that have ended."""

@@ -106,7 +106,6 @@ def test_an_override_that_torchtitan_does_not_know(tmp_path: Path) -> None:
 def test_no_etcd(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     fails(cli("status", "--etcd", endpoint, home=tmp_path), 1, "no etcd answers", "supervisor up")
-    fails(cli("run", "--etcd", endpoint, home=tmp_path), 1)
 
 
 def test_a_port_in_use(empty: World) -> None:
@@ -120,24 +119,6 @@ def test_a_port_in_use(empty: World) -> None:
             "cannot serve metrics",
             port,
         )
-
-
-def test_two_ups_in_one_home(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "supervisor.cli", "up", "--home", str(tmp_path), "--nodes", "1", "--cold"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as first:
-        try:
-            assert first.stdout is not None
-            assert first.stdout.readline().startswith("up: etcd 127.0.0.1:")
-            fails(cli("up", home=tmp_path), 1, "another `supervisor up`")
-            assert cli("doctor", home=tmp_path).returncode == 0
-        finally:
-            first.terminate()
-            first.communicate(timeout=240)
-    assert first.returncode == 0
 
 
 @pytest.mark.root
@@ -187,6 +168,6 @@ def test_up_starts_its_parts_again_and_leaves_nothing(tmp_path: Path) -> None:
             up.terminate()
             _, said = up.communicate(timeout=240)
     assert up.returncode == 0
-    assert "the supervisor ended with code -9" in said
+    assert "the supervisor ended by signal 9" in said
     assert "started again" in said
     assert process.marked(str(tmp_path / ".supervisor" / "nodes" / "host")) == []

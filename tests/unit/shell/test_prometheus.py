@@ -12,6 +12,7 @@ import yaml
 
 from supervisor.ports.errors import Fatal
 from supervisor.shell import prometheus
+from supervisor.shell.leading import keep_port
 from supervisor.shell.processes import is_running, start_ticks
 from supervisor.shell.prometheus import config, start
 from supervisor.shell.up_parts import Up
@@ -75,7 +76,8 @@ def test_it_has_our_rules() -> None:
 
 def test_it_is_said_plainly_when_there_is_none(path: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    up = Up(home=tmp_path, address="", metrics_port=9000)
+    keep_port(tmp_path, 9000)
+    up = Up(home=tmp_path, address="")
     up.start_prometheus(said.append)
     assert said == [prometheus.MISSING]
     assert "apt-get install prometheus" in said[0]
@@ -91,7 +93,8 @@ def test_it_is_said_why_it_does_not_come_up(path: Path, tmp_path: Path) -> None:
 
 def test_it_is_ended_with_up_and_missed_when_it_ends_by_itself(path: Path, tmp_path: Path) -> None:
     program(path, READY)
-    up = Up(home=tmp_path, address="", metrics_port=9000)
+    keep_port(tmp_path, 9000)
+    up = Up(home=tmp_path, address="")
     up.start_prometheus(pytest.fail)
     assert up.prometheus is not None
     assert up.miss_prometheus() == []
@@ -116,7 +119,8 @@ def test_it_is_ended_with_up_and_missed_when_it_ends_by_itself(path: Path, tmp_p
 def test_without_a_pool_it_asks_the_supervisor_at_its_address(
     path: Path, tmp_path: Path, address: str, asks: str
 ) -> None:
-    up = Up(home=tmp_path, address=address, pool=False, metrics_port=9000)
+    up = Up(home=tmp_path, address=address, pool=False)
+    keep_port(tmp_path, 9000)
     program(path, READY)
     try:
         up.start_prometheus(pytest.fail)
