@@ -110,13 +110,25 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
         try:
             store = connect(endpoints, security=checked(security or up_module.security_of(home), endpoints))
         except Retryable as error:
-            if etcd or up_module.endpoints_of(home):
+            if etcd:
                 raise
+            if up_module.endpoints_of(home):
+                raise Fatal(_away(home, endpoints)) from error
             raise Fatal(_nobody_said(home)) from error
         try:
             yield store
         finally:
             store.close()
+
+
+def _away(home: Path, endpoints: Sequence[str]) -> str:
+    where = ", ".join(endpoints)
+    if up_module.runs_in(home):
+        return (
+            f"the etcd of the `supervisor up` in {home} does not answer at {where}. `up` starts it again as soon as it can, and "
+            f"says what keeps it from that; training goes on meanwhile"
+        )
+    return f"the etcd of {home} does not answer at {where}, and no `supervisor up` runs there: `supervisor up` starts it again"
 
 
 def _nobody_said(home: Path) -> str:

@@ -124,6 +124,11 @@ def _save_pool(started: Up, nodes: Sequence[PoolNode], cold: bool, say: Callable
     pool.save(started.home)
 
 
+def runs_in(home: Path) -> bool:
+    """Whether an `up` with a pool runs in this home."""
+    return holder(system_folder(home) / POOL_LOCK) != 0
+
+
 def pool_size(home: Path) -> int:
     """How many nodes the pool of this home has; 0: there is none."""
     pool = Pool.load(system_folder(home))

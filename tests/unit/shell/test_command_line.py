@@ -204,7 +204,8 @@ def test_the_only_run_that_is_not_over_is_meant_though_a_newer_one_is(several: M
     for name in ("other", "held"):
         several.commit({}, deletes=[keys.spec(name), keys.memory(name, "run")])
     result = CliRunner().invoke(cli.app, ["stop", "--etcd", "127.0.0.1:1"])
-    assert (result.exit_code, result.stdout) == (0, "run: stopping\n")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("run: stopping")
 
 
 def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
