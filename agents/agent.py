@@ -427,17 +427,18 @@ class Agent:
         assert parsed is not None
         sent = self._terms.get(stop.name)
         grace_s = self._graces.get(parsed.run, PolicySpec().term_grace_s)
+        if stop.name in self._killed:
+            return
         beyond_term = self._view.beyond_term(stop.name)
         if stop.at_once or beyond_term:
-            if stop.name not in self._killed:
-                why = f"{stop.why}; {beyond_term}" if beyond_term else stop.why
-                log.warning("killing %s: %s", stop.name, why, extra=about(stop.name))
-                await self._kill(stop.name, why)
+            why = f"{stop.why}; {beyond_term}" if beyond_term else stop.why
+            log.warning("killing %s: %s", stop.name, why, extra=about(stop.name))
+            await self._kill(stop.name, why)
         elif sent is None:
             self._terms[stop.name] = now
             log.info("ending %s: %s", stop.name, stop.why, extra=about(stop.name))
             await self._signal(stop.name, signal.SIGTERM, stop.why)
-        elif now - sent >= grace_s and stop.name not in self._killed:
+        elif now - sent >= grace_s:
             log.warning("%s did not end within its grace after TERM: killing it", stop.name, extra=about(stop.name))
             await self._kill(stop.name, f"it did not end within {grace_s:g} s of TERM: {stop.why}")
 

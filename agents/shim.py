@@ -274,6 +274,8 @@ class Shim:
     def _left_behind(self) -> list[process.Stat]:
         """By workloads that have ended. Those that do not say by whom may be a live one's, or just forked; and where we are a
         container's first process, whatever a person started in it is our child once its parent ends."""
+        if os.environ.get(process.SHIM_PID) != str(os.getpid()):
+            return []  # not a node's main process: its children are not a node's either
         known = {child.pid for child in self._table.children.values() if not child.exited}
         alive = {child.name for child in self._workloads() if not child.exited}
         unmarked = not alive and not self._forking and os.getpid() != 1

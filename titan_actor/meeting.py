@@ -13,11 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 FIRST_PAUSE_S, LOOK_S = 0.002, 0.1
 """Between two looks at who is missing, as a rule all of a quorum come within milliseconds; and how long a host has for its answer."""
+CONNECTS_S = 1.0
+"""How long one try to connect to a store that listens may take."""
 STRANGERS_S = 1.0
 """A peer that was never met may be of a version that meets no one: so long it is waited for here."""
 GONE = "gone"
@@ -50,14 +53,8 @@ class Meeting:
 
     def _meet(self, store_address: str, rank: int, ids: list[str]) -> None:
         """Raises ConnectionError when a peer is gone, TimeoutError when one that was met before does not come."""
-        from torchft.process_group import create_store_client
-
-        began, place = time.monotonic(), _place(store_address)
-        while not (answer := knock([place], LOOK_S)):
-            self._go_on(began, "the store of this quorum does not answer")
-        if not answer[place]:
-            raise ConnectionError("a group has ended since it asked for this quorum: it held the quorum's store")
-        store = create_store_client(f"{store_address}/met", timeout=timedelta(seconds=self._timeout_s))
+        began = time.monotonic()
+        store = self._store(f"{store_address}/met", began)
         store.set(str(rank), self._own)
         everyone, pause_s = list(map(str, range(len(ids)))), FIRST_PAUSE_S
         while not store.check(everyone):
@@ -74,6 +71,23 @@ class Meeting:
             self._aborted.wait(pause_s)
             pause_s = min(2 * pause_s, LOOK_S)
         self._met = {id_: told.decode() for id_, told in zip(ids, store.multi_get(everyone), strict=True)}
+
+    def _store(self, address: str, began: float) -> Any:
+        """The client itself tries again for all of its time, also where nothing listens any more."""
+        from torch.distributed import DistError
+        from torchft.process_group import create_store_client
+
+        place = _place(address)
+        while True:
+            open_ = knock([place], LOOK_S).get(place)
+            if open_ is False:
+                raise ConnectionError("a group has ended since it asked for this quorum: it held the quorum's store")
+            self._go_on(began, "the store of this quorum does not answer")
+            if open_:
+                with suppress(DistError):
+                    store = create_store_client(address, timeout=timedelta(seconds=CONNECTS_S))
+                    store.set_timeout(timedelta(seconds=self._timeout_s))
+                    return store
 
     def _go_on(self, began: float, otherwise: str) -> None:
         """Raises what ends the wait from outside."""

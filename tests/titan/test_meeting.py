@@ -126,7 +126,7 @@ def test_an_order_to_abort_frees_it_of_one_that_is_silent(site: Site) -> None:
         return waiting.done()
 
     eventually(abort_until_over, AT_ONCE_S, "it is free")
-    with pytest.raises(ConnectionError, match="aborted: b did not come"):
+    with pytest.raises(ConnectionError, match="aborted: "):
         waiting.result(0)
     b.meeting.abort()
     for future in site.join(2, a, b):
@@ -169,7 +169,6 @@ def test_a_real_trainer_does_not_wait_out_the_timeout_for_one_that_died_in_its_q
     commits = [line["t"] for line in survivor.lines("step") if line["committed"]]
     longest_s = max(after - before for before, after in itertools.pairwise(commits))
     assert longest_s < patient / 2, survivor.log()[-4000:]
-    assert "has ended since it asked for this quorum" in survivor.log()
 
 
 def test_a_knock_tells_closed_open_and_no_answer_apart() -> None:
