@@ -50,8 +50,7 @@ def going_on(store: Store, runs: Path) -> list[str]:
             sentences.append(f"run {record.spec.name} was stopped with `up`, and goes on: {_saved(memory)}")
         elif memory.phase not in ENDED:
             found = status.run_status(mirror, record)
-            step = max((g.step or 0 for g in found.groups), default=0)
-            sentences.append(f"run {record.spec.name} goes on ({found.phase}, step {step})")
+            sentences.append(f"run {record.spec.name} goes on ({found.phase}, last step {found.step})")
     return sentences
 
 

@@ -15,6 +15,7 @@ ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in ALL}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may themselves run under nohup
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

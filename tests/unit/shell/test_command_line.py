@@ -18,6 +18,8 @@ from supervisor import cli
 from supervisor.cli import common, policy
 from supervisor.ports.errors import Retryable
 from supervisor.shell import client, hosts, up
+from supervisor.shell.up_lock import alone
+from supervisor.shell.up_parts import Up
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord, encode
 from tests.helpers.memory_store import MemoryStore
@@ -291,4 +293,7 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     up.system_folder(tmp_path).mkdir()
     (up.system_folder(tmp_path) / "up.json").write_text('{"etcd": "127.0.0.1:2379"}')
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
-    assert said.stderr.strip() == "supervisor: no etcd answers at 127.0.0.1", "of an `up --etcd` that runs there"
+    assert f"the etcd of {tmp_path} does not answer at 127.0.0.1:2379, and no `supervisor up` runs there" in said.stderr
+    with alone(Up(home=up.system_folder(tmp_path), address=""), pytest.fail):
+        said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
+    assert f"the etcd of the `supervisor up` in {tmp_path} does not answer at 127.0.0.1:2379" in said.stderr
