@@ -90,7 +90,13 @@ class Ground:
         self.system = up.system_folder(self.runs)
         self.log = folder / "up.log"
         self.folder = folder
-        self.environment = {**os.environ, "SUPERVISOR_PROGRAMS": json.dumps(TOYS), MARK: str(folder)}
+        # as titan_actor sets it: on a full disk each line of TorchFT's native log costs a call of the quorum
+        self.environment = {
+            **os.environ,
+            "SUPERVISOR_PROGRAMS": json.dumps(TOYS),
+            MARK: str(folder),
+            "RUST_LOG": "warn",
+        }
         self.up = self.start()
         self.record: RunRecord | None = None
 
