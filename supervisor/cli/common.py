@@ -146,10 +146,10 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
         yield Mirror(store.list(keys.PREFIX))
 
 
-def run_to_change(mirror: Mirror, run: str, command: str, halted: bool = False) -> RunRecord:
+def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:
     """The named run, or the only one that is not over. Of several a person is asked, and a script is refused with exit code 2: who stops
-    the wrong run loses hours. `halted` as in client.not_over."""
-    found = client.not_over(mirror, halted)
+    the wrong run loses hours. `resumable` as in client.not_over."""
+    found = client.not_over(mirror, resumable)
     if run or len(found) < 2:
         return client.choose_run(mirror, run or next(iter(found), ""))
     print_line(f"supervisor: {len(found)} runs are not over; which one? supervisor {command} --run NAME", err=True)

@@ -75,7 +75,7 @@ def set_policy(
         raise typer.Exit(2)
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = run_to_change(mirror, run, "policy set", halted=True)
+        record = run_to_change(mirror, run, "policy set", resumable=True)
         client.refuse_over(mirror, record, "policy set")
         try:
             seen = fit.remembered(mirror, record.spec.name)

@@ -193,7 +193,7 @@ def resume(
     """Act again after `pause`; or let a run out of a halt (rung 4): it starts again from its newest checkpoint."""
     with opened_store(etcd, home, security) as store:
         mirror = Mirror(store.list(keys.PREFIX))
-        record = run_to_change(mirror, name or run, "resume", halted=True)
+        record = run_to_change(mirror, name or run, "resume", resumable=True)
         if status.run_status(mirror, record).phase == "halted" and not because.strip():
             print_line(
                 f"supervisor: run {record.spec.name} is halted; say why it may go on: "
@@ -207,7 +207,7 @@ def resume(
 @app.command(epilog="Example: supervisor stop --run demo")
 def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
     """End the run cleanly: all groups stop after the same step, and its nodes are given back; in a bounded time, which it prints."""
-    _control(run, etcd, home, security, "stop", client.stopping, lambda c: replace(c, stop=True))
+    _control(run, etcd, home, security, "stop", client.stopping, lambda c: replace(c, stop=True, suspended=False))
 
 
 def _control(

@@ -107,7 +107,6 @@ def up(
         page = f", page {started.page}" if started.page else ""
         kept = f", Prometheus {started.prometheus.url}" if started.prometheus is not None else ""
         print_line(f"up: etcd {started.endpoint}, {what}, folder {home}{page}{kept}. Now: supervisor launch RUN.toml")
-        started.greet(terminal.say)
         up_module.watch_over(started, terminal.say)
 
 

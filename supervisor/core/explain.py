@@ -19,7 +19,7 @@ FOLLOWED = (
     "The group moved to a spare, and another spare was asked for; no host was cordoned, for it follows the group."
 )
 
-OUTSIDE = "The group moved to a spare, and another spare was asked for; no host was cordoned, for its ranks were killed from outside."
+OUTSIDE = "The group moved to a spare, and another spare was asked for; no host was cordoned, for its ranks were stopped or killed from outside."
 
 LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 

@@ -33,6 +33,7 @@ def failure(group: GroupMemory, observed: Observed, limit_s: float) -> Failure |
         rank=ranks[0].rank if len(ranks) == 1 else None,
         confidence=Confidence.CERTAIN,
         took_s=max(rank.stopped_s for rank in ranks),
+        outside=True,
     )
 
 

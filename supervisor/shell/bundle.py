@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.shell.mirror import Mirror
+from supervisor.wire import rotated
 from supervisor.wire.records import RunRecord
 
 SECRET = re.compile(r"(token|secret|passw|credential|api[_-]?key|private[_-]?key|access[_-]?key)", re.IGNORECASE)
@@ -31,7 +32,7 @@ def write(out: Path, mirror: Mirror, record: RunRecord, system: Path) -> int:
             members[path.name] = _tail(path, whole=path.suffix == ".jsonl")
     for pattern in ("nodes/*/*.log", "nodes/*/*.jsonl", f"nodes/*/ranks/{record.spec.name}.*/*"):
         for path in system.glob(pattern):
-            if path.is_file() and path.suffix in (".log", ".json", ".jsonl", ".txt"):
+            if path.is_file() and (path.suffix in (".log", ".json", ".jsonl", ".txt") or rotated.number(path)):
                 members[str(path.relative_to(system))] = _tail(path)
     with tarfile.open(out, "w:gz") as archive:
         for name, content in sorted(members.items()):

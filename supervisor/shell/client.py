@@ -25,6 +25,9 @@ from supervisor.shell.mirror import Mirror
 from supervisor.wire import environment, keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
+RESUMABLE = ("halted", "stopped")
+"""Phases of an ended run that a person may let go on."""
+
 
 def check_titan(spec: RunSpec) -> list[str]:
     """What TorchTitan's own config says of the Titan part: sentences, empty when it is right.
@@ -108,9 +111,9 @@ def choose_run(mirror: Mirror, name: str) -> RunRecord:
     return found[name] if name else max(found.values(), key=lambda r: r.launched_unix_s)
 
 
-def not_over(mirror: Mirror, halted: bool) -> dict[str, str]:
-    """Name -> phase of each run that a wish can still reach, the newest first. `halted`: those count too, for they may be resumed."""
-    ended = [phase for phase in ENDED if not (halted and phase == "halted")]
+def not_over(mirror: Mirror, resumable: bool) -> dict[str, str]:
+    """Name -> phase of each run that a wish can still reach, the newest first. `resumable`: also those that may be resumed."""
+    ended = [phase for phase in ENDED if not (resumable and phase in RESUMABLE)]
     newest_first = sorted(views.runs(mirror).values(), key=lambda r: r.launched_unix_s, reverse=True)
     memories = {r.spec.name: mirror.record(keys.memory(r.spec.name, "run"), Memory) for r in newest_first}
     phases = {name: memory.phase if memory is not None else "new" for name, memory in memories.items()}
@@ -140,18 +143,18 @@ def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:
     memory = mirror.record(keys.memory(name, "run"), Memory)
     if memory is None or memory.phase not in ENDED:
         return
-    if memory.phase == "halted":
+    if memory.phase in RESUMABLE:
         raise Fatal(
-            f'run {name} is halted: {wish} does nothing; let it go on: supervisor resume {name} --because "..."'
+            f'run {name} is {memory.phase}: {wish} does nothing; let it go on: supervisor resume {name} --because "..."'
         )
     refuse_over(mirror, record, wish)
 
 
 def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
-    """As `refuse_ended`, but a halted run may be resumed."""
+    """As `refuse_ended`, but a run that may be resumed is not over."""
     name = record.spec.name
     memory = mirror.record(keys.memory(name, "run"), Memory)
-    if memory is not None and memory.phase in ENDED and memory.phase != "halted":
+    if memory is not None and memory.phase in ENDED and memory.phase not in RESUMABLE:
         raise Fatal(f"run {name} is {memory.phase}: {wish} does nothing any more")
 
 
@@ -205,7 +208,7 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
         change_control(store, name, lambda c: replace(c, paused=False, evictions=c.evictions + 1, because=because))
         held = "the nodes that are lost, or whose checks do not pass, or whose groups a restart has not mended, are given up"
         return f"{name}: {held}, at no budget, because: {because}"
-    if phase not in ("halted", "stopped"):
+    if phase not in RESUMABLE:
         control = mirror.record(keys.control(name), Control)
         if because and (control is None or not control.paused):
             raise Fatal(f"run {name} is neither halted nor paused ({phase}): there is nothing to resume")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def pool_short(spec: RunSpec, system: Path) -> str:
     pool = Pool.load(system) if spec.allocation.engine == "local" else None
     wanted = spec.allocation.nodes + spec.allocation.spares
     free = LocalEngine(system).free() if pool is not None else wanted
-    if pool is None or free >= wanted:
+    if pool is None or pool.host != socket.gethostname() or free >= wanted:
         return ""
     count, least, patience = spec.groups.count, max(1, spec.groups.min_groups), spec.policy.allocation_timeout_s
     if free >= count:
@@ -71,7 +72,6 @@ def pool_short(spec: RunSpec, system: Path) -> str:
             f"{free} of {count} groups start at once, the others join when there are more (--wait: all start together)"
         )
     else:
-        until = f"nothing starts before {least} groups have one (groups.min_groups)"
-    more = f"supervisor up --nodes {len(pool.nodes) + wanted - free}"
-    size = f"the pool has {len(pool.nodes)} nodes, {free} of them free, and the run wants {wanted}"
-    return f"{size} ({count} groups, {wanted - count} more): {until}. Beside the `up` that runs: {more}"
+        until = f"nothing starts before groups.min_groups = {least} is met"
+    size = f"nodes in the pool: {len(pool.nodes)}, free: {free}, wanted: {wanted} ({count} for groups, {wanted - count} more)"
+    return f"{size}; {until}. {pool.raised_by(wanted - free)}"

@@ -108,7 +108,8 @@ def _last_lines(paths: list[Path], lines: int) -> list[tuple[Path, int]]:
                 while end:
                     start = max(0, end - BLOCK_BYTES)
                     file.seek(start)
-                    block = file.read(end - start)
+                    # a progress bar's lines end with \r alone; the block stays as long as it is
+                    block = file.read(end - start).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
                     stop = len(block) - (at_end and block.endswith(b"\n"))
                     at_end = False
                     while (stop := block.rfind(b"\n", 0, stop)) >= 0:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from supervisor.ports.errors import Fatal, Retryable
+from supervisor.ports.errors import PortError
 from supervisor.shell.processes import Process, with_environment
 from supervisor.wire import environment
 from supervisor.wire.programs import PART
+from supervisor.wire.security import SecurityError
 
 STEADY_S = 60.0
 """A part that ran for this long counts as well again: its next end is its first."""
@@ -38,7 +39,7 @@ class Part:
 
     name: str
     start: Callable[[], Running]
-    """Adopts or starts it. Raises Fatal, Retryable or OSError."""
+    """Adopts or starts it. Raises PortError, SecurityError or OSError."""
     log: Callable[[], Path]
     patience_s: float = 10.0
     """From TERM to KILL at its end."""
@@ -77,7 +78,7 @@ class Part:
         try:
             self.begin()
             return self._news(f"{ended}; started again")
-        except (Fatal, Retryable, OSError) as error:
+        except (PortError, SecurityError, OSError) as error:
             return self._news(f"{ended}; it cannot be started now, and is tried again: {error}")
 
     def _news(self, sentence: str) -> str:

@@ -67,7 +67,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process runs; a zombie does not."""
+        """True while this very process runs; a zombie does not."""
         if self.child is not None:
             return self.child.poll() is None
         return is_running(self.pid, self.ticks)

@@ -79,7 +79,7 @@ def not_interrupted() -> contextlib.AbstractContextManager[None]:
 
 
 class Terminal:
-    """Where `up` speaks: its terminal, and a log once that is gone. A closed terminal is nobody's wish to end training."""
+    """Where `up` speaks: its terminal, and a log once that is gone. A closed terminal asks for no end of training."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -95,14 +95,16 @@ class Terminal:
                 self.say(sentence)
 
     def detach(self, *_: object) -> None:
-        """Go on without the terminal; fit as a handler of SIGHUP."""
+        """Go on without the terminal; fit as a handler of SIGHUP, which may come in the middle of a print."""
         if self._detached:
             return
         self._detached = True
-        with contextlib.suppress(OSError), self._log.open("ab") as file:
+        with contextlib.suppress(OSError):
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             for number in (1, 2):
-                os.dup2(file.fileno(), number)
-            self.say("the terminal is gone: `supervisor up` goes on; `supervisor down` ends it")
+                os.dup2(log, number)
+            os.close(log)
+            os.write(2, b"the terminal is gone: `supervisor up` goes on; `supervisor down` ends it\n")
 
     def outlived(self) -> contextlib.AbstractContextManager[None]:
         """SIGHUP detaches inside the block."""

@@ -20,6 +20,9 @@ STOP_WITHIN_S = 60.0
 
 LOOK_S = 0.25
 
+OVER = ("finished", "halted")
+"""Ended while it was being stopped: that is for a person."""
+
 AGAIN = "`supervisor up` runs again"
 """Why a run that was stopped with `up` goes on, as the journal has it."""
 
@@ -46,7 +49,7 @@ def going_on(store: Store, runs: Path) -> list[str]:
     mirror = _mirror(store)
     sentences = []
     for record, memory, control in _phases(mirror, runs):
-        if control.suspended:
+        if control.suspended and memory.phase not in OVER:
             sentences.append(f"run {record.spec.name} was stopped with `up`, and goes on: {_saved(memory)}")
         elif memory.phase not in ENDED:
             found = status.run_status(mirror, record)
@@ -55,21 +58,24 @@ def going_on(store: Store, runs: Path) -> list[str]:
 
 
 def suspend(store: Store, runs: Path, say: Callable[[str], None], tend: Callable[[], None]) -> None:
-    """Stop the home's live runs, all groups after one step with a checkpoint, and mark them as stopped with `up`. Waits for
-    that, at most STOP_WITHIN_S; `tend` is called meanwhile. Raises Retryable when etcd is away."""
-    live = [(r.spec.name, m) for r, m, _ in _phases(_mirror(store), runs) if m.phase not in ENDED]
-    for name, _ in live:
-        client.change_control(store, name, lambda c: replace(c, stop=True, paused=False, suspended=True))
+    """Stop the home's live runs, all groups after one step with a checkpoint, and mark those that no person has stopped as stopped
+    with `up`. Waits for that, at most STOP_WITHIN_S; `tend` is called meanwhile. Raises Retryable when etcd is away."""
+    live = [(r.spec.name, c) for r, m, c in _phases(_mirror(store), runs) if m.phase not in ENDED]
+    for name, control in live:
+        client.change_control(store, name, _suspended)
+        if control.paused:
+            say(f"run {name} was paused; that is over when it goes on")
     if not live:
         return
     names = ", ".join(name for name, _ in live)
     say(f"stopping {names}: a last checkpoint first, for at most {STOP_WITHIN_S:.0f} s; Ctrl-C again ends all at once")
     end, left = time.monotonic() + STOP_WITHIN_S, {name for name, _ in live}
     while left and time.monotonic() < end:
-        for record, memory, _ in _phases(_mirror(store), runs):
+        for record, memory, control in _phases(_mirror(store), runs):
             if record.spec.name in left and memory.phase in ENDED:
                 left.discard(record.spec.name)
-                say(f"run {record.spec.name} is {memory.phase}, {_saved(memory)}; `supervisor up` goes on with it")
+                goes_on = "; `supervisor up` goes on with it" if control.suspended and memory.phase == "stopped" else ""
+                say(f"run {record.spec.name} is {memory.phase}, {_saved(memory)}{goes_on}")
         tend()
         time.sleep(LOOK_S)
     if left:
@@ -86,9 +92,16 @@ def resume(store: Store, runs: Path) -> bool:
             continue
         if memory.phase not in ENDED:
             stopping = True
-        elif memory.phase == "stopped":
+        elif memory.phase in OVER:
+            client.change_control(store, record.spec.name, lambda c: replace(c, suspended=False))
+        else:
             client.change_control(store, record.spec.name, lambda c: client.resumed(c, AGAIN))
     return stopping
+
+
+def _suspended(control: Control) -> Control:
+    """What a person asked to stop stays stopped."""
+    return replace(control, stop=True, paused=False, suspended=control.suspended or not control.stop)
 
 
 def _saved(memory: Memory) -> str:

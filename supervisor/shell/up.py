@@ -12,17 +12,16 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from supervisor.ports.errors import Fatal, Retryable
-from supervisor.shell import suspend
+from supervisor.ports.errors import Fatal, PortError, Retryable
+from supervisor.shell import suspend, views
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
-from supervisor.shell.processes import start_ticks
+from supervisor.shell.leading import has_ended
 from supervisor.shell.signals import Notice, ended_by_signals, not_interrupted, notices
 from supervisor.shell.up_lock import POOL_LOCK, alone, holder
 from supervisor.shell.up_parts import SERVICE_HOST, SUPERVISOR, Up
@@ -86,11 +85,17 @@ def up(
             with not_interrupted():
                 started.leave() if started.found else started.stop()
             raise
+        wished = False
         try:
             yield started
+            wished = True
+        except KeyboardInterrupt:
+            wished = True
+            raise
         finally:
             with not_interrupted():
-                left = started.stop()
+                # no fault of ours may end what trained before us
+                left = started.stop() if wished or not started.found else started.leave()
             if left:
                 say(f"these would not end: {', '.join(left)}")
 
@@ -99,6 +104,8 @@ def _begin(
     started: Up, nodes: Sequence[PoolNode], etcd: str, cold: bool, with_prometheus: bool, say: Callable[[str], None]
 ) -> None:
     started.look()
+    if started.found:
+        _refuse_another_system(started, etcd)
     started.address = _own(started.address, etcd, started.security)
     started.plan(etcd)
     for part in started.parts:
@@ -115,6 +122,18 @@ def _begin(
         started.start_prometheus(say)
 
 
+def _refuse_another_system(started: Up, etcd: str) -> None:
+    """What is adopted keeps its etcd, address and certificates: half a system on others would be two."""
+    about = _about(started.home.parent)
+    wanted = {"given": etcd, "address": started.address, "security": started.security.path, "name": started.name}
+    differ = {key: about[key] for key, value in wanted.items() if key in about and about[key] != value}
+    if differ:
+        was = ", ".join(f"{'etcd' if key == 'given' else key} {value or 'of its own'}" for key, value in differ.items())
+        raise Fatal(f"what still runs in {started.home.parent} was started with {was}: `supervisor down` ends it first")
+    if not etcd:
+        started.endpoint = about.get("etcd", "")
+
+
 def _save_pool(started: Up, nodes: Sequence[PoolNode], cold: bool, say: Callable[[str], None]) -> None:
     pool = Pool(nodes=tuple(nodes), etcd=started.endpoint, cold=cold, security=started.security.path)
     old = Pool.load(started.home)
@@ -125,7 +144,7 @@ def _save_pool(started: Up, nodes: Sequence[PoolNode], cold: bool, say: Callable
 
 
 def runs_in(home: Path) -> bool:
-    """Whether an `up` with a pool runs in this home."""
+    """Says that an `up` with a pool runs in this home."""
     return holder(system_folder(home) / POOL_LOCK) != 0
 
 
@@ -187,7 +206,7 @@ def down(home: Path, say: Callable[[str], None]) -> None:
 
 
 def _own(address: str, etcd: str, security: Security) -> str:
-    """The address itself, found where it is `auto`. Raises Fatal when nobody can listen there, SecurityError when nobody may."""
+    """The address itself, found where it is `auto`. Raises Fatal when no one can listen there, SecurityError when no one may."""
     try:
         found = told(address, etcd.split(",")[0].strip())
     except (OSError, ValueError) as error:
@@ -248,14 +267,14 @@ def _wait_ready(started: Up, say: Callable[[str], None]) -> None:
 
 def _is_ready(started: Up) -> bool:
     with started.store() as store:
-        # whoever leads: one that stands by is as ready
+        # any leader will do: a supervisor that stands by is as ready
         item = store.get(keys.LEADER)
         if item is None or store.get(keys.registration(started.name)) is None:
             return False
     with contextlib.suppress(RecordError):
         leader = decode(item.value, LeaderRecord)
-        if leader.host == socket.gethostname() and start_ticks(leader.pid) is None:
-            return False  # it has died, and its lease has not run out
+        if has_ended(leader):
+            return False  # its lease has not run out
         started.leads(leader)
     return True
 
@@ -272,12 +291,25 @@ def _last_lines(started: Up) -> str:
 def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
     """Until Ctrl-C or TERM, starting again what ends, and doing what is to be done at a notice. Then the runs of the pool are
     stopped, with a last checkpoint."""
+    wrong = ""
     try:
+        _guarded(lambda: started.greet(say), say, wrong)
         while True:
             for sentence in (*started.mend(), *started.miss_prometheus()):
                 say(sentence)
-            started.resume()
+            wrong = _guarded(started.resume, say, wrong)
             started.notice.look(say)
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
         started.suspend(say)
+
+
+def _guarded(act: Callable[[], None], say: Callable[[str], None], wrong: str) -> str:
+    """Do what may fail without an end of training; returns what was wrong, which is said once."""
+    try:
+        act()
+    except (PortError, RecordError, views.Unreadable) as error:
+        if str(error) != wrong:
+            say(str(error))
+        return str(error)
+    return ""

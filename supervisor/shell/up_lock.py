@@ -71,7 +71,7 @@ def _locked(lock: TextIO) -> bool:
 
 
 def holder(path: Path) -> int:
-    """Pid of who holds this lock; 0: nobody does."""
+    """Pid of who holds this lock; 0: no one does."""
     try:
         with path.open() as lock:
             try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import prometheus, suspend
@@ -39,7 +40,7 @@ class Up:
     name: str = SERVICE_HOST
     """Node name of the service host."""
     pool: bool = True
-    """Whether there are local nodes: they are this `up`'s alone."""
+    """There are local nodes, which are this `up`'s alone."""
     node_folder: Path | None = None
     """Where the service host keeps its records, when not in the home."""
     security: Security = Security()
@@ -101,7 +102,9 @@ class Up:
         )
 
     def start_etcd(self) -> EtcdServer:
-        server = start_etcd(self.home / "etcd", host=self.address)
+        # all that runs knows this port: where another program has taken it, etcd waits for it
+        port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else 0
+        server = start_etcd(self.home / "etcd", client_port=port, host=self.address)
         self.endpoint = server.endpoint
         return server
 
@@ -139,7 +142,8 @@ class Up:
         try:
             folder = (self.node_folder or self.home) / "prometheus"
             host = f"[{self.listens}]" if ":" in self.listens else self.listens
-            self.prometheus = prometheus.start(folder, f"{host}:{kept_port(self.home)}", self.security)
+            port = urlsplit(self.page).port or kept_port(self.home)
+            self.prometheus = prometheus.start(folder, f"{host}:{port}", self.security)
         except Fatal as error:
             say(str(error))
 
@@ -224,8 +228,6 @@ class Up:
             (self.home / "up.json").unlink(missing_ok=True)
         return left
 
-    def leave(self) -> None:
-        """End what this `up` has started itself: it could not begin, and what it had found trains on."""
-        for part in reversed(self.parts):
-            if part.name not in self.found:
-                part.stop()
+    def leave(self) -> list[str]:
+        """End what this `up` has started itself: what it had found trains on. Returns the names of what would not end."""
+        return [name for part in reversed(self.parts) if part.name not in self.found for name in part.stop()]

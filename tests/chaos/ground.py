@@ -37,7 +37,8 @@ from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
 
 Victim = Literal["up", "supervisor", "host", "node", "etcd", "all"]
-Hit = Literal["KILL", "TERM", "STOP"]
+Hit = Literal["KILL", "TERM", "STOP", "TWICE"]
+"""TWICE: TERM, and again before the runs have stopped."""
 Moment = Literal["idle", "training", "recovery"]
 
 RESULTS = Path("benchmarks/results/ground.json")
@@ -66,7 +67,17 @@ class Cell:
     @property
     def leaves_trainers(self) -> bool:
         """No trainer has a reason to be started again."""
-        return self.moment == "training" and self.victim in ("up", "supervisor", "etcd") and str(self)[:7] != "up-TERM"
+        return self.moment == "training" and self.victim in ("up", "supervisor", "etcd", "host") and not self.is_a_wish
+
+    @property
+    def is_a_wish(self) -> bool:
+        """A person ends the run."""
+        return self.victim == "up" and self.hit in ("TERM", "TWICE")
+
+    @property
+    def keeps_steps(self) -> bool:
+        """A group lives on, from which the others heal: no committed step is made again."""
+        return self.moment != "idle" and self.victim != "all" and not self.is_a_wish
 
 
 CELLS = [
@@ -74,7 +85,8 @@ CELLS = [
     for v in get_args(Victim)
     for h in get_args(Hit)
     for m in get_args(Moment)
-    if (v, m) != ("node", "idle")  # without a run there is none
+    # without a run there is no node; a second wish is for `up` alone
+    if (v, m) != ("node", "idle") and (h != "TWICE" or (v == "up" and m != "idle"))
 ]
 
 
@@ -155,8 +167,8 @@ class Ground:
 
         self.record = eventually(launched, PATIENCE_S, "somebody leads")
 
-    def trains(self, since: float) -> bool:
-        """Both groups have committed in one quorum of two since then."""
+    def newest_commits(self, since: float) -> dict[int, dict[str, Any]]:
+        """group -> its newest committed step since then."""
         newest: dict[int, dict[str, Any]] = {}
         for path in self.system.glob("nodes/*/ranks/ground.*/steps.jsonl"):
             whole = path.read_bytes().rpartition(b"\n")[0]
@@ -164,6 +176,14 @@ class Ground:
                 line = json.loads(whole.rpartition(b"\n")[2])
                 if line["t"] > max(since, newest.get(line["group"], {"t": 0.0})["t"]):
                     newest[line["group"]] = line
+        return newest
+
+    def newest_step(self, since: float) -> int:
+        return max((line["step"] for line in self.newest_commits(since).values()), default=0)
+
+    def trains(self, since: float) -> bool:
+        """Both groups have committed in one quorum of two since then."""
+        newest = self.newest_commits(since)
         return len(newest) == 2 and len({(x["quorum_id"], x["participants"]) for x in newest.values()} - {(-1, 2)}) == 1
 
     def wait_until_it_trains(self, since: float) -> None:
@@ -204,7 +224,10 @@ class Ground:
         victims = self.victims(cell)
         if not victims:
             raise Wrong(f"there is no {cell.victim}")
-        _signal(victims, signal.Signals[f"SIG{cell.hit}"])
+        _signal(victims, signal.Signals["SIGTERM" if cell.hit == "TWICE" else f"SIG{cell.hit}"])
+        if cell.hit == "TWICE":
+            eventually(lambda: "a last checkpoint first" in self.log.read_text(), PATIENCE_S, "it begins to stop")
+            _signal(victims, signal.SIGTERM)
         if cell.hit == "STOP":
             until = time.monotonic() + FROZEN_S
             eventually(lambda: time.monotonic() > until, 2 * FROZEN_S, "they stay frozen for a while")
@@ -218,6 +241,7 @@ class Ground:
             self.launch()
             self.wait_until_it_trains(0.0)
         before = self.generations() if self.record is not None else ()
+        made = self.newest_step(0.0)
         if cell.moment == "recovery":
             self.break_one()
         self.hit(cell)
@@ -228,9 +252,13 @@ class Ground:
         if self.record is None:
             self.launch()
         self.wait_until_it_trains(since)
+        if cell.keeps_steps and self.newest_step(since) < made:
+            raise Wrong(f"step {made} had been committed, and {self.newest_step(since)} is the newest after it")
         if cell.leaves_trainers and self.generations() != before:
             raise Wrong(f"trainers were started again: generations {before}, then {self.generations()}")
         memory = self.memory()
+        if cell.leaves_trainers and memory.incidents_seen:
+            raise Wrong(f"{memory.incidents_seen} incidents, and no group had failed")
         cordons = {} if cell.victim == "node" else memory.cordons  # a node that is lost is held against its host
         if cordons or status.run_status(self.mirror(), self.record).phase != "running":  # type: ignore[arg-type]
             raise Wrong(f"cordons {dict(cordons)}, phase {memory.phase}")

@@ -21,7 +21,7 @@ from tests.helpers.waiting import eventually
 
 @pytest.mark.parametrize(
     "cell",
-    [Cell("up", "KILL", "training"), Cell("up", "TERM", "recovery"), Cell("all", "KILL", "training")],
+    [Cell("up", "KILL", "training"), Cell("up", "TERM", "recovery"), Cell("up", "TWICE", "training")],
     ids=str,
 )
 def test_a_cell_of_the_matrix(cell: Cell, tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ class Pool:
     gpus: tuple[str, ...] = field(default_factory=gpus.there)
     """As CUDA_VISIBLE_DEVICES names them, when the pool was made: all nodes divide the same, whoever starts them."""
 
+    def raised_by(self, more: int) -> str:
+        """How a person gives it more nodes."""
+        command = f"supervisor up --nodes {len(self.nodes) + more}"
+        if self.gpus:
+            return f"as they divide this machine's GPUs, more take `supervisor down`, then `{command}`"
+        return f"`{command}` raises it, also while an `up` runs"
+
     def save(self, home: Path) -> None:
         _write(_folder(home) / "pool.json", asdict(self))
 
@@ -277,8 +284,7 @@ class LocalEngine:
         pool = self._pool
         if pool is None or self.free():
             return ""
-        size = len(pool.nodes)
-        return f"all {size} nodes of the pool are held; `supervisor up --nodes {size + 1}` adds one while it runs"
+        return f"all {len(pool.nodes)} nodes of the pool are held; {pool.raised_by(1)}"
 
     def _withheld(self) -> str:
         """Why no node is given; empty: they are. Whoever withheld them may have been killed."""

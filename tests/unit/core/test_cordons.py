@@ -388,7 +388,7 @@ def test_kills_from_outside_are_held_against_no_host(number: int) -> None:
     kill_until_it_leaves(w, {"signal": number, **FROM_OUTSIDE})
     assert (w.suspicions, w.memory.cordons) == ([], {})
     told = explain.done(replace(w.incident, acted=w.now))
-    assert "no host was cordoned, for its ranks were killed from outside" in told[1]
+    assert "no host was cordoned, for its ranks were stopped or killed from outside" in told[1]
 
 
 FROM_INSIDE: list[dict[str, Any]] = [

@@ -36,7 +36,7 @@ def test_a_run_that_has_ended_takes_no_wish(phase: Any) -> None:
     mirror = mirror_at(phase)
     with pytest.raises(Fatal, match=f"run run is {phase}: pause does nothing") as error:
         client.refuse_ended(mirror, record_of(mirror), "pause")
-    assert ("supervisor resume run --because" in str(error.value)) is (phase == "halted")
+    assert ("supervisor resume run --because" in str(error.value)) is (phase != "finished")
 
 
 @pytest.mark.parametrize("phase", ["new", "running", "stopping", "resuming"])

@@ -53,6 +53,7 @@ def test_a_live_run_is_stopped_and_waited_for() -> None:
     suspend.suspend(store, RUNS, said.append, becomes(store, "stopped"))
     assert control(store) == Control(stop=True, suspended=True)
     assert said == [
+        "run run was paused; that is over when it goes on",
         "stopping run: a last checkpoint first, for at most 60 s; Ctrl-C again ends all at once",
         "run run is stopped, its checkpoint of step 50 is complete; `supervisor up` goes on with it",
     ]
@@ -94,4 +95,24 @@ def test_a_run_that_a_person_stopped_stays_stopped() -> None:
     store = store_at("stopped", stop=True)
     assert not suspend.resume(store, RUNS)
     assert suspend.going_on(store, RUNS) == []
+    assert control(store) == Control(stop=True)
+
+
+def test_a_persons_stop_is_not_taken_back() -> None:
+    """It was still draining when `up` was ended."""
+    store, said = store_at("stopping", stop=True), []
+    suspend.suspend(store, RUNS, said.append, becomes(store, "stopped"))
+    assert control(store) == Control(stop=True)
+    assert said[-1] == "run run is stopped, its checkpoint of step 50 is complete"
+    assert not suspend.resume(store, RUNS)
+    assert control(store) == Control(stop=True)
+
+
+@pytest.mark.parametrize("phase", ["finished", "halted"])
+def test_a_run_that_came_to_its_end_meanwhile_is_for_a_person(phase: str) -> None:
+    store, said = store_at("running"), []
+    suspend.suspend(store, RUNS, said.append, becomes(store, phase))
+    assert said[-1] == f"run run is {phase}, its checkpoint of step 50 is complete"
+    assert suspend.going_on(store, RUNS) == []
+    assert not suspend.resume(store, RUNS)
     assert control(store) == Control(stop=True)

@@ -240,3 +240,69 @@ def test_an_address_that_cannot_be_is_one_sentence_before_anything_starts(
     with pytest.raises(Fatal, match=r"--address auto: .* 127\.0\.0\.1:1 is reached \(Network is unreachable\)"):
         started_at(tmp_path, [], "auto")
     assert spawned == []
+
+
+@pytest.fixture
+def training(tmp_path: Path, spawned: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A home in which an `up` that was killed has left its parts; counts what is ended by whom."""
+    ended = {"stop": 0, "leave": 0}
+
+    def look(self: Up) -> list[str]:
+        self.found = ["etcd", "the supervisor", "node n1"]
+        return self.found
+
+    def count(name: str) -> Callable[[Up], list[str]]:
+        def ends(self: Up) -> list[str]:
+            ended[name] += 1
+            return []
+
+        return ends
+
+    monkeypatch.setattr(Up, "look", look)
+    for name in ended:
+        monkeypatch.setattr(Up, name, count(name))
+    monkeypatch.setattr(up, "_wait_ready", lambda *_: None)
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("raised", "ended"),
+    [
+        (KeyboardInterrupt(), {"stop": 1, "leave": 0}),
+        (ValueError("a bug"), {"stop": 0, "leave": 1}),
+        (BrokenPipeError(), {"stop": 0, "leave": 1}),
+    ],
+    ids=repr,
+)
+def test_only_a_persons_wish_ends_what_trained_before(
+    tmp_path: Path, training: dict[str, int], raised: BaseException, ended: dict[str, int]
+) -> None:
+    with (
+        pytest.raises(type(raised)),
+        up.up(tmp_path, [PoolNode(name="n1")], etcd="127.0.0.1:1", say=pytest.fail),
+    ):
+        raise raised
+    assert training == ended
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({"etcd": "127.0.0.1:2"}, "etcd 127.0.0.1:1"),
+        ({"etcd": ""}, "etcd 127.0.0.1:1"),
+        ({"etcd": "127.0.0.1:1", "address": "127.0.0.2"}, "address 127.0.0.1"),
+        ({"etcd": "127.0.0.1:1", "name": "other"}, "name host"),
+    ],
+)
+def test_half_a_system_is_not_adopted(
+    tmp_path: Path, training: dict[str, int], spawned: list[list[str]], given: dict[str, str], refusal: str
+) -> None:
+    with up.up(tmp_path, [PoolNode(name="n1")], etcd="127.0.0.1:1", say=pytest.fail):
+        spawned.clear()
+    with (
+        pytest.raises(Fatal, match=f"was started with {refusal}: `supervisor down` ends it first"),
+        up.up(tmp_path, [PoolNode(name="n1")], say=pytest.fail, **given),
+    ):
+        pytest.fail("it began")
+    assert spawned == []
+    assert training == {"stop": 1, "leave": 1}, "the second has ended nothing of the first"
