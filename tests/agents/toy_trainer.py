@@ -64,6 +64,7 @@ class Toy:
         self.folder = Path(launch.rank_dir)
         self.options = {key.removeprefix("toy."): value for key, value in launch.titan.overrides.items()}
         self.stop = threading.Event()
+        self.unwritten = b""
         self.progress = Progress(
             run=launch.run,
             group=launch.group,
@@ -125,8 +126,10 @@ class Toy:
         """A line as a real trainer's ledger writes it."""
         line = {"event": "step", "start": start, "t": time.time(), "group": self.launch.group, "step": step}
         line |= {"committed": committed, **about}
-        with contextlib.suppress(OSError), (self.folder / "steps.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.unwritten += json.dumps(line).encode() + b"\n"
+        with contextlib.suppress(OSError), (self.folder / "steps.jsonl").open("ab", buffering=0) as file:
+            while self.unwritten:  # as a trainer's ledger: on an almost full disk only a part of a line is taken
+                self.unwritten = self.unwritten[file.write(self.unwritten) or 0 :]
 
     def idle(self) -> int:
         if self.options.get("child"):

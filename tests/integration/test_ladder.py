@@ -14,6 +14,7 @@ import pytest
 
 from agents.launch import read_launch
 from supervisor.core.model import Kind, Rung
+from supervisor.core.spec import HangSpec
 from supervisor.wire import keys
 from supervisor.wire.checkpoints import MARKER
 from supervisor.wire.records import CheckpointMark, NodeDesired, RunRecord, encode
@@ -41,9 +42,10 @@ def test_a_killed_trainer_is_restarted_in_place_and_the_other_is_left_alone(toy_
 
 
 def test_a_stopped_rank_is_silent_first_and_started_again_once_it_has_been_for_too_long(empty: World) -> None:
-    """Its node lives, and the others go on without it: a while of that is ridden through."""
+    """Where a stop is not acted on as such (policy.hang.stopped_s = 0): its node lives, and the others go on without it, so a while of
+    that is ridden through."""
     w, spec = empty, quorum_spec(groups=2)
-    record = w.launch(replace(spec, policy=replace(spec.policy, silent_timeout_s=6.0)))
+    record = w.launch(replace(spec, policy=replace(spec.policy, silent_timeout_s=6.0, hang=HangSpec(stopped_s=0.0))))
     eventually(w.running(record, 1, 1), 60, "both groups run")
     joint(w, record, time.time())
     other, node, pid = w.trainer(record, 0).pid, w.status(record).groups[1].node, w.trainer(record, 1).pid

@@ -68,7 +68,7 @@ def test_by_a_policy_set_on_a_live_run_a_stopped_rank_is_a_shadow_that_recovers_
         pid = w.trainer(record, 1).pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            eventually(lambda: any(i.shadow for i in w.incidents(record)), 60, "it is silent for too long")
+            eventually(lambda: any(i.shadow for i in w.incidents(record)), 60, "it is stopped for too long")
             passes(LEASE_S)
             printed = cli("incidents", "--shadow", world=w).stdout
             assert "1 would have been acted on, 0 recovered by themselves, 1 still open" in printed
@@ -79,7 +79,7 @@ def test_by_a_policy_set_on_a_live_run_a_stopped_rank_is_a_shadow_that_recovers_
         printed = cli("incidents", "--shadow", world=w).stdout
         assert "1 would have been acted on, 1 recovered by themselves, 0 still open" in printed
         (incident,) = (i for i in w.incidents(record) if i.shadow)
-        assert (incident.kind, incident.group, incident.rung) == (Kind.STALLED, 1, Rung.RESTART)
+        assert (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
         assert [g.generation for g in w.status(record).groups] == [1, 1]
         assert w.trainer(record, 1).pid == pid
         w.check(record)

@@ -150,7 +150,7 @@ def test_charts_have_their_lines_marks_and_words(shown: Browser) -> None:
 def test_where_the_time_went(shown: Browser) -> None:
     assert shown.text("#spent-word").startswith("ETTR 93.7%: so much of 18 min 6 s of group time")
     said = shown.run("[...document.querySelectorAll('#spent-list li')].map((li) => li.innerText)")
-    assert said[:2] == ["trained the model 93.7% (16 min 57 s)", "waiting for nodes 2.6% (28 s)"]
+    assert said[:2] == ["trained the model 93.7% (16 min 58 s)", "waiting for nodes 2.6% (28 s)"]
     assert said[-1].startswith("the rest ")
     wide, parts = shown.run(
         "[document.getElementById('spent-bar').getBoundingClientRect().width, "
