@@ -31,17 +31,20 @@ from supervisor.wire.printer import print_line
 from supervisor.wire.security import VARIABLE, checked
 
 
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Local nodes that the engine may give: 4, or those of the home's pool; more than those of an `up` that runs: "
+        "its pool is raised. 0: only a supervisor and a service host.",
+        show_default=False,
+    ),
+]
+
+
 @app.command(epilog="Example: supervisor up --nodes 4")
 def up(
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Local nodes that the engine may give: 4, or those of the home's pool; more than those of an `up` that runs: "
-            "its pool is raised. 0: only a supervisor and a service host.",
-            show_default=False,
-        ),
-    ] = None,
+    nodes: Nodes = None,
     etcd: Annotated[
         str,
         typer.Option(
