@@ -30,7 +30,6 @@ from supervisor.wire.address import AUTO
 from supervisor.wire.printer import print_line
 from supervisor.wire.security import VARIABLE, checked
 
-
 Nodes = Annotated[
     int | None,
     typer.Option(
