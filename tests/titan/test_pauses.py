@@ -51,6 +51,7 @@ class Validator:
 @pytest.fixture
 def trainer(tmp_path: Path) -> Any:
     """One between two steps; its group, its quorum and its checkpoints are not there."""
+    from titan_actor.checkpoint import Purge
     from titan_actor.replica import ReplicaTrainer
 
     made: Any = ReplicaTrainer.__new__(ReplicaTrainer)
@@ -63,6 +64,7 @@ def trainer(tmp_path: Path) -> Any:
     made.activity, made.ledger = ActivityFile(tmp_path), Ledger(tmp_path / "steps.jsonl", time.time())
     made.validator, made.model_parts = Validator(tmp_path, every=10), []
     made._wanted, made._committed = False, True
+    made._purge, made.checkpoints = Purge(), SimpleNamespace(complete=None)
     return made
 
 
