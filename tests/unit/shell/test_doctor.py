@@ -42,6 +42,7 @@ from supervisor.wire.records import (
 )
 from supervisor.wire.security import Security
 from tests.helpers import site
+from tests.helpers.waiting import eventually
 
 DAY = 86400.0
 
@@ -381,7 +382,8 @@ def test_where_up_runs_its_own_environment_counts(tmp_path: Path, monkeypatch: p
         fcntl.flock(held, fcntl.LOCK_EX)
         held.write(str(up.pid))
         held.flush()
-        (finding,) = environment.examine(tmp_path)
+        # until it is executed, the new process shows none
+        (finding,) = eventually(lambda: list(environment.examine(tmp_path)), 10, "its environment is there")
         up.kill()
     assert "the environment of `supervisor up`: WORLD_SIZE" in finding.what
 
