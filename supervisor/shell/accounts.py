@@ -17,7 +17,7 @@ from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed,
 from supervisor.core.restored import ENDED
 from supervisor.core.straggler import Slow
 from supervisor.shell.mirror import Mirror
-from supervisor.wire.records import NodeObserved
+from supervisor.wire.records import Held, NodeObserved
 
 HELD_S, HELD_STEPS = 60.0, 3.0
 """Seconds of which a trainer says nothing for longer than this, and longer than so many steps, are counted by what it is in, where that
@@ -86,6 +86,8 @@ class _Group:
     cause: Cause | None = None
     """Since the last look."""
     told: Mapping[str, float] | None = None
+    before_s: float = 0.0
+    """Seconds that its process had reported, of all causes, when the last term counted them."""
     commits: int = 0
     held: float = 0.0
     """Seconds of a process of which it has not told yet."""
@@ -107,6 +109,8 @@ class Accounts:
     """The run clock at the newest look; at first, until when the terms before this one counted. None: there was no look."""
     stood: Sequence[tuple[float, float]] = ()
     """As Account.stood: seconds in which nobody led are the run's as well."""
+    held_before: Sequence[Held] = ()
+    """Seconds whose cause the terms before this one did not know."""
     began: float | None = None
     """The run clock at its very first look. None: another term had it."""
     _ended: bool = False
@@ -131,7 +135,7 @@ class Accounts:
             known = self._groups.get(group.group)
             if known is None:  # of what passed before this term has seen it, it says how it stands now
                 first = cause_of(group, memory.incidents.get(group.incident)) if elapsed else None
-                known = self._groups[group.group] = _Group(group.generation, newest, first)
+                known = self._groups[group.group] = self._taken_over(group, newest, first)
             self._pass(known, elapsed, away)
             rank = ranks.get((group.group, known.generation))
             if rank is not None:
@@ -150,6 +154,30 @@ class Accounts:
             known.cause = cause
             if observed.store_stable_s > HELD_S:
                 self._count_what_is_held(known, rank)
+
+    def _taken_over(self, group: GroupMemory, newest: int, first: Cause | None) -> _Group:
+        """A group at this term's first look, with what is held of its process; of one that has ended, that was a lost step."""
+        known = _Group(group.generation, newest, first)
+        for held in self.held_before:
+            if (held.group, held.generation) == (group.group, group.generation):
+                known.held, known.before_s = held.seconds, held.reported_s
+            elif held.group == group.group:
+                self._add(Cause.LOST_STEP, held.seconds)
+        return known
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """For the next term: seconds that have passed, and are not in `seconds`."""
+        return tuple(
+            Held(
+                group=group,
+                generation=known.generation,
+                seconds=round(known.held, 3),
+                reported_s=round(sum(known.told.values()) if known.told is not None else known.before_s, 3),
+            )
+            for group, known in self._groups.items()
+            if known.held > 0 or known.told
+        )
 
     def _pass(self, known: _Group, elapsed: float, away: bool) -> None:
         if known.cause in HELD:
@@ -181,9 +209,12 @@ class Accounts:
     def _hear(
         self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView, beyond: float
     ) -> None:
-        if told:
-            since = {} if known.told is None else known.told
-            news = {cause: max(0.0, value - since.get(cause, 0.0)) for cause, value in told.items()}
+        if told and known.told is None:
+            whole = sum(told.values())  # what an earlier term counted of it was of the same causes, as far as is known
+            new = max(0.0, 1.0 - known.before_s / whole) if whole > 0 else 0.0
+            news = {cause: value * new for cause, value in told.items()}
+        elif told:
+            news = {cause: max(0.0, value - (known.told or {}).get(cause, 0.0)) for cause, value in told.items()}
         else:  # a trainer that is older than that: what passed until a step was committed made it
             news = {Cause.PRODUCTIVE.value: known.held} if rank.commits > known.commits else {}
         whole = sum(news.values())
@@ -197,7 +228,7 @@ class Accounts:
             else:
                 self._add(cause, value * share)
         known.held -= whole * share
-        known.told, known.commits = told, rank.commits
+        known.told, known.commits = told or known.told, rank.commits
 
     def _give_up(self, known: _Group, cause: Cause, incident: Incident | None, now: float) -> None:
         """What a process has not told that is over: of one that was silent, the end is what nobody saw, and what was waited then. One that

@@ -382,7 +382,7 @@ class Loop:
         return Account(
             step=term.step, stepped_unix_s=stepped, seconds=seconds, clocks=terms, stood=stood,
             clock=round(term.last or 0.0, 3), began_unix_s=began, ended_unix_s=ended and (known.ended_unix_s or ended), ran_s=round(term.ran_s, 3),
-            off_s=round(clocks.leader_off_s(self._mirror, time.time())),
+            off_s=round(clocks.leader_off_s(self._mirror, time.time())), held=term.held,
         )  # fmt: skip
 
     def _wall(self, at: float) -> float:

@@ -126,7 +126,7 @@ class Telemetry:
             before = records.account()
             accounts = Accounts(
                 before.step, before=before.seconds, ran_s=before.ran_s, last=before.clock or None, stood=records.stood(),
-                _ended=before.ended_unix_s > 0.0,
+                held_before=before.held, _ended=before.ended_unix_s > 0.0,
             )  # fmt: skip
             over = memory.phase in OVER
             drops = [] if over else [*_DROPS]

@@ -686,6 +686,17 @@ class FaultsMade:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held:
+    """Seconds of one process whose cause only its trainer can report, and had not reported at the newest account."""
+
+    group: int
+    generation: int
+    seconds: float
+    reported_s: float
+    """Seconds of all causes that it had reported: only what it reports beyond them is new to the next leader."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Account:
     """What a run has come to, over all terms, for people alone: nothing is decided by it."""
 
@@ -711,6 +722,8 @@ class Account:
     stood: tuple[tuple[float, float], ...] = ()
     """Of each leadership term after another, oldest first: the run clock as it began, and for how many seconds it had stood still then:
     since the newest memory, whether anybody led or not. By the wall clocks of both machines, and never less than 0."""
+    held: tuple[Held, ...] = ()
+    """Seconds that are in `ran_s` and not yet in `seconds`."""
 
 
 @dataclass(frozen=True, kw_only=True)

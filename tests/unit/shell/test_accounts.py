@@ -266,6 +266,50 @@ def test_what_is_made_again_is_so_also_for_the_next_leader() -> None:
     assert b.accounts.step == 170
 
 
+def next_term(b: Books) -> None:
+    """What another leader knows of the accounts so far."""
+    old = b.accounts
+    b.accounts = Accounts(
+        old.step, before=old.since_launch, ran_s=old.ran_s, last=old.last, held_before=old.held
+    )  # fmt: skip
+
+
+def test_what_was_held_is_counted_by_the_next_leader() -> None:
+    """I12: its trainer lives on, and tells it of what it had not told the last one."""
+    b = Books()
+    b.tell(productive=60.0, quorum=20.0)
+    b.look()
+    b.tell(productive=120.0, quorum=40.0)
+    b.look(80.0)
+    b.look(7.0)
+    next_term(b)
+    b.tell(productive=129.0, quorum=43.0)
+    assert b.look(5.0) == {C.PRODUCTIVE: 9.0, C.QUORUM: 3.0}
+    assert sum(b.accounts.since_launch.values()) == pytest.approx(b.accounts.ran_s) == 92.0
+
+
+def test_a_next_leader_does_not_count_twice_what_a_dead_process_had_told() -> None:
+    """A power cut: what etcd still says of the trainer was counted before."""
+    b = Books()
+    b.tell(productive=60.0)
+    b.look()
+    b.look(2.0)
+    next_term(b)
+    assert b.look(11.0) == {}
+    b.group(phase="unplaced", generation=2)
+    assert b.look() == {C.LOST_STEP: 13.0}
+
+
+def test_what_was_held_of_a_process_that_the_next_leader_never_saw_was_a_lost_step() -> None:
+    b = Books()
+    b.tell(productive=60.0)
+    b.look()
+    b.look(2.0)
+    b.group(phase="placing", generation=2)
+    next_term(b)
+    assert b.look(1.0) == {C.LOST_STEP: 2.0, C.PLACE: 1.0}
+
+
 @pytest.mark.parametrize(
     ("phase", "cause"), [("quorum", C.QUORUM), ("healing", C.HEAL), ("checkpoint", C.CHECKPOINT), ("step", C.HUNG)]
 )
