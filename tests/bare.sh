@@ -25,6 +25,7 @@ if [ -z "${BARE_INSIDE:-}" ]; then
     root=${BARE:-$(mktemp -d)}
     [ -n "${BARE:-}" ] || trap 'rm -rf --one-file-system "$root"' EXIT
     trap 'exit 1' HUP INT TERM
+    chmod 755 "$root" # mktemp makes it for its owner alone, and an ordinary user is to enter it
     if [ ! -e "$root/made" ]; then
         debootstrap --variant=minbase --include=python3,python3-venv,make,gcc,libc6-dev,git $release "$root" "$mirror" >"$root.log" 2>&1 ||
             { tail -5 "$root.log" >&2; exit 1; }

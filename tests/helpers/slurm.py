@@ -240,8 +240,8 @@ class Slurm:
         assert result.returncode == 0, result.stderr
         return int(result.stdout.strip().split(";")[0])
 
-    def cancel(self, job: int) -> None:
-        self._must("scancel", str(job))
+    def cancel(self, *jobs: int) -> None:
+        self._must("scancel", *map(str, jobs))
 
     def drain(self, node: str, reason: str = "drained by the test") -> None:
         self._must("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")

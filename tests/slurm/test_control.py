@@ -84,6 +84,22 @@ def test_two_runs_share_the_hosts(w: SlurmWorld) -> None:
         w.check(record)
 
 
+def test_all_jobs_go_at_once(w: SlurmWorld) -> None:
+    """As when the power fails: every group starts again, at no budget, and no host is held to it."""
+    record = trains(w, w.launch(w.spec("dark", healthy_after_s=1.0)))
+    before, began = w.status(record), time.time()
+    eventually(lambda: time.time() > began + 1.5, SOON_S, "it has got somewhere: it would pay if it were lost at once")
+    w.lab.cancel(*(job["job_id"] for job in w.live_jobs()))
+    eventually(lambda: len(w.incidents(record)) >= 2 and w.all_run(record), SOON_S, "all groups train again")
+    assert [(i.group, i.kind, i.rung) for i in sorted(w.incidents(record), key=lambda i: i.group)] == [
+        (group, Kind.ALLOCATION_LOST, Rung.REALLOCATE) for group in (0, 1)
+    ]
+    after = w.status(record)
+    assert (after.budgets_left, after.cordons) == (before.budgets_left, {})
+    assert [g.generation for g in after.groups] == [2, 2]
+    w.check(record)
+
+
 def test_an_agent_is_upgraded_without_a_missed_step(w: SlurmWorld) -> None:
     """The job's main process is the shim: Slurm does not see the agent end."""
     record = trains(w, w.launch(w.spec("upgraded", spares=0)))
