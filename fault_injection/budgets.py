@@ -8,8 +8,9 @@ from typing import Any
 
 from fault_injection.badput import SLACK_S
 from fault_injection.history import History, Process, Setting, Unknown
-from supervisor.core import away, breaker, ladder
+from supervisor.core import breaker
 from supervisor.core.model import PLANNED, Kind, Rung
+from supervisor.core.reason import Code, of_json
 
 PAYS = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
 """Failures of a process that is nobody else's fault: whatever is done about them draws on the budget of its rung."""
@@ -129,12 +130,12 @@ class _Free:
 
     def _of_one_cause(self, t: float, incident: Mapping[str, Any]) -> bool:
         """Whether this was a restart in place for what is no node's own fault, as others bear out."""
-        reason = incident.get("reason", "")
+        code = _code(incident)
         if incident["rung"] != Rung.RESTART or incident["kind"] not in breaker.HELD or not self._in_place(incident):
             return False
-        if reason == breaker.IN_PLACE:
+        if code == Code.BREAKER_HOLDS:
             return any(begun <= t < ended + self._window() + SLACK_S for begun, ended in self._held)
-        return bool(reason == away.WAITED_FOR and len({p.node for p in self._ended_by_themselves(t)}) > 1)
+        return bool(code == Code.SHARED_AWAY and len({p.node for p in self._ended_by_themselves(t)}) > 1)
 
     def _window(self) -> float:
         if self._window_s is None:
@@ -154,7 +155,12 @@ class _Free:
 
 
 def _is_anothers_fault(incident: Mapping[str, Any]) -> bool:
-    return str(incident.get("reason", "")).startswith(ladder.ANOTHERS_FAULT)
+    return _code(incident) == Code.ANOTHERS_FAULT
+
+
+def _code(incident: Mapping[str, Any]) -> str:
+    reason = of_json(incident.get("reason", ""))
+    return reason.code if reason is not None else ""
 
 
 def _generation(process: Process) -> int:

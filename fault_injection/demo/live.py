@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fault_injection.demo.scenario import Look
+from supervisor.core.words import say
 from supervisor.shell import render
 from supervisor.wire.printer import Printer
 
@@ -60,7 +61,7 @@ class _Lines:
         for i in look.incidents:
             if self._incidents.get(i.id) != (mark := f"{i.state} {i.rung}"):
                 self._incidents[i.id] = mark
-                self._say(f"incident {i.id}: {i.kind} rung {i.rung.value}: {i.state}: {i.reason}", look)
+                self._say(f"incident {i.id}: {i.kind} rung {i.rung.value}: {i.state}: {say(i.reason)}", look)
         if look.status.step >= self._step + 10:
             self._step = look.status.step
             losses = [f"{g.loss:.3f}" for g in look.status.groups if g.loss is not None]

@@ -11,6 +11,8 @@ from fault_injection.faults.acts import Injected
 from fault_injection.history import History
 from fault_injection.incident_cost import of_incidents
 from fault_injection.incidents import lasted, recovered_at
+from supervisor.core.reason import of_json
+from supervisor.core.words import say
 
 
 def build(history: History, faults: list[Injected], span: Span, groups: int, verdicts: list[Verdict]) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def incident(history: History, fault: Injected, groups: int, known: str | None =
         "steps_lost": max((o["failed"] for o in beside), default=0),
         "others_steps": min((o["steps"] for o in beside), default=0),
         "others_longest_stall_s": round(max((o["stall"] for o in beside), default=0.0), 3),
-        "reason": record.get("reason", ""),
+        "reason": say(of_json(record.get("reason", ""))),
     }
 
 

@@ -11,8 +11,10 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
-from supervisor.core.ladder import ONE_CAUSE, first_rung
+from supervisor.core.ladder import first_rung
 from supervisor.core.model import Decision, GroupMemory, Incident, Kind, Memory, Observed, Rung
+from supervisor.core.reason import ONE_CAUSE
+from supervisor.core.words import say
 from supervisor.wire import keys
 from supervisor.wire.records import CheckpointMark, GateObserved, NodeDesired, decode
 
@@ -266,7 +268,7 @@ class Checks:
             if i.decided == observed.now
             and i.rung in (Rung.RESTART, Rung.REPLACE)
             and i.kind not in AT_NO_BUDGET
-            and not i.reason.startswith(ONE_CAUSE)
+            and not (i.reason is not None and i.reason.code in ONE_CAUSE)
         ]
         drawn += [
             ("reallocate", budget.reallocate)
@@ -302,7 +304,7 @@ class Checks:
             spent, earlier = len(drawn) >= policy.budget.replace, self.incidents.get(i.id)
             climbs = spent or (earlier is not None and earlier.rung >= Rung.REPLACE)
             if not climbs and (free := self._free(before, self.world.clock.now)):
-                self.broke(f"spare: incident {i.id} asks for another node, and {free[0].name} is free: {i.reason}")
+                self.broke(f"spare: incident {i.id} asks for another node, and {free[0].name} is free: {say(i.reason)}")
 
     def _free(self, before: Memory, since: float) -> list[Node]:
         """Spares that were known to be well by then, and that no group has."""

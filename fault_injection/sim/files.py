@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
 from fault_injection.history import Decided, History, Unknown
-from supervisor.core.ladder import NOTHING_LEFT
 from supervisor.core.model import Rung
+from supervisor.core.reason import Code, Reason, of_json
+from supervisor.core.words import say
 
-SPENT = re.compile(r"(restart|replace|reallocate): budget spent")
 """As a reason says it (core/ladder.py)."""
 MARGIN_S = 1.0
 """A decision is written down a moment after the time that it counts from. And a run's clock stands still while nobody leads it."""
@@ -39,17 +38,26 @@ def spent_when_said(history: History) -> list[str]:
     setting, found, drawn = history.setting, [], list(_draws(history))
     unled = [(two.t, two.t - one.t) for one, two in pairwise(history.committed()) if one.epoch != two.epoch]
     for t, choice in _choices(history.committed()):
-        reason = str(choice.get("reason", ""))
-        said = set(SPENT.findall(reason)) | ({"reallocate"} if reason.startswith(NOTHING_LEFT) else set())
-        for name in sorted(said):
+        reason = of_json(choice.get("reason", ""))
+        for name in sorted(_spent(reason)):
             scope = (name, choice["group"] if name == "restart" else None)
             since = t - setting.window_s - MARGIN_S - sum(lasted_s for at, lasted_s in unled if at <= t)
             times = sum(scope == other and since <= at <= t for at, other in drawn)
             if times < setting.budgets[name]:
                 found.append(
-                    f"{choice['id']}: {reason}: but {name} was drawn on {times} times in {setting.window_s:g} s, of {setting.budgets[name]}"
+                    f"{choice['id']}: {say(reason)}: but {name} was drawn on {times} times in {setting.window_s:g} s, of {setting.budgets[name]}"
                 )
     return found
+
+
+def _spent(reason: Reason | None) -> set[str]:
+    """Budgets that a choice says are spent: where nothing is left, that of allocations too."""
+    if reason is None:
+        return set()
+    own = {str(reason.about["rung"])} if reason.code == Code.BUDGET_SPENT else set()
+    own |= {"reallocate"} if reason.code == Code.NOTHING_LEFT else set()
+    within = (each for value in reason.about.values() for each in (value if isinstance(value, tuple) else (value,)))
+    return own.union(*(_spent(each) for each in within if isinstance(each, Reason)))
 
 
 def _choices(decisions: Iterable[Decided]) -> Iterator[tuple[float, dict[str, Any]]]:

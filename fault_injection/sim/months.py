@@ -34,6 +34,7 @@ from supervisor.core.model import (
     Rung,
 )
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import say
 
 HOST = "host"
 TURN_S = 0.1
@@ -364,7 +365,7 @@ class Months:
 
     def _halt(self) -> None:
         self.out.halts += 1
-        self.out.halted.append(self._memory.halt_reason)
+        self.out.halted.append(say(self._memory.halt_reason))
         for g in self._memory.groups:
             down = self._down.setdefault(g, Down("halted", self.now, part_since=self.now))
             self._part(g, "halted")

@@ -15,7 +15,8 @@ from fault_injection.sim.faults import Fault, is_tight
 from fault_injection.sim.judge import Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
-from supervisor.core.ladder import NOTHING_LEFT
+from supervisor.core.reason import Code, Reason
+from supervisor.core.words import say
 
 LEFT_OVER_S = 60.0
 """After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
@@ -94,7 +95,7 @@ def _recover(world: World, tight: bool) -> float | None:
     world.clock.run_until(healed + RECOVERY_BOUND_S, settled)
     if checks.broken:
         return None
-    spent = tight and checks.memory.phase == "halted" and checks.memory.halt_reason.startswith(NOTHING_LEFT)
+    spent = tight and checks.memory.phase == "halted" and _nothing_was_left(checks.memory.halt_reason)
     if not world.healthy() and not spent:
         checks.broke(f"progress: not every group trains {RECOVERY_BOUND_S:g} s after the last fault: {state(world)}")
         return None
@@ -103,6 +104,11 @@ def _recover(world: World, tight: bool) -> float | None:
     if left := checks.left_over():
         checks.broke(left)
     return recovered_s
+
+
+def _nothing_was_left(halt: Reason | None) -> bool:
+    why = halt.about.get("reason") if halt is not None else None
+    return isinstance(why, Reason) and why.code == Code.NOTHING_LEFT
 
 
 def state(world: World) -> str:
@@ -118,7 +124,7 @@ def state(world: World) -> str:
     leader = next((s for s in world.supervisors if s.leads), None)
     waits = leader.decided[1].waits if leader is not None and leader.decided is not None else ()
     return (
-        f"{memory.phase} {memory.halt_reason}; groups {some}{rest}; incidents {list(memory.incidents)[:NAMED]}; "
+        f"{memory.phase} {say(memory.halt_reason)}; groups {some}{rest}; incidents {list(memory.incidents)[:NAMED]}; "
         f"waits {waits[:5]}"
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import detect, ladder, often
-from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
 from supervisor.core.model import AllocationMemory, GroupMemory, GroupPhase, Incident, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import NEW_A_ROUND, Round
+from supervisor.core.words import say
 
 
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
@@ -18,13 +19,14 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     incident = r.decide_incident(incident, choice, after)
     key = f"{choice.rung.name.lower()}:{group.group}:{after}"
     if choice.rung == Rung.RIDE_THROUGH:
-        r.act("ride_through", key, choice.reason, generation=after, **about)
+        r.act("ride_through", key, say(choice.reason), generation=after, **about)
         look_at_silence(r, group, incident)
         return
     if choice.rung == Rung.STOP:
         r.set_incident(replace(incident, state="halted"))
         r.set_group(replace(group, phase="finished", since=r.now, incident=""))
-        r.halt(f"{choice.reason} (incident {incident.id}: {'; '.join(incident.evidence)})", incident)
+        evidence = "; ".join(incident.evidence)
+        r.halt(Reason.of(Code.HALT, reason=choice.reason, incident=incident.id, evidence=evidence), incident)
         return
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:
@@ -58,13 +60,13 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
     old = group.node
     allocation = r.placed_by(group) if old else ""
     known = r.allocations.get(allocation)
-    suspect = give_up_node(r, group, replace(incident, followed=followed), choice.reason)
+    suspect = give_up_node(r, group, replace(incident, followed=followed), say(choice.reason))
     # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
     if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
-        _refill(r, f"incident {incident.id}: {choice.reason}", choice, known, suspect)
-    if choice.reason.startswith((EVERYTHING_GONE, GONE_AGAIN)):
+        _refill(r, f"incident {incident.id}: {say(choice.reason)}", choice, known, suspect)
+    if choice.reason.code in (Code.EVERYTHING_GONE, Code.GONE_AGAIN):
         _replace_spares(r)
 
 
@@ -103,11 +105,12 @@ def _replace_spares(r: Round) -> None:
     held = {r.placed_by(g) for g in r.groups.values() if g.node}
     for allocation in list(r.allocations.values()):
         grant = r.observed.grants.get(allocation.key)
-        gone = allocation.state == "wanted" and grant is not None and grant.state == "gone"
-        if gone and allocation.key not in held and len(r.allocations) - len(r.before.allocations) < NEW_A_ROUND:
-            r.release(allocation.key, EVERYTHING_GONE)
+        went = allocation.state == "wanted" and grant is not None and grant.state == "gone"
+        if went and allocation.key not in held and len(r.allocations) - len(r.before.allocations) < NEW_A_ROUND:
+            gone = say(Reason.of(Code.EVERYTHING_GONE))
+            r.release(allocation.key, gone)
             if not r.successor(allocation.key):
-                r.acquire(EVERYTHING_GONE)
+                r.acquire(gone)
 
 
 def look_at_silence(r: Round, group: GroupMemory, incident: Incident) -> None:

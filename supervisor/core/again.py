@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from supervisor.core.model import Action, Decision, Incident
+from supervisor.core.reason import Reason
+from supervisor.core.words import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,18 @@ def _in(then: Mapping[str, Action | Incident], today: Mapping[str, Action | Inci
     for name, value in then.items():
         if name in today:
             found += [
-                f"{what} {name}: {f.name} was {_short(getattr(value, f.name))}, today it is {_short(getattr(today[name], f.name))}"
+                f"{what} {name}: {f.name} was {_short(was)}, today it is {_short(now)}"
                 for f in fields(value)
-                if getattr(value, f.name) != getattr(today[name], f.name)
+                if (was := _told(getattr(value, f.name))) != (now := _told(getattr(today[name], f.name)))
             ]
     return found
+
+
+def _told(value: object) -> object:
+    """A reason as its sentence: that of an older version has no other form."""
+    if isinstance(value, Reason):
+        return say(value)
+    return tuple(map(_told, value)) if isinstance(value, tuple) else value
 
 
 def _short(value: object) -> str:
@@ -65,7 +74,7 @@ def _short(value: object) -> str:
 def _without_words(given: Answer) -> Answer:
     """Without what only says why."""
     incidents = (
-        replace(i, reason="", evidence=(), considered=(), costs=(), trace="", error="", took_s=0.0)
+        replace(i, reason=None, evidence=(), considered=(), costs=(), trace="", error="", took_s=0.0)
         for i in given.incidents
     )
     return Answer(tuple(replace(a, reason="") for a in given.actions), tuple(incidents))

@@ -6,13 +6,8 @@ from dataclasses import replace
 
 from supervisor.core import ladder, on_disk
 from supervisor.core.model import GroupMemory, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
-
-EVERYTHING_GONE = (
-    "every allocation of the run is gone: it starts again from its newest checkpoint, charged to no budget"
-)
-
-GONE_AGAIN = "every allocation of the run is gone, and nothing was saved since it had started"
 
 
 def nobody_left(r: Round) -> bool:
@@ -30,12 +25,12 @@ def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
     once, again and again, is not asked for ever. One loss draws once, however many groups it takes."""
     last = r.rest.get("all_lost_at", r.before.all_lost_at)
     if last is not None and group.since <= last:
-        return ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, (), free=True)
+        return ladder.Choice(Rung.REALLOCATE, Reason.of(Code.EVERYTHING_GONE), free=True)
     r.rest["all_lost_at"] = r.now
     if any(_got_somewhere(r, g) for g in r.before.groups.values()):
-        return ladder.Choice(Rung.REALLOCATE, EVERYTHING_GONE, (), free=True)
+        return ladder.Choice(Rung.REALLOCATE, Reason.of(Code.EVERYTHING_GONE), free=True)
     choice = r.choose(Kind.ALLOCATION_LOST, group.group)
-    return replace(choice, reason=f"{GONE_AGAIN}; {choice.reason}")
+    return replace(choice, reason=Reason.of(Code.GONE_AGAIN, then=choice.reason))
 
 
 def _got_somewhere(r: Round, group: GroupMemory) -> bool:

@@ -4,8 +4,9 @@ that the breaker holds by then, and has called a person, there is no such end.""
 
 from __future__ import annotations
 
-from supervisor.core import breaker, ladder, outside
+from supervisor.core import breaker, outside
 from supervisor.core.model import Failure, GroupMemory, Kind
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 OF_A_FILE = "ended by SIGBUS"
@@ -14,22 +15,19 @@ OF_A_FILE = "ended by SIGBUS"
 ENDS = 3
 """At least, before it is waited for no more: one may itself come only after a long wait, or a long start."""
 
-WAITED_FOR = (
-    f"{ladder.ONE_CAUSE} (it ended by what nodes share, a network or a store, on two hosts: which no other node cures)"
-)
-
 
 def may_pass(failure: Failure) -> bool:
     """Whether an end may be the doing of what nodes share."""
     return failure.same == OF_A_FILE or outside.of_what_is_shared(failure.error)
 
 
-def waited_for(r: Round, group: GroupMemory, failure: Failure) -> str:
-    """Why a group is started again where it was; empty when it is not for that, or has been for too long."""
+def waited_for(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+    """Why a group is started again where it was; None when it is not for that, or has been for too long."""
     since = _since(r, group, failure)
     if since is None and may_pass(failure) and group.seen is not None and _is_shown(r, group):
         since = group.seen.outside_since
-    return WAITED_FOR if since is not None and not _too_long(r, group, since) else ""
+    waits = since is not None and not _too_long(r, group, since)
+    return Reason.of(Code.SHARED_AWAY) if waits else None
 
 
 def _is_shown(r: Round, group: GroupMemory) -> bool:
@@ -42,18 +40,15 @@ def _is_shown(r: Round, group: GroupMemory) -> bool:
     )
 
 
-def for_too_long(r: Round, group: GroupMemory, failure: Failure) -> str:
-    """Why it is waited for no more; empty while it is, or where that never began."""
+def for_too_long(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+    """Why it is waited for no more; None while it is, or where that never began."""
     since = _since(r, group, failure)
     # while the breaker speaks for it a person was called, or has said what is to be done
     called = breaker.evicting(r) or breaker.in_place(r, failure.kind)
     if since is None or called or not _too_long(r, group, since):
-        return ""
-    who = "every group has ended" if since_it_ends_all(r) is not None else "it has ended"
-    return (
-        f"{who} by what all nodes share for {r.now - since:.0f} s, longer than the "
-        f"{r.spec.torchft.quorum_timeout_ms / 1000:g} s (torchft.quorum_timeout_ms) that the run is to survive without it"
-    )
+        return None
+    every, limit_s = since_it_ends_all(r) is not None, r.spec.torchft.quorum_timeout_ms / 1000
+    return Reason.of(Code.SHARED_TOO_LONG, every=every, seconds=r.now - since, limit_s=limit_s)
 
 
 def _too_long(r: Round, group: GroupMemory, since: float) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from supervisor.core import detect, ending, gpu, ladder
 from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Rung, Verdict
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import PolicySpec
 
@@ -23,8 +24,6 @@ HELD = LIVES | ENDED | {Kind.NODE_LOST, Kind.GPU}
 not finite, or a group slow, is no such thing's doing."""
 
 COUNTED = HELD | {Kind.SILENT}
-
-IN_PLACE = f"{ladder.ONE_CAUSE} (the breaker holds)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +84,10 @@ def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
     return until is not None
 
 
-def in_place(r: Round, kind: Kind) -> str:
-    """Why what has ended is started again where it was while it holds; empty when it is judged as ever."""
+def in_place(r: Round, kind: Kind) -> Reason | None:
+    """Why what has ended is started again where it was while it holds; None when it is judged as ever."""
     again = (tripped(r) and kind in HELD) or (kind in ENDED and _patience(r, kind) is not None)
-    return IN_PLACE if again else ""
+    return Reason.of(Code.BREAKER_HOLDS) if again else None
 
 
 def are_many(r: Round, count: int) -> bool:
@@ -260,12 +259,16 @@ def _fails(group: int, incident: Incident | None, failing: Mapping[int, Failure]
 def _is_restarted(incident: Incident) -> bool:
     """Whether its group was started again in place for it, and does not train yet."""
     acted = incident.decided is not None and incident.rung == Rung.RESTART and incident.kind in COUNTED
-    return acted and not incident.reason.startswith(ladder.ANOTHERS_FAULT)
+    return acted and _code(incident) != Code.ANOTHERS_FAULT
 
 
 def _was_dear(incident: Incident) -> bool:
     """Whether it was not the first restart, or one that no budget would have paid."""
-    return incident.generation_after > incident.generation_before + 1 or incident.reason == IN_PLACE
+    return incident.generation_after > incident.generation_before + 1 or _code(incident) == Code.BREAKER_HOLDS
+
+
+def _code(incident: Incident) -> str:
+    return incident.reason.code if incident.reason is not None else ""
 
 
 def _only_seen(r: Round, incident: Incident | None) -> bool:

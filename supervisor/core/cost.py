@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from supervisor.core.ladder import first_rung
 from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Kind, Rung, Tried
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
 
 KEPT = 8
@@ -60,8 +61,8 @@ def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[str, ...]:
     return (*found, f"waiting, with {others} of {count} groups, which is too few to step: {idle} a second")
 
 
-def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> str:
-    """Why a spare is cheaper than one more restart in place, though that is the ladder's; empty: it is not, or too little is known."""
+def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
+    """Why a spare is cheaper than one more restart in place, though that is the ladder's; None: it is not, or too little is known."""
     policy, tried = r.spec.policy, _tried(r)
     restarts = tried.get("restart", ())
     spare_s = usual_s(tried, "replace")
@@ -71,20 +72,19 @@ def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> str:
         or spare_s is None
         or len(restarts) < HISTORY
     ):
-        return ""
+        return None
     failed = sum(not t.mended for t in restarts)
     if 2 * failed < len(restarts) or not r.next_spare or r.left(Rung.REPLACE, group.group) == 0:
-        return ""
+        return None
     share = failed / len(restarts)
     once_s = (1 - share) * (usual_s(tried, "restart") or 0.0) + share * (usual_s(tried, "restart", mended=False) or 0.0)
     restart_s = once_s + share * spare_s
     if restart_s <= spare_s:
-        return ""
+        return None
     idle = idle_groups(r, group)
-    about = (
-        f"{failed} of the last {len(restarts)} did not mend it, so it costs about {restart_s * idle:.0f} group-seconds"
+    return Reason.of(
+        Code.SPARE_CHEAPER, failed=failed, tries=len(restarts), restart_cost=restart_s * idle, spare_cost=spare_s * idle
     )
-    return f"{about}, a spare {spare_s * idle:.0f}"
 
 
 def usual_wait(r: Round, allocation: AllocationMemory) -> str:

@@ -49,12 +49,14 @@ from supervisor.core.model import (
     Verdict,
 )
 from supervisor.core.placement import place
+from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import resume
 from supervisor.core.round import NEW_A_ROUND, Round, is_rider, trains
 from supervisor.core.seat import seat_lighthouse
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
 from supervisor.core.wind_down import wind_down
+from supervisor.core.words import say
 
 ENDED = ("finished", "stopped", "halted")
 
@@ -342,14 +344,13 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     if tried and incident.kind != Kind.REQUESTED and not in_place:
         cost.note(r, known, mended=False)
-    passed = passed or (
-        "" if earlier else in_vain.elsewhere(r, group, failure) or cost.elsewhere(r, group, incident.kind)
-    )
+    if passed is None and earlier is None:
+        passed = in_vain.elsewhere(r, group, failure) or cost.elsewhere(r, group, incident.kind)
     if fault:
-        choice = ladder.Choice(Rung.STOP, fault, ())
+        choice = ladder.Choice(Rung.STOP, fault)
     else:
         choice = _choice(r, group, failure, incident, at_least, passed, in_place)
-    out = "" if fault or choice.free else left_out.why(r, group, failure, choice)
+    out = None if fault or choice.free else left_out.why(r, group, failure, choice)
     costs = cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
     if shadow.only_observed(r, failure) and choice.rung != Rung.RIDE_THROUGH:
         shadow.observe(r, replace(incident, costs=costs), choice)
@@ -365,15 +366,22 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
 
 
 def _choice(
-    r: Round, group: GroupMemory, failure: Failure, incident: Incident, at_least: Rung, passed: str, in_place: str
+    r: Round,
+    group: GroupMemory,
+    failure: Failure,
+    incident: Incident,
+    at_least: Rung,
+    passed: Reason | None,
+    in_place: Reason | None,
 ) -> ladder.Choice:
     """The rung. `passed`: why another node is to be tried. `in_place`: why none would cure it."""
     kind, known = incident.kind, r.before.incidents.get(incident.id)
-    at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, "")
+    at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, None)
     if kind == Kind.REQUESTED:
-        return ladder.Choice(Rung.RESTART, ladder.WHY_FIRST[Kind.REQUESTED], (), free=True)
+        return ladder.Choice(Rung.RESTART, ladder.why_first(kind, r.spec.policy), free=True)
     if failure.blameless:
-        return ladder.Choice(Rung.RESTART, f"{ladder.ANOTHERS_FAULT}: {failure.evidence[-1]}", (), free=True)
+        why = Reason.of(Code.ANOTHERS_FAULT, evidence=failure.evidence[-1])
+        return ladder.Choice(Rung.RESTART, why, free=True)
     if kind == Kind.ALLOCATION_LOST and nobody_left(r):
         return all_lost(r, group)
     if kind in TAKEN and (successor := r.successor(r.placed_by(group))):
@@ -396,21 +404,23 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
         return  # placing says what is waited for
     if node.failed not in incident.evidence:
         incident = replace(incident, evidence=(*incident.evidence, node.failed)[-8:])
-    given_up = breaker.evicting(r)
-    choice = r.choose(incident.kind, group.group, Rung.REPLACE, node.failed, unpaid=given_up)
+    given_up, failed = breaker.evicting(r), Reason.of(Code.CHECKS_FAILED, evidence=node.failed)
+    choice = r.choose(incident.kind, group.group, Rung.REPLACE, failed, unpaid=given_up)
     choice = replace(choice, free=given_up)
     if choice.rung == Rung.STOP and any(g.phase in ("starting", "running") for g in r.groups.values()):
-        r.wait(f"group {group.group}: {node.failed}: nothing is started there until it passes; {choice.reason}")
+        r.wait(f"group {group.group}: {node.failed}: nothing is started there until it passes; {say(choice.reason)}")
         return  # its agent checks again
     apply(r, group, replace(incident, costs=cost.of(r, group, incident.kind)), choice)
 
 
 def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
     """Its node was leaving and has gone before the group moved: what rung 3 would ask for is asked for already."""
-    asked = f"allocation {successor} was asked for before it went"
     passed = range(ladder.first_rung(incident.kind, r.spec.policy), Rung.REALLOCATE)
-    considered = tuple(f"{Rung(rung).name.lower()}: {asked}" for rung in passed)
-    return ladder.Choice(Rung.REALLOCATE, f"{ladder.WHY_FIRST[incident.kind]}; {asked}", considered, free=True)
+    considered = tuple(
+        Reason.of(Code.ASKED_BEFORE, rung=ladder.name(Rung(rung)), allocation=successor) for rung in passed
+    )
+    why = Reason.of(Code.SUCCEEDED, kind=incident.kind.value, allocation=successor)
+    return ladder.Choice(Rung.REALLOCATE, why, considered, free=True)
 
 
 def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:

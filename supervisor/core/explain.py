@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from supervisor.core.lasted import incident_s, lasted_s
 from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.reason import Code
+from supervisor.core.words import say
 
 DONE = {
     Rung.RIDE_THROUGH: "The others went on without it; nothing was started.",
@@ -24,9 +26,6 @@ OUTSIDE = "The group moved to a spare, and another spare was asked for; no host 
 LEFT = "The group left its node before it was taken away; no host was cordoned and no budget drawn."
 
 MOVED = "The group's processes were started again, on another node; no host was cordoned."
-IN_PLACE = "restart in place: "
-"""Begins the reason, among what was considered, for which a group was started again elsewhere after all."""
-
 
 FRAMES = 6
 """Of a traceback those that are told, the newest; of a number that is not finite the one that found it."""
@@ -55,7 +54,7 @@ def explain(
         *(f"  - {sentence}" for sentence in incident.evidence),
         "",
         *done(incident),
-        *([f"Why: {incident.reason}."] if incident.reason else []),
+        *([f"Why: {say(incident.reason)}."] if incident.reason else []),
         *([f"Started from: {incident.resumed}."] if incident.resumed else []),
     ]
     if waits:
@@ -63,7 +62,7 @@ def explain(
     if incident.trace:
         lines += _trace(incident)
     if incident.considered:
-        lines += ["What else was considered:", *(f"  - {sentence}" for sentence in incident.considered)]
+        lines += ["What else was considered:", *(f"  - {say(why)}" for why in incident.considered)]
     if incident.costs:
         lines += [
             "What each would cost, in lost group-seconds until it steps again:",
@@ -167,6 +166,6 @@ def done(incident: Incident) -> list[str]:
     done = DONE[incident.rung]
     if incident.rung == Rung.REPLACE and (incident.followed or incident.outside or incident.kind == Kind.LEAVING):
         done = FOLLOWED if incident.followed else LEFT if incident.kind == Kind.LEAVING else OUTSIDE
-    elif incident.rung == Rung.RESTART and any(why.startswith(IN_PLACE) for why in incident.considered):
+    elif incident.rung == Rung.RESTART and any(why.code == Code.MOVED for why in incident.considered):
         done = MOVED
     return [f"What was done: {rung}.", f"  {done}"]

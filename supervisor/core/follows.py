@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from supervisor.core.cordons import REPEATED_S
 from supervisor.core.model import Failure, GroupMemory, Kind, Shown
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 WITHIN_S = REPEATED_S
@@ -40,17 +41,16 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
     return replace(failure, evidence=(*failure.evidence, sentence))
 
 
-def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> str:
-    """Why a number that is not finite stops the run; empty: it does not. Each one ends all groups, another host gets the same
+def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
+    """Why a number that is not finite stops the run; None: it does not. Each one ends all groups, another host gets the same
     data, and to leave some of it out is for a person to say. Who has come past that data has shown that it was not the cause: two
     such are no reason yet, three are. A group that was away for some steps comes to its data so much later."""
     if step > earlier.step + r.spec.titan.checkpoint_interval_steps and not earlier.followed:
-        return ""
-    again = ", not for the first time," if earlier.followed else ""
-    return (
-        f"its own numbers were not finite on host {earlier.host} at step {earlier.step}{again} and on {r.host_of(group.node)} at "
-        f"step {step}, those of the others were: it follows the group, so it is its data's or the model's fault"
-    )
+        return None
+    return Reason.of(
+        Code.NUMBERS_FOLLOW, host=earlier.host, step=earlier.step, host_now=r.host_of(group.node), step_now=step,
+        before=earlier.followed,
+    )  # fmt: skip
 
 
 def remember(

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from supervisor.core import detect, shadow
-from supervisor.core.explain import IN_PLACE
-from supervisor.core.ladder import WHY_FIRST, Choice
+from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 AHEAD_S = 10.0
@@ -180,9 +180,9 @@ def off(r: Round, group: GroupMemory, why: str) -> None:
         group, known = shadow.close(r, known), None
     if known is None or known.decided is None:
         incident = r.incident_for(group, Failure(Kind.LEAVING, (why,)), step)
-        incident = r.decide_incident(incident, Choice(Rung.REPLACE, f"{WHY_FIRST[Kind.LEAVING]}: {why}", ()), after)
+        incident = r.decide_incident(incident, Choice(Rung.REPLACE, Reason.of(Code.LEFT_BEFORE, why=why)), after)
     else:
-        note = f"{IN_PLACE}{why}"
+        note = Reason.of(Code.MOVED, why=why)
         passed = known.rung < Rung.REPLACE and note not in known.considered
         considered = (*known.considered, note) if passed else known.considered
         incident = replace(known, generation_after=after, considered=considered)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from supervisor.core import budget as budgets
 from supervisor.core.model import Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, PolicySpec
 
 FIXED: Mapping[Kind, Rung] = {
@@ -17,24 +18,6 @@ FIXED: Mapping[Kind, Rung] = {
 }
 """Kinds whose rung is not for the policy to say."""
 
-WHY_FIRST: Mapping[Kind, str] = {
-    Kind.SILENT: "the quorum goes on without it, and its node still lives",
-    Kind.REQUESTED: "a person asked for it",
-    Kind.LEAVING: "its node is about to be taken away: it is left before",
-    Kind.SAME_ERROR: "the same error comes back wherever it is started: starting it again would end the same way",
-    **{Kind(field.name): field.metadata["reason"] for field in fields(FirstRungSpec)},
-}
-"""Of the default rungs."""
-
-ANOTHERS_FAULT = "another group is the cause"
-"""Begins the reason why a group is started again at no budget."""
-
-ONE_CAUSE = "one cause, not its node's: started again where it was, at no budget"
-"""As ANOTHERS_FAULT: what is away comes back, and another node would not cure it."""
-
-NOTHING_LEFT = "nothing cheaper is left"
-"""Begins the reason of a halt to which budgets have led, and no policy."""
-
 _DEFAULT = FirstRungSpec()
 
 
@@ -43,8 +26,8 @@ class Choice:
     """A rung, why, and each rung that was passed over with the reason."""
 
     rung: Rung
-    reason: str
-    considered: tuple[str, ...]
+    reason: Reason
+    considered: tuple[Reason, ...] = ()
     free: bool = False
     """Draws on no budget: nobody's failure."""
 
@@ -54,11 +37,11 @@ def first_rung(kind: Kind, policy: PolicySpec) -> Rung:
     return FIXED[kind] if kind in FIXED else Rung[getattr(policy.first_rung, kind).upper()]
 
 
-def why_first(kind: Kind, policy: PolicySpec) -> str:
+def why_first(kind: Kind, policy: PolicySpec) -> Reason:
     """The reason for that rung."""
     if kind in FIXED or getattr(policy.first_rung, kind) == getattr(_DEFAULT, kind):
-        return WHY_FIRST[kind]
-    return f"policy.first_rung.{kind} is {getattr(policy.first_rung, kind)}"
+        return Reason.of(Code.FIRST_RUNG, kind=kind.value)
+    return Reason.of(Code.POLICY_RUNG, kind=kind.value, rung=getattr(policy.first_rung, kind))
 
 
 def choose(
@@ -71,44 +54,50 @@ def choose(
     spare: bool,
     of_kind: tuple[float, ...] = (),
     at_least: Rung = Rung.RIDE_THROUGH,
-    passed: str = "",
+    passed: Reason | None = None,
 ) -> Choice:
     """The cheapest rung that this kind may take and that has budget left.
 
     `of_kind`: when this group's failures of this kind were acted on. `at_least` is the rung below which this incident may
-    not go, and `passed` is why (it has tried). A rung is never skipped without a sentence in `considered`.
+    not go, and `passed` is why (it has tried). A rung is never skipped without a reason in `considered`.
     """
     first, why = first_rung(kind, policy), why_first(kind, policy)
     budget = policy.budget
-    considered: list[str] = []
-    considered += [
-        f"{_name(Rung(skipped))}: {passed or 'this incident is past it'}" for skipped in range(first, at_least)
-    ]
+    considered = [_passed(Rung(skipped), passed) for skipped in range(first, at_least)]
     rung = max(first, at_least)
     while rung < Rung.STOP:
         if rung == Rung.RIDE_THROUGH:
             return Choice(rung, why, tuple(considered))
         if rung == first and budgets.of_kind_left(of_kind, policy, kind, now) == 0:
-            limit = f"{policy.kind_budget[kind]} within {budget.window_s:g} s"
-            considered.append(f"{_name(rung)}: budget of {kind} spent ({limit})")
-        elif rung == Rung.REPLACE and not spare:
-            considered.append("replace: no healthy spare node")
-        elif budgets.left(spent, budget, rung, group, now) == 0:
             considered.append(
-                f"{_name(rung)}: budget spent ({budgets.allowed(budget, rung)} within {budget.window_s:g} s)"
-            )
+                Reason.of(
+                    Code.KIND_BUDGET_SPENT, rung=name(rung), kind=kind.value, allowed=policy.kind_budget[kind],
+                    window_s=budget.window_s,
+                )
+            )  # fmt: skip
+        elif rung == Rung.REPLACE and not spare:
+            considered.append(Reason.of(Code.NO_SPARE))
+        elif budgets.left(spent, budget, rung, group, now) == 0:
+            allowed = budgets.allowed(budget, rung)
+            considered.append(Reason.of(Code.BUDGET_SPENT, rung=name(rung), allowed=allowed, window_s=budget.window_s))
         else:
-            return Choice(rung, why if rung == first else f"{why}; {'; '.join(considered)}", tuple(considered))
+            climbed = Reason.of(Code.CLIMBED, first=why, passed=tuple(considered))
+            return Choice(rung, why if rung == first else climbed, tuple(considered))
         rung = Rung(rung + 1)
-    reason = why if first == Rung.STOP else f"{NOTHING_LEFT}: {'; '.join(considered)}"
+    reason = why if first == Rung.STOP else Reason.of(Code.NOTHING_LEFT, passed=tuple(considered))
     return Choice(Rung.STOP, reason, tuple(considered))
 
 
-def in_place(choice: Choice, why: str) -> Choice:
-    """What is done instead of a choice where no node is at fault. `why` begins with ONE_CAUSE."""
-    dearer = (f"{_name(choice.rung)}: nobody leaves its node for that",) if choice.rung > Rung.RESTART else ()
+def in_place(choice: Choice, why: Reason) -> Choice:
+    """What is done instead of a choice where no node is at fault: `why` is one of ONE_CAUSE."""
+    dearer = (Reason.of(Code.NO_NODE_LEFT, rung=name(choice.rung)),) if choice.rung > Rung.RESTART else ()
     return replace(choice, rung=Rung.RESTART, reason=why, considered=(*choice.considered, *dearer), free=True)
 
 
-def _name(rung: Rung) -> str:
+def _passed(rung: Rung, why: Reason | None) -> Reason:
+    return Reason.of(Code.PASSED, rung=name(rung), why=why) if why else Reason.of(Code.PAST_IT, rung=name(rung))
+
+
+def name(rung: Rung) -> str:
+    """As policies and reasons name it."""
     return rung.name.lower()

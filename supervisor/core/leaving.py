@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from supervisor.core import budget as budgets
 from supervisor.core import detect, handover
-from supervisor.core.ladder import WHY_FIRST
 from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
+from supervisor.core.words import say
 
 ASKED_A_ROUND = 15
 """Successors that one round asks for: two operations each, beside what placing costs; a transaction holds 100."""
@@ -158,7 +159,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
         handover.off(r, group, f"node {group.node} is leaving: {why}")
         moved = r.groups[group.group]
         r.act(
-            "move", f"move:{group.group}:{moved.generation}", f"{WHY_FIRST[Kind.LEAVING]} ({why})",
+            "move", f"move:{group.group}:{moved.generation}", f"{say(Reason.of(Code.FIRST_RUNG, kind=Kind.LEAVING.value))} ({why})",
             group=group.group, generation=moved.generation, node=group.node, incident=moved.incident,
         )  # fmt: skip
         return True

@@ -8,44 +8,41 @@ from dataclasses import replace
 
 from supervisor.core import acting, away, breaker, cost, repeat, shadow
 from supervisor.core import budget as budgets
-from supervisor.core.ladder import NOTHING_LEFT, Choice, first_rung
+from supervisor.core.ladder import Choice, first_rung, name
 from supervisor.core.model import Failure, GroupMemory, Incident, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
+from supervisor.core.words import say
 
 
-def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> str:
-    """Why a group is left out from now on; empty when it is not: something else may mend it, or too few would be left to step.
+def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
+    """Why a group is left out from now on; None when it is not: something else may mend it, or too few would be left to step.
     `choice`: what would be done else."""
     if not shadow.trains_beside(r, group) or cost.idle_groups(r, group) > 1:
-        return ""
+        return None
     if away.may_pass(failure) and (too_long := away.for_too_long(r, group, failure)):
         return too_long
     seen = None if away.may_pass(failure) else repeat.again(group, failure.kind)
     if seen is not None and not seen.trained and seen.times >= repeat.TRIED and len(seen.hosts) > 1:
-        return (
-            f"it ended in the same way before its first commit {seen.times} times in a row, on {' and '.join(seen.hosts)}, while others "
-            "train: no other node cures that"
-        )
-    return choice.reason if choice.reason.startswith(NOTHING_LEFT) else ""
+        return Reason.of(Code.NO_NODE_CURES, times=seen.times, hosts=seen.hosts)
+    return choice.reason if choice.reason.code == Code.NOTHING_LEFT else None
 
 
-def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: str, choice: Choice) -> None:
+def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, choice: Choice) -> None:
     """Nothing more is started or asked for. Its node is a spare from now on, unless the failure speaks against it. `choice`: what would be
     done else."""
-    kind, policy, spent = incident.kind, r.spec.policy, reason.startswith(NOTHING_LEFT)
+    kind, policy, spent = incident.kind, r.spec.policy, reason.code == Code.NOTHING_LEFT
     passed = range(first_rung(kind, policy), Rung.STOP)
-    considered = (
-        choice.considered if spent else tuple(f"{Rung(p).name.lower()}: it would end the same way" for p in passed)
-    )
+    considered = choice.considered if spent else tuple(Reason.of(Code.SAME_END, rung=name(Rung(p))) for p in passed)
     after = group.generation + 1
-    choice = Choice(Rung.RIDE_THROUGH, f"{reason}; the others go on without it", considered)
+    choice = Choice(Rung.RIDE_THROUGH, Reason.of(Code.LEFT_OUT, reason=reason), considered)
     incident = r.decide_incident(incident, choice, after)
     r.act(
-        "ride_through", f"leave_out:{group.group}:{after}", choice.reason, group=group.group, generation=after, node=group.node,
+        "ride_through", f"leave_out:{group.group}:{after}", say(choice.reason), group=group.group, generation=after, node=group.node,
         rung=choice.rung, incident=incident.id,
     )  # fmt: skip
     if spent and not incident.followed:
-        acting.give_up_node(r, group, incident, choice.reason)
+        acting.give_up_node(r, group, incident, say(choice.reason))
     r.set_group(
         replace(
             group, phase="fencing", node="", host="", old_node=group.node, generation=after, since=r.now, left_out=reason,
@@ -56,9 +53,9 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: str, cho
 def sentence(group: GroupMemory) -> str:
     """That it is left out, and what a person can do."""
     again = f"supervisor restart {group.group} tries it once more"
-    if group.left_out.startswith(NOTHING_LEFT):
+    if group.left_out is not None and group.left_out.code == Code.NOTHING_LEFT:
         again = f"it is tried again once a budget has one left, or at once by supervisor restart {group.group}"
-    return f"group {group.group} is left out: {group.left_out}; {again} (incident {group.incident})"
+    return f"group {group.group} is left out: {say(group.left_out)}; {again} (incident {group.incident})"
 
 
 def stays_out(r: Round, group: GroupMemory) -> bool:
@@ -78,24 +75,24 @@ def stays_out(r: Round, group: GroupMemory) -> bool:
 
 
 def _anew(group: GroupMemory) -> GroupMemory:
-    return replace(group, left_out="", seen=None, oom_at=None, oom_host="", restarts_here=(), shown=(), attempts=0)
+    return replace(group, left_out=None, seen=None, oom_at=None, oom_host="", restarts_here=(), shown=(), attempts=0)
 
 
 def _tried_again(r: Round, group: GroupMemory) -> bool:
     """Whether a budget had one left for who was left out for want of that."""
     incident = r.incidents.get(group.incident)
-    if incident is None or not group.left_out.startswith(NOTHING_LEFT):
+    if incident is None or group.left_out is None or group.left_out.code != Code.NOTHING_LEFT:
         return False
     if breaker.tripped(r) or r.observed.store_stable_s < r.spec.policy.node_lease_s:
         return False
     if r.before.groups[group.group].phase == "fencing":
         r.look_again(r.now)  # what this round says of its generation is to hold
         return False
-    choice = r.choose(incident.kind, group.group, Rung.REPLACE, "it was left out, as all budgets were spent")
+    choice = r.choose(incident.kind, group.group, Rung.REPLACE, Reason.of(Code.BUDGET_BACK))
     if choice.rung == Rung.STOP:
         return False
     acting.apply(r, _anew(group), incident, choice)
     wanted = sum(a.state == "wanted" for a in r.allocations.values())
     if choice.rung == Rung.REPLACE and wanted < r.spec.allocation.nodes + r.spec.allocation.spares:
-        r.acquire(f"incident {incident.id}: {choice.reason}", rung=choice.rung)  # for the spare that it takes
+        r.acquire(f"incident {incident.id}: {say(choice.reason)}", rung=choice.rung)  # for the spare that it takes
     return True

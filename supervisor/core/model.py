@@ -8,6 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import Literal
 
 from supervisor.core.measured import NOTHING, Measured
+from supervisor.core.reason import Reason
 
 
 class Rung(IntEnum):
@@ -472,8 +473,8 @@ class GroupMemory:
     """Where that was."""
     shown: tuple[Shown, ...] = ()
     """The newest of each kind that may follow it to another host."""
-    left_out: str = ""
-    """Why it is not started again until a person asks for it; empty: it is."""
+    left_out: Reason | None = None
+    """Why it is not started again until a person asks for it, or a budget has one left. None: it is."""
 
     def waits_for_long(self, now: float, for_s: float) -> bool:
         """Whether it has had no node for so many seconds: its allocation may take hours, nobody waits for it any more in a
@@ -524,10 +525,10 @@ class Incident:
     rung: Rung
     generation_before: int
     generation_after: int
-    reason: str
-    """Why this rung."""
+    reason: Reason | None
+    """Why this rung. None: none was decided on."""
     evidence: tuple[str, ...]
-    considered: tuple[str, ...] = ()
+    considered: tuple[Reason, ...] = ()
     """What else could have been done, and why it was not."""
     costs: tuple[str, ...] = ()
     """What each thing that could be done would cost, in lost group-seconds until it steps again, when it was decided."""
@@ -595,7 +596,8 @@ class Memory:
     decisions: int = 0
     """How many decisions changed this memory: names each of them."""
     phase: Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"] = "new"
-    halt_reason: str = ""
+    halt_reason: Reason | None = None
+    """None: it is not halted."""
     stop_at_step: int | None = None
     stop_by: float | None = None
     """When groups that have not ended after that step are ended, on the run clock. None: the run is not stopping."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from supervisor.core import left_out
 from supervisor.core.model import HELD_HANG, Decision, GroupMemory, Incident, Memory, Rung
+from supervisor.core.words import say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def _of_incident(run: str, incident: Incident) -> Notice:
     done = "is halted, a person has to look" if rung == Rung.STOP else "asks for another allocation"
     text = (
         f"run {run} {done}: incident {incident.id}, group {incident.group} on node {incident.node or '-'}: {incident.kind.value}: "
-        f"{incident.reason}; more: supervisor explain {incident.id} --run {run}"
+        f"{say(incident.reason)}; more: supervisor explain {incident.id} --run {run}"
     )
     return Notice(
         about=f"{incident.id}-{rung.value}", run=run, text=text, incident=incident.id, kind=incident.kind.value,

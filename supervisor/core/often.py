@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from supervisor.core.cordons import OF_THE_PROGRAM, REPEATED_S
 from supervisor.core.model import GroupMemory, Incident, Kind
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 WINDOWS = 2
@@ -27,16 +28,16 @@ def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
     return replace(group, restarts_here=(*before, r.now)[-KEPT:], restarts_host=host)
 
 
-def here(r: Round, group: GroupMemory, kind: Kind) -> str:
-    """Why the group leaves its host: the many failures there within a day. Empty: there are none, or others have them too."""
+def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
+    """Why the group leaves its host: the many failures there within a day. None: there are none, or others have them too."""
     host = r.host_of(group.node)
     times = _lately(r, group)
     if kind in OF_THE_PROGRAM or group.restarts_host != host or times < WINDOWS * r.spec.policy.budget.restart:
-        return ""
+        return None
     others = (g for g in r.groups.values() if g.group != group.group and g.restarts_host != host)
     if any(_lately(r, g) >= OTHERS_ALIKE for g in others):
-        return ""
-    return f"it was started again {times} times within a day on {host}, and no other group so often"
+        return None
+    return Reason.of(Code.OFTEN_HERE, times=times, host=host)
 
 
 def hold(r: Round, group: GroupMemory, incident: Incident) -> None:

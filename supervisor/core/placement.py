@@ -9,7 +9,9 @@ from supervisor.core import breaker, cost, detect, handover, left_out, on_disk, 
 from supervisor.core import budget as budgets
 from supervisor.core.leaving import leaving_allocations
 from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung, Verdict
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAX_GIVEN_BACK, Round
+from supervisor.core.words import say
 
 SHOWN = 5
 """Nodes that are named each: one cause may make thousands unfit."""
@@ -103,7 +105,8 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
     unfit = list(r.unfit().values())
     why += f"; {len(unfit)} more are there, {unfit[0]}" if unfit else ""
-    r.halt(f"{len(free)} nodes for {len(unplaced)} groups (at least {r.spec.groups.min_groups}): {why}", None)
+    least = r.spec.groups.min_groups
+    r.halt(Reason.of(Code.TOO_FEW_NODES, free=len(free), groups=len(unplaced), least=least, why=why), None)
     return False
 
 
@@ -183,7 +186,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
     r.act(
         "start" if group.node else "place",
         f"start:{group.group}:{generation}",
-        incident.reason if incident is not None else "the run starts",
+        say(incident.reason) if incident is not None else "the run starts",
         group=group.group,
         generation=generation,
         node=node,
@@ -243,15 +246,15 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         if refused:
             why = f"the engine refused allocation {refused[0].key}{r.engines_word(refused[0].key)}"
         if not any(_may_train(r, g) for g in r.groups.values()):
-            r.halt(f"group {group.group} has no node, and {why}", incident)
+            r.halt(Reason.of(Code.NO_NODE, group=group.group, why=why), incident)
         else:
             again = f"supervisor restart {group.group} asks once more"
             r.wait(f"group {group.group}: no node, and {why}: fewer groups go on; {again}")
         return
     # The spare that rung 2 counted on has gone in the meantime.
     if incident is not None and incident.rung < Rung.REALLOCATE:
-        note = f"replace: of the spare, {r.ill[last[0]]}" if last else "replace: the spare is gone"
-        reason = f"{incident.reason}; {note}"
+        note = Reason.of(Code.SPARE_ILL, why=r.ill[last[0]]) if last else Reason.of(Code.SPARE_GONE)
+        reason = Reason.of(Code.AND, reason=incident.reason, note=note)
         incident = replace(
             incident, rung=Rung.REALLOCATE, reason=reason, considered=(*incident.considered, note), decided=r.now
         )

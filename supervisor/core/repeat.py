@@ -14,6 +14,7 @@ from dataclasses import replace
 from supervisor.core import away, breaker, errors, numerics, often, outside, shadow
 from supervisor.core import budget as budgets
 from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import TIMES, Round
 
 TRIED = 3
@@ -25,8 +26,6 @@ NOBODYS = (
     Kind.STRAGGLER, Kind.GPU,
 )  # fmt: skip
 """Ends that say nothing of the program: what was seen before them is not over."""
-
-EVERYWHERE = "every group ended with the same error: starting them again would end the same way"
 
 
 def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankView, ...]) -> GroupMemory:
@@ -88,35 +87,34 @@ def again(group: GroupMemory, kind: Kind) -> Seen | None:
     return seen if kind in (Kind.ERROR, Kind.CRASH, Kind.OOM) else None
 
 
-def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> str:
-    """Why no machine is to blame; empty when one may be."""
+def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+    """Why no machine is to blame; None when one may be."""
     if away.may_pass(failure):
         others = away.since_it_ends_all(r) is None and shadow.trains_beside(r, group)
-        return "" if others else away.for_too_long(r, group, failure)
+        return None if others else away.for_too_long(r, group, failure)
     if failure.misconfigured and group.resume == "disk":
-        return f"no machine can train group {group.group} with this run file"  # beside others it is left out like any that cannot start
+        return Reason.of(
+            Code.MISCONFIGURED, group=group.group
+        )  # beside others it is left out like any that cannot start
     if _everywhere(r, group, failure):
-        return EVERYWHERE
+        return Reason.of(Code.SAME_EVERYWHERE)
     if of_many := next((said for said in failure.evidence if said.startswith(numerics.THE_MODELS)), ""):
-        return f"{of_many}: the model or its data is at fault, and no machine"
+        return Reason.of(Code.MODELS_NUMBERS, evidence=of_many)
     seen = again(group, failure.kind)
     if seen is None:
-        return ""
+        return None
     # A device, a file or a library of the node's own raises the same error again and again too.
     hosts = _hosts(r, seen, failure)
     if len(hosts) < 2 and (failure.kind != Kind.ERROR or errors.of_the_machine(failure.error)):
-        return ""
+        return None
     if shadow.trains_beside(r, group) or (not seen.trained and _others_are_held(r, group)):
-        return ""  # the same program trains there, or does when what is held is over
-    where = "in every group" if len(hosts) > len(seen.hosts) else f"on {' and '.join(seen.hosts)}"
+        return None  # the same program trains there, or does when what is held is over
+    where = () if len(hosts) > len(seen.hosts) else seen.hosts
     if seen.trained and failure.kind == Kind.ERROR:
-        return f"it resumed, and ended with the same error at the same step {seen.step} again ({where})"
+        return Reason.of(Code.SAME_STEP_AGAIN, step=seen.step, hosts=where)
     if seen.times < TRIED:
-        return ""
-    return (
-        f"it ended in the same way {when(seen)} {seen.times} times in a row ({where}): "
-        "the program's or its configuration's fault"
-    )
+        return None
+    return Reason.of(Code.SAME_END_AGAIN, step=seen.step if seen.trained else -1, times=seen.times, hosts=where)
 
 
 def _everywhere(r: Round, group: GroupMemory, failure: Failure) -> bool:
@@ -159,23 +157,23 @@ def _hosts(r: Round, seen: Seen, failure: Failure) -> set[str]:
     return {host for g in _there(r) if g.seen is not None for host in g.seen.hosts}
 
 
-def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> str:
-    """Why another node is to be tried before this one again, if a spare is there and paid for; else empty."""
+def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
+    """Why another node is to be tried before this one again, if a spare is there and paid for; else None."""
     budget = r.spec.policy.budget
     left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
     if not r.next_spare or not all(left):
-        return ""  # then the ladder says why
+        return None  # then the ladder says why
     lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
     if failure.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
-        return f"killed for memory twice within {budget.window_s:g} s on {group.oom_host}"
+        return Reason.of(Code.OOM_TWICE, window_s=budget.window_s, host=group.oom_host)
     if not failure.outside and (why := often.here(r, group, failure.kind)):
         return why
     seen = again(group, failure.kind)
     if seen is None or len(seen.hosts) > 1 or outside.of_what_is_shared(failure.error):
-        return ""
+        return None
     if seen.trained and failure.kind == Kind.ERROR and not errors.of_the_machine(failure.error):
-        return ""  # where it had gone well until then the node is not suspect
-    return f"it ended in the same way {seen.times} times in a row on {seen.hosts[0]}"
+        return None  # where it had gone well until then the node is not suspect
+    return Reason.of(Code.SAME_END_HERE, times=seen.times, host=seen.hosts[0])
 
 
 def as_the_programs(failure: Failure) -> Failure:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from supervisor.core.model import Checkpoint, GroupMemory, Incident, Memory
+from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 
 GENERATIONS = 1000
@@ -49,6 +50,4 @@ def restored(memory: Memory, groups: int, checkpoint: Checkpoint | None, on_disk
 
 def closed(incident: Incident) -> Incident:
     """An incident that was open when the backup was made: nobody knows how it ended."""
-    return replace(
-        incident, state="halted", considered=(*incident.considered, "the state was restored from a backup meanwhile")
-    )
+    return replace(incident, state="halted", considered=(*incident.considered, Reason.of(Code.RESTORED)))

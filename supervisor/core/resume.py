@@ -22,7 +22,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
     return replace(
         memory,
         phase="new",
-        halt_reason="",
+        halt_reason=None,
         stop_at_step=None,
         stop_by=None,
         handover_at_step=None,
@@ -55,7 +55,7 @@ def resume(r: Round) -> None:
         r.spent, r.spent_by_kind, r.cordons = {}, {}, {}
         r.rest.update(
             phase="resuming",
-            halt_reason="",
+            halt_reason=None,
             stop_at_step=None,
             stop_by=None,
             handover_at_step=None,

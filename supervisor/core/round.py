@@ -26,7 +26,9 @@ from supervisor.core.model import (
     Rung,
     Suspicion,
 )
+from supervisor.core.reason import Reason
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import say
 
 MAX_CHANGES = 15
 """Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission, what is
@@ -374,7 +376,7 @@ class Round:
                 rung=first_rung(failure.kind, self.spec.policy),
                 generation_before=group.generation,
                 generation_after=group.generation,
-                reason="",
+                reason=None,
                 evidence=failure.evidence,
                 opened=self.now,
                 step_before=step,
@@ -405,7 +407,13 @@ class Round:
         return decided
 
     def choose(
-        self, kind: Kind, group: int, at_least: Rung = Rung.RIDE_THROUGH, passed: str = "", *, unpaid: bool = False
+        self,
+        kind: Kind,
+        group: int,
+        at_least: Rung = Rung.RIDE_THROUGH,
+        passed: Reason | None = None,
+        *,
+        unpaid: bool = False,
     ) -> Choice:
         """The rung for a failure, as the ladder has it. `unpaid`: whatever the budgets have left."""
         of_kind = self.spent_by_kind.get(budgets.kind_scope(kind, group), ())
@@ -484,7 +492,7 @@ class Round:
             about = f"host {host} is not to blame for it ({held}): {why}"
             self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", about)
 
-    def halt(self, reason: str, incident: Incident | None) -> None:
+    def halt(self, reason: Reason, incident: Incident | None) -> None:
         """Rung 4: drain what still runs, then stop, and say why."""
         if self.phase not in ("new", "running"):
             return
@@ -492,7 +500,7 @@ class Round:
         self.act(
             "halt",
             f"halt:{self.spec.name}",
-            reason,
+            say(reason),
             rung=Rung.STOP,
             incident=incident.id if incident is not None else "",
         )

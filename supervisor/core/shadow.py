@@ -12,6 +12,7 @@ from supervisor.core import detect, ending, gpu
 from supervisor.core.ladder import Choice
 from supervisor.core.model import PLANNED, Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.round import Round
+from supervisor.core.words import say
 
 BY_WORD = frozenset({Kind.NUMERICS, Kind.GPU})
 """What shows these may pass before they are over: the other groups have started again, a driver says no more of it."""
@@ -93,7 +94,7 @@ def observe(r: Round, incident: Incident, choice: Choice) -> None:
         r.set_incident(incident)
         key = f"observe:{incident.id}:{incident.kind.value}"
         about = {"group": incident.group, "node": incident.node, "rung": choice.rung, "incident": incident.id}
-        r.act("observe", key, f"would {_words(choice)}: {choice.reason}", **about)
+        r.act("observe", key, f"would {_words(choice)}: {say(choice.reason)}", **about)
     r.wait(f"group {incident.group}: {incident.evidence[0]}; would {_words(choice)}, but the policy is only to observe")
 
 

@@ -12,6 +12,7 @@ from supervisor.core import follows
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, Rung, SlowSince
 from supervisor.core.round import Round, trains
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import say
 
 DIFFERENCE_S = 0.02
 """Below this a factor says nothing: steps of a few milliseconds differ by noise."""
@@ -186,7 +187,7 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
     elif not any(trains(g, r.incidents) for g in others):
         r.wait(f"{about}: no other group trains that it can heal from")
     elif (choice := r.choose(Kind.STRAGGLER, group.group)).rung not in ACTS:
-        r.wait(f"{about}: {'; '.join(choice.considered)}")
+        r.wait(f"{about}: {'; '.join(say(why) for why in choice.considered)}")
     else:
         took_s = r.now - since.since
         evidence = (slow.evidence, f"so for {took_s:.0f} s and {slow.step - since.step} steps")

@@ -11,6 +11,7 @@ from rich.text import Text
 from supervisor.core import explain
 from supervisor.core.lasted import incident_s
 from supervisor.core.model import Incident
+from supervisor.core.words import say
 from supervisor.shell.cordons import failure
 from supervisor.shell.page.terminal import lasted
 from supervisor.shell.status import GroupStatus, NodeStatus, RunStatus
@@ -142,7 +143,7 @@ def incidents(
     lines = [head]
     for line, i in zip(others, found, strict=True):
         rung = f"rung {i.rung.value} {i.rung.name.lower()}" + (" (shadow)" if i.shadow else "")
-        told = f"{rung}, generation {i.generation_before} -> {i.generation_after}: {i.reason}"
+        told = f"{rung}, generation {i.generation_before} -> {i.generation_after}: {say(i.reason)}"
         if i.decided is None and not i.shadow:
             told = explain.not_done(i) or told
         lines += [line, Text(f"    {told}")]

@@ -7,7 +7,7 @@ import difflib
 import math
 from collections.abc import Collection
 
-from supervisor.core import ladder
+from supervisor.core import ladder, words
 from supervisor.core.model import PLANNED, Kind
 from supervisor.core.spec import FirstRungSpec, PolicySpec
 
@@ -53,7 +53,7 @@ def fixed(where: str, name: str) -> str:
     if where != "policy.first_rung." or name not in ladder.FIXED:
         return ""
     kind = Kind(name)
-    return f"{name} is always {ladder.FIXED[kind].name.lower()}: {ladder.WHY_FIRST[kind]}"
+    return f"{name} is always {ladder.FIXED[kind].name.lower()}: {words.WHY_FIRST[kind]}"
 
 
 def _kind(key: str, kind: str) -> list[str]:

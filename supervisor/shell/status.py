@@ -12,6 +12,7 @@ from supervisor.core import budget as budgets
 from supervisor.core.cordons import barred
 from supervisor.core.model import Memory, Observed, Rung
 from supervisor.core.round import Round
+from supervisor.core.words import say
 from supervisor.ports.errors import PortError
 from supervisor.shell import accounts, client, clocks, cordons, views, waiting
 from supervisor.shell.audit import audit
@@ -178,7 +179,7 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
         run=spec.name,
         phase=memory.phase,
         paused=observed.control.paused,
-        halt_reason=memory.halt_reason,
+        halt_reason=say(memory.halt_reason),
         leader=f"{leader_record.host}:{leader_record.pid}" if leader_record is not None else "",
         epoch=views.epochs_before(mirror) + term.create_revision if term is not None else 0,
         step=max((g.step for g in groups), default=0) or account(mirror, spec.name).step,

@@ -21,6 +21,7 @@ from supervisor.core.decide import decide
 from supervisor.core.explain import explain, named, started
 from supervisor.core.lasted import lasted_s
 from supervisor.core.model import Action, Incident, Kind
+from supervisor.core.words import say
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs
 from supervisor.shell.mirror import Mirror
@@ -375,7 +376,7 @@ def _state(decided: Decided, told: Why) -> str:
     now = _then(decided, told)
     assert now is not None  # one without an action of it is here for what it changed
     if now.state == "acting" and now.decided is not None and abs(now.decided - decided.clock) < SAME_S:
-        return f"decided: {named(now.rung)}: {now.reason}"
+        return f"decided: {named(now.rung)}: {say(now.reason)}"
     if now.state != "acting" or now.acted is None:
         kind = f", as {now.kind.value}" if now.state == "open" else ""
         return "; ".join((f"{now.state}{kind}", *decided.waits))

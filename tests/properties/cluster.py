@@ -15,10 +15,9 @@ from typing import Any, Literal
 
 from supervisor.core import budget as budgets
 from supervisor.core import gpu, invariants
-from supervisor.core.all_lost import EVERYTHING_GONE, GONE_AGAIN
 from supervisor.core.decide import decide
 from supervisor.core.detect import GATE_ETCD_SILENCE_S
-from supervisor.core.ladder import ONE_CAUSE, first_rung
+from supervisor.core.ladder import first_rung
 from supervisor.core.model import (
     Checkpoint,
     ControlView,
@@ -33,7 +32,9 @@ from supervisor.core.model import (
     RankView,
     Rung,
 )
+from supervisor.core.reason import ONE_CAUSE
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec, SlurmSpec
+from supervisor.core.words import say
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell import cordons, projection, views
 from supervisor.shell.mirror import Mirror
@@ -871,7 +872,7 @@ class Cluster:
             asks = (f"supervisor restart {group} asks once more", f"supervisor restart {group} tries it once more")
             if any(one in wait for one in asks for wait in waits):
                 self._restart(group)
-        if self.memory.phase == "halted" and "refused" in self.memory.halt_reason:
+        if self.memory.phase == "halted" and "refused" in say(self.memory.halt_reason):
             self.control = replace(self.control, resumes=self.memory.resumes_done + 1, because="a person looked")
 
     # --- the supervisor ---
@@ -1067,7 +1068,7 @@ class Cluster:
             if i.decided == self.now
             and i.rung in (Rung.RESTART, Rung.REPLACE)
             and i.kind not in (Kind.REQUESTED, Kind.LEAVING)
-            and not i.reason.startswith(ONE_CAUSE)
+            and not (i.reason is not None and i.reason.code in ONE_CAUSE)
         ]
         acquired = [a for a in decision.actions if a.verb == "acquire"]
         drawn += ["reallocate" for a in acquired if a.rung == Rung.REALLOCATE]
@@ -1077,7 +1078,7 @@ class Cluster:
         for action in acquired:
             # A run of which nothing is left is begun again, which is no failure to budget.
             leaving = action.reason.startswith("allocation ")
-            again = any(said in action.reason for said in (EVERYTHING_GONE, GONE_AGAIN))
+            again = "every allocation of the run is gone" in action.reason
             free = ("the run starts" in action.reason, again, "a person" in action.reason)
             spare = action.reason.startswith("in the place of spare ")
             if spare:
@@ -1102,7 +1103,7 @@ class Cluster:
                 continue
             for passed in range(first_rung(incident.kind, self.spec.policy), incident.rung):
                 name = Rung(passed).name.lower()
-                if not any(sentence.startswith(f"{name}: ") for sentence in incident.considered):
+                if not any(say(why).startswith(f"{name}: ") for why in incident.considered):
                     self.broken.append(f"rung: {incident.id} ({incident.kind}) is at {incident.rung!r}, {name} skipped")
 
     def healthy(self) -> bool:
@@ -1129,7 +1130,7 @@ class Cluster:
             for g, m in self.memory.groups.items()
         }
         waits = self.decided[-1][2].waits if self.decided else ()
-        return f"{self.memory.phase} {self.memory.halt_reason}; {groups}; incidents {list(self.memory.incidents.values())}; waits {waits}"
+        return f"{self.memory.phase} {say(self.memory.halt_reason)}; {groups}; incidents {list(self.memory.incidents.values())}; waits {waits}"
 
 
 def _mirror(records: dict[str, bytes]) -> Mirror:

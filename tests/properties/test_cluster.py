@@ -17,6 +17,7 @@ from supervisor.core import wind_down
 from supervisor.core.decide import decide
 from supervisor.core.model import Kind
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import say
 from supervisor.wire import keys
 from tests.properties import cluster
 from tests.properties.cluster import Cluster
@@ -198,7 +199,7 @@ def test_a_bug_of_the_program_halts_the_run_and_costs_no_node(seed: int, groups:
     c.bug_at, c.bug = c.newest + ahead, bug
     assert c.until(lambda: c.memory.phase == "halted", 400), c.state()
     assert not c.broken, c.broken[:3]
-    assert bug in c.memory.halt_reason
+    assert bug in say(c.memory.halt_reason)
     halting = [i for _, _, d in c.decided for i in d.incidents if i.state == "halted" and i.kind == Kind.SAME_ERROR]
     assert halting, c.state()
     assert c.memory.cordons == {}
@@ -284,7 +285,7 @@ def test_an_engine_that_refuses_is_not_asked_again_and_again(seed: int, plan: Pl
     c.run(100)
     assert len(c.memory.allocations) == asked, "nothing happened any more, and still it is asked"
     if c.memory.phase == "halted":
-        assert "no quota" in c.memory.halt_reason
+        assert "no quota" in say(c.memory.halt_reason)
     c.heal()
     c.helpful = True
     again = c.until(c.healthy, 400)

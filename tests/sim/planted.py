@@ -13,16 +13,18 @@ from agents import reconcile
 from agents.gate_state import GateState, Verdict
 from agents.names import Name, TrainerName
 from fault_injection.sim.faults import Fault
-from supervisor.core import acting, budget, decide, detect, ending, invariants, ladder, seat
+from supervisor.core import acting, budget, decide, detect, ending, invariants, seat
 from supervisor.core import round as rounds
 from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Lighthouse, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import BudgetSpec, PolicySpec
 from supervisor.ports.store import Expect
 from supervisor.shell import loop, projection
 from supervisor.shell.store.election import Leadership
 from supervisor.wire.records import NodeDesired, ProcessRecord, TrainerDesired
+from tests.helpers.reasons import codes
 
 
 def budget_off_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -323,8 +325,8 @@ def nothing_is_dearer(patch: pytest.MonkeyPatch) -> None:
 
     def choose(kind: Kind, group: int, policy: PolicySpec, **more: Any) -> Choice:
         found = right(kind, group, policy, **more)
-        if Rung.RESTART < found.rung < Rung.STOP and "budget spent" in found.reason:
-            return Choice(Rung.STOP, f"{ladder.NOTHING_LEFT}: {'; '.join(found.considered)}", found.considered)
+        if Rung.RESTART < found.rung < Rung.STOP and Code.BUDGET_SPENT in codes(found.reason):
+            return Choice(Rung.STOP, Reason.of(Code.NOTHING_LEFT, passed=found.considered), found.considered)
         return found
 
     patch.setattr(rounds, "choose", choose)

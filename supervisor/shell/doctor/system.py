@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from supervisor.core.model import Memory
+from supervisor.core.words import say
 from supervisor.shell import notify, standing, status, views
 from supervisor.shell.audit import audit
 from supervisor.shell.doctor import timeouts
@@ -37,7 +38,7 @@ def examine(mirror: Mirror) -> Iterator[Finding]:
             continue
         if memory.halt_reason:
             yield bad(
-                f"run {name} is halted: {memory.halt_reason}",
+                f"run {name} is halted: {say(memory.halt_reason)}",
                 f'supervisor incidents --run {name}; once it is mended: supervisor resume {name} --because "..."',
             )
         if memory.phase not in ENDED:

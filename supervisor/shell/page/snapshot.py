@@ -12,6 +12,7 @@ from supervisor.core import explain, ledger, unsaved
 from supervisor.core.lasted import incident_s, lasted_s, wall_clock
 from supervisor.core.model import Incident, Kind, Memory, Rung
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import said, say
 from supervisor.shell import client, status, views
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.page import attention
@@ -238,9 +239,9 @@ def _incident(
         "node": i.node,
         "shadow": i.shadow,
         "did": " ".join(sentence.strip() for sentence in explain.done(i)),
-        "why": i.reason,
+        "why": say(i.reason),
         "seen": list(i.evidence),
-        "considered": list(i.considered),
+        "considered": list(said(i.considered)),
         "costs": list(i.costs),
         "generations": [i.generation_before, i.generation_after],
         "step": i.step_before,

@@ -9,6 +9,7 @@ from supervisor.core.detect import node_verdict, ranks_of
 from supervisor.core.model import GroupMemory, Observed, RankView, Verdict
 from supervisor.core.spec import RunSpec
 from supervisor.core.straggler import stragglers
+from supervisor.core.words import say
 
 LETTERS: Mapping[str, str] = {
     "e": "ended",
@@ -65,7 +66,7 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
     if group.phase == "finished":
         return _all(spec, "e", "")
     if group.phase not in ("starting", "running"):
-        return _all(spec, "d" if group.incident else "w", group.left_out or _WAITS_FOR[group.phase])
+        return _all(spec, "d" if group.incident else "w", say(group.left_out) or _WAITS_FOR[group.phase])
     verdict, why = node_verdict(group.node, group, observed, spec)
     if verdict != Verdict.HEALTHY:
         return _all(spec, "d" if verdict == Verdict.DEAD else "u", why)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core import away, breaker
+from supervisor.core import breaker
 from supervisor.core.model import Rung
 from supervisor.core.notice import Notice, due
+from supervisor.core.reason import Code
 from supervisor.core.round import Round
+from tests.helpers.reasons import codes
 from tests.unit.core.test_one_cause import (
     EIO,
     Ends,
@@ -56,7 +58,7 @@ def test_what_the_breaker_holds_is_not_halted_for_how_long_it_takes() -> None:
     before = homes(w)
     play(w, 2 * SURVIVES_S, no_store)
     assert w.memory.phase == "running"
-    assert {w.incidents[g.incident].reason for g in w.memory.groups.values()} == {breaker.IN_PLACE}
+    assert codes(*(w.incidents[g.incident].reason for g in w.memory.groups.values())) == {Code.BREAKER_HOLDS}
     nobody_was_moved(w, before)
     play(w, 2 * w.spec.policy.backoff_max_s)
     assert all_train(w)
@@ -108,7 +110,7 @@ def test_some_whose_server_is_away_try_one_other_node_each_and_wait(ends: Ends) 
     assert (w.memory.phase, told) == ("running", [])
     assert len(w.memory.spent["replace"]) == len(THREE)
     assert "reallocate" not in w.memory.spent
-    assert {w.incidents[w.group(g).incident].reason for g in THREE} == {away.WAITED_FOR}
+    assert codes(*(w.incidents[w.group(g).incident].reason for g in THREE)) == {Code.SHARED_AWAY}
     assert [g.generation for g in w.memory.groups.values()][3:] == [1] * 9
     assert (w.memory.cordons, w.suspicions) == ({}, []), "it follows the groups"
     give(w, 2 * w.spec.policy.backoff_max_s)
@@ -119,7 +121,9 @@ def test_some_whose_server_stays_away_are_left_out() -> None:
     w = short_lived()
     told = give(w, 2 * SURVIVES_S, no_store, THREE)
     assert [bool(g.left_out) for g in w.memory.groups.values()] == [True] * 3 + [False] * 9
-    assert "longer than the 400 s (torchft.quorum_timeout_ms)" in w.group(0).left_out
+    out = w.group(0).left_out
+    assert out is not None
+    assert (out.code, out.about["limit_s"]) == (Code.SHARED_TOO_LONG, 400.0)
     assert sorted(notice.group for notice in told) == [*THREE]
     assert w.memory.phase == "running"
     for group in (3, 4):

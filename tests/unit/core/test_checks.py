@@ -9,6 +9,9 @@ import pytest
 from supervisor.core import invariants
 from supervisor.core.cordons import REPEATED_S, freeable, repeated
 from supervisor.core.model import CordonView, Kind, Rung, Suspicion
+from supervisor.core.reason import Code, Reason
+from supervisor.core.words import say
+from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 
 FAILED = "its checks failed on node n1 (before its first rank): disk: 0.1 MB/s: below 1 MB/s"
@@ -180,7 +183,8 @@ def test_a_run_that_is_halted_for_them_says_so() -> None:
     w.round()
     w.round(w.spec.policy.allocation_timeout_s + 1.0)
     assert w.memory.phase == "stopping"
-    assert f"1 more are there, node n1 is given no group: {FAILED}" in w.memory.halt_reason
+    assert codes(w.memory.halt_reason) == {Code.TOO_FEW_NODES}
+    assert f"1 more are there, node n1 is given no group: {FAILED}" in say(w.memory.halt_reason)
 
 
 # --- failed where a group is to be started again ---
@@ -205,7 +209,8 @@ def test_a_restart_in_place_becomes_a_replacement_when_its_node_has_failed_its_c
     assert "start" not in [a.verb for a in decision.actions]
     assert (w.incident.rung, w.incident.kind) == (Rung.REPLACE, Kind.CRASH)
     assert FAILED in w.incident.evidence
-    assert f"restart: {FAILED}" in w.incident.considered
+    failed = Reason.of(Code.CHECKS_FAILED, evidence=FAILED)
+    assert Reason.of(Code.PASSED, rung="restart", why=failed) in w.incident.considered
     w.recover(0)
     assert w.group().node == "n3"
     assert [s.host for s in w.suspicions] == ["n1"]

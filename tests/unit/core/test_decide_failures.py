@@ -10,6 +10,9 @@ import pytest
 
 from supervisor.core.detect import ENGINE_AWAY_S, ENGINE_WORD_S
 from supervisor.core.model import ControlView, Kind, Rung
+from supervisor.core.reason import Code, Reason
+from supervisor.core.words import say
+from tests.helpers.reasons import codes, spent
 from tests.unit.core.world import HOST, World
 
 
@@ -304,8 +307,8 @@ def test_a_spent_budget_climbs_and_says_so() -> None:
     w.crash(0)
     w.round()
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.REPLACE)
-    assert w.incident.considered == ("restart: budget spent (1 within 3600 s)",)
-    assert "budget spent" in w.incident.reason
+    assert w.incident.considered == (spent("restart"),)
+    assert Code.BUDGET_SPENT in codes(w.incident.reason)
     assert w.memory.cordons == {"n1": "incident i2: crash"}
 
 
@@ -328,11 +331,11 @@ def test_the_whole_ladder_in_one_incident() -> None:
     assert rungs == [Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE]
     assert w.incident.id == "i1"
     assert (w.incident.rung, w.incident.state) == (Rung.STOP, "halted")
-    assert "restart: budget spent (1 within 3600 s)" in w.incident.considered
-    assert "replace: budget spent (1 within 3600 s)" in w.incident.considered
-    assert "reallocate: budget spent (1 within 3600 s)" in w.incident.considered
-    assert "nothing cheaper is left" in w.memory.halt_reason
-    assert "rank 0 was ended by SIGSEGV (signal 11)" in w.memory.halt_reason
+    assert spent("restart") in w.incident.considered
+    assert spent("replace") in w.incident.considered
+    assert spent("reallocate") in w.incident.considered
+    assert Code.NOTHING_LEFT in codes(w.memory.halt_reason)
+    assert "rank 0 was ended by SIGSEGV (signal 11)" in say(w.memory.halt_reason)
 
 
 def test_no_spare_climbs_to_a_new_allocation() -> None:
@@ -340,7 +343,7 @@ def test_no_spare_climbs_to_a_new_allocation() -> None:
     lose_node(w)
     assert w.verbs() == ["cordon", "release", "acquire"]
     assert w.incident.rung == Rung.REALLOCATE
-    assert w.incident.considered == ("replace: no healthy spare node",)
+    assert w.incident.considered == (Reason.of(Code.NO_SPARE),)
     assert w.memory.allocations["run-a3"].exclude == ("n1",)
     w.admit(0)
     assert w.verbs() == ["fence"]
@@ -401,7 +404,7 @@ def test_a_spare_that_vanished_after_the_decision_is_replaced_by_an_allocation()
     w.grant(4, "gone", reason="preempted")
     w.admit(0)
     assert w.verbs() == ["fence", "release", "acquire"]
-    assert (w.incident.rung, w.incident.considered) == (Rung.REALLOCATE, ("replace: the spare is gone",))
+    assert (w.incident.rung, w.incident.considered) == (Rung.REALLOCATE, (Reason.of(Code.SPARE_GONE),))
     assert len(w.memory.spent["reallocate"]) == 1
 
 
@@ -600,7 +603,7 @@ def test_the_same_error_at_the_same_step_in_every_group_halts() -> None:
         w.fail(group, 1, "ValueError: bad data", step=40)
     w.round()
     assert (w.incident.kind, w.incident.rung, w.incident.state) == (Kind.SAME_ERROR, Rung.STOP, "halted")
-    assert "every group ended with the same error" in w.memory.halt_reason
+    assert Code.SAME_EVERYWHERE in codes(w.memory.halt_reason)
     w.round()
     assert w.memory.phase == "halted"
     assert {a.state for a in w.memory.allocations.values()} == {"released"}

@@ -9,6 +9,9 @@ import pytest
 from supervisor.core.decide import decide
 from supervisor.core.detect import ENGINE_AWAY_S
 from supervisor.core.model import Checkpoint, Kind
+from supervisor.core.reason import Code
+from supervisor.core.words import say
+from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 
 
@@ -100,7 +103,7 @@ def test_fewer_nodes_in_time_than_may_step_halts_with_the_reason() -> None:
     w.grant(2)  # granted, and its node never comes
     w.round()
     assert w.verbs(after=61.0)[-1] == "halt"
-    assert "1 nodes for 2 groups (at least 2)" in w.memory.halt_reason
+    assert codes(w.memory.halt_reason) == {Code.TOO_FEW_NODES}
     w.round()
     w.round()
     assert w.memory.phase == "halted"
@@ -115,7 +118,7 @@ def test_an_engine_that_refuses_halts_the_run_with_its_reason() -> None:
     w.grant(1, "refused", reason="no such partition")
     w.grant(2, "refused", reason="no such partition")
     assert w.verbs() == ["halt"]
-    assert "the engine refused: no such partition" in w.memory.halt_reason
+    assert "the engine refused: no such partition" in say(w.memory.halt_reason)
     w.round()
     assert w.memory.phase == "halted"
 

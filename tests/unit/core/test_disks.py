@@ -10,6 +10,7 @@ from supervisor.core import budget as budgets
 from supervisor.core import disks
 from supervisor.core.explain import explain
 from supervisor.core.model import Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
@@ -67,7 +68,7 @@ def test_where_it_is_the_only_one_another_allocation_is_asked_for_and_why_is_sai
     tell(w, "n3")
     lose(w, 0)
     assert w.incident.rung == Rung.REALLOCATE
-    assert "replace: no healthy spare node" in w.incident.considered
+    assert Reason.of(Code.NO_SPARE) in w.incident.considered
     w.admit(0)
     w.round()
     w.round()
@@ -182,7 +183,8 @@ def test_one_that_fails_there_is_started_on_the_spare_at_the_budget_of_a_restart
     assert "move" in w.verbs()
     assert (w.incident.kind, w.incident.rung) == (Kind.ERROR, Rung.RESTART)
     assert w.incident.evidence == ("rank 0 exited with code 1", f"on its node: {FULL}")
-    assert f"restart in place: nothing can be written on node {node} now: {FULL}" in w.incident.considered
+    why = f"nothing can be written on node {node} now: {FULL}"
+    assert Reason.of(Code.MOVED, why=why) in w.incident.considered
     w.recover(1)
     assert w.group(1).node == "n3"
     assert "  The group's processes were started again, on another node; no host was cordoned." in explain(w.incident)

@@ -8,6 +8,8 @@ import pytest
 
 from supervisor.core.explain import DONE, done, explain
 from supervisor.core.model import Confidence, Incident, Kind, Rung
+from supervisor.core.reason import Code, Reason
+from tests.helpers.reasons import spent
 
 INCIDENT = Incident(
     id="i7",
@@ -17,9 +19,9 @@ INCIDENT = Incident(
     rung=Rung.REPLACE,
     generation_before=2,
     generation_after=3,
-    reason="a process ended",
+    reason=Reason.of(Code.TEXT, text="a process ended"),
     evidence=("rank 0 was ended by SIGSEGV (signal 11)", "once more"),
-    considered=("restart: budget spent (3 within 3600 s)",),
+    considered=(spent("restart", 3),),
     state="recovered",
     opened=100.0,
     decided=100.5,
@@ -30,7 +32,7 @@ INCIDENT = Incident(
 FRESH = replace(
     INCIDENT,
     node="",
-    reason="",
+    reason=None,
     considered=(),
     generation_after=2,
     state="open",

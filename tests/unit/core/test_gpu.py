@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.core import gpu
 from supervisor.core.model import Confidence, GpuFact, Kind, NodeView, Rung, StuckView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import GroupsSpec
 from tests.unit.core.world import World
 
@@ -250,7 +251,7 @@ def test_why_a_node_is_given_no_group_is_said() -> None:
     tell(w, xid(w, 79))
     w.round()
     assert w.incident.rung == Rung.REALLOCATE
-    assert "replace: no healthy spare node" in w.incident.considered
+    assert Reason.of(Code.NO_SPARE) in w.incident.considered
     w.admit(1)
     w.round()
     w.round()

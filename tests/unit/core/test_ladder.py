@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core.ladder import FIXED, WHY_FIRST, Choice, choose, first_rung
+from supervisor.core.ladder import FIXED, Choice, choose, first_rung
 from supervisor.core.model import Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import BudgetSpec, FirstRungSpec, PolicySpec
+from supervisor.core.words import WHY_FIRST
+from tests.helpers.reasons import codes, passed, spent
 from tests.unit.core.world import World
 
 BUDGET = BudgetSpec(restart=1, replace=1, reallocate=1, window_s=100.0)
@@ -55,77 +58,83 @@ def test_every_kind_has_a_first_rung_and_a_reason() -> None:
 )
 def test_the_kind_picks_the_first_rung(kind: Kind, rung: Rung) -> None:
     choice = pick(kind)
-    assert choice == Choice(rung, WHY_FIRST[kind], ())
+    assert choice == Choice(rung, Reason.of(Code.FIRST_RUNG, kind=kind.value))
 
 
 @pytest.mark.parametrize(
     ("spent", "spare", "rung", "considered"),
     [
         ((), True, Rung.RESTART, ()),
-        (("restart:0",), True, Rung.REPLACE, ("restart: budget spent (1 within 100 s)",)),
+        (("restart:0",), True, Rung.REPLACE, (spent("restart", 1, 100.0),)),
         (
             ("restart:0",),
             False,
             Rung.REALLOCATE,
-            ("restart: budget spent (1 within 100 s)", "replace: no healthy spare node"),
+            (spent("restart", 1, 100.0), Reason.of(Code.NO_SPARE)),
         ),
         (
             ("restart:0", "replace"),
             True,
             Rung.REALLOCATE,
-            ("restart: budget spent (1 within 100 s)", "replace: budget spent (1 within 100 s)"),
+            (spent("restart", 1, 100.0), spent("replace", 1, 100.0)),
         ),
         (
             ("restart:0", "replace", "reallocate"),
             True,
             Rung.STOP,
             (
-                "restart: budget spent (1 within 100 s)",
-                "replace: budget spent (1 within 100 s)",
-                "reallocate: budget spent (1 within 100 s)",
+                spent("restart", 1, 100.0),
+                spent("replace", 1, 100.0),
+                spent("reallocate", 1, 100.0),
             ),
         ),
         (("restart:1",), True, Rung.RESTART, ()),
     ],
 )
-def test_a_crash_climbs(spent: tuple[str, ...], spare: bool, rung: Rung, considered: tuple[str, ...]) -> None:
+def test_a_crash_climbs(spent: tuple[str, ...], spare: bool, rung: Rung, considered: tuple[Reason, ...]) -> None:
     choice = pick(Kind.CRASH, spent=spent, spare=spare)
     assert (choice.rung, choice.considered) == (rung, considered)
-    for sentence in considered:
-        assert sentence in choice.reason
+    assert codes(*considered) <= codes(choice.reason)
 
 
 @pytest.mark.parametrize(
     ("kind", "at_least"),
     [(kind, at_least) for kind in Kind for at_least in (Rung.RESTART, Rung.REPLACE, Rung.REALLOCATE)],
 )
-def test_a_rung_is_never_skipped_without_a_sentence(kind: Kind, at_least: Rung) -> None:
+def test_a_rung_is_never_skipped_without_a_reason(kind: Kind, at_least: Rung) -> None:
     """Also those that this incident has tried before."""
     choice = pick(kind, at_least=at_least, spent=("replace",))
     assert choice.rung >= max(first_rung(kind, POLICY), at_least)
-    for passed in range(first_rung(kind, POLICY), choice.rung):
-        name = Rung(passed).name.lower()
-        assert any(s.startswith(f"{name}: ") for s in choice.considered), f"{name} is passed over without a word"
+    assert passed(choice.considered) == [Rung(r).name.lower() for r in range(first_rung(kind, POLICY), choice.rung)]
 
 
 def test_the_same_error_never_looks_at_budgets() -> None:
     assert pick(Kind.SAME_ERROR, spent=("restart:0", "replace", "reallocate"), spare=False).considered == ()
 
 
+def by_policy(kind: str, rung: str) -> Reason:
+    return Reason.of(Code.POLICY_RUNG, kind=kind, rung=rung)
+
+
 def test_the_policy_says_where_a_kind_begins() -> None:
     policy = replace(POLICY, first_rung=FirstRungSpec(crash="replace", node_lost="stop"))
-    assert pick(Kind.CRASH, policy=policy) == Choice(Rung.REPLACE, "policy.first_rung.crash is replace", ())
+    assert pick(Kind.CRASH, policy=policy) == Choice(Rung.REPLACE, by_policy("crash", "replace"))
     assert pick(Kind.OOM, policy=policy).rung == Rung.RESTART
-    assert pick(Kind.NODE_LOST, policy=policy) == Choice(Rung.STOP, "policy.first_rung.node_lost is stop", ())
+    assert pick(Kind.NODE_LOST, policy=policy) == Choice(Rung.STOP, by_policy("node_lost", "stop"))
     climbs = pick(Kind.CRASH, policy=policy, spare=False)
-    assert climbs.reason == "policy.first_rung.crash is replace; replace: no healthy spare node"
+    no_spare = Reason.of(Code.NO_SPARE)
+    assert climbs.reason == Reason.of(Code.CLIMBED, first=by_policy("crash", "replace"), passed=(no_spare,))
+
+
+def of_kind(allowed: int, window_s: float) -> Reason:
+    return Reason.of(Code.KIND_BUDGET_SPENT, rung="restart", kind="crash", allowed=allowed, window_s=window_s)
 
 
 def test_a_kind_may_have_a_budget_of_its_own() -> None:
     policy = replace(POLICY, kind_budget={"crash": 2})
     assert pick(Kind.CRASH, policy=policy, of_kind=(0.0,)).rung == Rung.RESTART
-    spent = pick(Kind.CRASH, policy=policy, of_kind=(0.0, 0.5))
-    assert (spent.rung, spent.considered) == (Rung.REPLACE, ("restart: budget of crash spent (2 within 100 s)",))
+    climbs = pick(Kind.CRASH, policy=policy, of_kind=(0.0, 0.5))
+    assert (climbs.rung, climbs.considered) == (Rung.REPLACE, (of_kind(2, 100.0),))
     assert pick(Kind.CRASH, policy=policy, of_kind=(-99.5, 0.5)).rung == Rung.RESTART, "one is forgotten"
     assert pick(Kind.ERROR, policy=policy, of_kind=(0.0, 0.5)).rung == Rung.RESTART
 
@@ -135,7 +144,7 @@ def possible(kind: Kind) -> tuple[str, ...]:
 
 
 @given(st.data())
-def test_whatever_the_policy_no_rung_is_skipped_without_a_sentence(data: st.DataObject) -> None:
+def test_whatever_the_policy_no_rung_is_skipped_without_a_reason(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([kind for kind in Kind if kind not in FIXED]))
     rung = data.draw(st.sampled_from(possible(kind)))
     policy = replace(POLICY, first_rung=FirstRungSpec(**{kind.value: rung}))  # type: ignore[arg-type]
@@ -148,8 +157,7 @@ def test_whatever_the_policy_no_rung_is_skipped_without_a_sentence(data: st.Data
         spare=data.draw(st.booleans()),
         at_least=data.draw(st.sampled_from([r for r in Rung if r < Rung.STOP])),
     )
-    names = [sentence.split(":", 1)[0] for sentence in choice.considered]
-    assert names == [Rung(r).name.lower() for r in range(Rung[rung.upper()], choice.rung)]
+    assert passed(choice.considered) == [Rung(r).name.lower() for r in range(Rung[rung.upper()], choice.rung)]
     assert choice.reason
 
 
@@ -164,7 +172,7 @@ def test_a_kinds_budget_and_pause_are_the_groups_own() -> None:
     w.crash(0)
     w.round(1.0)
     assert w.incident.rung == Rung.REPLACE
-    assert "restart: budget of crash spent (1 within 3600 s)" in w.incident.considered
+    assert of_kind(1, 3600.0) in w.incident.considered
     assert w.group(0).not_before == w.now + 7.0, "the second in a row"
     w.crash(1)
     w.round(1.0)

@@ -9,6 +9,7 @@ import pytest
 from supervisor.core import invariants
 from supervisor.core.leaving import SUCCESSORS_A_NODE
 from supervisor.core.model import Kind, Rung, StuckView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, SlurmSpec
 from tests.unit.core.world import World
 
@@ -243,7 +244,7 @@ def test_a_leaving_node_that_goes_first_is_no_suspect_and_its_successor_counts()
     w.hear(0, "gone")
     assert w.verbs() == ["release"]
     assert (w.incident.kind, w.incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
-    assert "allocation run-a3 was asked for before it went" in w.incident.reason
+    assert w.incident.reason == Reason.of(Code.SUCCEEDED, kind=w.incident.kind.value, allocation="run-a3")
     assert (w.memory.spent, w.memory.cordons) == ({}, {})
     w.bring(3)
     follow(w, 0)

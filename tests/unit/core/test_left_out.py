@@ -8,8 +8,10 @@ import pytest
 
 from supervisor.core.model import ControlView, CordonView, Kind, Rung, StuckView
 from supervisor.core.notice import due
+from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 from supervisor.core.spec import FirstRungSpec
+from tests.helpers.reasons import codes
 from tests.unit.core.world import World, replace
 
 BUG = "ValueError: no shard 7"
@@ -56,7 +58,7 @@ def left_out(w: World) -> World:
 def test_the_others_go_on_without_it_and_nothing_more_is_spent() -> None:
     w = left_out(begun())
     group = w.group(0)
-    assert "before its first commit 3 times in a row, on n1 and n3, while others train" in group.left_out
+    assert group.left_out == Reason.of(Code.NO_NODE_CURES, times=3, hosts=("n1", "n3"))
     assert (w.incident.state, w.incident.rung, w.incident.followed) == ("acting", Rung.RIDE_THROUGH, True)
     spent = w.memory.spent
     assert (len(spent["restart:0"]), len(spent["replace"]), "reallocate" in spent) == (2, 1, False)
@@ -120,7 +122,7 @@ def test_a_person_who_asks_for_it_begins_anew() -> None:
     w.round(1.0)
     w.recover(0, step=9000)
     group = w.group(0)
-    assert (group.phase, group.left_out, group.seen, group.generation) == ("running", "", None, generation)
+    assert (group.phase, group.left_out, group.seen, group.generation) == ("running", None, None, generation)
     assert w.incident.state == "recovered"
     assert w.memory.restarts_done == {0: 1}
 
@@ -152,7 +154,7 @@ def test_not_when_it_had_committed_a_step() -> None:
     w = begun(groups=3)
     for n in range(5):
         ends(w, step=30 + n, commits=2)
-        assert w.group(0).left_out == ""
+        assert w.group(0).left_out is None
         starts(w)
 
 
@@ -160,7 +162,7 @@ def test_not_what_may_pass() -> None:
     w = begun()
     for _ in range(5):
         ends(w, "ConnectionError: Couldn't reach the store")
-        assert w.group(0).left_out == ""
+        assert w.group(0).left_out is None
         starts(w)
 
 
@@ -169,7 +171,7 @@ def test_not_where_it_is_only_observed() -> None:
     for _ in range(4):
         w.fail(0, 1, BUG, step=0, commits=0)
         w.round(61.0)
-    assert w.group(0).left_out == ""
+    assert w.group(0).left_out is None
 
 
 def test_the_run_is_over_when_the_others_have_finished() -> None:
@@ -221,7 +223,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_it() -> None:
 
 def test_a_run_that_is_resumed_or_restored_starts_it_too() -> None:
     w = left_out(begun())
-    assert fresh_start(w.memory, w.now, 1000).groups[0].left_out == ""
+    assert fresh_start(w.memory, w.now, 1000).groups[0].left_out is None
     w.admit(0)
     for _ in range(2):
         w.fail(1, 1, BUG, step=20000, commits=3)
@@ -233,7 +235,7 @@ def test_a_run_that_is_resumed_or_restored_starts_it_too() -> None:
     assert w.memory.phase == "halted"
     w.control = ControlView(resumes=1, because="the shard is mended")
     w.round(1.0)
-    assert [g.left_out for g in w.memory.groups.values()] == ["", ""]
+    assert [g.left_out for g in w.memory.groups.values()] == [None, None]
 
 
 def test_when_the_run_halts_in_the_same_round_that_alone_is_told() -> None:
@@ -295,7 +297,12 @@ def test_what_ends_all_the_others_stops_the_run_and_costs_no_node(signal: int) -
             if w.memory.phase == "running":
                 w.start_again(group)
     assert w.memory.phase == "stopping"
-    assert "every group" in w.memory.halt_reason
+    assert codes(w.memory.halt_reason) & {
+        Code.SAME_EVERYWHERE,
+        Code.SAME_END_AGAIN,
+        Code.SHARED_TOO_LONG,
+        Code.SAME_STEP_AGAIN,
+    }
     assert (len(w.memory.spent["replace"]), w.memory.cordons) == (spent, {})
 
 

@@ -9,8 +9,10 @@ import pytest
 from supervisor.core.detect import ENGINE_WORD_S
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Kind, Rung, SpikeView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAX_CHANGES
 from supervisor.core.spec import FirstRungSpec, TitanSpec
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 ERROR = "NotFinite: loss is nan at step 51"
@@ -133,7 +135,7 @@ def test_where_all_groups_computed_it_it_is_the_models_fault(w: World, words: tu
     judged(w)
     w.round(1.0)
     assert w.memory.phase in ("stopping", "halted")
-    assert ERROR in w.memory.halt_reason
+    assert ERROR in say(w.memory.halt_reason)
     assert w.memory.cordons == {}
 
 
@@ -161,9 +163,8 @@ def test_the_same_group_at_the_same_data_on_another_host_is_the_models_or_the_da
     assert w.memory.phase in ("stopping", "halted")
     halting = next(i for i in w.incidents.values() if i.kind == Kind.SAME_ERROR)
     assert (halting.group, halting.rung, halting.state) == (1, Rung.STOP, "halted")
-    assert halting.reason == (
-        f"its own numbers were not finite on host n2 at step 50 and on n4 at step {again_at}, those of the others were: "
-        "it follows the group, so it is its data's or the model's fault"
+    assert halting.reason == Reason.of(
+        Code.NUMBERS_FOLLOW, host="n2", step=50, host_now="n4", step_now=again_at, before=False
     )
     assert any("its hardware is suspect" in e for e in halting.evidence), "with all that was seen"
     assert (w.memory.cordons, w.suspicions) == ({}, []), "neither host is to blame"
@@ -181,7 +182,8 @@ def test_one_that_has_come_past_it_goes_on_and_no_host_is_to_blame_until_the_thi
     spoils(w, 1, third_at)
     assert w.memory.phase in ("stopping", "halted")
     halting = next(i for i in w.incidents.values() if i.kind == Kind.SAME_ERROR)
-    assert f"at step {again_at}, not for the first time, and on " in halting.reason
+    assert halting.reason is not None
+    assert (halting.reason.about["step"], halting.reason.about["before"]) == (again_at, True)
 
 
 def test_not_so_in_another_group_nor_after_a_day(w: World) -> None:

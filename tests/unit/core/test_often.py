@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisor.core.model import Kind, Rung
+from supervisor.core.reason import Code, Reason
 from tests.unit.core.world import World
 
 SELDOM_S = 22 * 60.0
@@ -28,7 +29,10 @@ def test_the_seventh_within_a_day_leaves_the_host_and_is_held_against_it() -> No
     w.crash(1)
     decision = w.round()
     assert w.incident.rung == Rung.REPLACE
-    assert any(f"6 times within a day on {node}, and no other" in said for said in w.incident.considered)
+    assert (
+        Reason.of(Code.PASSED, rung="restart", why=Reason.of(Code.OFTEN_HERE, times=6, host=node))
+        in w.incident.considered
+    )
     assert [s.host for s in decision.suspicions] == [node]
     assert node in w.memory.cordons
 

@@ -10,6 +10,7 @@ import pytest
 from supervisor.core import breaker
 from supervisor.core.model import Kind, Rung, StuckView
 from supervisor.core.notice import due
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
@@ -114,7 +115,7 @@ def test_it_says_what_is_held_and_why() -> None:
     assert "breaker: 12 of 12 groups do not train (12 error): one cause, not so many nodes" in w.waits()
     assert "supervisor resume run --because" in w.waits()
     assert EIO in w.waits()
-    held = [i for i in w.incidents.values() if i.reason == breaker.IN_PLACE]
+    held = [i for i in w.incidents.values() if i.reason == Reason.of(Code.BREAKER_HOLDS)]
     assert len(held) == 12
     said = breaker.sentence(Round(w.observed(), w.spec, w.memory))
     assert said.startswith("breaker: 12 of 12 groups do not train (12 error): one cause"), "as status has it"
@@ -217,7 +218,10 @@ def test_what_a_program_does_to_every_group_stops_the_run_and_costs_no_node(ends
     before = homes(w)
     play(w, 600.0, ends)
     assert w.memory.phase == "stopping"
-    assert "3 times in a row (in every group): the program's or its configuration's fault" in w.memory.halt_reason
+    halt = w.memory.halt_reason
+    assert halt is not None
+    again = halt.about["reason"]
+    assert (again.code, again.about["times"], again.about["hosts"]) == (Code.SAME_END_AGAIN, 3, ())
     assert w.memory.breaker_since is None
     assert (homes(w), w.memory.cordons, w.suspicions) == (before, {}, [])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model import Rung
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 WORDS = "QOSMaxJobsPerUserLimit"
@@ -67,7 +68,7 @@ def test_with_nothing_left_that_trains_it_halts_with_the_engines_words() -> None
     assert w.memory.phase == "running", "the store was away: nodes may be there"
     w.stable = 1e6
     w.round()
-    assert w.memory.halt_reason == f"group 0 has no node, and the engine refused allocation run-a2: {WORDS}"
+    assert say(w.memory.halt_reason) == f"group 0 has no node, and the engine refused allocation run-a2: {WORDS}"
     w.round()
     assert w.memory.phase == "halted"
 
@@ -117,7 +118,7 @@ def test_at_the_start_a_refusal_that_leaves_too_few_halts_at_once() -> None:
     w.grant(3, "refused", reason=WORDS)
     w.round()
     w.round()
-    assert w.memory.halt_reason == f"0 nodes for 3 groups (at least 3): the engine refused: {WORDS}"
+    assert say(w.memory.halt_reason) == f"0 nodes for 3 groups (at least 3): the engine refused: {WORDS}"
 
 
 def test_at_the_start_those_that_can_come_are_waited_for() -> None:

@@ -8,12 +8,25 @@ import pytest
 
 from supervisor.core.ending import MISCONFIGURED_EXIT, PEERS_GONE_EXIT
 from supervisor.core.model import ControlView, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
+from supervisor.core.words import say
+from tests.helpers.reasons import codes
 from tests.unit.core.world import World, replace
 
 BUG = "ValueError: bad batch at 0x7f10"
 SAME_BUG = "ValueError: bad batch at 0x55aa"
 DEVICE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+TWICE_HERE = Reason.of(Code.PASSED, rung="restart", why=Reason.of(Code.SAME_END_HERE, times=2, host="n1"))
+
+
+def why_halted(w: World) -> Reason:
+    assert w.memory.halt_reason is not None
+    why = w.memory.halt_reason.about["reason"]
+    assert isinstance(why, Reason)
+    return why
 
 
 def trains(groups: int = 1, **about: Any) -> World:
@@ -49,8 +62,8 @@ def test_a_lone_group_that_ends_at_the_same_step_again_is_the_programs_fault() -
     fails(w, SAME_BUG)
     assert outcome(w) == STOPPED
     assert "the same at step 20 2 times in a row, on n1" in w.incident.evidence
-    assert "ended with the same error at the same step 20 again (on n1)" in w.memory.halt_reason
-    assert SAME_BUG in w.memory.halt_reason
+    assert why_halted(w) == Reason.of(Code.SAME_STEP_AGAIN, step=20, hosts=("n1",))
+    assert SAME_BUG in say(w.memory.halt_reason)
     assert w.memory.spent == {"restart:0": w.memory.spent["restart:0"]}, "one restart is all that was spent"
 
 
@@ -125,7 +138,7 @@ def test_what_a_device_may_cause_is_tried_elsewhere_first() -> None:
     assert fails(w, DEVICE) == Rung.RESTART
     w.recover(step=10)
     assert fails(w, DEVICE) == Rung.REPLACE
-    assert w.incident.considered == ("restart: it ended in the same way 2 times in a row on n1",)
+    assert w.incident.considered == (TWICE_HERE,)
     w.recover(step=10)
     assert w.group().node == "n2"
     fails(w, DEVICE)
@@ -157,7 +170,7 @@ def test_a_start_that_fails_in_place_and_elsewhere_is_the_programs_fault() -> No
     fails(w, step=0, commits=0)
     assert outcome(w) == STOPPED
     assert "the same before its first commit 3 times in a row, on n1 and n2" in w.incident.evidence
-    assert "before its first commit 3 times in a row (on n1 and n2)" in w.memory.halt_reason
+    assert why_halted(w) == Reason.of(Code.SAME_END_AGAIN, step=-1, times=3, hosts=("n1", "n2"))
     assert sorted(w.memory.spent) == ["replace", "restart:0"]
 
 
@@ -205,7 +218,7 @@ def test_while_another_group_trains_the_run_is_not_halted() -> None:
         w.commit(1, step=30)
         assert fails(w, step=0, commits=0) != Rung.STOP
     assert w.memory.phase == "running"
-    assert "restart: it ended in the same way 2 times in a row on n1" in w.incident.considered
+    assert TWICE_HERE in w.incident.considered
 
 
 def test_a_segfault_at_every_start_is_the_programs_too_but_only_on_two_nodes() -> None:
@@ -233,7 +246,7 @@ def test_a_segfault_at_the_same_step_stops_at_the_third_and_on_another_node() ->
         assert w.incident.rung == rung
         if rung != Rung.STOP:
             w.recover(step=10)
-    assert "ended in the same way at step 20 3 times in a row (on n1 and n2)" in w.memory.halt_reason
+    assert why_halted(w) == Reason.of(Code.SAME_END_AGAIN, step=20, times=3, hosts=("n1", "n2"))
 
 
 def test_a_pause_does_not_count_one_end_twice() -> None:
@@ -285,7 +298,7 @@ def test_in_every_group_addresses_do_not_make_it_another() -> None:
     w.fail(1, 1, SAME_BUG, step=40)
     w.round()
     assert outcome(w) == STOPPED
-    assert w.incident.reason.startswith("every group ended with the same error")
+    assert w.incident.reason == Reason.of(Code.SAME_EVERYWHERE)
 
 
 def end_all(w: World, error: str, step: int = 40, commits: int = 1) -> None:
@@ -349,7 +362,7 @@ def test_a_store_that_is_away_for_ten_minutes_stops_nothing_and_costs_no_node() 
     assert {w.group(g).node for g in (0, 1)} == {"n1", "n2"}
     assert w.memory.cordons == {}
     assert sorted(w.memory.spent) == ["restart:0"], "but for the first, which came before the other group's was seen"
-    assert "which no other node cures" in w.incidents[w.group(1).incident].reason
+    assert w.incidents[w.group(1).incident].reason == Reason.of(Code.SHARED_AWAY)
     for group in (0, 1):
         w.recover(group, step=41)
     assert w.memory.incidents == {}
@@ -369,7 +382,8 @@ def test_one_that_is_away_for_longer_than_the_run_is_to_survive_stops_it_with_th
     assert w.now >= began + longest_s
     halted = next(i for i in w.incidents.values() if i.state == "halted")
     assert (halted.kind, halted.rung, halted.error) == (Kind.SAME_ERROR, Rung.STOP, AWAY)
-    assert "longer than the 1800 s (torchft.quorum_timeout_ms)" in w.memory.halt_reason
+    why = why_halted(w)
+    assert (why.code, why.about["limit_s"]) == (Code.SHARED_TOO_LONG, 1800.0)
     assert sorted(w.memory.spent) == ["restart:0"]
 
 
@@ -511,10 +525,10 @@ def test_the_second_kill_for_memory_on_a_node_moves_the_group() -> None:
     w = trains(groups=2)
     assert killed(w, 20) == Rung.RESTART
     assert w.incident.kind == Kind.OOM
-    assert "with the same memory it may end the same way" in w.incident.reason
+    assert w.incident.reason == Reason.of(Code.FIRST_RUNG, kind="oom")
     w.recover(step=30)
     assert killed(w, 50) == Rung.REPLACE
-    assert w.incident.considered == ("restart: killed for memory twice within 3600 s on n1",)
+    assert codes(*w.incident.considered) == {Code.PASSED, Code.OOM_TWICE}
     w.recover(step=60)
     w.bring(4)
     assert w.round(61.0).memory.groups[0].node == "n3"
@@ -579,8 +593,8 @@ def test_a_group_that_no_machine_can_train_halts_the_run_at_once_and_holds_no_ho
     w.round()
     misconfigured(w, 1)
     assert outcome(w) == STOPPED
-    assert "no machine can train group 1 with this run file" in w.memory.halt_reason
-    assert "NoData: group 1 gets no document of /data" in w.memory.halt_reason
+    assert why_halted(w) == Reason.of(Code.MISCONFIGURED, group=1)
+    assert "NoData: group 1 gets no document of /data" in say(w.memory.halt_reason)
     assert (w.memory.spent, w.memory.cordons, w.suspicions) == ({}, {}, [])
 
 

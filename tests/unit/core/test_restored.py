@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.model import Checkpoint, Incident, Lighthouse, Memory
+from supervisor.core.reason import Code
 from supervisor.core.restored import DECISIONS, GENERATIONS, closed, restored
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT
@@ -80,7 +81,7 @@ def test_a_run_that_was_being_ended_is_ended(reason: str, end: str) -> None:
 def test_an_open_incident_is_closed_and_says_why() -> None:
     after: Incident = closed(INCIDENT)
     assert after.state == "halted"
-    assert "restored from a backup" in after.considered[-1]
+    assert after.considered[-1].code == Code.RESTORED
     assert after.considered[:-1] == INCIDENT.considered
 
 

@@ -43,7 +43,7 @@ def test_it_starts_again_from_its_checkpoint_above_all_generations_with_full_bud
     w.cordon("n1")
     w.control = ControlView(resumes=1, because="mended")
     w.round()
-    assert (w.memory.phase, w.memory.halt_reason, w.memory.spent) == ("new", "", {})
+    assert (w.memory.phase, w.memory.halt_reason, w.memory.spent) == ("new", None, {})
     assert w.memory.cordons == {}, "else a run on a fixed set of nodes could not go on"
     assert "lighthouse" in [a.verb for a in w.round().actions]
     assert w.memory.lighthouse.generation == 2

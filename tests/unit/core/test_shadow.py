@@ -9,6 +9,7 @@ import pytest
 from supervisor.core.detect import ENGINE_WORD_S
 from supervisor.core.explain import explain
 from supervisor.core.model import GpuFact, Kind, Rung, StuckView
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 STUCK = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
@@ -275,7 +276,7 @@ def test_it_does_not_show_that_the_program_trains() -> None:
         if n == 0:
             w.start_again(1)
     assert w.memory.phase == "stopping"
-    assert "at the same step 52 again" in w.memory.halt_reason
+    assert "at the same step 52 again" in say(w.memory.halt_reason)
 
 
 def test_a_run_of_which_the_others_have_finished_is_over() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.model import Grant
+from supervisor.core.words import say
 from tests.unit.core.world import World
 
 
@@ -148,7 +149,7 @@ def test_nodes_that_never_register_end_in_a_halt_when_nobody_trains() -> None:
                 w.grant(int(key.removeprefix("run-a")))
         w.round(100.0)
     assert w.memory.phase == "halted"
-    assert "the budget for new allocations is spent" in w.memory.halt_reason
+    assert "the budget for new allocations is spent" in say(w.memory.halt_reason)
     assert len(w.memory.allocations) == 1 + 3
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 
 from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.notice import due
+from supervisor.core.reason import Code, Reason
+from supervisor.core.words import say
+from tests.helpers.reasons import spent
 from tests.unit.core.world import World, replace
 
-SPENT = "nothing cheaper is left: reallocate: budget spent (1 within 3600 s)"
+SPENT = Reason.of(Code.NOTHING_LEFT, passed=(spent("reallocate"),))
+
+
+def _passed(out: Reason | None) -> tuple[Reason, ...]:
+    assert out is not None
+    assert out.code == Code.NOTHING_LEFT
+    found: tuple[Reason, ...] = out.about["passed"]
+    return found
 
 
 def taken(w: World, group: int) -> None:
@@ -47,7 +57,7 @@ def test_the_others_train_on_and_a_person_is_told() -> None:
     assert (w.memory.phase, w.group(1).left_out) == ("running", SPENT)
     (notice,) = due("run", before, w.last)
     assert notice.text.startswith(
-        f"run run goes on without a group: group 1 is left out: {SPENT}; it is tried again once a budget"
+        f"run run goes on without a group: group 1 is left out: {say(SPENT)}; it is tried again once a budget"
     )
     assert "acquire" not in [a.verb for a in w.last.actions]
     assert [w.group(g).phase for g in (2, 3)] == ["running", "running"]
@@ -64,7 +74,7 @@ def test_it_is_tried_again_once_the_budget_has_one_left() -> None:
     assert "group 1 is left out" in w.waits()
     assert w.last.look_again_at == first + 3600.0
     train(w, 120.0, 0, 2, 3)
-    assert w.group(1).left_out == ""
+    assert w.group(1).left_out is None
     assert (w.incident.kind, w.incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
     assert [t for t in w.memory.spent["reallocate"] if t > first] == [w.now]
     w.bring(6)
@@ -84,7 +94,7 @@ def test_not_in_the_round_in_which_its_old_generation_is_shut_out() -> None:
     for action in w.round(1.0).actions:
         assert action.group != 0 or action.generation == w.group(0).generation
     w.round(0.0)
-    assert w.group(0).left_out == ""
+    assert w.group(0).left_out is None
     assert [a.verb for a in w.last.actions] == ["acquire"]
 
 
@@ -97,7 +107,7 @@ def test_a_spare_that_it_takes_then_is_paid_for_and_asked_for_anew() -> None:
         w.admit(group)
     w.round(1.0)
     w.recover(0)
-    assert w.group(1).left_out.startswith("nothing cheaper is left: replace: budget spent")
+    assert _passed(w.group(1).left_out)[0] == spent("replace")
     train(w, 60.0, 0, 2, 3)
     assert w.group(1).node == "", "a spare is there, and no budget to take it"
     wanted = [a.key for a in w.memory.allocations.values() if a.state == "wanted"]
@@ -116,7 +126,7 @@ def test_its_host_is_held_to_it_as_if_it_had_moved() -> None:
     w.recover(1)
     w.crash(1)
     w.round(1.0)
-    assert w.group(1).left_out.startswith("nothing cheaper is left: restart: budget spent")
+    assert _passed(w.group(1).left_out)[0].about["rung"] == "restart"
     assert w.memory.cordons == {"n2": "incident i2: crash"}
     assert w.memory.allocations["run-a2"].state == "released"
 
@@ -128,7 +138,7 @@ def test_not_before_the_store_has_been_back_for_a_lease() -> None:
     assert w.group(1).left_out == SPENT
     w.stable = 1e6
     train(w, 1.0, 0, 2, 3)
-    assert w.group(1).left_out == ""
+    assert w.group(1).left_out is None
 
 
 def test_a_person_may_try_it_at_once() -> None:
@@ -138,7 +148,7 @@ def test_a_person_may_try_it_at_once() -> None:
     w.round(1.0)
     w.control = ControlView(restarts={1: 2})
     w.round(1.0)
-    assert w.group(1).left_out == ""
+    assert w.group(1).left_out is None
     w.bring(6)
     w.round(1.0)
     w.recover(1)
@@ -152,7 +162,8 @@ def test_the_run_is_halted_where_too_few_would_be_left_to_step() -> None:
     taken(w, 1)
     w.round(1.0)
     assert w.memory.phase == "stopping"
-    assert SPENT in w.memory.halt_reason
+    assert w.memory.halt_reason is not None
+    assert w.memory.halt_reason.about["reason"] == SPENT
 
 
 def test_many_at_one_moment_do_not_halt_those_that_are_left() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
 from supervisor.shell.waiting import held
 from tests.unit.core.world import World
@@ -184,7 +185,7 @@ def test_one_that_stays_slow_is_restarted_where_the_policy_says_so() -> None:
     assert w.verbs(FOR_S - 1.0) == [], "not yet for long enough"
     w.round(2.0)
     assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.STRAGGLER, 1, Rung.RESTART)
-    assert w.incident.reason == "policy.first_rung.straggler is restart"
+    assert w.incident.reason == Reason.of(Code.POLICY_RUNG, kind="straggler", rung="restart")
     assert (w.incident.rank, w.incident.confidence, w.incident.took_s) == (0, Confidence.SUSPECTED, FOR_S + 1.0)
     assert w.incident.evidence == (
         "rank 0 computes about 2 times as long as the others: 0.9 s of a step itself (0.9 s to compute, 0 s for its data), 0.4 s is usual",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import to_jsonable_python
 
 from fault_injection import promises
 from fault_injection.checkers import check
@@ -17,8 +18,9 @@ from fault_injection.history import FaultDone, History, Left, Steps
 from fault_injection.incidents import incidents
 from fault_injection.promises import ALL, PROMISES
 from fault_injection.recorded import load, save
-from supervisor.core import away, breaker, ladder
 from supervisor.core.ledger import Interval
+from supervisor.core.reason import Code, Reason
+from supervisor.core.words import say
 from tests.unit.fault_injection.broken import KILL, LOSE, SETTING, broken, fault
 from tests.unit.fault_injection.files import Files, digest, incident, note, of_quorum, place, story
 
@@ -792,17 +794,21 @@ def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> N
     assert answers(history, tmp_path) == OTHER_KINDS
 
 
+HOLDS, AWAY = (to_jsonable_python(Reason.of(code)) for code in (Code.BREAKER_HOLDS, Code.SHARED_AWAY))
+
+
 @pytest.mark.parametrize(
     ("reason", "answer"),
     [
         ("because", "fail"),
         ("another group is the cause: it hung", "fail"),  # of no other was anything known
-        (breaker.IN_PLACE, "fail"),  # the breaker did not hold
-        (away.WAITED_FOR, "fail"),  # one host alone has shown it
-        (f"{ladder.ONE_CAUSE} (it says so)", "fail"),
+        (HOLDS, "fail"),  # the breaker did not hold
+        (AWAY, "fail"),  # one host alone has shown it
+        ({"code": "of a newer version", "about": {}}, "fail"),
+        (say(Reason.of(Code.BREAKER_HOLDS)), "fail"),  # as older versions wrote it
     ],
 )
-def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: str, answer: str) -> None:
+def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: Any, answer: str) -> None:
     files = story(tmp_path)
     for number in (2, 3):
         files.of_decision(number, "intent")["incidents"][0] |= {"kind": "error", "reason": reason}
@@ -812,7 +818,7 @@ def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: str, answer
     assert answers(history, tmp_path)["within_budgets"] == answer
 
 
-def for_one_cause(files: Files, reason: str) -> History:
+def for_one_cause(files: Files, reason: Any) -> History:
     for number in (2, 3):
         files.of_decision(number, "intent")["incidents"][0] |= {"kind": "error", "reason": reason}
     history = broken(files)
@@ -836,7 +842,7 @@ def test_the_breaker_is_believed_where_the_journal_has_it_hold(
     for line in files.journal:
         for found in line.get("incidents", []):
             if found["id"] == "i1":
-                found |= {"kind": "error", "reason": breaker.IN_PLACE}
+                found |= {"kind": "error", "reason": HOLDS}
     history = broken(files)
     fault(history, 1, kinds=("error",))
     no_restart = {"restart": 0, "replace": 4, "reallocate": 3}
@@ -846,10 +852,10 @@ def test_the_breaker_is_believed_where_the_journal_has_it_hold(
 
 def test_what_nodes_share_is_believed_where_processes_ended_on_two_of_them(tmp_path: Path) -> None:
     files = story(tmp_path)
-    assert answers(for_one_cause(files, away.WAITED_FOR), tmp_path)["within_budgets"] == "fail"
+    assert answers(for_one_cause(files, AWAY), tmp_path)["within_budgets"] == "fail"
     ended = files.of_shim("n1", "exited", 0, 1)
     ended |= {"t": 10.5, "exit_code": 1}
-    assert answers(for_one_cause(files, away.WAITED_FOR), tmp_path)["within_budgets"] == "pass"
+    assert answers(for_one_cause(files, AWAY), tmp_path)["within_budgets"] == "pass"
 
 
 def test_nobody_moves_for_one_cause(tmp_path: Path) -> None:
@@ -857,7 +863,7 @@ def test_nobody_moves_for_one_cause(tmp_path: Path) -> None:
     files = story(tmp_path)
     files.of_decision(1, "intent")["actions"].append({"verb": "hold", "key": "hold:0", "reason": "r"})
     for number in (4, 6):
-        files.of_decision(number, "intent")["incidents"][0] |= {"rung": 1, "reason": breaker.IN_PLACE}
+        files.of_decision(number, "intent")["incidents"][0] |= {"rung": 1, "reason": HOLDS}
     history = broken(files)
     history.setting = replace(SETTING, budgets={"restart": 1, "replace": 4, "reallocate": 3})
     answer, sentences = judged(history, tmp_path)["within_budgets"]

@@ -18,6 +18,7 @@ from supervisor.core.model import (
     SlowSince,
     Tried,
 )
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import AllocationSpec, RunSpec
 from supervisor.ports.store import Item, Snapshot
 from supervisor.shell import projection
@@ -35,9 +36,9 @@ INCIDENT = Incident(
     rung=Rung.REPLACE,
     generation_before=1,
     generation_after=2,
-    reason="its node is gone",
+    reason=Reason.of(Code.TEXT, text="its node is gone"),
     evidence=("the lease lapsed",),
-    considered=("restart: this incident is past it",),
+    considered=(Reason.of(Code.PAST_IT, rung="restart"),),
     state="acting",
     opened=5.0,
     decided=5.5,

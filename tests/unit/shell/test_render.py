@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.shell.render import incidents, nodes, shadows
 from supervisor.shell.status import NodeStatus
 
 ONE = Incident(
     id="i1", kind=Kind.HANG, group=0, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=1,
-    reason="its node lives", evidence=("rank 0 has not committed a step for 30 s",), shadow=True,
+    reason=Reason.of(Code.TEXT, text="its node lives"), evidence=("rank 0 has not committed a step for 30 s",), shadow=True,
 )  # fmt: skip
 
 

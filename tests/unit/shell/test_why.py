@@ -18,6 +18,7 @@ from supervisor.cli import common
 from supervisor.core.again import Answer
 from supervisor.core.decide import decide
 from supervisor.core.model import ControlView, Decision, Kind, Memory, Observed, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, RunSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs, projection, render, why
@@ -201,7 +202,7 @@ def test_a_climb_is_told_with_its_rung(tmp_path: Path) -> None:
     world = crashed(tmp_path)
     told = why.why(world.incident, world.journal.path)
     first, *others = told.decided
-    then = replace(world.incident, state="acting", rung=Rung.REALLOCATE, reason="the spare is gone", acted=None,
+    then = replace(world.incident, state="acting", rung=Rung.REALLOCATE, reason=Reason.of(Code.TEXT, text="the spare is gone"), acted=None,
                    recovered=None, decided=first.clock)  # fmt: skip
     climbed = replace(first, own=(), then=Answer((), (then,)))
     assert "      it is decided: rung 3 (reallocate): the spare is gone" in why.page(

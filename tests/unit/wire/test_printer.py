@@ -14,6 +14,7 @@ from agents.checks import hand
 from fault_injection import ledger
 from fault_injection.demo import command as demo
 from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.shell import doctor, render
 from supervisor.shell.doctor.finding import bad
 from supervisor.shell.status import LighthouseStatus, NodeStatus, RunStatus
@@ -35,7 +36,7 @@ NODE = NodeStatus(
     warm="off", disk_free_bytes=None, memory_available_bytes=None, problems=(HOSTILE,), facts=(HOSTILE,), cordon=f"2 {HOSTILE}",
 )  # fmt: skip
 INCIDENT = Incident(
-    id="i1", kind=Kind.ERROR, group=0, node=HOSTILE, rung=Rung.RESTART, generation_before=1, generation_after=2, reason=HOSTILE, evidence=(),
+    id="i1", kind=Kind.ERROR, group=0, node=HOSTILE, rung=Rung.RESTART, generation_before=1, generation_after=2, reason=Reason.of(Code.TEXT, text=HOSTILE), evidence=(),
 )  # fmt: skip
 CHECK = CheckResult(name=HOSTILE, outcome="failed", evidence=HOSTILE)
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervisor.core import model
+from supervisor.core.reason import Reason
 from supervisor.core.spec import RunSpec
 from supervisor.wire import records
 from supervisor.wire.records import VERSION, RecordError, decode, encode
@@ -43,6 +44,21 @@ def test_every_record_of_the_wire_is_here() -> None:
 OVERRIDES = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 9), st.booleans(), st.text(max_size=5)))
 
 
+REASONS = st.recursive(
+    st.builds(
+        Reason,
+        st.text(max_size=5),
+        st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 9), st.text(max_size=5)), max_size=2),
+    ),
+    lambda within: st.builds(
+        Reason,
+        st.text(max_size=5),
+        st.dictionaries(st.text(max_size=5), st.one_of(within, st.lists(within, max_size=2).map(tuple))),
+    ),
+    max_leaves=3,
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _values() -> None:
     """JSON knows no NaN that equals itself; a table is a dict; the leaves of overrides are those of TOML."""
@@ -50,6 +66,7 @@ def _values() -> None:
     st.register_type_strategy(
         Mapping, lambda kind: st.dictionaries(*(st.from_type(t) for t in get_args(kind)), max_size=2)
     )
+    st.register_type_strategy(Reason, REASONS)
     st.register_type_strategy(
         records.TitanSpec, st.builds(records.TitanSpec, overrides=OVERRIDES, steps=st.integers(1, 1000))
     )

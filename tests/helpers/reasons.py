@@ -1,0 +1,28 @@
+"""What reasons say, as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from supervisor.core.reason import Code, Reason
+
+
+def codes(*reasons: Reason | None) -> set[str]:
+    """All codes in these reasons: their own, and those of the reasons that they are about."""
+    found: set[str] = set()
+    for reason in reasons:
+        if reason is not None:
+            found.add(reason.code)
+            for value in reason.about.values():
+                each = value if isinstance(value, tuple) else (value,)
+                found |= codes(*(one for one in each if isinstance(one, Reason)))
+    return found
+
+
+def passed(considered: Iterable[Reason]) -> list[str]:
+    """Rungs that were passed over, in order."""
+    return ["replace" if reason.code == Code.NO_SPARE else str(reason.about["rung"]) for reason in considered]
+
+
+def spent(rung: str, allowed: int = 1, window_s: float = 3600.0) -> Reason:
+    return Reason.of(Code.BUDGET_SPENT, rung=rung, allowed=allowed, window_s=window_s)
