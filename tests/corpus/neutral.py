@@ -1,0 +1,80 @@
+"""An answer of `decide` in a form that outlives names and wording: verbs, keys, rungs, codes, and what changed in memory.
+
+Where a field or a type is renamed, it is this module that maps it to the name in the corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from supervisor.core.model import HELD_HANG, Decision, Memory
+
+WORDS = {"reason", "evidence", "considered", "costs", "error", "trace", "said", "resumed_words"}
+"""Fields that only tell people why."""
+SET_OR_NOT = {"halt_reason", "left_out", "resumed"}
+"""Text of which it counts that it is there."""
+
+Answer = dict[str, Any]
+
+
+def answer(decision: Decision, before: Memory) -> Answer:
+    """What a decision does. Values that are empty, false or 0 are left out, so that a new field does not change it."""
+    was, now = (dict(_flat("", _memory(m))) for m in (before, decision.memory))
+    found = {
+        "actions": [_lean(a) for a in decision.actions],
+        "incidents": [_lean(i) for i in decision.incidents],
+        "suspicions": [_lean(s) for s in decision.suspicions],
+        "acquitted": to_jsonable_python(decision.acquitted),
+        "again": _rounded(decision.look_again_at),
+        "set": {path: value for path, value in now.items() if was.get(path) != value},
+        "gone": sorted(was.keys() - now.keys()),
+        "words": words(decision),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def words(decision: Decision) -> str:
+    """A digest of all that the decision says to people."""
+    said = [
+        *decision.waits,
+        *(a.reason for a in decision.actions),
+        *(text for i in decision.incidents for text in (i.reason, *i.evidence, *i.considered, *i.costs, i.resumed)),
+        decision.memory.halt_reason,
+        *(a.reason for a in decision.memory.allocations.values()),
+        *(g.left_out for g in decision.memory.groups.values()),
+        *decision.memory.cordons.values(),
+    ]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:12]
+
+
+def _memory(memory: Memory) -> dict[str, Any]:
+    body: dict[str, Any] = to_jsonable_python(memory)
+    body["cordons"] = dict.fromkeys(body["cordons"], True)
+    body["suspects"] = {
+        HELD_HANG if sign.startswith(HELD_HANG) else sign: since for sign, since in body["suspects"].items()
+    }
+    return body
+
+
+def _lean(value: Any) -> dict[str, Any]:
+    return dict(_flat("", to_jsonable_python(value)))
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Each leaf that is not empty, with the names that lead to it."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if name in SET_OR_NOT:
+                each = bool(each)
+            if name not in WORDS:
+                yield from _flat(f"{path}.{name}" if path else str(name), each)
+    elif value:
+        yield path, [_rounded(v) for v in value] if isinstance(value, list) else _rounded(value)
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
