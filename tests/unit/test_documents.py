@@ -23,7 +23,7 @@ from fault_injection.sim import command as simulate
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
-DOCUMENTS = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
 WHOLE = sorted({ROOT / "README.md", *RUNBOOKS.glob("*.md")})
 """Documents of which the commands in the midst of a sentence are to be typed too."""
 
