@@ -16,11 +16,14 @@ HEAVY := tests/slurm/test_rungs.py \
 # The order as it is given: a file of one long test is not to be the last.
 BESIDE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-long test-bare check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
+.PHONY: demo help test test-long test-bare check chaos chaos-long killpoints ground sim bench bench-detection bench-slurm install install-dev debian docs clean
 
 demo: install  ## train a Llama 3 debug model here, break it three ways, see it train on
 	@sh deploy/debian.sh iproute2
 	$(BIN)/supervisor demo
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 test: debian check  ## everything that a developer without a GPU can run
 	$(PYTEST) -n 3 $(BESIDE) $(LIGHT) $(HEAVY:%=--ignore %)
@@ -77,12 +80,14 @@ docs: install-dev  ## generate what is generated: the reference pages, the dashb
 	$(BIN)/python -m dashboards.build
 	$(BIN)/python -m dashboards.reference
 
-install: $(VENV)/installed
-install-dev: $(VENV)/installed-dev
+install: $(VENV)/installed  ## the program in .venv; again when pyproject.toml has changed
+install-dev: $(VENV)/installed-dev  ## the same, with the tools that check and test it
 
 # torch first and pinned: what asks for any torch would bring the newest one, with gigabytes of CUDA.
+# The distribution had another name once: two of them would both own the commands.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip uninstall -qqq --yes --disable-pip-version-check fault-tolerant-pretraining-supervisor
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
@@ -91,10 +96,10 @@ $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-debian: install-dev
+debian: install-dev  ## the Debian packages that the tests need, as root
 	@sh deploy/debian.sh iproute2 iptables etcd-server openssl strace faketime bindfs chromium-headless-shell \
 		prometheus prometheus-alertmanager \
 		slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge
 
-clean:
+clean:  ## remove .venv, and what was built and cached
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -14,7 +14,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -47,6 +46,7 @@ from supervisor.wire import logged
 from supervisor.wire.aside import Aside
 from supervisor.wire.records import Fact, Health, NodeObserved, ProcessRecord, Registration, TrainerDesired
 from supervisor.wire.security import SecurityError
+from supervisor.wire.version import version
 
 log = logging.getLogger("agents.agent")
 
@@ -111,7 +111,7 @@ class Agent:
         self._last_report: tuple[object, float] = (None, float("-inf"))
         self._last_health: tuple[object, float] = (None, float("-inf"))
         self._tickets: dict[int, NodeObserved] = {}
-        self._exporter = Exporter(settings.node, _version())
+        self._exporter = Exporter(settings.node, version())
         security = settings.credentials()
         port = self._exporter.serve(settings.address, settings.metrics_port, security)
         registration = Registration(
@@ -122,7 +122,7 @@ class Agent:
             allocation=settings.allocation,
             slots=settings.slots if settings.role == "trainer" else 0,
             agent_pid=os.getpid(),
-            version=_version(),
+            version=version(),
             metrics_port=port,
             insecure=security.insecure,
         )
@@ -561,13 +561,6 @@ class Agent:
 
 def _way(desired: TrainerDesired) -> str:
     return f"{desired.run}.{desired.group}.{desired.generation}"
-
-
-def _version() -> str:
-    try:
-        return version("fault-tolerant-pretraining-supervisor")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 async def _run(settings: Settings) -> None:

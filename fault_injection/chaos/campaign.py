@@ -30,13 +30,14 @@ from supervisor.shell import up as up_module
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
+from supervisor.wire.version import DISTRIBUTION
 
 ENDS_WITHIN_S = 60.0
 """A run that is asked to stop: a step, a last checkpoint, and a grace for each of its nodes."""
 
 LEFT = ("plan.toml", "history.jsonl", "report.json", "report.html")
 
-PACKAGES = ("fault-tolerant-pretraining-supervisor", "torch", "torchft", "torchtitan")
+PACKAGES = (DISTRIBUTION, "torch", "torchft", "torchtitan")
 
 
 @dataclass(frozen=True, kw_only=True)

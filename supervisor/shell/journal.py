@@ -7,14 +7,16 @@ committed if the memory's decision count has reached it: the reader needs no gue
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -137,10 +139,13 @@ class Journal:
     def _add(self, line: bytes) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab+") as file:
+            with self.path.open("ab+", buffering=0) as file:
                 if self._first and file.tell() and not _ends_a_line(file):
-                    file.write(b"\n")  # whoever wrote here before us was killed in the middle of a line
-                file.write(line)
+                    line = b"\n" + line  # whoever wrote here before us was killed in the middle of a line
+                before = file.tell()
+                if file.write(line) < len(line):
+                    file.truncate(before)  # else the next line would be a part of this one
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._first = self._broken = False
         except OSError as error:
             if not self._broken:
@@ -166,7 +171,7 @@ def _resumes(decision: Decision) -> bool:
     return any(action.verb == "resume" for action in decision.actions)
 
 
-def _ends_a_line(file: BinaryIO) -> bool:
+def _ends_a_line(file: FileIO) -> bool:
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"
 

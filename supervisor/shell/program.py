@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
 from pathlib import Path
 
 from supervisor import core
+from supervisor.wire.version import version
 
-
-def version() -> str:
-    """Of the installed distribution."""
-    try:
-        return version_of("fault-tolerant-pretraining-supervisor")
-    except PackageNotFoundError:
-        return "unknown"
+__all__ = ["program", "version"]
 
 
 @cache

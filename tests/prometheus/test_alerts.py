@@ -24,6 +24,7 @@ from supervisor.core.spec import BreakerSpec, BudgetSpec
 from supervisor.shell.store.stubs import rpc
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord
+from supervisor.wire.version import DISTRIBUTION
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
@@ -153,11 +154,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 def other_version(folder: Path) -> str:
     """A PYTHONPATH on which our distribution says that it is of another version."""
-    about = folder / "fault_tolerant_pretraining_supervisor-9.9.dist-info"
+    about = folder / f"{DISTRIBUTION}-9.9.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: fault-tolerant-pretraining-supervisor\nVersion: 9.9\n"
-    )
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: 9.9\n")
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 

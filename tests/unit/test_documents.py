@@ -23,7 +23,8 @@ from fault_injection.sim import command as simulate
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
-DOCUMENTS = sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
+FOLDERS = ("docs", "examples", "fault_injection")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 WHOLE = sorted({ROOT / "README.md", *RUNBOOKS.glob("*.md")})
 """Documents of which the commands in the midst of a sentence are to be typed too."""
 
@@ -125,6 +126,13 @@ def test_the_commands_of_a_document_exist(page: Path) -> None:
 def test_so_do_those_in_its_sentences(page: Path) -> None:
     found = {command: problem(command, a_name_will_do=True) for command in named(page.read_text())}
     assert {command: wrong for command, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_its_links_lead_to_files_that_are_there(page: Path) -> None:
+    sentences = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)\s#]+)", sentences) if not link.startswith("https:")]
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda p: p.name)

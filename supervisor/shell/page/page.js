@@ -81,7 +81,7 @@ const signed = (word, about) => make("span", { class: `r ${word}`, ...about }, S
 function drawHead() {
   const { headline, get_up: up } = state;
   const level = up?.level === "now" ? "bad" : headline?.level;
-  document.title = state.run ? `${{ good: "", care: "! ", bad: "✕ " }[level]}${state.run}` : "supervisor";
+  document.title = state.run ? `${{ good: "", care: "! ", bad: "✕ " }[level]}${state.run}` : "Everstep";
   say($("name"), state.run ? `Run ${state.run}` : "No run yet");
   const runs = Object.keys(state.runs).sort();
   keep($("runs"), runs.length > 1 ? runs : [], (name) => make("a", { href: `?run=${encodeURIComponent(name)}` }), (a, name) => {

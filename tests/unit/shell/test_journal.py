@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,23 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_stops_nothing(
     blocker.unlink()
     journal.event("second")
     assert [line["event"] for line in read(journal.path)] == ["second"]
+
+
+def test_of_a_line_that_finds_room_for_a_part_nothing_is_left(tmp_path: Path) -> None:
+    """On a full disk: the next line is whole, and a line of its own."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.event("one")
+    size = (tmp_path / "journal.jsonl").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+    try:
+        journal.event("two")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "journal.jsonl").stat().st_size == size
+    journal.event("three")
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["one", "three"]
 
 
 def test_an_input_that_cannot_be_written_stops_nothing(
