@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from supervisor.core import disks, gpu, stops
 from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, StuckView
+from supervisor.core.signs import Sign, SignKind
 from supervisor.core.spec import HangSpec, RunSpec
 
 ACROSS = frozenset({"quorum", "collective", "heal"})
@@ -50,11 +51,10 @@ LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
 
 _LINE = re.compile(r":\d+\)")
 
-UNSURE = "hang?"
-"""Among the suspects: that a group hangs, and that it is not known yet whether the others do too."""
+UNSURE = Sign(SignKind.UNSURE).key
 
-TOGETHER = "stopped together"
-"""Among the suspects: as `Blame.together`, when that was last so."""
+TOGETHER = Sign(SignKind.TOGETHER).key
+"""As `Blame.together`, when that was last so."""
 
 _STATES = {
     "stopped": "the process is stopped by a signal",

@@ -36,7 +36,6 @@ from supervisor.core.blame import TOGETHER, UNSURE, Blame, blame
 from supervisor.core.leaving import leave
 from supervisor.core.measured import remembered
 from supervisor.core.model import (
-    HELD_HANG,
     Decision,
     Failure,
     GroupMemory,
@@ -53,6 +52,7 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import resume
 from supervisor.core.round import NEW_A_ROUND, Round, is_rider, trains
 from supervisor.core.seat import seat_lighthouse
+from supervisor.core.signs import HELD, Sign, SignKind, kind_of
 from supervisor.core.spares import renew
 from supervisor.core.spec import RunSpec
 from supervisor.core.wind_down import wind_down
@@ -111,7 +111,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
 def _in_order(r: Round) -> list[int]:
     """By number; but whose own number was not finite comes first, while all that ended by it still say whose it was."""
     order = sorted(r.groups)
-    if any(sign.startswith(detect.NAN) for sign in r.before.suspects):
+    if any(kind_of(key) == SignKind.NAN for key in r.before.suspects):
         order.sort(key=lambda g: not numerics.said(r.groups[g], r.observed) & numerics.OWN)
     return order
 
@@ -154,7 +154,7 @@ def _want_allocations(r: Round) -> None:
 
 def _note_suspects(r: Round, hanging: Blame) -> None:
     signs = (detect.suspect(g, r.observed) for g in r.groups.values() if g.node and g.phase != "finished")
-    suspects = {sign: r.before.suspects.get(sign, r.now) for sign in signs if sign}
+    suspects = {sign.key: r.before.suspects.get(sign.key, r.now) for sign in signs if sign is not None}
     for since in suspects.values():
         if r.now < since + detect.engine_word_s(r.observed, r.spec):
             r.look_again(since + detect.engine_word_s(r.observed, r.spec))
@@ -163,13 +163,16 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
     for g in r.groups.values():
         back = detect.back_since(g, r.observed, r.before) if g.incident else None
         if back is not None:
-            suspects[f"{detect.BACK}{g.node}"] = back
+            suspects[Sign(SignKind.BACK, g.node).key] = back
     if hanging.unsure:
         suspects[UNSURE] = r.before.suspects.get(UNSURE, r.now)
     elif hanging.held:
         # since when: whatever was said of it then
-        known = (since for sign, since in r.before.suspects.items() if sign.startswith(HELD_HANG))
-        suspects[f"{HELD_HANG}{hanging.held}"] = next(known, r.now)
+        known = (since for key, since in r.before.suspects.items() if kind_of(key) == SignKind.HELD)
+        suspects[HELD] = next(known, r.now)
+    why = Reason.of(Code.TEXT, text=hanging.held) if HELD in suspects else None
+    if why != r.before.held_hang:
+        r.rest["held_hang"] = why
     _note_together(r, hanging, suspects)
     if suspects != r.before.suspects:
         r.rest["suspects"] = suspects

@@ -19,6 +19,7 @@ from supervisor.core.model import (
     RankView,
     Verdict,
 )
+from supervisor.core.signs import Sign, SignKind
 from supervisor.core.spec import RunSpec
 
 ENGINE_WORD_S = 0.6
@@ -101,27 +102,20 @@ def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
     return len(ranks) == world_size and all(map(ending.clean, ranks))
 
 
-NAN = "nan:"
-"""Begins the sign of a group that ended because of a number that is not finite."""
-
-
-def suspect(group: GroupMemory, observed: Observed) -> str:
-    """A sign that a lost node or process gives, and a lost allocation too; empty when there is none."""
+def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
+    """A sign that a lost node or process gives, and a lost allocation too; None when there is none."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
-        return f"lease:{group.node}"
+        return Sign(SignKind.LEASE, group.node)
     if "exited" in [r.state for r in node.ranks]:
         if ending.taken(ranks_of(group, observed)):
-            return f"term:{group.group}:{group.generation}"
+            return Sign(SignKind.TERM, str(group.group), str(group.generation))
         if numerics.said(group, observed):
-            return f"{NAN}{group.group}:{group.generation}"  # the others end at the same step: a moment later all have said whose it was
+            # the others end at the same step: a moment later all have said whose it was
+            return Sign(SignKind.NAN, str(group.group), str(group.generation))
     if node.allocation != group.allocation and under_another(group, observed):
-        return f"other:{group.node}:{node.allocation}"
-    return ""
-
-
-BACK = "back:"
-"""Begins the note of a node that is there again while its group's incident is open."""
+        return Sign(SignKind.OTHER, group.node, node.allocation)
+    return None
 
 
 def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float | None:
@@ -129,9 +123,9 @@ def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float 
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return None
-    if f"lease:{group.node}" in memory.suspects:
+    if Sign(SignKind.LEASE, group.node).key in memory.suspects:
         return observed.now
-    return memory.suspects.get(f"{BACK}{group.node}")
+    return memory.suspects.get(Sign(SignKind.BACK, group.node).key)
 
 
 def silent_since(group: GroupMemory, incident: Incident, observed: Observed, memory: Memory) -> float:
@@ -166,22 +160,22 @@ class NotFinite:
 
 
 def not_finite(observed: Observed, memory: Memory) -> NotFinite:
-    signs = [suspect(g, observed) for g in numerics.speaking(memory, observed)]
-    newest = max((memory.suspects.get(s, observed.now) for s in signs if s.startswith(NAN)), default=0.0)
+    signs = [s for g in numerics.speaking(memory, observed) if (s := suspect(g, observed)) is not None]
+    newest = max((memory.suspects.get(s.key, observed.now) for s in signs if s.kind == SignKind.NAN), default=0.0)
     return NotFinite(newest, numerics.told(memory, observed))
 
 
 def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, numbers: NotFinite) -> bool:
     """Whether the engine had time to say that it took the allocation away."""
     sign = suspect(group, observed)
-    if not sign:
+    if sign is None:
         return True
-    since = memory.suspects.get(sign, observed.now)
+    since = memory.suspects.get(sign.key, observed.now)
     waited_s = observed.now - since
     if waited_s < still_to_wait_s(group, observed, spec):
         return False
     # judged together: one that is already being started again does not say any more whose number it was
-    together = sign.startswith(NAN) and waited_s < ENGINE_AWAY_S
+    together = sign.kind == SignKind.NAN and waited_s < ENGINE_AWAY_S
     if together and observed.now - numbers.newest < engine_word_s(observed, spec):
         return False
     asked = observed.engine_listed_at
@@ -241,10 +235,10 @@ def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memor
     """How long ago the group gave the first sign of its failure: an end, or the last sign of life of a node whose lease has lapsed. 0:
     it shows none but the failure itself."""
     sign = suspect(group, observed)
-    if not sign:
+    if sign is None:
         return 0.0
     silent_s = float(spec.policy.node_lease_s) if _lapsed(group, observed) else 0.0
-    return silent_s + observed.now - memory.suspects.get(sign, observed.now)
+    return silent_s + observed.now - memory.suspects.get(sign.key, observed.now)
 
 
 def _gravest(

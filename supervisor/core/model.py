@@ -429,9 +429,6 @@ class Waited:
     """How long it had waited before that while they made none."""
 
 
-HELD_HANG = "held: "
-"""Begins the note of a hang about which nothing is done, among the suspects: the sentence that says why follows."""
-
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
 
 
@@ -637,7 +634,9 @@ class Memory:
     resumed: Resumed | None = None
     """None: no group was started from disk yet, or no one lists the folder."""
     suspects: Mapping[str, float] = field(default_factory=dict)
-    """Signs that a lost allocation gives too (a lease that vanished, a SIGTERM that we did not send) -> since when."""
+    """Keys of signs (core/signs.py) -> since when."""
+    held_hang: Reason | None = None
+    """Why nothing is done about a hang. None: there is none, or something is done."""
     slow: Mapping[int, SlowSince] = field(default_factory=dict)
     """Groups that take longer for a step than the others, where the policy has something done about it."""
     behind: Mapping[int, Behind] = field(default_factory=dict)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from supervisor.core import left_out
-from supervisor.core.model import HELD_HANG, Decision, GroupMemory, Incident, Memory, Rung
+from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Rung
+from supervisor.core.signs import HELD
 from supervisor.core.words import say
 
 
@@ -49,11 +50,11 @@ def _standing(run: str, memory: Memory, incidents: Iterable[Incident], waits: It
     if memory.breaker_since is not None:
         why = next((wait for wait in waits if wait.startswith("breaker: ")), "breaker: many nodes are held")
         found.append(Notice(about=f"breaker-{_ms(memory.breaker_since)}", run=run, text=f"run {run}: {why}"))
-    held = next(((sign, since) for sign, since in memory.suspects.items() if sign.startswith(HELD_HANG)), None)
-    if held is not None:
-        why = held[0].removeprefix(HELD_HANG)
+    since = memory.suspects.get(HELD)
+    if memory.held_hang is not None and since is not None:
+        why = say(memory.held_hang)
         text = f"run {run} stands still, and nothing is done about it: {why}; more: supervisor status --run {run}"
-        found.append(Notice(about=f"hang-{_ms(held[1])}", run=run, text=text))
+        found.append(Notice(about=f"hang-{_ms(since)}", run=run, text=text))
     return found
 
 

@@ -36,6 +36,7 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
         spent_by_kind={},
         cordons={},
         suspects={},
+        held_hang=None,
         silent=(),
         lighthouse=fresh_seat(memory.lighthouse),
     )
@@ -61,6 +62,7 @@ def resume(r: Round) -> None:
             handover_at_step=None,
             resumes_done=control.resumes,
             suspects={},
+            held_hang=None,
             silent=(),
             lighthouse=fresh_seat(r.before.lighthouse),
         )

@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import budget as budgets
 from supervisor.core.cordons import barred
 from supervisor.core.model import Memory, Observed, Rung
+from supervisor.core.reason import of_json
 from supervisor.core.round import Round
 from supervisor.core.words import say
 from supervisor.ports.errors import PortError
@@ -334,8 +335,16 @@ def _trainer(mirror: Mirror, run: str, group: int, generation: int, node: str) -
 
 
 def as_json(value: Any) -> Any:
-    """Plain JSON data of any of these."""
-    return to_jsonable_python(value)
+    """Plain JSON data of any of these, with reasons as sentences."""
+    return _worded(to_jsonable_python(value))
+
+
+def _worded(body: Any) -> Any:
+    if isinstance(body, list):
+        return [_worded(each) for each in body]
+    if isinstance(body, dict):
+        return say(of_json(body)) if body.keys() == {"code", "about"} else {k: _worded(v) for k, v in body.items()}
+    return body
 
 
 def overview(mirror: Mirror, name: str) -> RunStatus:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
 
 from supervisor.core.again import Answer, answer, compare
 from supervisor.core.decide import decide
@@ -23,7 +22,7 @@ from supervisor.core.lasted import lasted_s
 from supervisor.core.model import Action, Incident, Kind
 from supervisor.core.words import say
 from supervisor.ports.errors import Fatal
-from supervisor.shell import inputs
+from supervisor.shell import inputs, status
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.program import program
 from supervisor.wire import keys
@@ -318,7 +317,7 @@ def _again(decided: Decided, kept: inputs.Kept | inputs.LostInput | None, journa
 
 def as_json(told: Why) -> dict[str, Any]:
     """The incident, with what was found of it."""
-    body = to_jsonable_python(told)
+    body = status.as_json(told)
     found = {key: body[key] for key in ("journal", "digests", "gaps", "stood")}
     decisions = [{k: v for k, v in d.items() if k != "then"} for d in body["decided"]]
     return {**body["incident"], **found, "decisions": decisions, "asked_again": body["again"], "same_today": told.same}

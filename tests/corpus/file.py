@@ -18,7 +18,7 @@ from tests.corpus.neutral import Answer, answer
 PATH = Path(__file__).with_name("decisions.jsonl.xz")
 
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 2**26}]
-_INPUT = TypeAdapter(Input)
+INPUT = TypeAdapter(Input)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Recorded:
 
     def today(self) -> Answer:
         """The answer of today's `decide`. Raises pydantic.ValidationError where its input cannot be read any more."""
-        given = _INPUT.validate_python(self.given)
+        given = INPUT.validate_python(self.given)
         found = json.loads(json.dumps(answer(decide(given.observed, given.spec, given.memory), given.memory)))
         assert isinstance(found, dict)
         return found

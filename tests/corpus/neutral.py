@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from supervisor.core.model import HELD_HANG, Decision, Memory
+from supervisor.core.model import Decision, Memory
 from supervisor.core.reason import Reason
+from supervisor.core.signs import SignKind, kind_of
 from supervisor.core.words import say
 
-WORDS = {"reason", "evidence", "considered", "costs", "error", "trace", "said", "resumed_words"}
+WORDS = {"reason", "evidence", "considered", "costs", "error", "trace", "said", "held_hang"}
 """Fields that only tell people why."""
 SET_OR_NOT = {"halt_reason", "left_out", "resumed"}
 """Text of which it counts that it is there."""
@@ -58,7 +59,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
     body: dict[str, Any] = to_jsonable_python(memory)
     body["cordons"] = dict.fromkeys(body["cordons"], True)
     body["suspects"] = {
-        HELD_HANG if sign.startswith(HELD_HANG) else sign: since for sign, since in body["suspects"].items()
+        "held: " if kind_of(key) == SignKind.HELD else key: since for key, since in body["suspects"].items()
     }
     return body
 

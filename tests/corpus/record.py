@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from supervisor.core import decide as core
 from supervisor.core.model import Decision, Memory, Observed
 from supervisor.core.spec import RunSpec
 from supervisor.shell import inputs, journal, loop
-from tests.corpus.file import PATH, Recorded, write
+from tests.corpus.file import INPUT, PATH, Recorded, read, write
 from tests.corpus.neutral import answer
 
 SEEDS = {3: 80, 5: 80, 8: 60, 12: 60, 24: 40, 50: 10}
@@ -116,11 +117,9 @@ def of_unit_tests(chosen: Chosen) -> None:
 
 
 def _captured(path: Path) -> Iterator[tuple[str, inputs.Input]]:
-    from tests.corpus.file import _INPUT
-
     for line in path.read_text().splitlines():
         body = json.loads(line)
-        yield body["source"], _INPUT.validate_python(body["given"])
+        yield body["source"], INPUT.validate_python(body["given"])
 
 
 def _offer(chosen: Chosen, source: str, given: inputs.Input) -> None:
@@ -128,11 +127,30 @@ def _offer(chosen: Chosen, source: str, given: inputs.Input) -> None:
     chosen.offer(source, given.observed, given.spec, given.memory, decision)
 
 
+def reworded(path: Path) -> None:
+    """Raises ValueError where more than the sentences of a decision is another."""
+    lines = []
+    for number, line in enumerate(read(path)):
+        today = line.today()
+        if {**today, "words": ""} != {**line.answered, "words": ""}:
+            raise ValueError(f"decision {number} ({line.source}) is another: its words alone may change")
+        lines.append(replace(line, answered=today))
+    differ = sum(a.answered != b.answered for a, b in zip(read(path), lines, strict=True))
+    write(lines, path)
+    print(f"{differ} of {len(lines)} decisions are told in other words")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="run folders, with their journal and inputs")
     parser.add_argument("--out", type=Path, default=PATH)
+    parser.add_argument(
+        "--words", action="store_true", help="keep every decision, and take its sentences as today has them"
+    )
     options = parser.parse_args()
+    if options.words:
+        reworded(options.out)
+        return
     chosen = Chosen()
     of_unit_tests(chosen)
     journals(chosen, options.folders)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from supervisor.core import words
 from supervisor.core.model import AllocationMemory, Grant, GroupMemory, Memory, Resumed
 from supervisor.shell import clocks, render, status
 from supervisor.shell.mirror import Mirror
@@ -33,7 +34,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.told import ToldWorld
-from tests.unit.shell.records import MEMORY, SPEC, mirror_of, registration, run_values
+from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, mirror_of, registration, run_values
 
 WAITING = replace(
     MEMORY,
@@ -350,3 +351,8 @@ def test_the_leader_is_off_where_most_nodes_say_so(ahead: tuple[float, ...], off
         if number < len(ahead):  # the last one is dead: what it said last tells nothing
             told |= registration(name)
     assert clocks.leader_off_s(mirror_of(told), NOW) == off_s
+
+
+def test_json_has_sentences_for_reasons() -> None:
+    body = status.as_json(INCIDENT)
+    assert (body["reason"], body["considered"]) == (words.say(INCIDENT.reason), list(words.said(INCIDENT.considered)))
