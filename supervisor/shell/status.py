@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 from supervisor.core import budget as budgets
 from supervisor.core.cordons import barred
 from supervisor.core.model import Memory, Observed, Rung
+from supervisor.core.restored import ENDED
 from supervisor.core.round import Round
 from supervisor.ports.errors import PortError
 from supervisor.shell import accounts, client, clocks, cordons, views, waiting
@@ -235,7 +236,7 @@ def insecure(mirror: Mirror) -> tuple[str, ...]:
 def _lighthouse(memory: Memory) -> LighthouseStatus:
     seat = memory.lighthouse
     state: Literal["none", "starting", "open", "mute", "closing"] = "open" if seat.address else "starting"
-    if not seat.node or memory.phase in ("finished", "stopped", "halted"):
+    if not seat.node or memory.phase in ENDED:
         state = "none"
     elif seat.closing:
         state = "closing"
