@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import getpass
 import shutil
-import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -16,6 +14,7 @@ from supervisor.shell import cordons, views
 from supervisor.shell.engines.slurm_commands import Commands
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
+from supervisor.wire.person import who
 from supervisor.wire.records import Cordon, RecordError, Registration, decode, encode
 
 SHOWN = 10
@@ -49,7 +48,7 @@ def cordon(
     host = _host(mirror, name, elsewhere)
     if host not in _hosts(mirror).values() and host in _service_hosts(mirror):
         raise Fatal(f"host {host} carries the lighthouse and no groups: a cordon would keep nothing away from it")
-    wanted = Cordon(host=host, why=because, by=_who(), at_unix_s=time.time(), drain=drain)
+    wanted = Cordon(host=host, why=because, by=who(), at_unix_s=time.time(), drain=drain)
     wanted = _write(store, wanted)
     there = _groups_on(mirror, host)
     again = f"free it again: supervisor uncordon {host}"
@@ -160,14 +159,6 @@ def _groups_on(mirror: Mirror, host: str) -> list[str]:
         there = [g for g in groups if g.node and (g.host or g.node) == host and g.phase != "finished"]
         found += [f"group {g.group} of run {run}" for g in there]
     return found
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"  # a container's user may have no name
-    return f"{user}@{socket.gethostname()}"
 
 
 def _listed(names: Collection[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from supervisor.core.lasted import lasted_s
 from supervisor.core.model import Action, Incident, Kind
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs
+from supervisor.shell.journal import read
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.outcomes import of_journal
 from supervisor.shell.program import program
@@ -172,7 +172,7 @@ def incidents(journal: Path) -> dict[str, Incident]:
     if not journal.is_file():
         raise Fatal(f"there is no journal {journal}: it is RUN_DIR/journal.jsonl on the machine whose supervisor led")
     found: dict[str, Incident] = {}
-    for line in _lines(journal, '"incidents":[{'):
+    for line in read(journal, '"incidents":[{'):
         found |= {i.id: i for i in _answer(line).incidents}
     return found
 
@@ -181,7 +181,7 @@ def seen(journal: Path) -> dict[str, float]:
     """By incident, when it was detected, by the wall clock of the machine that led. Empty: the journal is not here."""
     found: dict[str, float] = {}
     with contextlib.suppress(PermissionError):
-        for line in _lines(journal, '"incidents":[{'):
+        for line in read(journal, '"incidents":[{'):
             for incident in line.get("incidents", ()):
                 found.setdefault(incident["id"], line["t"] - line["now"] + incident.get("opened", 0.0))
     return found
@@ -190,24 +190,9 @@ def seen(journal: Path) -> dict[str, float]:
 # --- the journal ---
 
 
-def _lines(journal: Path, *words: str) -> Iterator[dict[str, Any]]:
-    """Its lines that hold one of the words; the rest of a long file is not parsed. A torn line is left out."""
-    if not journal.exists():
-        return
-    with journal.open(errors="replace") as file:
-        for text in file:
-            if any(word in text for word in words):
-                try:
-                    body = json.loads(text)
-                except ValueError:
-                    continue
-                if isinstance(body, dict):
-                    yield body
-
-
 def _decided(journal: Path, incident: str, made: Mapping[int, int]) -> list[Decided]:
     """In the order in which they were made, without those that did not take effect. `made`: decision -> epoch, of those in etcd."""
-    lines = _lines(journal, '"entry":"intent"', '"entry":"outcome"', '"event":"outcome_unknown"')
+    lines = read(journal, '"entry":"intent"', '"entry":"outcome"', '"event":"outcome_unknown"')
     outcomes = of_journal(lines, lambda line: _about(line, incident))
     found: list[Decided] = []
     for intent in outcomes.intents:
