@@ -434,7 +434,7 @@ def _engine_away(world: World, fault: Fault) -> bool:
 def _gate_killed(world: World, fault: Fault) -> bool:
     up = [gate for gate in world.gates if gate.up]
     for gate in up:
-        gate.end("killed")
+        gate.end()
     return bool(up)
 
 
