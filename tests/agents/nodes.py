@@ -21,6 +21,7 @@ from supervisor.wire.records import (
     NodeObserved,
     ProcessRecord,
     Progress,
+    Registration,
     TrainerDesired,
     TrainerObserved,
     decode,
@@ -155,6 +156,11 @@ def desire(
 def observed(store: Store, node: str) -> NodeObserved | None:
     item = store.get(keys.observed(node))
     return decode(item.value, NodeObserved) if item is not None else None
+
+
+def registration(store: Store, node: str = "n0") -> Registration | None:
+    item = store.get(keys.registration(node))
+    return decode(item.value, Registration) if item is not None else None
 
 
 def rank(store: Store, node: str, generation: int, group: int = 0, rank: int = 0) -> TrainerObserved | None:

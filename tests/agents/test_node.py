@@ -17,8 +17,8 @@ from supervisor.shell import status
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import connect
 from supervisor.wire import keys, rotated
-from supervisor.wire.records import CheckpointMark, Health, Registration, decode
-from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, running, trainer
+from supervisor.wire.records import CheckpointMark, Health, decode
+from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers import etcd
 from tests.helpers.waiting import eventually
 
@@ -29,11 +29,6 @@ SECOND = "toy.0.2.0"
 @pytest.fixture
 def cold(nodes: Nodes) -> Iterator[Node]:
     return nodes.cold()
-
-
-def registration(store: Store, node: str) -> Registration | None:
-    item = store.get(keys.registration(node))
-    return decode(item.value, Registration) if item is not None else None
 
 
 def problems(store: Store, node: str) -> str:

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ from tests.helpers import site
 from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    yield child
-    child.kill()
-    child.wait()
 
 
 def test_the_shim_is_small_and_imports_nothing_big() -> None:

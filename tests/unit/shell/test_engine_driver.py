@@ -14,7 +14,6 @@ import pytest
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
-from supervisor.ports.store import Expect
 from supervisor.shell import engine_driver
 from supervisor.shell.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
 from supervisor.shell.mirror import Mirror
@@ -22,7 +21,7 @@ from supervisor.wire import keys
 from supervisor.wire.records import RecordError, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import eventually
-from tests.unit.shell.records import SPEC
+from tests.unit.shell.records import SPEC, Term
 
 KEY = "run-a1"
 OURS = Grant(key=KEY, state="granted", nodes=("n1",), engine_id="ours:1")
@@ -33,16 +32,6 @@ THEIRS = replace(OURS, engine_id="theirs:1")
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_driver, "REFUSED_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(engine_driver, "FORGET_AFTER_S", 0.0)
-
-
-class Term:
-    lapsed = False
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.epoch = store.put(keys.LEADER, b"{}")
-
-    def expect(self) -> Expect:
-        return Expect(keys.LEADER, create_revision=self.epoch)
 
 
 class Engine:
