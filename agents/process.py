@@ -82,12 +82,6 @@ def all_processes() -> list[Stat]:
     return [stat for stat in found if stat is not None]
 
 
-def is_running(pid: int, start_ticks: int) -> bool:
-    """Whether exactly this process still runs: neither ended (a zombie has) nor replaced by one that got its number."""
-    stat = stat_of(pid) if pid > 1 else None
-    return stat is not None and stat.start_ticks == start_ticks and stat.running
-
-
 def send_signal(pid: int, start_ticks: int, number: int) -> bool:
     """Signal exactly this process; False when it is gone. The pidfd holds on to it between the check and the signal."""
     if pid <= 1:

@@ -13,6 +13,7 @@ from typing import Any
 from agents import process
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.store import Store
+from supervisor.shell.processes import is_running
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateObserved,
@@ -61,7 +62,7 @@ class Node:
     def pid(self, name: str) -> int:
         """Of a process that runs; 0 when it does not."""
         record = self.records().get(name)
-        if record is None or record.exited or not process.is_running(record.pid, record.start_ticks):
+        if record is None or record.exited or not is_running(record.pid, record.start_ticks):
             return 0
         return record.pid
 

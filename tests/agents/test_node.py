@@ -59,14 +59,14 @@ def test_a_trainer_that_ends_at_once_is_not_lost(nodes: Nodes, store: Store) -> 
         desire(store, "n0", trainer(generation=generation, toy_mode="exit", toy_exit_code=generation))
         found = eventually(lambda g=generation: (r := rank(store, "n0", g)) and r.state == "exited" and r, 5)
         assert found.exit.exit_code == generation
-        assert found.exit.stderr_tail == "gone at once"
+        assert found.exit.last_words == "gone at once"
 
 
 def test_a_failed_rank_is_decoded_and_its_sibling_ended(cold: Node, store: Store) -> None:
     desire(store, "n0", trainer(world_size=2, toy_fail_at=5))
     first = eventually(lambda: (r := rank(store, "n0", 1)) and r.state == "exited" and r, 15)
     assert (first.exit.exit_code, first.exit.error_file) == (3, "ToyError: asked to")
-    assert first.exit.stderr_tail == "the toy fails as it was asked to"
+    assert first.exit.last_words == "the toy fails as it was asked to"
     assert first.progress.step == 5
     sibling = eventually(lambda: (r := rank(store, "n0", 1, rank=1)) and r.state == "exited" and r, 5)
     assert sibling.exit.signal == signal.SIGTERM
