@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from supervisor.ports.errors import Fatal, Fenced, PortError
-from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
+from supervisor.ports.errors import Fatal, PortError
+from supervisor.ports.store import MAX_OPERATIONS, Store
 from supervisor.shell import cordons, views
 from supervisor.shell.engines.slurm_commands import Commands
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.rewrite import rewrite
 from supervisor.wire import keys
 from supervisor.wire.person import who
-from supervisor.wire.records import Cordon, RecordError, Registration, decode, encode
+from supervisor.wire.records import Cordon, RecordError, Registration
 
 SHOWN = 10
 """Names that a sentence lists."""
@@ -88,18 +89,15 @@ def _was(held: cordons.HostCordons) -> str:
 def _write(store: Store, wanted: Cordon) -> Cordon:
     """Written again when somebody else did in between, so that no drain is taken back unseen."""
     key = keys.cordon(wanted.host)
-    while True:
-        item = store.get(key)
-        try:
-            before = decode(item.value, Cordon) if item is not None else None
-        except RecordError as error:
-            raise Fatal(f"{key} cannot be read ({error}): supervisor uncordon {wanted.host}, then again") from error
-        made = replace(wanted, drain=wanted.drain or (before is not None and before.drain))
-        try:
-            store.commit({key: encode(made)}, expect=[Expect(key, mod_revision=item.mod_revision if item else 0)])
-        except Fenced:
-            continue
-        return made
+    try:
+        return rewrite(
+            store,
+            key,
+            Cordon,
+            lambda before: replace(wanted, drain=wanted.drain or (before is not None and before.drain)),
+        )
+    except RecordError as error:
+        raise Fatal(f"{key} cannot be read ({error}): supervisor uncordon {wanted.host}, then again") from error
 
 
 def _host(mirror: Mirror, name: str, elsewhere: Callable[[str], bool]) -> str:
