@@ -803,13 +803,7 @@ def test_a_node_that_is_left_before_it_goes_draws_no_budget(tmp_path: Path) -> N
     ],
 )
 def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: str, answer: str) -> None:
-    files = story(tmp_path)
-    for number in (2, 3):
-        files.of_decision(number, "intent")["incidents"][0] |= {"kind": "error", "reason": reason}
-    history = broken(files)
-    fault(history, 1, kinds=("error",))
-    history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
-    assert answers(history, tmp_path)["within_budgets"] == answer
+    assert answers(for_one_cause(story(tmp_path), reason), tmp_path)["within_budgets"] == answer
 
 
 def for_one_cause(files: Files, reason: str) -> History:

@@ -274,6 +274,13 @@ def test_another_engines_runs_are_not_touched_and_the_engine_is_not_asked(told: 
     assert (engine.lists, engine.acquired, engine.released) == (0, [], [])
 
 
+def want_another(store: MemoryStore, driver: EngineDriver) -> None:
+    """`run-a2`."""
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    store.put(keys.allocation("run", "run-a2"), encode(wanted))
+    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+
+
 def test_an_engine_of_which_all_was_given_back_is_asked_no_more() -> None:
     engine, store = Engine(has=[OURS]), store_with(OURS, "released")
     driver = driver_of(store, engine)
@@ -282,9 +289,7 @@ def test_an_engine_of_which_all_was_given_back_is_asked_no_more() -> None:
     for _ in range(3):
         turn(driver)
     assert (engine.lists, engine.released) == (asked, [KEY])
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
-    store.put(keys.allocation("run", "run-a2"), encode(wanted))
-    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+    want_another(store, driver)
     turn(driver)
     assert engine.acquired == ["run-a2"]
 
@@ -323,9 +328,7 @@ def test_a_refusal_is_final_only_after_its_pauses_and_holds_up_nobody(monkeypatc
     assert [turn(driver) for _ in range(3)] == [0.0] * 3
     assert engine.acquired == [KEY]
     assert written(store) == Grant(key=KEY, state="pending", reason="refused, and asked again: too busy")
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
-    store.put(keys.allocation("run", "run-a2"), encode(wanted))
-    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+    want_another(store, driver)
     turn(driver)
     assert engine.acquired == [KEY, "run-a2"]
     assert written(store, "run-a2").state == "granted"
