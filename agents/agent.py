@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from agents import exits, health, launch, process
 from agents.awake import AwakeClock
@@ -27,6 +27,7 @@ from agents.exporter import Exporter
 from agents.facts import Facts, host
 from agents.facts.files import EVERY_S, Probe, SharedFolders, writes
 from agents.facts.gpu import Gpus
+from agents.from_thread import from_thread
 from agents.logs import Logs
 from agents.looks import ANSWERS_WITHIN_S, FrozenGates, Looks
 from agents.names import TrainerName, about, parse
@@ -49,8 +50,6 @@ from supervisor.wire.security import SecurityError
 from supervisor.wire.version import version
 
 log = logging.getLogger("agents.agent")
-
-T = TypeVar("T")
 
 POLL_S = 0.1
 """How often the ranks' files are looked at: a stat each, and milestones must not wait long."""
@@ -126,16 +125,16 @@ class Agent:
             metrics_port=port,
             insecure=security.insecure,
         )
-        told = self._from_thread(self._on_written)
+        told = from_thread(self._loop, self._on_written)
         self._checks = NodeChecks(
             settings, life(), lambda record, still: self._reporter.check(record, still), self._files.ask
         )
         self._reporter = Reporter(
             registration, settings.node_folder, settings.etcd, settings.lease_s, told, security, self._checks.written,
-            self._exporter.reported, self._from_thread(self._on_read), self._from_thread(self._on_second),
+            self._exporter.reported, from_thread(self._loop, self._on_read), from_thread(self._loop, self._on_second),
         )  # fmt: skip
         self._desired = DesiredWatch(
-            settings.node, settings.etcd, lambda: set(self._runs), self._from_thread(self._on_wanted), security
+            settings.node, settings.etcd, lambda: set(self._runs), from_thread(self._loop, self._on_wanted), security
         )
         self._runs: frozenset[str] = frozenset()
         self._known_facts: tuple[Fact, ...] = ()
@@ -143,16 +142,7 @@ class Agent:
         local = Probe(settings.node_folder, writes, EVERY_S)
         self._gpus = Gpus()
         sources = (host.memory, host.clock, host.Links().read, local.read, self._run_folders.read, self._gpus.read)
-        self._facts = Facts(sources, self._from_thread(self._on_facts))
-
-    def _from_thread(self, callback: Callable[[T], None]) -> Callable[[T], None]:
-        def call(value: T) -> None:
-            try:
-                self._loop.call_soon_threadsafe(callback, value)
-            except RuntimeError:
-                pass  # the loop is closed: this process is at its end
-
-        return call
+        self._facts = Facts(sources, from_thread(self._loop, self._on_facts))
 
     # --- life ---
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.patience import OneSentence, connect_patiently, pause_after
-from supervisor.ports.errors import PortError
+from agents.patience import EtcdThread
 from supervisor.ports.store import Changes, Item, Store
 from supervisor.wire import keys
 from supervisor.wire.records import NodeDesired, RecordError, TrainerDesired, decode
@@ -83,7 +81,7 @@ class Desired:
         self._problems.pop(run, None)
 
 
-class DesiredWatch(threading.Thread):
+class DesiredWatch(EtcdThread):
     """Calls `changed` (in this thread) at every change, for as long as it lives; etcd being away changes nothing."""
 
     def __init__(
@@ -94,34 +92,15 @@ class DesiredWatch(threading.Thread):
         changed: Callable[[Wanted], None],
         security: Security | None = None,
     ) -> None:
-        super().__init__(name="desired", daemon=True)
+        super().__init__("desired", "the watch of what is desired goes on", etcd, security)
         self._node = node
-        self._etcd = etcd
-        self._security = security
         self._runs_here = runs_here
         self._changed = changed
-        self._stop_now = threading.Event()
 
-    def stop(self) -> None:
-        self._stop_now.set()
-
-    def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now, self._security)
-        if store is None:
-            return
-        said = OneSentence("the watch of what is desired goes on")
-        while not self._stop_now.is_set():
-            try:
-                self._follow(store, said)
-            except PortError as error:
-                said.trouble(error)
-                self._stop_now.wait(pause_after(error))
-        store.close()
-
-    def _follow(self, store: Store, said: OneSentence) -> None:
+    def _turn(self, store: Store) -> None:
         prefix = keys.desired(self._node, "")
         snapshot = store.list(prefix)
-        said.well()
+        self._said.well()
         desired = Desired(self._node)
         changes: Changes | None = Changes(snapshot.revision, snapshot.items, reset=True)
         watch = store.watch(prefix, snapshot.revision)

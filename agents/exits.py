@@ -13,7 +13,6 @@ from supervisor.core import errors
 from supervisor.wire import rotated
 from supervisor.wire.records import PEERS_GONE, ExitObserved, ProcessRecord
 
-TAIL_BYTES = 2048
 MESSAGE_BYTES = 2048
 TRACE_BYTES = 2048
 
@@ -42,7 +41,6 @@ def decode(record: ProcessRecord, log_name: str = OUTPUT) -> ExitObserved:
         exit_code=record.exit_code,
         signal=record.signal,
         error_file=_cut(message.encode(errors="replace")[:MESSAGE_BYTES]),
-        stderr_tail=_tail(log.encode(errors="replace")),
         raised=_cut(raised.encode(errors="replace")[:MESSAGE_BYTES]),
         trace=_newest_lines(trace),
         last_words=errors.last_words(log) if record.exit_code != 0 else "",
@@ -59,7 +57,6 @@ def unread(record: ProcessRecord, disk: str) -> ExitObserved:
         exit_code=record.exit_code,
         signal=record.signal,
         error_file="",
-        stderr_tail="",
         told=record.told,
         oom=record.oom,
         ended_s=record.ended_s,
@@ -103,13 +100,6 @@ def _last_bytes(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, 2) - most))
         return file.read(most)
-
-
-def _tail(log: bytes) -> str:
-    tail = log[-TAIL_BYTES:]
-    if len(log) > TAIL_BYTES and b"\n" in tail[:-1]:
-        tail = tail[tail.index(b"\n") + 1 :]  # whole lines only
-    return _cut(tail)
 
 
 def _newest_lines(trace: str) -> str:

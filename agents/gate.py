@@ -12,13 +12,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agents.forwarder import BUILT, CHUNK, GONE, GOODBYE_WITHIN_S, HELD_BYTES, PING, PONG
+from agents.from_thread import from_thread
 from agents.gate_etcd import Answer, Orders, OrdersWatch, Publisher
 from agents.gate_lighthouse import FROZEN_S, GateFailed, Lighthouse
 from agents.gate_state import GateState
@@ -31,8 +32,6 @@ from supervisor.wire.records import GateGroup, GateObserved, GatePresence
 from supervisor.wire.security import SecurityError, common_name, load, node_name, server_context
 
 log = logging.getLogger("agents.gate")
-
-T = TypeVar("T")
 
 TICK_S = 0.02
 ALIVE_S = 1.0
@@ -85,24 +84,15 @@ class Gate:
         self._asked_for_life_at = 0.0
         self._security = load(options.security)
         own = (options.node, options.run, options.generation)
-        self._watch = OrdersWatch(*own, options.etcd, self._from_thread(self._obey), self._security)
+        self._watch = OrdersWatch(*own, options.etcd, from_thread(self._loop, self._obey), self._security)
         presence = GatePresence(run=options.run, node=options.node, generation=options.generation)
         self._asking: tuple[int, tuple[tuple[int, int], ...]] | None = None
         """Number of the question that is open, and the silent generations that it is about."""
         self._no_doubt = asyncio.Event()
         self._no_doubt.set()
         self._publisher = Publisher(
-            presence, options.etcd, self._from_thread(self._confirm), self._is_alive, self._security
+            presence, options.etcd, from_thread(self._loop, self._confirm), self._is_alive, self._security
         )
-
-    def _from_thread(self, callback: Callable[[T], None]) -> Callable[[T], None]:
-        def call(value: T) -> None:
-            try:
-                self._loop.call_soon_threadsafe(callback, value)
-            except RuntimeError:
-                pass  # the loop is closed: this process is at its end
-
-        return call
 
     # --- life ---
 

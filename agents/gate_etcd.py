@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.patience import OneSentence, connect_patiently, pause_after
+from agents.patience import EtcdThread
 from supervisor.ports.errors import PortError
 from supervisor.ports.store import Item, Lease, Store, Watch
 from supervisor.wire import keys
@@ -33,7 +32,7 @@ class Orders:
     """The last `read_again` that this answers."""
 
 
-class OrdersWatch(threading.Thread):
+class OrdersWatch(EtcdThread):
     """Calls `changed` (in this thread) with the orders of one lighthouse, at first and at every change."""
 
     def __init__(
@@ -45,13 +44,10 @@ class OrdersWatch(threading.Thread):
         changed: Callable[[Orders], None],
         security: Security | None = None,
     ) -> None:
-        super().__init__(name="orders", daemon=True)
+        super().__init__("orders", "the watch of the gate's orders goes on", etcd, security)
         self._key = keys.desired(node, run)
         self._generation = generation
-        self._etcd = etcd
-        self._security = security
         self._changed = changed
-        self._stop_now = threading.Event()
         self._watch: Watch | None = None
         self._heard = time.monotonic()
         self._asked = 0
@@ -67,27 +63,11 @@ class OrdersWatch(threading.Thread):
         watch = self._watch
         return watch.silent_s if watch is not None else time.monotonic() - self._heard
 
-    def stop(self) -> None:
-        self._stop_now.set()
-
-    def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now, self._security)
-        if store is None:
-            return
-        said = OneSentence("the watch of the gate's orders goes on")
-        while not self._stop_now.is_set():
-            try:
-                self._follow(store, said)
-            except PortError as error:
-                said.trouble(error)
-                self._stop_now.wait(pause_after(error))
-        store.close()
-
-    def _follow(self, store: Store, said: OneSentence) -> None:
+    def _turn(self, store: Store) -> None:
         asked = self._asked
         snapshot = store.list(self._key)
         self._heard = time.monotonic()
-        said.well()
+        self._said.well()
         self._tell(snapshot.items, asked)
         self._watch = store.watch(self._key, snapshot.revision)
         try:
@@ -128,7 +108,7 @@ class Answer:
     orders: Orders | None
 
 
-class Publisher(threading.Thread):
+class Publisher(EtcdThread):
     """Keeps the gate's presence under a lease, writes the newest GateObserved as often as it takes, and asks etcd for the
     orders of this moment: `answered` is called (in this thread)."""
 
@@ -140,17 +120,13 @@ class Publisher(threading.Thread):
         alive: Callable[[], bool],
         security: Security | None = None,
     ) -> None:
-        super().__init__(name="publisher", daemon=True)
+        super().__init__("publisher", "etcd takes the gate's reports again", etcd, security)
         self._presence = presence
         self._answered = answered
         self._alive = alive
         self._asked = self._told = 0
         self._lease: Lease | None = None
-        self._etcd = etcd
-        self._security = security
-        self._some = threading.Condition()
         self._newest: GateObserved | None = None
-        self._stop_now = threading.Event()
 
     def publish(self, observed: GateObserved) -> None:
         """Have this written, in the place of any that was not yet."""
@@ -165,42 +141,29 @@ class Publisher(threading.Thread):
             self._some.notify()
             return self._asked
 
-    def stop(self) -> None:
+    def _turn(self, store: Store) -> None:
         with self._some:
-            self._stop_now.set()
-            self._some.notify()
-
-    def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now, self._security)
-        if store is None:
-            return
-        said = OneSentence("etcd takes the gate's reports again")
-        while not self._stop_now.is_set():
+            if self._newest is None and self._asked == self._told and not self._stop_now.is_set():
+                self._some.wait(LOOK_S)
+            observed, asked = self._newest, self._asked
+        if asked > self._told:
+            # a read that a quorum of etcd's members answers
+            key = keys.desired(self._presence.node, self._presence.run)
+            orders = read_orders(store.get(key), key, self._presence.generation)
+            self._told = asked
+            self._answered(Answer(asked, orders))
+        if observed is not None or self._lease is not None:
+            self._be_present(store)
+        if observed is not None:
+            store.put(keys.gate(observed.node, observed.run), encode(observed))
             with self._some:
-                if self._newest is None and self._asked == self._told and not self._stop_now.is_set():
-                    self._some.wait(LOOK_S)
-                observed, asked = self._newest, self._asked
-            try:
-                if asked > self._told:
-                    # a read that a quorum of etcd's members answers
-                    key = keys.desired(self._presence.node, self._presence.run)
-                    orders = read_orders(store.get(key), key, self._presence.generation)
-                    self._told = asked
-                    self._answered(Answer(asked, orders))
-                if observed is not None or self._lease is not None:
-                    self._be_present(store)
-                if observed is not None:
-                    store.put(keys.gate(observed.node, observed.run), encode(observed))
-                    with self._some:
-                        if self._newest is observed:
-                            self._newest = None
-                said.well()
-            except PortError as error:
-                said.trouble(error)
-                self._stop_now.wait(pause_after(error))
+                if self._newest is observed:
+                    self._newest = None
+        self._said.well()
+
+    def _finish(self, store: Store) -> None:
         if self._lease is not None:
             self._lease.revoke()
-        store.close()
 
     def _be_present(self, store: Store) -> None:
         """Before the first report: a report without a presence is that of a gate whose lease lapsed. A gate whose event loop

@@ -96,11 +96,11 @@ def counter(cgroup: str, proc: Path = PROC) -> Path | None:
     return _below_mount("cgroup2", "", unified, UNIFIED, proc, _counts) if unified is not None else None
 
 
-def pressure(cgroup: str, proc: Path = PROC) -> Path | None:
+def pressure(cgroup: str) -> Path | None:
     """The file in which the kernel tells how processes of the cgroup that /proc/PID/cgroup names wait for memory; None: it is in
     none of its own, or the kernel does not tell. It is in version 2 alone, also where version 1 limits the memory."""
     unified = _unified(cgroup)
-    return None if unified in (None, "/") else _below_mount("cgroup2", "", unified, PRESSURE, proc, Path.exists)
+    return None if unified in (None, "/") else _below_mount("cgroup2", "", unified, PRESSURE, PROC, Path.exists)
 
 
 def _unified(cgroup: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Connecting to an etcd that may be away for now."""
+"""Threads that work on an etcd that may be away for now."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from supervisor.ports.errors import PortError, Retryable
+from supervisor.ports.store import Store
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire.security import Security
 
@@ -51,3 +52,46 @@ def connect_patiently(
             said.well()
             return store
     return None
+
+
+class EtcdThread(threading.Thread):
+    """Connects, calls `_turn` again and again until it is stopped, pauses after each failure, and then calls `_finish`."""
+
+    def __init__(self, name: str, back: str, etcd: Sequence[str], security: Security | None) -> None:
+        """`back`: the sentence that is logged when etcd answers again."""
+        super().__init__(name=name, daemon=True)
+        self._etcd = etcd
+        self._security = security
+        self._said = OneSentence(back)
+        self._stop_now = threading.Event()
+        self._some = threading.Condition()
+        """Guards what other threads ask for; notified when there is something to do."""
+
+    def stop(self) -> None:
+        with self._some:
+            self._stop_now.set()
+            self._some.notify()
+
+    def run(self) -> None:
+        store = connect_patiently(self._etcd, self._stop_now, self._security)
+        if store is None:
+            return
+        while not self._stop_now.is_set():
+            try:
+                self._turn(store)
+            except PortError as error:
+                self._failed(error)
+                self._said.trouble(error)
+                self._stop_now.wait(pause_after(error))
+        self._finish(store)
+        store.close()
+
+    def _turn(self, store: Store) -> None:
+        """Do what there is to do, and call `self._said.well` once etcd has answered. May raise PortError."""
+        raise NotImplementedError
+
+    def _failed(self, error: PortError) -> None:
+        """Take note of a turn that failed."""
+
+    def _finish(self, store: Store) -> None:
+        """Do what is left before the end. Raises nothing."""

@@ -46,25 +46,25 @@ class Stat:
 
 def stat_of(pid: int, of: int | None = None) -> Stat | None:
     """None when there is no such process (any more), or none that we may see. `of`: the process whose thread it is."""
-    try:
-        with open(f"/proc/{pid}/stat" if of is None else f"/proc/{of}/task/{pid}/stat", "rb") as file:
-            text = file.read().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: of another user, where hidepid=1
-        return None
-    # the command's name may hold spaces and brackets: count the fields from its closing one
-    fields = text[text.rindex(")") + 2 :].split()
-    return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    fields = _fields(f"/proc/{pid}/stat" if of is None else f"/proc/{of}/task/{pid}/stat")
+    return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19])) if fields is not None else None
 
 
 def processor_s(pid: int) -> float | None:
     """Seconds of processor time of all threads so far; None when there is no such process."""
+    fields = _fields(f"/proc/{pid}/stat")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields is not None else None
+
+
+def _fields(path: str) -> list[str] | None:
+    """The fields of a stat file, from the state on."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(path, "rb") as file:
             text = file.read().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: of another user, where hidepid=1
         return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    # the command's name may hold spaces and brackets: count the fields from its closing one
+    return text[text.rindex(")") + 2 :].split()
 
 
 def waited_s(pid: int) -> float | None:
@@ -80,12 +80,6 @@ def waited_s(pid: int) -> float | None:
 def all_processes() -> list[Stat]:
     found = (stat_of(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
     return [stat for stat in found if stat is not None]
-
-
-def is_running(pid: int, start_ticks: int) -> bool:
-    """Whether exactly this process still runs: neither ended (a zombie has) nor replaced by one that got its number."""
-    stat = stat_of(pid) if pid > 1 else None
-    return stat is not None and stat.start_ticks == start_ticks and stat.running
 
 
 def send_signal(pid: int, start_ticks: int, number: int) -> bool:

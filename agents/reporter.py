@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from typing import TypeVar
 from agents.checks.neighbours import neighbours
 from agents.checks.network import Peer
 from agents.desired import Wanted, anew
-from agents.patience import OneSentence, connect_patiently, pause_after
+from agents.patience import EtcdThread
 from agents.trips import Trip
 from supervisor.ports.errors import Fenced, PortError
 from supervisor.ports.store import Expect, Item, Lease, Store
@@ -62,7 +61,7 @@ class Standing:
     """At least once: until then this agent may be a second one of its name, and does nothing."""
 
 
-class Reporter(threading.Thread):
+class Reporter(EtcdThread):
     """`written` is called in this thread with the ticket of each observed record that has reached the etcd."""
 
     def __init__(
@@ -83,14 +82,11 @@ class Reporter(threading.Thread):
         for each observed record, also for one that it did not write. `read` is called in this thread with the ticket of an observed record that asked for it, and what
         was wanted of this node once that record was written and the registration stood. `second` is called in this thread with a
         sentence, once, when another agent of this name is there and lives."""
-        super().__init__(name="reporter", daemon=True)
+        super().__init__("reporter", "etcd takes our reports again", etcd, security)
         self._registration = registration
         self._mark = folder / "lease.json"
-        self._etcd = etcd
         self._lease_s = lease_s
-        self._security = security
         self._written = written
-        self._some = threading.Condition()
         self._observed: tuple[int, NodeObserved] | None = None
         self._health: Health | None = None
         self._check: tuple[NodeCheck, bool] | None = None
@@ -100,7 +96,6 @@ class Reporter(threading.Thread):
         self._tickets = 0
         self._to_read = 0
         """The last ticket that asked what is wanted, and is not answered; 0: none."""
-        self._stop_now = threading.Event()
         self._give_back = False
         self._lease: Lease | None = None
         self._second = second
@@ -143,35 +138,28 @@ class Reporter(threading.Thread):
             self._check = (record, only_if_bad)
             self._some.notify()
 
-    def stop(self, give_back: bool) -> None:
+    def stop(self, give_back: bool = False) -> None:
         """Write what is left to write, once, and end. `give_back`: the node is gone at once, not when its lease lapses."""
-        with self._some:
-            self._give_back = give_back
-            self._stop_now.set()
-            self._some.notify()
+        self._give_back = give_back
+        super().stop()
 
     # --- the thread ---
 
-    def run(self) -> None:
-        store = connect_patiently(self._etcd, self._stop_now, self._security)
-        if store is None:
-            return
-        said = OneSentence("etcd takes our reports again")
-        while not self._stop_now.is_set():
-            with self._some:
-                quiet = not (self._observed or self._health or self._check or self._to_read)
-                if quiet and not self._stop_now.is_set():
-                    self._some.wait(LOOK_S)
-            try:
-                self._write(store)
-                self.standing.store_up = True
-                said.well()
-            except PortError as error:
-                self.standing.store_up = isinstance(error, Fenced)  # it answers, and says no
-                self.standing.failures += 1
-                said.trouble(error)
-                self._stop_now.wait(pause_after(error))
-            self.standing.lease_held = self._lease is not None and not self._lease.lost
+    def _turn(self, store: Store) -> None:
+        self.standing.lease_held = self._lease is not None and not self._lease.lost
+        with self._some:
+            quiet = not (self._observed or self._health or self._check or self._to_read)
+            if quiet and not self._stop_now.is_set():
+                self._some.wait(LOOK_S)
+        self._write(store)
+        self.standing.store_up = True
+        self._said.well()
+
+    def _failed(self, error: PortError) -> None:
+        self.standing.store_up = isinstance(error, Fenced)  # it answers, and says no
+        self.standing.failures += 1
+
+    def _finish(self, store: Store) -> None:
         try:
             self._write(store)
             self._no_second()
@@ -179,7 +167,6 @@ class Reporter(threading.Thread):
                 self._lease.revoke()
         except PortError as error:
             log.info("the last report was not written: %s", error)
-        store.close()
 
     def _write(self, store: Store) -> None:
         """What runs comes first: whoever sees the registration may count on what is observed."""

@@ -319,7 +319,7 @@ class Shim:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await reader.readline():
-                answer = await self._answer(line, writer)
+                answer = await self._answer(line)
                 writer.write(json.dumps(answer).encode() + b"\n")
                 if answer.pop("watching", False):
                     self._begin_watch(writer)
@@ -330,7 +330,7 @@ class Shim:
             self._watchers.discard(writer)
             writer.close()
 
-    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> dict[str, Any]:
+    async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
             request = json.loads(line)
             return await self._do(request)

@@ -24,7 +24,6 @@ import random
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,15 +36,16 @@ from benchmarks.detection_cases import CASES, CRASH, HANG, RANK_ZERO, Case, moun
 from benchmarks.detection_rows import HANGS, RIGHT, missed, not_made, row, summary
 from fault_injection import causes, checkers
 from fault_injection.causes import Order
+from fault_injection.chaos.watch import Follower
 from fault_injection.faults.fault import Target
 from fault_injection.not_here import NotHere
 from fault_injection.sim.lane import commit
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.spec import BudgetSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
+from supervisor.ports.store import Item
 from supervisor.shell import client, cordons, hosts, runfile, status
 from supervisor.shell.etcd_server import start_etcd
-from supervisor.shell.mirror import Mirror
 from supervisor.shell.status import RunStatus
 from supervisor.shell.store import connect
 from supervisor.wire import keys
@@ -93,18 +93,13 @@ def spec(checkpoint_steps: int = CHECKPOINT_STEPS, hang_at_least_s: float = HANG
     return made
 
 
-class Watcher(threading.Thread):
+class Watcher(Follower):
     """What etcd holds, and when each incident came here."""
 
     def __init__(self, endpoint: str, run: str) -> None:
-        super().__init__(name="watcher", daemon=True)
         self._store = connect(endpoint.split(","))
-        snapshot = self._store.list(keys.PREFIX)
-        self._mirror = Mirror(snapshot)
-        self._watch = self._store.watch(keys.PREFIX, snapshot.revision)
+        super().__init__(self._store, time.monotonic)
         self._incidents = keys.incident(run, "")
-        self._lock = threading.Lock()
-        self._stop_now = threading.Event()
         self.came: list[tuple[float, Incident]] = []
         self.bounds: dict[tuple[int, int], float] = {}
         """(group, generation) -> what its agent had learned that a step may take, when one took longer. Of this trial: a group that
@@ -112,21 +107,13 @@ class Watcher(threading.Thread):
         self.ends: dict[tuple[int, int], float] = {}
         """(group, generation) -> when the first of its ranks had ended, by its shim and this machine's clock."""
 
-    def run(self) -> None:
-        while not self._stop_now.is_set():
-            changes = self._watch.poll(0.1)
-            at = time.monotonic()
-            if changes is None:
-                continue
-            with self._lock:
-                self._mirror.apply(changes)
-                for item in changes.puts:
-                    if item.key.startswith(self._incidents):
-                        self.came.append((at, decode(item.value, Incident)))
-                    elif item.key.startswith(keys.NODES) and item.key.endswith("/observed"):
-                        self._note(decode(item.value, NodeObserved))
+    def _note(self, item: Item, at: float) -> None:
+        if item.key.startswith(self._incidents):
+            self.came.append((at, decode(item.value, Incident)))
+        elif item.key.startswith(keys.NODES) and item.key.endswith("/observed"):
+            self._seen(decode(item.value, NodeObserved))
 
-    def _note(self, observed: NodeObserved) -> None:
+    def _seen(self, observed: NodeObserved) -> None:
         for trainer in observed.trainers:
             if trainer.stopped:
                 self.bounds.setdefault((trainer.group, trainer.generation), HANGS.stopped_s)
@@ -135,11 +122,6 @@ class Watcher(threading.Thread):
             if trainer.exit is not None and trainer.exit.ended_s:
                 way = (trainer.group, trainer.generation)
                 self.ends[way] = min(self.ends.get(way, math.inf), trainer.exit.ended_s)
-
-    @contextmanager
-    def mirror(self) -> Iterator[Mirror]:
-        with self._lock:
-            yield self._mirror
 
     def begin(self) -> int:
         """A trial. How many incidents came before it."""
@@ -152,9 +134,7 @@ class Watcher(threading.Thread):
             return self.came[count:]
 
     def stop(self) -> None:
-        self._stop_now.set()
-        self.join()
-        self._watch.close()
+        super().stop()
         self._store.close()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from fault_injection.lines import wrong_with, wrong_with_journal, wrong_with_shim
 from fault_injection.one_clock import retimed
+from supervisor.shell.outcomes import built_on, of_journal
 from supervisor.wire.records import Account
 
 ACCOUNT = TypeAdapter(Account)
@@ -242,22 +243,16 @@ class History:
     def committed(self) -> list[Decided]:
         """Decisions that took effect. One without an outcome (its supervisor died in between, or the store went away)
         did if a later one built on it and none took its number again."""
-        final = {d.number: d for d in self.decisions if not d.refused and not d.replaced}
-        return [
-            d
-            for d in self.decisions
-            if d.committed_at is not None
-            or (final.get(d.number) is d and d.number <= self.reached and d.number not in self.told)
-        ]
+        return [d for d in self.decisions if self._took_effect(d)]
 
     def unresolved(self) -> list[Decided]:
         """Decisions of which nothing says whether they took effect: their supervisor died before it could, and none was made after."""
-        known = {d.line for d in self.committed()}
-        return [
-            d
-            for d in self.decisions
-            if d.line not in known and not d.refused and not d.replaced and d.number > self.reached
-        ]
+        return [d for d in self.decisions if self._took_effect(d) is None]
+
+    def _took_effect(self, d: Decided) -> bool | None:
+        if d.committed_at is not None or d.refused:
+            return not d.refused
+        return built_on(d.number, d.replaced, self.told, self.reached)
 
     def newest(self) -> float:
         """The newest time that a file of a node has."""
@@ -320,12 +315,7 @@ def _trainer_name(name: str, run: str) -> tuple[int, int, int] | None:
 
 
 def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
-    outcomes: dict[int, dict[str, Any]] = {}
-    intents: list[dict[str, Any]] = []
-    intent_lines: list[int] = []
-    given: list[tuple[int, int]] = []
-    open_: dict[tuple[int, int], int] = {}
-    intended_at: dict[tuple[int, int], int] = {}
+    lines = list(lines)
     away: float | None = None
     last = 0.0
     for at, line in enumerate(lines):
@@ -341,49 +331,32 @@ def _read_journal(history: History, lines: Iterable[dict[str, Any]]) -> None:
             history.elected[int(line["epoch"])] = line["elected"]
         if line.get("event") == "account":
             history.account = ACCOUNT.validate_python(line["account"])
-        if line.get("entry") == "outcome":
-            # It is the newest intent's: after an outage of the store the same number may be decided again.
-            key = (line["epoch"], line["decision"])
-            history.outcomes.append(_outcome(line, at, intended_at.get(key)))
-            which = open_.pop(key, None)
-            if which is not None:
-                outcomes[which] = line
-            if not line.get("refused"):
-                history.told.add(line["decision"])
-                history.reached = max(history.reached, line["decision"])
-        elif line.get("entry") == "intent":
-            history.reached = max(history.reached, line["decision"] - 1)
-            intended_at[line["epoch"], line["decision"]] = at
-            open_.pop((line["epoch"], line["decision"]), None)  # one that did nothing may take the number too
-            if line.get("changed"):
-                given.append((line["decision"], at))
-            if line.get("actions") or line.get("incidents"):
-                open_[line["epoch"], line["decision"]] = len(intents)
-                intents.append(line)
-                intent_lines.append(at)
     if away is not None:
         history.outages.append(Outage(start=away, end=last))
-    refused = {outcome.intent_line for outcome in history.outcomes if outcome.refused}
-    newest = {number: at for number, at in given if at not in refused}
-    for number, line in enumerate(intents):
-        outcome = outcomes.get(number)
-        history.decisions.append(
-            Decided(
-                t=line["t"],
-                epoch=line["epoch"],
-                number=line["decision"],
-                actions=tuple(line.get("actions", ())),
-                incidents=tuple(line.get("incidents", ())),
-                groups={int(g): v for g, v in line.get("groups", {}).items()},
-                committed_at=outcome["t"] if outcome is not None and not outcome.get("refused") else None,
-                refused=str(outcome.get("refused", "")) if outcome is not None else "",
-                line=intent_lines[number],
-                replaced=newest.get(line["decision"], 0) > intent_lines[number],
-            )
+    found = of_journal(lines, lambda line: line)
+    history.told, history.reached = found.told, found.reached
+    history.outcomes = [
+        _outcome(line, at, intent.at if intent is not None else None) for at, line, intent in found.named
+    ]
+    history.decisions = [
+        Decided(
+            t=intent.kept["t"],
+            epoch=intent.kept["epoch"],
+            number=intent.number,
+            actions=tuple(intent.kept.get("actions", ())),
+            incidents=tuple(intent.kept.get("incidents", ())),
+            groups={int(g): v for g, v in intent.kept.get("groups", {}).items()},
+            committed_at=intent.outcome["t"] if intent.outcome is not None and not intent.refused else None,
+            refused=intent.refused,
+            line=intent.at,
+            replaced=intent.given_again,
         )
+        for intent in found.intents
+        if intent.kept.get("actions") or intent.kept.get("incidents")
+    ]
 
 
-def _outcome(line: dict[str, Any], at: int, intent_at: int | None) -> Outcome:
+def _outcome(line: Mapping[str, Any], at: int, intent_at: int | None) -> Outcome:
     revision = line.get("revision")
     return Outcome(
         number=int(line["decision"]),

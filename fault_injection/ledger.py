@@ -26,6 +26,7 @@ from supervisor.core.ledger import Cause, Interval, totals
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal
 from supervisor.shell.journal import read as read_journal
+from supervisor.shell.outcomes import of_journal
 from supervisor.shell.up import system_folder
 from supervisor.wire.printer import Printer
 
@@ -150,21 +151,11 @@ class Lasted:
 
 def lasts(lines: Iterable[Mapping[str, Any]], now: float) -> Lasted | None:
     """From the first decision until the run had finished, was stopped or halted, and was not resumed; None: nothing was decided."""
-    phases: list[tuple[float, str]] = []
-    open_: tuple[float, str] | None = None
-    number = -1
-    for line in (line for line in lines if "t" in line):
-        if line.get("entry") == "intent":
-            given = int(line.get("decision", number + 1))
-            # who gives its number again, or waits since the one before it, has not found it in etcd
-            again = given < number or (given == number and bool(line.get("changed")))
-            phases += [open_] if open_ is not None and not again else []  # its supervisor died before it could say
-            number = given
-            open_ = (float(line["t"]), str(line.get("phase", "")))
-        elif line.get("entry") == "outcome" and open_ is not None:
-            phases += [open_] if not line.get("refused") else []
-            open_ = None
-    phases += [open_] if open_ is not None else []
+    found = of_journal(
+        (line for line in lines if "t" in line), lambda line: (float(line["t"]), str(line.get("phase", "")))
+    )
+    # also one of which nothing says it: its supervisor died before it could
+    phases = [intent.kept for intent in found.intents if found.took_effect(intent) is not False]
     if not phases:
         return None
     ended: float | None = None

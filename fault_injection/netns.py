@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fault_injection import interrupts
 from fault_injection.not_here import NOT_ROOT, missing
+from fault_injection.run_command import run_command
 from supervisor.ports.errors import Fatal
 from supervisor.shell.engines.local import PoolNode
 from supervisor.wire.security import Security, load
@@ -44,7 +45,7 @@ class Network:
 
     def is_cut(self, index: int) -> bool:
         """Whether the kernel says that a node's link is down."""
-        (link,) = json.loads(_run("ip", "-json", "-n", self.nodes[index][0], "link", "show", "eth0"))
+        (link,) = json.loads(run_command("ip", "-json", "-n", self.nodes[index][0], "link", "show", "eth0"))
         return "UP" not in link["flags"]
 
     def addresses(self) -> list[str]:
@@ -79,7 +80,7 @@ class Network:
         self._iptables(index, "-F")
 
     def _iptables(self, index: int, *rule: str) -> None:
-        _run("ip", "netns", "exec", self.nodes[index][0], "iptables", "-w", *rule)
+        run_command("ip", "netns", "exec", self.nodes[index][0], "iptables", "-w", *rule)
 
 
 def available() -> str:
@@ -134,15 +135,7 @@ def network(count: int) -> Iterator[Network]:
 
 
 def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
-
-
-def _run(*command: str) -> str:
-    """What it prints. Raises Fatal when it fails."""
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
-    return result.stdout
+    run_command("ip", *arguments)
 
 
 def environment(network_: Network) -> dict[str, str]:

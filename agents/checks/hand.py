@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,6 +19,7 @@ from supervisor.ports.store import Store
 from supervisor.shell.store import connect
 from supervisor.wire import environment, keys
 from supervisor.wire.checks import CheckResult
+from supervisor.wire.person import who
 from supervisor.wire.records import NodeCheck, NodeObserved, RecordError, Registration, decode, encode
 from supervisor.wire.security import Security
 
@@ -72,7 +71,7 @@ def _tell(store: Store, node: str, results: Sequence[CheckResult], began: int) -
         node=node,
         host=host,
         state=state,
-        why=f"by hand, {_who()}",
+        why=f"by hand, {who()}",
         began=began,
         results=tuple(results),
     )
@@ -126,11 +125,3 @@ def render(results: Sequence[CheckResult], follows: str) -> RenderableType:
             Text(result.outcome, _COLOUR[result.outcome]), result.name, result.evidence, f"{result.took_s:.2f} s"
         )
     return Group(table, follows) if follows else table
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"  # a container's user may have no name
-    return f"{user}@{socket.gethostname()}"

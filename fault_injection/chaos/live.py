@@ -24,6 +24,7 @@ from fault_injection.faults.site import NOT_OURS, SHARED_DISK, SHARED_NETWORK, n
 from fault_injection.history import Left, Seen
 from fault_injection.house import House
 from supervisor.core.model import Grant, Memory, Rung
+from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.ports.store import Store
 from supervisor.shell import client, cordons, hosts, status, views
@@ -101,7 +102,7 @@ class LiveRun:
             if i.decided is not None and not i.shadow
             and (i.rung > Rung.RIDE_THROUGH or i.generation_after > i.generation_before)  # who is left out has no rung
         )  # fmt: skip
-        ended = f"the run is {now.phase}" if now.phase in ("stopped", "finished", "halted", "stopping") else ""
+        ended = f"the run is {now.phase}" if now.phase in (*ENDED, "stopping") else ""
         if ended and now.halt_reason:
             ended += f": {now.halt_reason}"
         step = min((g.step for g in now.groups), default=0)

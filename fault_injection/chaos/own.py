@@ -18,6 +18,7 @@ from fault_injection.etcds import cluster
 from fault_injection.gpus import Gpus
 from fault_injection.house import House
 from fault_injection.netns import Network
+from fault_injection.run_command import run_command
 from supervisor.core.spec import (
     AllocationSpec,
     BudgetSpec,
@@ -28,7 +29,6 @@ from supervisor.core.spec import (
     TitanSpec,
     TorchFTSpec,
 )
-from supervisor.ports.errors import Fatal
 from supervisor.shell import client
 from supervisor.shell import up as up_module
 from supervisor.shell.store import connect
@@ -111,10 +111,7 @@ def started(
 def disk(folder: Path, size: int) -> Iterator[None]:
     """A disk of its own for a node, or for checkpoints. What is written there is in the folder afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", folder.name, str(folder)]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
+    run_command("mount", "-t", "tmpfs", "-o", f"size={size}", folder.name, str(folder))
     kept = folder.with_name(f".{folder.name}")
     try:
         yield

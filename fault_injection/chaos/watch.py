@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,25 +16,22 @@ from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, RecordError, decode
 
 
-class Watcher(threading.Thread):
-    """Follows everything under our prefix, also over an outage of the store. `seen`: groups, incidents and leaders of the run."""
+class Follower(threading.Thread):
+    """Follows everything under our prefix, also over an outage of the store."""
 
-    def __init__(self, store: Store, run: str) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         super().__init__(name="watcher", daemon=True)
+        self._clock = clock
         snapshot = store.list(keys.PREFIX)
         self._mirror = Mirror(snapshot)
         self._watch = store.watch(keys.PREFIX, snapshot.revision)
-        self._incidents, self._groups = keys.incident(run, ""), keys.memory(run, "group-")
         self._lock = threading.Lock()
         self._stop_now = threading.Event()
-        self.seen: list[Seen] = []
-        for item in snapshot.items:
-            self._note(item, time.time())
 
     def run(self) -> None:
         while not self._stop_now.is_set():
             changes = self._watch.poll(0.1)
-            at = time.time()
+            at = self._clock()
             if changes is None:
                 continue
             with self._lock:
@@ -53,6 +50,21 @@ class Watcher(threading.Thread):
         if self.is_alive():
             self.join()
         self._watch.close()
+
+    def _note(self, item: Item, at: float) -> None:
+        """Take what was written; `at`: when it came."""
+        raise NotImplementedError
+
+
+class Watcher(Follower):
+    """`seen`: groups, incidents and leaders of the run."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        super().__init__(store)
+        self._incidents, self._groups = keys.incident(run, ""), keys.memory(run, "group-")
+        self.seen: list[Seen] = []
+        for item in self._mirror.items.values():
+            self._note(item, time.time())
 
     def _note(self, item: Item, at: float) -> None:
         says = self._says(item)

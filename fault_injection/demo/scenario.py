@@ -11,6 +11,7 @@ from pathlib import Path
 from fault_injection.faults import acts
 from fault_injection.faults.acts import Injected
 from supervisor.core.model import Incident
+from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import client, status, views
 from supervisor.shell.mirror import Mirror
@@ -65,7 +66,7 @@ class Story:
             goal = self._look().status.step + STEPS_BETWEEN
             self._until(partial(self._training, goal), f"recovered; training on to step {goal}")
         client.change_control(self.store, self.record.spec.name, _stop)
-        self._until(lambda look: look.status.phase in ("stopped", "finished", "halted"), "stopping at one step")
+        self._until(lambda look: look.status.phase in ENDED, "stopping at one step")
         return self.injected
 
     def _look(self) -> Look:

@@ -4,7 +4,6 @@ because of it, and has happened when one was written again afterwards."""
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from fault_injection.faults import acts
 from fault_injection.faults.fault import Scene, Target
+from fault_injection.run_command import run_command
 from supervisor.ports.errors import Fatal
 from supervisor.wire.checkpoints import folder_of, listed
 
@@ -43,7 +43,7 @@ def checkpoint_folder_gone(scene: Scene, target: Target, after: ExitStack) -> st
     folder = folder_of(scene.run_dir)
     after.callback(_show, folder)
     began = time.time()
-    _run("mount", "-t", "tmpfs", "-o", "ro", HIDES, str(folder))
+    run_command("mount", "-t", "tmpfs", "-o", "ro", HIDES, str(folder))
     if listed(scene.run_dir):
         raise Fatal(f"{folder} still shows checkpoints")
     return _written_again(scene, target, after, _until(scene, lambda: _failed(scene, target, began)))
@@ -84,10 +84,4 @@ def _failed(scene: Scene, target: Target, since: float) -> str:
 def _show(folder: Path) -> None:
     """Take the empty file system away, if it is there."""
     if any(line.split()[:2] == [HIDES, str(folder)] for line in Path("/proc/self/mounts").read_text().splitlines()):
-        _run("umount", "--lazy", str(folder))
-
-
-def _run(*command: str) -> None:
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise Fatal(f"{' '.join(command)}: {result.stderr.strip()}")
+        run_command("umount", "--lazy", str(folder))

@@ -177,7 +177,7 @@ class Checks:
 
     # --- what is written ---
 
-    def decided(self, observed: Observed, decision: Decision) -> None:
+    def decided(self, decision: Decision) -> None:
         for action in decision.actions:
             if not action.reason:
                 self.broke(f"reason: {action.key} says none")

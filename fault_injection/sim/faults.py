@@ -135,6 +135,13 @@ def heal(world: World) -> None:
     world.calm()
 
 
+def _meanwhile(world: World, fault: Fault, thing: object, name: str, during: object, after: object) -> bool:
+    """Sets one attribute for as long as the fault lasts."""
+    setattr(thing, name, during)
+    world.clock.after(fault.seconds, lambda: setattr(thing, name, after))
+    return True
+
+
 # --- processes and nodes ---
 
 
@@ -189,15 +196,7 @@ def _error(world: World, fault: Fault) -> bool:
 
 def _freeze(world: World, fault: Fault) -> bool:
     trainer = _trainer(world, fault.target)
-    if trainer is None:
-        return False
-    trainer.frozen = True
-
-    def thaw() -> None:
-        trainer.frozen = False
-
-    world.clock.after(fault.seconds, thaw)
-    return True
+    return trainer is not None and _meanwhile(world, fault, trainer, "frozen", True, False)
 
 
 def _frozen_for_good(world: World, fault: Fault) -> bool:
@@ -376,13 +375,7 @@ def _etcd_away(world: World, fault: Fault) -> bool:
 
 
 def _watch_late(world: World, fault: Fault) -> bool:
-    world.etcd.delay_s = WATCH_LATE_S
-
-    def back() -> None:
-        world.etcd.delay_s = world.delay_s
-
-    world.clock.after(fault.seconds, back)
-    return True
+    return _meanwhile(world, fault, world.etcd, "delay_s", WATCH_LATE_S, world.delay_s)
 
 
 def _watch_reset(world: World, fault: Fault) -> bool:
@@ -412,29 +405,17 @@ def _power_loss(world: World, fault: Fault) -> bool:
 
 
 def _engine_pending(world: World, fault: Fault) -> bool:
-    world.engine.stalled = True
-
-    def back() -> None:
-        world.engine.stalled = False
-
-    world.clock.after(fault.seconds, back)
-    return True
+    return _meanwhile(world, fault, world.engine, "stalled", True, False)
 
 
 def _engine_away(world: World, fault: Fault) -> bool:
-    world.engine.away = True
-
-    def back() -> None:
-        world.engine.away = False
-
-    world.clock.after(fault.seconds, back)
-    return True
+    return _meanwhile(world, fault, world.engine, "away", True, False)
 
 
 def _gate_killed(world: World, fault: Fault) -> bool:
     up = [gate for gate in world.gates if gate.up]
     for gate in up:
-        gate.end("killed")
+        gate.end()
     return bool(up)
 
 

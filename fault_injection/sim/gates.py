@@ -57,7 +57,7 @@ class Lighthouse:
         state = self.state
         return self.up and not self.frozen and self.node.power and state.opened and not (state.closed or state.retired)
 
-    def end(self, why: str) -> None:
+    def end(self) -> None:
         if self.up:
             self.up = False
             self.client.cut()
@@ -118,7 +118,7 @@ class Lighthouse:
         if self.frozen or not self.node.power:
             return
         if now - self._ticked_at > FROZEN_S:
-            self.end("it stood still for too long to know anything")
+            self.end()
             return
         self._ticked_at = now
         if self.client.reaches and not self._asks_etcd():
@@ -144,7 +144,7 @@ class Lighthouse:
             for item in changes.puts:
                 self._obey(item)
         if self.state.retired:
-            self.end("another has its seat")
+            self.end()
             return False
         if self._lease is None or self._lease.lost:
             self._lease = self.client.lease(GATE_LEASE_S)

@@ -71,7 +71,7 @@ class _Quiet(Telemetry):
     ) -> None:
         self._supervisor.decided = (observed, decision)
         self._supervisor.decided_at = self._supervisor.world.clock.now
-        self._supervisor.world.checks.decided(observed, decision)
+        self._supervisor.world.checks.decided(decision)
 
 
 class _Unlisted:

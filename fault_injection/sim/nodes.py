@@ -192,7 +192,7 @@ class Node:
             return
         self.power = on
         for lighthouse in self.lighthouses.values():
-            lighthouse.end("its host was off")
+            lighthouse.end()
         self.agent = False
         self.world.connect()
         if on:
@@ -300,7 +300,7 @@ class Node:
 
     def _stop(self, name: str, why: str) -> None:
         if name in self.lighthouses:
-            self.lighthouses[name].end(why)
+            self.lighthouses[name].end()
             return
         trainer = self.trainers[name]
         if trainer.ending is None and trainer.ended is None:

@@ -16,13 +16,13 @@ from fault_injection.sim.judge import Asked, Struck, judge
 from fault_injection.sim.leaders import Said
 from fault_injection.sim.world import World, spec
 from supervisor.core.reason import Code, Reason
+from supervisor.core.restored import ENDED
 from supervisor.core.words import say
 
 LEFT_OVER_S = 60.0
 """After it, until nothing may be left over: an allocation is waited for once more (allocation_timeout_s), then given back."""
 NAMED = 5
 """So many groups that are not well a failure names: of five hundred nobody reads more."""
-ENDED = ("halted", "stopped", "finished")
 ROOT = Path(__file__).parents[2]
 THE_PROGRAM = ("supervisor", "agents")
 """Folders of what is under test."""

@@ -22,6 +22,7 @@ from supervisor.ports.store import Expect, Store
 from supervisor.shell import views
 from supervisor.shell.engines.slurm import SlurmEngine
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.rewrite import rewrite
 from supervisor.wire import environment, keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
@@ -123,17 +124,10 @@ def not_over(mirror: Mirror, resumable: bool) -> dict[str, str]:
 def change_control(store: Store, run: str, change: Callable[[Control], Control]) -> Control:
     """Read, change and write what a person asks of a run; tried again when somebody else wrote in between."""
     key = keys.control(run)
-    while True:
-        item = store.get(key)
-        try:
-            wanted = change(decode(item.value, Control) if item is not None else Control())
-        except RecordError as error:
-            raise Fatal(f"{key} cannot be read and is left alone ({error}); delete it in etcd to go on") from error
-        try:
-            store.commit({key: encode(wanted)}, expect=[Expect(key, mod_revision=item.mod_revision if item else 0)])
-        except Fenced:
-            continue
-        return wanted
+    try:
+        return rewrite(store, key, Control, lambda known: change(known or Control()))
+    except RecordError as error:
+        raise Fatal(f"{key} cannot be read and is left alone ({error}); delete it in etcd to go on") from error
 
 
 def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:

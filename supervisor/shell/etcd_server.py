@@ -241,13 +241,13 @@ def _ask(host: str, port: int, path: str, timeout_s: float) -> dict[str, object]
     return answer if isinstance(answer, dict) else {}
 
 
-def _tail(server: EtcdServer, lines: int = 6) -> str:
+def _tail(server: EtcdServer) -> str:
     """The last lines that this start has written."""
     try:
         text = server.log.read_bytes()[server._log_from :].decode(errors="replace").splitlines()
     except OSError as error:
         return f"(unreadable: {error.strerror})"
-    return "\n".join(line[:300] for line in text[-lines:])
+    return "\n".join(line[:300] for line in text[-6:])
 
 
 def _prepare(data_dir: Path) -> Path:

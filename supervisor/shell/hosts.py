@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import getpass
 import shutil
-import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from supervisor.ports.errors import Fatal, Fenced, PortError
-from supervisor.ports.store import MAX_OPERATIONS, Expect, Store
+from supervisor.ports.errors import Fatal, PortError
+from supervisor.ports.store import MAX_OPERATIONS, Store
 from supervisor.shell import cordons, views
 from supervisor.shell.engines.slurm_commands import Commands
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.rewrite import rewrite
 from supervisor.wire import keys
-from supervisor.wire.records import Cordon, RecordError, Registration, decode, encode
+from supervisor.wire.person import who
+from supervisor.wire.records import Cordon, RecordError, Registration
 
 SHOWN = 10
 """Names that a sentence lists."""
@@ -49,7 +49,7 @@ def cordon(
     host = _host(mirror, name, elsewhere)
     if host not in _hosts(mirror).values() and host in _service_hosts(mirror):
         raise Fatal(f"host {host} carries the lighthouse and no groups: a cordon would keep nothing away from it")
-    wanted = Cordon(host=host, why=because, by=_who(), at_unix_s=time.time(), drain=drain)
+    wanted = Cordon(host=host, why=because, by=who(), at_unix_s=time.time(), drain=drain)
     wanted = _write(store, wanted)
     there = _groups_on(mirror, host)
     again = f"free it again: supervisor uncordon {host}"
@@ -89,18 +89,15 @@ def _was(held: cordons.HostCordons) -> str:
 def _write(store: Store, wanted: Cordon) -> Cordon:
     """Written again when somebody else did in between, so that no drain is taken back unseen."""
     key = keys.cordon(wanted.host)
-    while True:
-        item = store.get(key)
-        try:
-            before = decode(item.value, Cordon) if item is not None else None
-        except RecordError as error:
-            raise Fatal(f"{key} cannot be read ({error}): supervisor uncordon {wanted.host}, then again") from error
-        made = replace(wanted, drain=wanted.drain or (before is not None and before.drain))
-        try:
-            store.commit({key: encode(made)}, expect=[Expect(key, mod_revision=item.mod_revision if item else 0)])
-        except Fenced:
-            continue
-        return made
+    try:
+        return rewrite(
+            store,
+            key,
+            Cordon,
+            lambda before: replace(wanted, drain=wanted.drain or (before is not None and before.drain)),
+        )
+    except RecordError as error:
+        raise Fatal(f"{key} cannot be read ({error}): supervisor uncordon {wanted.host}, then again") from error
 
 
 def _host(mirror: Mirror, name: str, elsewhere: Callable[[str], bool]) -> str:
@@ -160,14 +157,6 @@ def _groups_on(mirror: Mirror, host: str) -> list[str]:
         there = [g for g in groups if g.node and (g.host or g.node) == host and g.phase != "finished"]
         found += [f"group {g.group} of run {run}" for g in there]
     return found
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"  # a container's user may have no name
-    return f"{user}@{socket.gethostname()}"
 
 
 def _listed(names: Collection[str]) -> str:

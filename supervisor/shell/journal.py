@@ -153,17 +153,21 @@ class Journal:
             self._broken = True
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal; a torn last line is left out."""
+def read(path: Path, *words: str) -> Iterator[dict[str, Any]]:
+    """The lines of a journal; a torn one is left out. `words`: only lines that hold one of them; the rest of a long file is not
+    parsed."""
     if not path.exists():
         return
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            body = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(body, dict):
-            yield body
+    with path.open(errors="replace") as file:
+        for line in file:
+            if words and not any(word in line for word in words):
+                continue
+            try:
+                body = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(body, dict):
+                yield body
 
 
 def _resumes(decision: Decision) -> bool:

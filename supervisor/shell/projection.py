@@ -9,6 +9,7 @@ from typing import Any
 
 from supervisor.core import unsaved
 from supervisor.core.model import Checkpoint, Decision, GroupMemory, Incident, Memory, Suspicion
+from supervisor.core.restored import ENDED
 from supervisor.core.spec import RunSpec
 from supervisor.wire import keys
 from supervisor.wire.records import (
@@ -20,8 +21,6 @@ from supervisor.wire.records import (
     TrainerDesired,
     encode,
 )
-
-ENDED = ("finished", "stopped", "halted")
 
 DIGESTS = 64
 """Of a run, the newest: at most 2 KiB each (tested), 128 KiB in all."""

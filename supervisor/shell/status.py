@@ -12,6 +12,7 @@ from supervisor.core import budget as budgets
 from supervisor.core.cordons import barred
 from supervisor.core.model import Memory, Observed, Rung
 from supervisor.core.reason import of_json
+from supervisor.core.restored import ENDED
 from supervisor.core.round import Round
 from supervisor.core.words import say
 from supervisor.ports.errors import PortError
@@ -237,7 +238,7 @@ def insecure(mirror: Mirror) -> tuple[str, ...]:
 def _lighthouse(memory: Memory) -> LighthouseStatus:
     seat = memory.lighthouse
     state: Literal["none", "starting", "open", "mute", "closing"] = "open" if seat.address else "starting"
-    if not seat.node or memory.phase in ("finished", "stopped", "halted"):
+    if not seat.node or memory.phase in ENDED:
         state = "none"
     elif seat.closing:
         state = "closing"

@@ -266,15 +266,7 @@ def _stuck(trainer: TrainerObserved) -> StuckView | None:
     stuck = trainer.stuck
     if stuck is None or trainer.state == "exited":
         return None
-    return StuckView(
-        activity=stuck.activity,
-        activity_s=stuck.activity_s,
-        bound_s=stuck.bound_s,
-        usual_s=stuck.usual_s,
-        process=stuck.process,
-        stack=stuck.stack,
-        lasted_s=stuck.lasted_s,
-    )
+    return StuckView(**asdict(stuck))
 
 
 def _gate(mirror: Mirror, run: str, known: Memory) -> GateView | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,9 @@ from supervisor.core.model import Action, Incident, Kind
 from supervisor.core.words import say
 from supervisor.ports.errors import Fatal
 from supervisor.shell import inputs, status
+from supervisor.shell.journal import read
 from supervisor.shell.mirror import Mirror
+from supervisor.shell.outcomes import of_journal
 from supervisor.shell.program import program
 from supervisor.wire import keys
 from supervisor.wire.records import Digest
@@ -171,7 +172,7 @@ def incidents(journal: Path) -> dict[str, Incident]:
     if not journal.is_file():
         raise Fatal(f"there is no journal {journal}: it is RUN_DIR/journal.jsonl on the machine whose supervisor led")
     found: dict[str, Incident] = {}
-    for line in _lines(journal, '"incidents":[{'):
+    for line in read(journal, '"incidents":[{'):
         found |= {i.id: i for i in _answer(line).incidents}
     return found
 
@@ -180,7 +181,7 @@ def seen(journal: Path) -> dict[str, float]:
     """By incident, when it was detected, by the wall clock of the machine that led. Empty: the journal is not here."""
     found: dict[str, float] = {}
     with contextlib.suppress(PermissionError):
-        for line in _lines(journal, '"incidents":[{'):
+        for line in read(journal, '"incidents":[{'):
             for incident in line.get("incidents", ()):
                 found.setdefault(incident["id"], line["t"] - line["now"] + incident.get("opened", 0.0))
     return found
@@ -189,55 +190,19 @@ def seen(journal: Path) -> dict[str, float]:
 # --- the journal ---
 
 
-def _lines(journal: Path, *words: str) -> Iterator[dict[str, Any]]:
-    """Its lines that hold one of the words; the rest of a long file is not parsed. A torn line is left out."""
-    if not journal.exists():
-        return
-    with journal.open(errors="replace") as file:
-        for text in file:
-            if any(word in text for word in words):
-                try:
-                    body = json.loads(text)
-                except ValueError:
-                    continue
-                if isinstance(body, dict):
-                    yield body
-
-
 def _decided(journal: Path, incident: str, made: Mapping[int, int]) -> list[Decided]:
-    """In the order in which they were made, without those that were refused. `made`: decision -> epoch, of those in etcd.
-
-    One without an outcome, whose supervisor ended or whose store went away, took effect if a later one was made on it. It did not
-    if its number came again."""
-    open_: dict[tuple[int, int], int] = {}
-    without: dict[int, tuple[int, Decided | None]] = {}
+    """In the order in which they were made, without those that did not take effect. `made`: decision -> epoch, of those in etcd."""
+    lines = read(journal, '"entry":"intent"', '"entry":"outcome"', '"event":"outcome_unknown"')
+    outcomes = of_journal(lines, lambda line: _about(line, incident))
     found: list[Decided] = []
-    told: set[int] = set()
-    reached = 0
-    for at, line in enumerate(_lines(journal, '"entry":"intent"', '"entry":"outcome"', '"event":"outcome_unknown"')):
-        place = (line.get("epoch", 0), line.get("decision", 0))
-        if line.get("entry") == "intent":
-            reached = max(reached, place[1] - 1)
-            open_.pop(place, None)
-            if line.get("changed"):  # whoever gives a number again has not found the first in etcd
-                without = {known: one for known, one in without.items() if one[0] != place[1]}
-            if line.get("actions") or line.get("incidents"):  # one that only waits has the number of the one before it
-                open_[place] = at
-                without[at] = (place[1], _about(line, incident))
-        elif line.get("entry") == "outcome":
-            _, one = without.pop(open_.pop(place, -1), (0, None))
-            if not line.get("refused"):
-                reached = max(reached, place[1])
-                told.add(place[1])
-                found += [] if one is None else [replace(one, known=True, cut_off=False)]
-        elif (one := without.get(open_.get(place, -1), (0, None))[1]) is not None:
-            without[open_[place]] = (
-                place[1],
-                replace(one, cut_off=False),
-            )  # the store went away, its supervisor went on
-    for number, one in dict(without.values()).items():  # of each number the newest
-        if one is not None and number not in told and made.get(number, one.epoch) == one.epoch:
-            found.append(replace(one, known=number <= reached or number in made))
+    for intent in outcomes.intents:
+        one, known = intent.kept, outcomes.took_effect(intent)
+        if one is None or known is False:
+            continue
+        if intent.outcome is not None:
+            found.append(replace(one, known=True, cut_off=False))
+        elif made.get(intent.number, one.epoch) == one.epoch:
+            found.append(replace(one, known=known or intent.number in made, cut_off=not intent.went_on))
     return sorted(found, key=lambda d: (d.epoch, d.decision))
 
 

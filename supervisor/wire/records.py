@@ -414,8 +414,6 @@ class ExitObserved:
     signal: int | None = None
     error_file: str = ""
     """Message of the torchelastic error file, if it left one."""
-    stderr_tail: str = ""
-    """Last lines of its log, at most 2 KiB."""
     raised: str = ""
     """Where it left no error file: the error of the traceback that its log ends with."""
     trace: str = ""

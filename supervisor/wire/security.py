@@ -268,11 +268,6 @@ class Reloading:
             return self._context
 
 
-def client_context(security: Security) -> ssl.SSLContext:
-    """For one connection (see `Reloading` for several). Raises SecurityError."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, security)
-
-
 def _context(protocol: int, security: Security) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

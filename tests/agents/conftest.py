@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,14 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
     takes away."""
     with folder(tmp_path_factory.mktemp("etcd")) as data, running(data / "etcd") as server:
         yield server
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield child
+    child.kill()
+    child.wait()
 
 
 @pytest.fixture

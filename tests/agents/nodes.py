@@ -13,6 +13,7 @@ from typing import Any
 from agents import process
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.store import Store
+from supervisor.shell.processes import is_running
 from supervisor.wire import keys
 from supervisor.wire.records import (
     GateObserved,
@@ -21,6 +22,7 @@ from supervisor.wire.records import (
     NodeObserved,
     ProcessRecord,
     Progress,
+    Registration,
     TrainerDesired,
     TrainerObserved,
     decode,
@@ -60,7 +62,7 @@ class Node:
     def pid(self, name: str) -> int:
         """Of a process that runs; 0 when it does not."""
         record = self.records().get(name)
-        if record is None or record.exited or not process.is_running(record.pid, record.start_ticks):
+        if record is None or record.exited or not is_running(record.pid, record.start_ticks):
             return 0
         return record.pid
 
@@ -155,6 +157,11 @@ def desire(
 def observed(store: Store, node: str) -> NodeObserved | None:
     item = store.get(keys.observed(node))
     return decode(item.value, NodeObserved) if item is not None else None
+
+
+def registration(store: Store, node: str = "n0") -> Registration | None:
+    item = store.get(keys.registration(node))
+    return decode(item.value, Registration) if item is not None else None
 
 
 def rank(store: Store, node: str, generation: int, group: int = 0, rank: int = 0) -> TrainerObserved | None:

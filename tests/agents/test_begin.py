@@ -140,7 +140,7 @@ def test_nobody_sleeps_while_it_is_asked_for(
     etcd: Told, reporter: Reporter, answers: list[tuple[int, Wanted]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All is written when the read fails."""
-    monkeypatch.setattr("agents.reporter.connect_patiently", lambda *about: etcd)
+    monkeypatch.setattr("agents.patience.connect_patiently", lambda *about: etcd)
     monkeypatch.setattr("agents.reporter.LOOK_S", 1000.0)
     etcd.fails = 7
     ticket = reporter.observed(NodeObserved(node="n0", sequence=0), then_read=True)
@@ -277,8 +277,7 @@ def test_what_is_withdrawn_while_the_watch_is_held_back_is_not_begun(
 ) -> None:
     monkeypatch.setattr("agents.agent.READ_AGAIN_S", 0.01)
     store = MemoryStore()
-    for module in ("reporter", "desired"):
-        monkeypatch.setattr(f"agents.{module}.connect_patiently", lambda *about: store)
+    monkeypatch.setattr("agents.patience.connect_patiently", lambda *about: store)
     monkeypatch.setattr(store, "close", lambda: None)
     assert begins(settings, store, withdrawn) == asked
 

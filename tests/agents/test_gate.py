@@ -222,7 +222,7 @@ def test_a_lighthouse_that_died_is_replaced_and_the_trainers_go_on(two: Run) -> 
     kill(lighthouse.pid)
     found = eventually(lambda: (seen := observed(two.store, NODE).lighthouses[0]).state == "exited" and seen, 5)
     assert found.exit.exit_code == 1
-    assert "the lighthouse ended" in found.exit.stderr_tail
+    assert "the lighthouse ended" in found.exit.last_words
     newest = max(int(str(line["quorum_id"])) for line in two.commits(0))
     two.lighthouse = replace(two.lighthouse, generation=2, quorum_ids_above=newest + 100)
     two.address = ""

@@ -177,12 +177,18 @@ def test_a_machine_without_a_gpu_says_nothing(
     assert caplog.records == []
 
 
-def test_nvml_that_hangs_is_a_fact_and_holds_nobody(state: dict[str, Any], nvml: FakeNvml, started: Make) -> None:
+def hung(state: dict[str, Any], nvml: FakeNvml, started: Make) -> tuple[Gpus, Clock]:
+    """Once a call of NVML does not return."""
     clock = Clock()
     gpus = started(monotonic=clock)
     eventually(lambda: gpus._devices.handles, 10)
     state["hangs"] = True
     eventually(lambda: (began := gpus._began) is not None and not nvml.freed.wait(0.1) and gpus._began == began, 10)
+    return gpus, clock
+
+
+def test_nvml_that_hangs_is_a_fact_and_holds_nobody(state: dict[str, Any], nvml: FakeNvml, started: Make) -> None:
+    gpus, clock = hung(state, nvml, started)
     for _ in range(int(DEADLINE_S / 5) + 1):
         assert gpus.read() == ()
         clock.now += 5.0
@@ -196,11 +202,7 @@ def test_nvml_that_hangs_is_a_fact_and_holds_nobody(state: dict[str, Any], nvml:
 def test_an_agent_that_was_frozen_takes_nvml_for_stalled_no_sooner(
     state: dict[str, Any], nvml: FakeNvml, started: Make
 ) -> None:
-    clock = Clock()
-    gpus = started(monotonic=clock)
-    eventually(lambda: gpus._devices.handles, 10)
-    state["hangs"] = True
-    eventually(lambda: (began := gpus._began) is not None and not nvml.freed.wait(0.1) and gpus._began == began, 10)
+    gpus, clock = hung(state, nvml, started)
     gpus.read()
     clock.now += 100 * DEADLINE_S
     assert gpus.read() == ()

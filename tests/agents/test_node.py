@@ -17,8 +17,8 @@ from supervisor.shell import status
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import connect
 from supervisor.wire import keys, rotated
-from supervisor.wire.records import CheckpointMark, Health, Registration, decode
-from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, running, trainer
+from supervisor.wire.records import CheckpointMark, Health, decode
+from tests.agents.nodes import RUN, Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers import etcd
 from tests.helpers.waiting import eventually
 
@@ -29,11 +29,6 @@ SECOND = "toy.0.2.0"
 @pytest.fixture
 def cold(nodes: Nodes) -> Iterator[Node]:
     return nodes.cold()
-
-
-def registration(store: Store, node: str) -> Registration | None:
-    item = store.get(keys.registration(node))
-    return decode(item.value, Registration) if item is not None else None
 
 
 def problems(store: Store, node: str) -> str:
@@ -64,14 +59,14 @@ def test_a_trainer_that_ends_at_once_is_not_lost(nodes: Nodes, store: Store) -> 
         desire(store, "n0", trainer(generation=generation, toy_mode="exit", toy_exit_code=generation))
         found = eventually(lambda g=generation: (r := rank(store, "n0", g)) and r.state == "exited" and r, 5)
         assert found.exit.exit_code == generation
-        assert found.exit.stderr_tail == "gone at once"
+        assert found.exit.last_words == "gone at once"
 
 
 def test_a_failed_rank_is_decoded_and_its_sibling_ended(cold: Node, store: Store) -> None:
     desire(store, "n0", trainer(world_size=2, toy_fail_at=5))
     first = eventually(lambda: (r := rank(store, "n0", 1)) and r.state == "exited" and r, 15)
     assert (first.exit.exit_code, first.exit.error_file) == (3, "ToyError: asked to")
-    assert first.exit.stderr_tail == "the toy fails as it was asked to"
+    assert first.exit.last_words == "the toy fails as it was asked to"
     assert first.progress.step == 5
     sibling = eventually(lambda: (r := rank(store, "n0", 1, rank=1)) and r.state == "exited" and r, 5)
     assert sibling.exit.signal == signal.SIGTERM

@@ -19,10 +19,8 @@ from agents.shim import LEAVING
 from agents.shim_client import ShimClient, ShimLost, Watched
 from supervisor.ports.store import Store
 from supervisor.shell.store import connect
-from supervisor.wire import keys
 from supervisor.wire.address import towards
-from supervisor.wire.records import Registration, decode
-from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, running, trainer
+from tests.agents.nodes import Node, Nodes, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers import etcd
 from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
@@ -30,11 +28,6 @@ from tests.helpers.waiting import eventually
 FIRST = "toy.0.1.0"
 REPOSITORY = str(Path(__file__).parents[2])
 USR1 = 1 << (signal.SIGUSR1 - 1)
-
-
-def registration(store: Store, node: str = "n0") -> Registration | None:
-    item = store.get(keys.registration(node))
-    return decode(item.value, Registration) if item is not None else None
 
 
 def leaving(node: Node) -> list[str]:

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from agents.settings import parse
 from agents.shim import Shim
 from agents.table import RECORD_VERSION, Child, Table, generation_of
 from supervisor.ports.store import Store
+from supervisor.shell.processes import is_running
 from supervisor.wire import records
 from supervisor.wire.records import ProcessRecord, decode
 from tests.agents.nodes import Nodes, desire, kill, rank, running, trainer
@@ -26,14 +26,6 @@ from tests.helpers import site
 from tests.helpers.waiting import eventually
 
 FIRST = "toy.0.1.0"
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    yield child
-    child.kill()
-    child.wait()
 
 
 def test_the_shim_is_small_and_imports_nothing_big() -> None:
@@ -132,7 +124,7 @@ def test_a_recycled_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> 
     assert not process.send_signal(0, 0, signal.SIGKILL)
     assert not process.send_signal(1, process.stat_of(1).start_ticks, signal.SIGKILL)
     assert sleeper.poll() is None
-    assert process.is_running(stat.pid, stat.start_ticks)
+    assert is_running(stat.pid, stat.start_ticks)
     assert process.send_signal(stat.pid, stat.start_ticks, signal.SIGKILL)
     assert sleeper.wait() == -signal.SIGKILL
 

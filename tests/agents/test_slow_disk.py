@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,14 +33,6 @@ def settings(tmp_path: Path) -> Settings:
     made = parse(["--node=n0", f"--home={tmp_path}", "--etcd=127.0.0.1:1", "--cold"])
     (made.node_folder / "ranks" / NAME).mkdir(parents=True)
     return made
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    yield child
-    child.kill()
-    child.wait()
 
 
 def ended(settings: Settings, ends: Callable[[Agent], object]) -> ExitObserved:

@@ -14,9 +14,7 @@ from agents import process
 from agents.shim import LEAVING
 from supervisor.ports.store import Store
 from supervisor.shell.etcd_server import EtcdServer
-from supervisor.wire import keys
-from supervisor.wire.records import Registration, decode
-from tests.agents.nodes import Node, desire, kill, observed, rank, running, trainer
+from tests.agents.nodes import Node, desire, kill, observed, rank, registration, running, trainer
 from tests.helpers.slurm import Slurm, available, slurm
 from tests.helpers.toys import TOYS
 from tests.helpers.waiting import eventually
@@ -50,24 +48,19 @@ def job(cell: Slurm, home: Path, etcd: str, *options: str) -> tuple[int, Node]:
     return int(done.stdout.strip()), node
 
 
-def registration(store: Store) -> Registration | None:
-    item = store.get(keys.registration("n1"))
-    return decode(item.value, Registration) if item is not None else None
-
-
 def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp_path: Path) -> None:
     number, node = job(cell, tmp_path, etcd_server.endpoint, "--report-s=600", "--grace-s=0.5")
     try:
         desire(store, "n1", trainer())
         pid = running(store, node, 1, deadline_s=30)
-        assert (registration(store).host, registration(store).address) == ("n1", "127.0.0.1")
+        assert (registration(store, "n1").host, registration(store, "n1").address) == ("n1", "127.0.0.1")
         # the job's main process is the shim itself: so a signal to it alone is a notice
         cell.command("scancel", "--batch", "--signal=USR1", str(number))
         eventually(lambda: observed(store, "n1").leaving == LEAVING, 10)
         # an agent that is upgraded: Slurm has nothing to say to that
         agent = node.pid("agent")
         kill(agent)
-        eventually(lambda: (r := registration(store)) and r.agent_pid not in (0, agent), 20)
+        eventually(lambda: (r := registration(store, "n1")) and r.agent_pid not in (0, agent), 20)
         assert observed(store, "n1").leaving == LEAVING
         assert node.pid(FIRST) == pid
         assert [x["step"] for x in node.steps(FIRST)] == list(range(1, len(node.steps(FIRST)) + 1))
@@ -79,7 +72,7 @@ def test_a_node_in_a_job(cell: Slurm, etcd_server: EtcdServer, store: Store, tmp
         assert node.history()[-1]["event"] == "shim_stopped", "it ended by itself, within KillWait"
         # the agent got Slurm's TERM as well, and has stayed to tell
         assert rank(store, "n1", 1).exit.signal == signal.SIGTERM
-        assert registration(store) is None
+        assert registration(store, "n1") is None
     finally:
         cell.cancel(number)
         assert process.kill_and_wait(node.left(), 5.0)

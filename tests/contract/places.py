@@ -50,6 +50,10 @@ class Place(Protocol):
         ...
 
 
+def request(key: str, **about: Any) -> Request:
+    return Request(**{"key": key, "run": "run", "slots": 1, "lease_s": 5, **about})
+
+
 class LocalPlace:
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -59,8 +63,7 @@ class LocalPlace:
     def engine(self, system: str = "") -> Engine:
         return LocalEngine(self._home / system)
 
-    def request(self, key: str, **about: Any) -> Request:
-        return Request(**{"key": key, "run": "run", "slots": 1, "lease_s": 5, **about})
+    request = staticmethod(request)
 
     def running(self, key: str) -> int:
         living = [p for p in self.started.get(key, ()) if p.poll() is None]

@@ -116,9 +116,7 @@ class MemoryStore:
     def status(self) -> StoreStatus:
         with self._changed:
             self._read()
-            return StoreStatus(
-                endpoint="memory", version="3.5.16", db_size=0, db_in_use=0, has_leader=True, alarms=self.alarms
-            )
+            return StoreStatus(endpoint="memory", version="3.5.16", db_size=0, has_leader=True, alarms=self.alarms)
 
     # inside
 

@@ -8,7 +8,12 @@ import socket
 import ssl
 from typing import Any
 
-from supervisor.wire.security import Security, client_context
+from supervisor.wire.security import Reloading, Security
+
+
+def client_context(security: Security) -> ssl.SSLContext:
+    """As a client of ours comes."""
+    return Reloading(security).context()
 
 
 def dial(address: str, security: Security | None, timeout_s: float = 5.0) -> socket.socket:

@@ -16,6 +16,7 @@ import pytest
 
 from agents import process
 from supervisor.core.spec import RunSpec, TitanSpec, TorchFTSpec
+from supervisor.shell.processes import is_running
 from supervisor.wire.records import RunRecord
 from tests.helpers.measure import measured
 from tests.helpers.waiting import eventually
@@ -139,7 +140,7 @@ def test_a_frozen_one_never_serves_again(w: World, which: Any) -> None:
     pid = which(w, record)
     ticks = process.stat_of(pid).start_ticks  # type: ignore[union-attr]
     os.kill(pid, signal.SIGSTOP)
-    eventually(lambda: not process.is_running(pid, ticks), 30, "it is ended while it is frozen")
+    eventually(lambda: not is_running(pid, ticks), 30, "it is ended while it is frozen")
     moved_on(w, record, before, fault, "host", f"{which.__name__.removesuffix('_pid')} frozen")
 
 
@@ -153,7 +154,7 @@ def test_a_gate_that_stood_still_ends_by_itself_when_it_thaws(w: World) -> None:
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: time.time() - fault > 4, 6)
     os.kill(pid, signal.SIGCONT)
-    eventually(lambda: not process.is_running(pid, ticks), 5, "it has ended by itself")
+    eventually(lambda: not is_running(pid, ticks), 5, "it has ended by itself")
     os.kill(agent, signal.SIGCONT)
     log = (w.system / "nodes" / "host" / "lighthouse" / "toy.1" / "output.log").read_text()
     assert "stood still" in log
@@ -178,7 +179,7 @@ def test_a_service_host_that_hangs_is_followed_by_another_and_never_serves_again
     finally:
         for pid in reversed(everything):
             os.kill(pid, signal.SIGCONT)
-    eventually(lambda: not process.is_running(gate, ticks), 10, "thawed, the old gate ends")
+    eventually(lambda: not is_running(gate, ticks), 10, "thawed, the old gate ends")
     moved_on(w, record, before, fault, other, "service host hangs")
 
 

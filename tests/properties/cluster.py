@@ -47,7 +47,6 @@ HOST = "host"
 OTHER = "other"
 """A second service host."""
 GATE_LEASE_S = 5.0
-ENDED = ("finished", "stopped", "halted")
 WARN_S = 80
 LIMIT_TICKS = int(WARN_S / TICK_S)
 """From the warning of a time limit to the end of the allocation."""

@@ -12,10 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from supervisor.shell.page.server import READ_BY, Server, serve, url_of
 from supervisor.shell.page.watcher import Page
-from supervisor.wire.security import client_context
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.tls import Certificates
-from tests.helpers.tls_client import dial, metrics, without_certificate
+from tests.helpers.tls_client import client_context, dial, metrics, without_certificate
 
 
 @pytest.fixture(scope="module")

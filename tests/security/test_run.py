@@ -16,9 +16,8 @@ from supervisor.core.spec import TitanSpec
 from supervisor.shell import bundle
 from supervisor.wire import keys
 from supervisor.wire.records import LeaderRecord, Registration, RunRecord
-from supervisor.wire.security import client_context
 from tests.helpers.prometheus import BINARY, prometheus
-from tests.helpers.tls_client import closed, dial, header, metrics, without_certificate
+from tests.helpers.tls_client import client_context, closed, dial, header, metrics, without_certificate
 from tests.helpers.waiting import eventually
 from tests.integration.world import toy_spec
 from tests.security.world import NODES, TlsWorld, gate_address, tls_world

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from supervisor.core.model import Kind, Rung
+from supervisor.core.restored import ENDED
 from supervisor.shell.processes import start_ticks
 from supervisor.wire.records import RunRecord
 from tests.helpers.slurm import available
@@ -38,10 +39,10 @@ def w(hall: SlurmWorld) -> Iterator[SlurmWorld]:
     """Every run has ended and every host is idle again when the test is over."""
     yield hall
     for record in hall.launched:
-        if hall.status(record).phase not in ("stopped", "halted", "finished"):
+        if hall.status(record).phase not in ENDED:
             hall.control(record, stop=True, paused=False)
     eventually(
-        lambda: all(hall.status(r).phase in ("stopped", "halted", "finished") for r in hall.launched),
+        lambda: all(hall.status(r).phase in ENDED for r in hall.launched),
         SOON_S,
         "runs end",
     )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.model import Kind, Rung
+from supervisor.core.restored import ENDED
 from supervisor.shell import client
 from supervisor.shell.engine_driver import REFUSED_PAUSES_S
 from supervisor.shell.engines.slurm import POLL_S
@@ -169,10 +170,9 @@ def w(office: Office) -> Iterator[Office]:
     """Every run has ended and every host is idle when the test is over."""
     yield office
     for record in office.launched:
-        if office.status(record).phase not in ("stopped", "halted", "finished"):
+        if office.status(record).phase not in ENDED:
             office.control(record, stop=True)
-    over = ("stopped", "halted", "finished")
-    eventually(lambda: all(office.status(r).phase in over for r in office.launched), SOON_S, "runs end")
+    eventually(lambda: all(office.status(r).phase in ENDED for r in office.launched), SOON_S, "runs end")
     eventually(lambda: not [j for j in office.live_jobs() if j["comment"]], SOON_S, "all is given back")
     office.lab.clear()
     office.launched.clear()

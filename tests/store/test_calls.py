@@ -90,8 +90,8 @@ def test_status(each_store: EtcdStore, each_server: EtcdServer) -> None:
     assert status.has_leader
     assert status.db_size > 0
     assert status.alarms == ()
-    assert [member.client_urls for member in status.members] == [(f"http://{each_server.endpoint}",)]
-    assert (status.warning is not None) == (status.version == "3.5.1")
+    assert len(status.members) == 1
+    assert (check_version(status.version) is not None) == (status.version == "3.5.1")
 
 
 @etcd

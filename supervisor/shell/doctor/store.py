@@ -63,7 +63,7 @@ def server(seen: StoreStatus, quota_bytes: int | None) -> Iterator[Finding]:
         yield bad(
             f"etcd does not say who its members are: {seen.members_unknown}", "bring back a majority of its members"
         )
-    names = ", ".join(member.name for member in seen.members)
+    names = ", ".join(seen.members)
     if len(seen.members) == 1:
         yield note(f"etcd has one member ({names})", "for more than a demo run three: with one, its disk is the run's")
     elif seen.members and len(seen.members) % 2 == 0:

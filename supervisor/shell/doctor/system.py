@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from supervisor.core.model import Memory
+from supervisor.core.restored import ENDED
 from supervisor.core.words import say
 from supervisor.shell import notify, standing, status, views
 from supervisor.shell.audit import audit
@@ -17,8 +18,6 @@ from supervisor.wire import keys
 from supervisor.wire.records import GateObserved, GatePresence, LeaderRecord, NodeObserved, Registration, RunRecord
 
 CONNECT_S = 2.0
-
-ENDED = ("finished", "stopped", "halted")
 
 
 def examine(mirror: Mirror) -> Iterator[Finding]:

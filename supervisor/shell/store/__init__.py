@@ -3,14 +3,13 @@
 from supervisor.shell.store.election import Election, Leadership
 from supervisor.shell.store.errors import LeaseLost, OutOfSpace
 from supervisor.shell.store.etcd_store import EtcdStore, connect
-from supervisor.shell.store.status import Member, StoreStatus, check_version
+from supervisor.shell.store.status import StoreStatus, check_version
 
 __all__ = [
     "Election",
     "EtcdStore",
     "Leadership",
     "LeaseLost",
-    "Member",
     "OutOfSpace",
     "StoreStatus",
     "check_version",

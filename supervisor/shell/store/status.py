@@ -19,28 +19,17 @@ CORRUPT_MEND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One member of the cluster."""
-
-    name: str
-    client_urls: tuple[str, ...]
-    peer_urls: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """`has_leader` is as the asked member sees it. `alarms` are whole sentences with their mends. `members` is empty, and
+    """`has_leader` is as the asked member sees it. `alarms` are whole sentences with their mends. `members` are names; it is empty, and
     `members_unknown` says why, while there is no quorum to ask."""
 
     endpoint: str
     version: str
     db_size: int
-    db_in_use: int
     has_leader: bool
     alarms: tuple[str, ...] = ()
-    members: tuple[Member, ...] = ()
+    members: tuple[str, ...] = ()
     members_unknown: str = ""
-    warning: str | None = None
 
 
 class Asked(Protocol):
@@ -59,7 +48,7 @@ def read_status(connection: Connection) -> StoreStatus:
     with connection.call("status") as client:
         answer = client.maintenancestub.Status(rpc.StatusRequest(), timeout_s)
     alarms: list[str] = []
-    members: tuple[Member, ...] = ()
+    members: tuple[str, ...] = ()
     members_unknown = ""
     try:
         with connection.call("alarms") as client:
@@ -67,7 +56,7 @@ def read_status(connection: Connection) -> StoreStatus:
         alarms = sorted({_alarm_text(alarm.alarm) for alarm in found.alarms})
         with connection.call("members") as client:
             listed = client.clusterstub.MemberList(rpc.MemberListRequest(), timeout_s).members
-        members = tuple(Member(m.name, tuple(m.clientURLs), tuple(m.peerURLs)) for m in listed)
+        members = tuple(member.name for member in listed)
     except PortError as error:
         members_unknown = str(error)
         # this member's own view needs no quorum
@@ -76,12 +65,10 @@ def read_status(connection: Connection) -> StoreStatus:
         endpoint=endpoint,
         version=answer.version,
         db_size=answer.dbSize,
-        db_in_use=answer.dbSizeInUse,
         has_leader=answer.leader != 0,
         alarms=tuple(alarms),
         members=members,
         members_unknown=members_unknown,
-        warning=check_version(answer.version),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.shell.journal import Journal
-from tests.unit.fault_injection.files import answers, place, story
+from tests.unit.fault_injection.files import Files, answers, place, story
 
 
 def test_everything_is_read(tmp_path: Path) -> None:
@@ -45,13 +45,15 @@ def test_nothing_there_is_an_empty_history(tmp_path: Path) -> None:
     assert (history.decisions, history.processes, history.steps, history.unreadable) == ([], [], [], [])
 
 
+def file_of(files: Files, name: str) -> Path:
+    return {"journal": files.journal_file(), "shim": files.shim_file("n3"), "steps": files.steps_file("n3", 1, 3)}[name]
+
+
 @pytest.mark.parametrize("file", ["journal", "shim", "steps"])
 def test_a_torn_last_line_is_no_loss(tmp_path: Path, file: str) -> None:
     files = story(tmp_path)
     files.write()
-    path = {
-        "journal": files.journal_file(), "shim": files.shim_file("n3"), "steps": files.steps_file("n3", 1, 3),
-    }[file]  # fmt: skip
+    path = file_of(files, file)
     with path.open("a") as opened:
         opened.write('{"t":24.0,"entry":"inte')
     history = files.load()
@@ -64,9 +66,7 @@ def test_a_torn_last_line_is_no_loss(tmp_path: Path, file: str) -> None:
 def test_an_unreadable_line_is_unknown(tmp_path: Path, file: str, row: str) -> None:
     files = story(tmp_path)
     files.write()
-    path = {
-        "journal": files.journal_file(), "shim": files.shim_file("n3"), "steps": files.steps_file("n3", 1, 3),
-    }[file]  # fmt: skip
+    path = file_of(files, file)
     first, rest = path.read_text().split("\n", 1)
     path.write_text(f"{first}\n{row}\n{rest}")
     history = files.load()

@@ -809,13 +809,7 @@ HOLDS, AWAY = (to_jsonable_python(Reason.of(code)) for code in (Code.BREAKER_HOL
     ],
 )
 def test_who_is_not_to_blame_draws_no_budget(tmp_path: Path, reason: Any, answer: str) -> None:
-    files = story(tmp_path)
-    for number in (2, 3):
-        files.of_decision(number, "intent")["incidents"][0] |= {"kind": "error", "reason": reason}
-    history = broken(files)
-    fault(history, 1, kinds=("error",))
-    history.setting = replace(SETTING, budgets={"restart": 0, "replace": 4, "reallocate": 3})
-    assert answers(history, tmp_path)["within_budgets"] == answer
+    assert answers(for_one_cause(story(tmp_path), reason), tmp_path)["within_budgets"] == answer
 
 
 def for_one_cause(files: Files, reason: Any) -> History:

@@ -20,11 +20,12 @@ from supervisor.core.model import (
 )
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import AllocationSpec, RunSpec
-from supervisor.ports.store import Item, Snapshot
+from supervisor.ports.store import Expect, Item, Snapshot
 from supervisor.shell import projection
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import Registration, RunRecord, encode
+from tests.helpers.memory_store import MemoryStore
 
 SPEC = RunSpec(name="run", allocation=AllocationSpec(nodes=2, spares=1))
 
@@ -92,3 +93,15 @@ def registration(node: str, **about: Any) -> dict[str, bytes]:
         }
     )  # fmt: skip
     return {keys.registration(node): encode(record)}
+
+
+class Term:
+    """Of a leader that leads as long as the store says so."""
+
+    lost = lapsed = False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.epoch = store.put(keys.LEADER, b"{}")
+
+    def expect(self) -> Expect:
+        return Expect(keys.LEADER, create_revision=self.epoch)

@@ -23,7 +23,7 @@ from supervisor.shell import doctor
 from supervisor.shell.doctor import environment, machine, ports, store, system, timeouts, trust
 from supervisor.shell.doctor.finding import Finding
 from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import Member, StoreStatus
+from supervisor.shell.store import StoreStatus
 from supervisor.shell.store.convert import range_of
 from supervisor.shell.up import system_folder
 from supervisor.shell.up_lock import POOL_LOCK
@@ -121,9 +121,8 @@ STATUS = StoreStatus(
     endpoint="h:1",
     version="3.4.23",
     db_size=2**20,
-    db_in_use=2**19,
     has_leader=True,
-    members=tuple(Member(f"m{n}", (), ()) for n in range(3)),
+    members=("m0", "m1", "m2"),
 )
 
 

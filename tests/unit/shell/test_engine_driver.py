@@ -14,7 +14,6 @@ import pytest
 from supervisor.core.model import AllocationMemory, Grant
 from supervisor.ports.engine import Request, RequestRefused
 from supervisor.ports.errors import Fatal, Fenced, Retryable
-from supervisor.ports.store import Expect
 from supervisor.shell import engine_driver
 from supervisor.shell.engine_driver import BACKOFF_MAX_S, FATAL_PAUSE_S, EngineDriver
 from supervisor.shell.mirror import Mirror
@@ -22,7 +21,7 @@ from supervisor.wire import keys
 from supervisor.wire.records import RecordError, RunRecord, decode, encode
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.waiting import eventually
-from tests.unit.shell.records import SPEC
+from tests.unit.shell.records import SPEC, Term
 
 KEY = "run-a1"
 OURS = Grant(key=KEY, state="granted", nodes=("n1",), engine_id="ours:1")
@@ -33,16 +32,6 @@ THEIRS = replace(OURS, engine_id="theirs:1")
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_driver, "REFUSED_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(engine_driver, "FORGET_AFTER_S", 0.0)
-
-
-class Term:
-    lapsed = False
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.epoch = store.put(keys.LEADER, b"{}")
-
-    def expect(self) -> Expect:
-        return Expect(keys.LEADER, create_revision=self.epoch)
 
 
 class Engine:
@@ -285,6 +274,13 @@ def test_another_engines_runs_are_not_touched_and_the_engine_is_not_asked(told: 
     assert (engine.lists, engine.acquired, engine.released) == (0, [], [])
 
 
+def want_another(store: MemoryStore, driver: EngineDriver) -> None:
+    """`run-a2`."""
+    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
+    store.put(keys.allocation("run", "run-a2"), encode(wanted))
+    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+
+
 def test_an_engine_of_which_all_was_given_back_is_asked_no_more() -> None:
     engine, store = Engine(has=[OURS]), store_with(OURS, "released")
     driver = driver_of(store, engine)
@@ -293,9 +289,7 @@ def test_an_engine_of_which_all_was_given_back_is_asked_no_more() -> None:
     for _ in range(3):
         turn(driver)
     assert (engine.lists, engine.released) == (asked, [KEY])
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
-    store.put(keys.allocation("run", "run-a2"), encode(wanted))
-    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+    want_another(store, driver)
     turn(driver)
     assert engine.acquired == ["run-a2"]
 
@@ -334,9 +328,7 @@ def test_a_refusal_is_final_only_after_its_pauses_and_holds_up_nobody(monkeypatc
     assert [turn(driver) for _ in range(3)] == [0.0] * 3
     assert engine.acquired == [KEY]
     assert written(store) == Grant(key=KEY, state="pending", reason="refused, and asked again: too busy")
-    wanted = AllocationMemory(key="run-a2", state="wanted", since=1.0, reason="a node is lost")
-    store.put(keys.allocation("run", "run-a2"), encode(wanted))
-    driver.offer(Mirror(store.list(keys.PREFIX)), driver._wanted.term)  # type: ignore[union-attr]
+    want_another(store, driver)
     turn(driver)
     assert engine.acquired == [KEY, "run-a2"]
     assert written(store, "run-a2").state == "granted"

@@ -21,6 +21,7 @@ from supervisor.ports.errors import Fatal
 from supervisor.shell.engines import local
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
 from supervisor.shell.processes import is_running, start_ticks
+from tests.contract.places import grants, request
 from tests.helpers.stopping import stop
 from tests.helpers.waiting import eventually
 
@@ -52,14 +53,6 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     for process in processes:
         process.kill()
         process.wait()
-
-
-def request(key: str, **about: Any) -> Request:
-    return Request(**{"key": key, "run": "run", "slots": 1, "lease_s": 5, **about})
-
-
-def grants(engine: LocalEngine) -> dict[str, Grant]:
-    return {g.key: g for g in engine.list()}
 
 
 def pid_of(engine: LocalEngine, key: str) -> int:

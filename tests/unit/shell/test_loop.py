@@ -16,7 +16,7 @@ from supervisor.core.lasted import wall_clock
 from supervisor.core.model import Action, AllocationMemory, Decision, Kind, Memory, Observed, Suspicion
 from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Retryable
-from supervisor.ports.store import MAX_OPERATIONS, Expect
+from supervisor.ports.store import MAX_OPERATIONS
 from supervisor.shell import inputs, loop, projection
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import read
@@ -39,17 +39,7 @@ from supervisor.wire.records import (
     encode,
 )
 from tests.helpers.memory_store import MemoryStore
-from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, registration
-
-
-class Term:
-    lost = False
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.epoch = store.put(keys.LEADER, b"{}")
-
-    def expect(self) -> Expect:
-        return Expect(keys.LEADER, create_revision=self.epoch)
+from tests.unit.shell.records import INCIDENT, MEMORY, SPEC, Term, registration
 
 
 class Engine:
@@ -263,14 +253,11 @@ def test_where_the_time_went_is_told_over_all_terms(store: MemoryStore) -> None:
     """Group 0 trains, group 1 waits to be fenced: with each change, else once in ACCOUNT_S."""
     at = [0.0]
 
-    def term() -> Loop:
-        return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
-
     def told() -> float:
         item = store.get(keys.account("run"))
         return decode(item.value, Account).seconds["place"] if item is not None else 0.0
 
-    first = term()
+    first = _loop(store, lambda: at[0])
     first.step()
     assert told() == 0, "nothing has passed yet"
     at[0] += 9.0
@@ -288,7 +275,7 @@ def test_where_the_time_went_is_told_over_all_terms(store: MemoryStore) -> None:
     first.step()
     assert len(store.commits) == writes
     store.commit({}, [keys.LEADER])
-    second = term()
+    second = _loop(store, lambda: at[0])
     second.step()
     at[0] += loop.ACCOUNT_S
     second.step()
@@ -309,14 +296,11 @@ def test_when_each_term_was_is_told_over_all_terms(
     at = [0.0]
     monkeypatch.setattr(time, "time", lambda: 5000.0 + at[0])
 
-    def term() -> Loop:
-        return Loop(store, Term(store), EngineDriver(store, Engine()), Telemetry(), lambda: at[0])  # type: ignore[arg-type]
-
     def step(leader: Loop, after: float) -> None:
         at[0] += after
         leader.step()
 
-    first = term()
+    first = _loop(store, lambda: at[0])
     step(first, 0.0)
     step(first, 9.0)
     item = store.get(keys.memory("run", "run"))
@@ -325,7 +309,7 @@ def test_when_each_term_was_is_told_over_all_terms(
     store.commit({}, [keys.LEADER])
     at[0] += 26.0
     began = at[0]
-    second = term()
+    second = _loop(store, lambda: at[0])
     step(second, loop.ACCOUNT_S)
     account = store.get(keys.account("run"))
     assert account is not None

@@ -134,9 +134,7 @@ def test_what_is_seen_is_one_revision_and_the_time_given() -> None:
 
 
 def test_a_rank_is_seen_with_its_progress_and_end() -> None:
-    ended = trainer(
-        state="exited", progress=PROGRESS, exit=ExitObserved(signal=11, error_file="ValueError: x", stderr_tail="...")
-    )
+    ended = trainer(state="exited", progress=PROGRESS, exit=ExitObserved(signal=11, error_file="ValueError: x"))
     # as an agent of an older version says it: what is not said is not known
     values = {**run_values(), **registration("n1", allocation="run-a1"), **grant(1, node="n1")}
     mirror = mirror_of({**values, **observed_record("n1", ended, trainer(run="other"))})

@@ -254,6 +254,9 @@ def test_one_whose_number_the_next_leader_gave_again_is_not_told(tmp_path: Path)
     assert [d.decision for d in why.why(world.incident, path).decided] == [first, last], (
         "it only waits, and has found it"
     )
+    stale = {"epoch": EPOCH + 20, "changed": True}
+    append(path, again | stale, {**again, **stale, "entry": "outcome", "refused": "another leads"})
+    assert [d.decision for d in why.why(world.incident, path).decided] == [first, last], "it knew less than etcd"
     append(path, again | {"changed": True}, again | {"changed": True, "decision": last + 1})
     assert [d.decision for d in why.why(world.incident, path).decided] == [first]
 

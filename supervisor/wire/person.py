@@ -1,0 +1,15 @@
+"""The person who runs a command, as records name them."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+
+
+def who() -> str:
+    """USER@MACHINE."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"  # a container's user may have no name
+    return f"{user}@{socket.gethostname()}"
