@@ -1,4 +1,7 @@
-"""What the commands share: their options, errors as sentences, the store and the printing."""
+"""What the commands share: their options, errors as sentences, the store and the printing.
+
+To fail for want of an etcd takes no more than is imported here; what a command needs then, it imports itself.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,24 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from supervisor.core.bounds import Row
 from supervisor.ports.errors import Fatal, PortError, Retryable
-from supervisor.shell import client, failpoints, status, views
-from supervisor.shell import up as up_module
-from supervisor.shell.doctor.timeouts import table
-from supervisor.shell.mirror import Mirror
+from supervisor.shell import failpoints
+from supervisor.shell.home import endpoints_of, runs_in, security_of
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
 from supervisor.wire.printer import Printer, print_line
-from supervisor.wire.records import RecordError, RunRecord
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+if TYPE_CHECKING:
+    from supervisor.core.bounds import Row
+    from supervisor.shell.mirror import Mirror
+    from supervisor.wire.records import RunRecord
+
 console = Printer(soft_wrap=True)
 
 
@@ -78,6 +81,8 @@ DEFAULT = "127.0.0.1:2379"
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
     """The whole table to stderr, as the doctor prints it, where one of them is refused; nothing where there is none."""
     if rows:
+        from supervisor.shell.doctor.timeouts import table
+
         Printer(stderr=True, soft_wrap=True).print(table(run, rows))
 
 
@@ -89,7 +94,15 @@ def sentences() -> Iterator[None]:
     except (SecurityError, failpoints.FailpointError, LogFormatError) as error:
         print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(2) from None
-    except (PortError, RecordError, views.Unreadable) as error:
+    except PortError as error:
+        print_line(f"supervisor: {error}", err=True)
+        raise typer.Exit(1) from None
+    except ValueError as error:
+        from supervisor.shell.views import Unreadable
+        from supervisor.wire.records import RecordError
+
+        if not isinstance(error, RecordError | Unreadable):
+            raise
         print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
@@ -100,7 +113,7 @@ def sentences() -> Iterator[None]:
 
 def endpoints_in(etcd: str, home: Path) -> list[str]:
     """Those given, or those of the `up` in a home, or etcd's own default."""
-    return (etcd or up_module.endpoints_of(home) or DEFAULT).split(",")
+    return (etcd or endpoints_of(home) or DEFAULT).split(",")
 
 
 @contextlib.contextmanager
@@ -108,11 +121,11 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
     with sentences():
         endpoints = endpoints_in(etcd, home)
         try:
-            store = connect(endpoints, security=checked(security or up_module.security_of(home), endpoints))
+            store = connect(endpoints, security=checked(security or security_of(home), endpoints))
         except Retryable as error:
             if etcd:
                 raise
-            if up_module.endpoints_of(home):
+            if endpoints_of(home):
                 raise Fatal(_away(home, endpoints)) from error
             raise Fatal(_nobody_said(home)) from error
         try:
@@ -123,7 +136,7 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
 
 def _away(home: Path, endpoints: Sequence[str]) -> str:
     where = ", ".join(endpoints)
-    if up_module.runs_in(home):
+    if runs_in(home):
         return (
             f"the etcd of the `supervisor up` in {home} does not answer at {where}. `up` starts it again as soon as it can, and "
             f"says what keeps it from that; training goes on meanwhile"
@@ -143,12 +156,16 @@ def _nobody_said(home: Path) -> str:
 @contextlib.contextmanager
 def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]:
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell.mirror import Mirror
+
         yield Mirror(store.list(keys.PREFIX))
 
 
 def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:
     """The named run, or the only one that is not over. Of several a person is asked, and a script is refused with exit code 2: who stops
     the wrong run loses hours. `resumable` as in client.not_over."""
+    from supervisor.shell import client
+
     found = client.not_over(mirror, resumable)
     if run or len(found) < 2:
         return client.choose_run(mirror, run or next(iter(found), ""))
@@ -169,6 +186,8 @@ def _asks() -> bool:
 
 def show(value: Any, as_json: bool, table: Any) -> None:
     if as_json:
+        from supervisor.shell import status
+
         print_line(json.dumps(status.as_json(value), indent=2))
     else:
         console.print(table)
