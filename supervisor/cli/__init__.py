@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import sys
-from importlib.metadata import entry_points
 
 from supervisor.wire.command_line import ACT, LOOK, REPAIR, START, later, program
 from supervisor.wire.logged import TextLine
@@ -50,6 +49,8 @@ for _heading, _name, _module, _line in COMMANDS:
 
 def _add_commands() -> None:
     """Add the commands of the other packages: they import us, we never import them."""
+    from importlib.metadata import entry_points  # slow to import, and not needed for a command of ours
+
     for point in sorted(entry_points(group="supervisor.commands"), key=lambda p: p.name):
         point.load()(app)
 
@@ -71,7 +72,8 @@ def main() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(TextLine("supervisor: %(message)s"))
     logging.basicConfig(level=_log_level(), handlers=[handler])
-    _add_commands()
+    if not {name for _, name, _, _ in COMMANDS}.intersection(sys.argv[1:2]):
+        _add_commands()
     try:
         app()
     except KeyboardInterrupt:

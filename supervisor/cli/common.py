@@ -17,7 +17,6 @@ import typer
 from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.shell import failpoints
 from supervisor.shell.home import endpoints_of, runs_in, security_of
-from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
 from supervisor.wire.printer import Printer, print_line
@@ -26,7 +25,9 @@ from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_
 if TYPE_CHECKING:
     from supervisor.core.bounds import Row
     from supervisor.shell.mirror import Mirror
+    from supervisor.shell.store import EtcdStore
     from supervisor.wire.records import RunRecord
+    from supervisor.wire.security import Security
 
 console = Printer(soft_wrap=True)
 
@@ -116,12 +117,19 @@ def endpoints_in(etcd: str, home: Path) -> list[str]:
     return (etcd or endpoints_of(home) or DEFAULT).split(",")
 
 
+def connect(endpoints: Sequence[str], security: Security) -> EtcdStore:
+    """A store on the etcd there. Errors as of `supervisor.shell.store.connect`."""
+    from supervisor.shell import store
+
+    return store.connect(endpoints, security=security)
+
+
 @contextlib.contextmanager
 def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStore]:
     with sentences():
         endpoints = endpoints_in(etcd, home)
         try:
-            store = connect(endpoints, security=checked(security or security_of(home), endpoints))
+            store = connect(endpoints, checked(security or security_of(home), endpoints))
         except Retryable as error:
             if etcd:
                 raise

@@ -26,13 +26,13 @@ from supervisor.cli.common import (
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.ports.errors import Fatal
 from supervisor.shell.home import security_of, system_folder
-from supervisor.shell.store import EtcdStore
 from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
 
 if TYPE_CHECKING:
     from supervisor.core.spec import RunSpec
     from supervisor.shell.mirror import Mirror
+    from supervisor.shell.store import EtcdStore
     from supervisor.wire.records import Control, RunRecord
 
 commands = command_line.commands()

@@ -11,20 +11,8 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-DISTRIBUTION = "fault-tolerant-pretraining-supervisor"
-
 START, LOOK, ACT, REPAIR, PROVE = HEADINGS = ("Start", "Look", "Act", "Repair", "Prove")
 """Under which the help lists the commands, in this order; other commands are under "Commands"."""
-
-
-def version() -> str:
-    """Version of the installed distribution."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 class Headed(TyperGroup):
@@ -91,6 +79,7 @@ def program(name: str, help_: str) -> typer.Typer:
 def _print_version(context: typer.Context, wanted: bool) -> None:
     if wanted:
         from supervisor.wire.printer import print_line
+        from supervisor.wire.version import version
 
         print_line(f"{context.command.name} {version()}")
         raise typer.Exit
