@@ -27,15 +27,12 @@ from fault_injection.interrupts import interruptible
 from fault_injection.promises import ALL
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
 from supervisor.shell import runfile
+from supervisor.wire import command_line
 from supervisor.wire.printer import Printer, print_line
 
 FAULTS_DRAWN, STEPS_APART = 10, 30
 
-chaos = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Break a run on purpose and certify the outcome.",
-)
+chaos = command_line.commands(help_="Break a run on purpose and certify the outcome.")
 
 
 def register(app: typer.Typer) -> None:
