@@ -99,16 +99,16 @@ def check(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine's devices, memory, disk and network. Also its arithmetic. Exits 0 if nothing failed, 1 if a check failed or could
-    not be made."""
-    # only here: a node that starts is to be the shim at once, and grpc takes longer than all else
+    """Check this machine's devices, memory, disk and network. Devices are checked for right results too. Exits 0 if no check failed,
+    1 if one failed or could not be made."""
+    # only here: a node that starts must become the shim at once, and grpc takes longer to import than all else
     from agents.checks import hand
     from supervisor.ports.errors import PortError
     from supervisor.wire.printer import Printer, print_line
 
     endpoints = tuple(part.strip() for part in etcd.split(",") if part.strip())
     if node and not endpoints:
-        process.say("--node needs the --etcd that is to be told")
+        process.say("--node needs --etcd: the result goes there")
         raise typer.Exit(2)
     try:
         for endpoint in endpoints:
@@ -128,13 +128,13 @@ def check(
 
 
 def _resolved(settings: Settings) -> Settings:
-    """With an address of its own in the place of `auto`. Exits 1 with a sentence when it cannot be told."""
+    """Put an address of this machine in the place of `auto`. Exits 1 with a sentence when there is none."""
     if not settings.etcd:
         return settings
     try:
         return replace(settings, address=addresses.told(settings.address, settings.etcd[0]))
     except ValueError:
-        return replace(settings, address="127.0.0.1")  # what is no endpoint is said with everything else
+        return replace(settings, address="127.0.0.1")  # Settings.problem names what is no endpoint
     except OSError as error:
         process.say(str(error))
         raise typer.Exit(1) from None

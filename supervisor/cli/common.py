@@ -1,6 +1,6 @@
-"""What the commands share: their options, errors as sentences, the store and the printing.
+"""Shared by the commands: their options, errors as sentences, the store and the printing.
 
-To fail for want of an etcd takes no more than is imported here; what a command needs then, it imports itself.
+A command that finds no etcd fails with little more than is imported here. What it needs then, it imports itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ console = Printer(soft_wrap=True)
 
 
 def endpoints_option(context: typer.Context, given: str) -> str:
-    """Refuses what is no list of endpoints; also an empty one that was written out, as by a script without its variable."""
+    """Refuse what is no list of endpoints. An empty list that was written out is one: a script lacks its variable."""
     source = context.get_parameter_source("etcd")
     if given or (source is not None and source.name == "COMMANDLINE"):
         for endpoint in given.split(","):
@@ -45,8 +45,8 @@ def endpoints_option(context: typer.Context, given: str) -> str:
 
 
 def text_option(given: Any) -> Any:
-    """Refuses words, one text or several, that are no UTF-8: Python has half of a surrogate pair for each such byte, which no record, page
-    or terminal can show again. Not for paths: the name of a file may be so."""
+    """Refuse words that are no UTF-8, in one text or several. Python holds half of a surrogate pair for each such byte, which no
+    record, page or terminal can show. Paths are free of this: a file may have such a name."""
     try:
         "".join(given).encode()
     except UnicodeEncodeError:
@@ -76,11 +76,11 @@ SecurityFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HOME = Path("runs")
 DEFAULT = "127.0.0.1:2379"
-"""Where etcd is if nobody says where."""
+"""Address of etcd where none is given."""
 
 
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
-    """The whole table to stderr, as the doctor prints it, where one of them is refused; nothing where there is none."""
+    """Print all timeouts to stderr as the doctor does, where one of them is refused; without rows, nothing."""
     if rows:
         from supervisor.shell.doctor.timeouts import table
 
@@ -89,7 +89,7 @@ def print_timeouts(run: str, rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """A user's mistake or a missing part is a sentence and exit code 1 (2: what was given), never a traceback."""
+    """Turn a user's mistake (exit code 2) or a missing part (1) into a sentence, never a traceback."""
     try:
         yield
     except (SecurityError, failpoints.FailpointError, LogFormatError) as error:
@@ -113,7 +113,7 @@ def sentences() -> Iterator[None]:
 
 
 def endpoints_in(etcd: str, home: Path) -> list[str]:
-    """Those given, or those of the `up` in a home, or etcd's own default."""
+    """Endpoints as given, or of the `up` in a home, or etcd's own default."""
     return (etcd or endpoints_of(home) or DEFAULT).split(",")
 
 
@@ -135,7 +135,7 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
                 raise
             if endpoints_of(home):
                 raise Fatal(_away(home, endpoints)) from error
-            raise Fatal(_nobody_said(home)) from error
+            raise Fatal(_not_given(home)) from error
         try:
             yield store
         finally:
@@ -147,17 +147,17 @@ def _away(home: Path, endpoints: Sequence[str]) -> str:
     if runs_in(home):
         return (
             f"the etcd of the `supervisor up` in {home} does not answer at {where}. `up` starts it again as soon as it can, and "
-            f"says what keeps it from that; training goes on meanwhile"
+            "prints what is in the way; training goes on meanwhile"
         )
     return f"the etcd of {home} does not answer at {where}, and no `supervisor up` runs there: `supervisor up` starts it again"
 
 
-def _nobody_said(home: Path) -> str:
+def _not_given(home: Path) -> str:
     return (
-        # one without nodes of its own tells nobody: its etcd is another's
-        f"no `supervisor up` in {home} tells where its etcd is, and none answers at {DEFAULT}, where one is by default: "
-        "give --home of one that runs, or --etcd, or set SUPERVISOR_ETCD; only for a first run: `supervisor up` starts one. "
-        f"What a run did whose etcd has gone is in its files: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
+        # an `up` without nodes of its own notes no etcd: it was given one
+        f"no `supervisor up` in {home} has noted its etcd, and none answers at {DEFAULT}, the default: "
+        "give the --home of one that runs, or --etcd, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd. "
+        f"The files of a run outlive its etcd: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
     )
 
 
@@ -170,8 +170,8 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
 
 
 def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:
-    """The named run, or the only one that is not over. Of several a person is asked, and a script is refused with exit code 2: who stops
-    the wrong run loses hours. `resumable` as in client.not_over."""
+    """Choose the named run, or the only one that is not over. Among several a person is asked; a script is refused with exit
+    code 2, because stopping the wrong run loses hours. `resumable` as in client.not_over."""
     from supervisor.shell import client
 
     found = client.not_over(mirror, resumable)
@@ -188,7 +188,7 @@ def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = Fals
 
 
 def _asks() -> bool:
-    """Whether a person is there to answer."""
+    """Says that a person can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -1,4 +1,4 @@
-"""Commands that change nothing. Each imports what it needs itself, once etcd has answered: they differ in little else."""
+"""Commands that change nothing. Each imports what it needs, most of it once etcd has answered."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ def set_policy(
     changes: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY=VALUE...", callback=text_option, help="As below [policy] in the run file: hang.factor=20."
+            metavar="KEY=VALUE...",
+            callback=text_option,
+            help="A key below [policy] of the run file, and its value: hang.factor=20.",
         ),
     ],
     because: Annotated[str, typer.Option(callback=text_option, help="Why: the journal keeps it.")],

@@ -1,4 +1,4 @@
-"""Commands that start a run and steer it. Each imports what it needs itself: few of them read a run file or know Slurm."""
+"""Commands that start a run and steer it. Each imports what it needs: few of them read a run file or use Slurm."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityF
 
 @commands.command(epilog='Example: supervisor resume demo --because "the data set is mended"')
 def resume(
-    name: Annotated[str, typer.Argument(metavar="[RUN]", help="Name of the run, as with --run.")] = "",
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as with --run.")] = "",
     run: Run = "",
     because: Annotated[
         str, typer.Option(callback=text_option, help="Why a halted run may go on: the journal keeps it.")

@@ -1,4 +1,4 @@
-"""Commands that run the system and keep its state. Each imports what it needs itself: a backup needs no part of a supervisor."""
+"""Commands that run the system and keep its state. Each imports what it needs: a backup needs no part of a supervisor."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert said.exit_code == 1
     assert (
-        f"supervisor: no `supervisor up` in {tmp_path} tells where its etcd is, and none answers at 127.0.0.1:2379"
+        f"supervisor: no `supervisor up` in {tmp_path} has noted its etcd, and none answers at 127.0.0.1:2379"
         in said.stderr
     )
     assert f"supervisor ledger {tmp_path}/NAME" in said.stderr
