@@ -19,43 +19,36 @@ import typer  # noqa: E402
 from agents.settings import Settings  # noqa: E402
 from supervisor.shell import failpoints  # noqa: E402
 from supervisor.wire import address as addresses  # noqa: E402
-from supervisor.wire import logged  # noqa: E402
+from supervisor.wire import command_line, logged  # noqa: E402
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port  # noqa: E402
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Runs one node: its shim, agent and trainers.")
-
-
-@app.callback()
-def _root() -> None:
-    """Runs one node: its shim, agent and trainers."""
+app = command_line.program("supervisor-agent", "Run one node: its shim, agent and trainers.")
 
 
 @app.command()
 def run(
     node: Annotated[str, typer.Option(help="Name of this node, unique in the etcd.")],
-    home: Annotated[Path, typer.Option(help="Folder for the records and logs; runs' checkpoints are below it too.")],
-    etcd: Annotated[str, typer.Option(help="HOST:PORT of the etcd, several with commas between.")],
-    host: Annotated[str, typer.Option(help="The machine, as its scheduler names it; by default as the node.")] = "",
+    home: Annotated[Path, typer.Option(help="Folder for the records and logs. Checkpoints are below it too.")],
+    etcd: Annotated[str, typer.Option(help="HOST:PORT of etcd, several with commas.")],
+    host: Annotated[str, typer.Option(help="The machine, as its scheduler names it. Default: the node's name.")] = "",
     address: Annotated[
-        str, typer.Option(help="Where the other nodes reach this one; auto: as this one reaches the first etcd.")
+        str, typer.Option(help="Address at which other nodes reach this one. auto: the one that faces the first etcd.")
     ] = "127.0.0.1",
-    role: Annotated[str, typer.Option(help="trainer, or service: carries the lighthouse and no ranks.")] = "trainer",
+    role: Annotated[
+        str, typer.Option(help="trainer, or service, which carries the lighthouse and no ranks.")
+    ] = "trainer",
     allocation: Annotated[str, typer.Option(help="Key of the allocation that gave this node.")] = "",
-    slots: Annotated[int, typer.Option(help="How many ranks fit.")] = 1,
-    lease_s: Annotated[
-        int, typer.Option(help="The node counts as lost after this silence; etcd has whole seconds.")
-    ] = 5,
-    report_s: Annotated[
-        float, typer.Option(help="How often progress is reported; changes are reported at once.")
-    ] = 5.0,
-    metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics; 0 takes a free one.")] = 0,
-    grace_s: Annotated[float, typer.Option(help="From TERM to KILL when the node itself is stopped.")] = 5.0,
-    cold: Annotated[bool, typer.Option("--cold", help="Keep no warm process: slower starts, less memory.")] = False,
+    slots: Annotated[int, typer.Option(help="Number of ranks that fit.")] = 1,
+    lease_s: Annotated[int, typer.Option(help="Silence after which the node counts as lost, in whole seconds.")] = 5,
+    report_s: Annotated[float, typer.Option(help="How often to report progress. Changes are reported at once.")] = 5.0,
+    metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics. 0: a free one.")] = 0,
+    grace_s: Annotated[float, typer.Option(help="Time from TERM to KILL when the node itself is stopped.")] = 5.0,
+    cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower starts, less memory.")] = False,
     security: Annotated[
-        str, typer.Option(envvar=VARIABLE, help="The security file (docs/SECURITY.md); without it: loopback only.")
+        str, typer.Option(envvar=VARIABLE, help="The security file (docs/SECURITY.md). Without it: loopback only.")
     ] = "",
 ) -> None:
-    """Run a node until TERM. Exits 2 for bad input, 1 for what stands in the way (another shim, a port, a full disk)."""
+    """Run a node until TERM. Exits 2 for bad input, 1 if another shim, a port or a full disk is in the way."""
     process.open_standard_files()
     settings = Settings(
         node=node,
@@ -92,25 +85,30 @@ def run(
 def check(
     home: Annotated[Path, typer.Option(help="Folder on the disk to check: the --home of the nodes here.")] = Path("."),
     node: Annotated[
-        str, typer.Option(help="A node that ran here: etcd is told, and a host that passes is freed (docs/NODES.md).")
+        str,
+        typer.Option(
+            help="A node that ran here. The result goes to etcd; a host that passes is freed (docs/NODES.md)."
+        ),
     ] = "",
-    etcd: Annotated[str, typer.Option(help="HOST:PORT of the etcd: who the other nodes are.")] = "",
-    ranks: Annotated[int, typer.Option(min=1, help="How many ranks, each with a device of its own, are to fit.")] = 1,
+    etcd: Annotated[str, typer.Option(help="HOST:PORT of etcd, several with commas: it knows the other nodes.")] = "",
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Number of ranks that must fit, each with a device of its own.")
+    ] = 1,
     security: Annotated[
-        str, typer.Option(envvar=VARIABLE, help="The security file, of the node or of an operator.")
+        str, typer.Option(envvar=VARIABLE, help="The security file of the node or of an operator.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine: devices, arithmetic, memory, disk, network. Exits 0 when nothing failed, 1 when
-    something did or could not be done."""
-    # only here: a node that starts is to be the shim at once, and grpc takes longer than all else
+    """Check this machine's devices, memory, disk and network. Devices are checked for right results too. Exits 0 if no check failed,
+    1 if one failed or could not be made."""
+    # only here: a node that starts must become the shim at once, and grpc takes longer to import than all else
     from agents.checks import hand
     from supervisor.ports.errors import PortError
     from supervisor.wire.printer import Printer, print_line
 
     endpoints = tuple(part.strip() for part in etcd.split(",") if part.strip())
     if node and not endpoints:
-        process.say("--node needs the --etcd that is to be told")
+        process.say("--node needs --etcd: the result goes there")
         raise typer.Exit(2)
     try:
         for endpoint in endpoints:
@@ -130,13 +128,13 @@ def check(
 
 
 def _resolved(settings: Settings) -> Settings:
-    """With an address of its own in the place of `auto`. Exits 1 with a sentence when it cannot be told."""
+    """Put an address of this machine in the place of `auto`. Exits 1 with a sentence when there is none."""
     if not settings.etcd:
         return settings
     try:
         return replace(settings, address=addresses.told(settings.address, settings.etcd[0]))
     except ValueError:
-        return replace(settings, address="127.0.0.1")  # what is no endpoint is said with everything else
+        return replace(settings, address="127.0.0.1")  # Settings.problem names what is no endpoint
     except OSError as error:
         process.say(str(error))
         raise typer.Exit(1) from None

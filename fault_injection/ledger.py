@@ -25,9 +25,9 @@ from supervisor.cli.common import Json, sentences, show
 from supervisor.core.ledger import Cause, Interval, totals
 from supervisor.core.restored import ENDED
 from supervisor.ports.errors import Fatal
+from supervisor.shell.home import system_folder
 from supervisor.shell.journal import read as read_journal
 from supervisor.shell.outcomes import of_journal
-from supervisor.shell.up import system_folder
 from supervisor.wire.printer import Printer
 
 MOST = 3
@@ -49,16 +49,19 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The run's: it has journal.jsonl in it.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the run, which holds its journal.jsonl.")],
     as_json: Json = False,
 ) -> None:
-    """Where each second of each group went, and what each incident cost, from the files of a run; no etcd is asked.
+    """Account for every second of a run, by cause. Shows where each group's time went and what each incident cost. It reads
+    the files of the run alone, and no etcd.
 
-    No second is of two incidents: the newest has what two might have, and what is no incident's has a row of its own.
-    From its first decision until it finished, was stopped or halted, as its journal says; of a run that is not over until now,
-    or until it was last heard of, where no `supervisor up` of its folder lives and its files have been silent for minutes.
-    What passed from a halt until a person resumed it is left out: it is under no cause and in no ratio.
-    Ends with 1 where the sums are not the run's time, or files of a node or of a generation that trained are not on this machine."""
+    Each second belongs to one incident at most, the newest; seconds of no incident have a row of their own.
+
+    The account runs from the first decision to the end of the run, as its journal says. For a run that goes on it ends now;
+    for one that no `supervisor up` carries and whose files are silent for minutes, at its last sign of life. The time from a
+    halt to its resume is left out.
+
+    Exits 1 if the sums differ from the run's time, or if files of nodes or generations that trained are not on this machine."""
     with sentences():
         found = of_run(folder)
     show(found, as_json, _Printed(found))

@@ -26,7 +26,7 @@ from fault_injection.netns import Network
 from fault_injection.sim.lane import commit
 from supervisor.ports.errors import Fatal, PortError
 from supervisor.shell import client
-from supervisor.shell import up as up_module
+from supervisor.shell.home import system_folder
 from supervisor.shell.mirror import Mirror
 from supervisor.wire import keys
 from supervisor.wire.records import RunRecord
@@ -83,7 +83,7 @@ class Campaign:
         watcher = Watcher(store, record.spec.name)
         watcher.start()
         try:
-            live = LiveRun(store, watcher, record, up_module.system_folder(home))
+            live = LiveRun(store, watcher, record, system_folder(home))
             groups = record.spec.groups
             plan = self._plan(groups.count, groups.ranks_per_group, live.site())
             if self.dry_run:

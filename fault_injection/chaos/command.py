@@ -27,15 +27,12 @@ from fault_injection.interrupts import interruptible
 from fault_injection.promises import ALL
 from supervisor.cli.common import HOME, Etcd, Home, Json, SecurityFile, opened_store, sentences, show
 from supervisor.shell import runfile
+from supervisor.wire import command_line
 from supervisor.wire.printer import Printer, print_line
 
 FAULTS_DRAWN, STEPS_APART = 10, 30
 
-chaos = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Break a run on purpose, and certify what came of it.",
-)
+chaos = command_line.commands(help_="Break a run on purpose and certify the outcome.")
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 @chaos.command("list", epilog="Example: supervisor chaos list")
 def list_command(as_json: Json = False) -> None:
-    """Every fault, what it does, and why it cannot be made on this machine where it cannot."""
+    """List every fault and what it does. Says why a fault cannot be made on this machine."""
     site = sites.of_machine()
     rows = [
         {"fault": f.name, "family": f.family, "how": f.how, "kinds": list(f.kinds), "why_not": f.why_not(site)}
@@ -81,7 +78,7 @@ def _rows() -> Table:
     return table
 
 
-Name = Annotated[str | None, typer.Option(help="Name of the run that is started. Default: chaos.")]
+Name = Annotated[str | None, typer.Option(help="Name of the run that it starts. Default: chaos.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for plan, history and report. Default: the run's own.")]
 
 
@@ -91,17 +88,19 @@ def run_command(
         Path | None,
         typer.Argument(metavar="SCHEDULE", help="TOML (docs/CHAOS.md). Without one, the seed draws --faults of them."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Names the victims. Default: the schedule's own, or 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Chooses the victims. Default: the schedule's own, or 0.")] = None,
     faults: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_FAULTS, help="Without a schedule: how many faults the seed draws. Default: 10."),
+        typer.Option(
+            min=1, max=MOST_FAULTS, help="Without a schedule: number of faults that the seed draws. Default: 10."
+        ),
     ] = None,
     every_steps: Annotated[
-        int | None, typer.Option(min=1, help="Without a schedule: about so many steps apart. Default: 30.")
+        int | None, typer.Option(min=1, help="Without a schedule: steps between two faults, roughly. Default: 30.")
     ] = None,
     run: Annotated[
         str,
-        typer.Option("--run", "-r", help="A live run to break. Default: one is started here, in a system of its own."),
+        typer.Option("--run", "-r", help="A live run to break. Default: start one here, in a system of its own."),
     ] = "",
     name: Name = None,
     out: Out = None,
@@ -111,9 +110,9 @@ def run_command(
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Break a run as a schedule or a seed says, and certify what came of it. Ends with 1 unless all checkers pass.
+    """Break a run by a schedule or a seed and certify the outcome. Exits 1 unless all checkers pass.
 
-    Ctrl-C, a SIGTERM or a closed terminal heals what is broken before it leaves."""
+    On Ctrl-C, SIGTERM or a closed terminal, it heals what it broke before it exits."""
 
     def wanted(site: Site) -> Schedule:
         if loaded is None:
@@ -148,8 +147,8 @@ def run_command(
 
 @chaos.command("replay", epilog="Example: supervisor chaos replay runs/chaos/plan.toml")
 def replay_command(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.toml, as `chaos run` saved it.")],
-    run: Annotated[str, typer.Option("--run", "-r", help="A live run. Default: one is started here.")] = "",
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan.toml that `chaos run` saved.")],
+    run: Annotated[str, typer.Option("--run", "-r", help="A live run to break. Default: start one here.")] = "",
     name: Name = None,
     out: Out = None,
     cold: Annotated[bool, typer.Option("--cold", help="No warm processes.")] = False,
@@ -157,7 +156,7 @@ def replay_command(
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Break a run again as a saved plan says, victim by victim."""
+    """Break a run again by a saved plan, victim by victim."""
     with sentences(), _wrong_input():
         loaded = load(plan)
         named = [f for f in loaded.fault if not FAULTS[f.name].writers]
@@ -200,11 +199,11 @@ def _wrong_input() -> Iterator[None]:
 
 @chaos.command("check", epilog="Example: supervisor chaos check runs/chaos/history.jsonl")
 def check_command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="history.jsonl of a run that was broken.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="history.jsonl of a chaos run.")],
     as_json: Json = False,
 ) -> None:
-    """Judge histories: what each checker says of them, from the files alone. Ends with 1 unless all pass, with 2 where one is no
-    history: the others are judged."""
+    """Judge histories from their files, checker by checker. Exits 1 unless all pass; 2 if a file is no history, after judging
+    the others."""
     judged, unread = {}, False
     with sentences():
         for file in files:

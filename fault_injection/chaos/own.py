@@ -31,6 +31,7 @@ from supervisor.core.spec import (
 )
 from supervisor.shell import client
 from supervisor.shell import up as up_module
+from supervisor.shell.home import system_folder
 from supervisor.shell.store import connect
 from supervisor.wire.checkpoints import folder_of
 from supervisor.wire.programs import SEAM
@@ -77,7 +78,7 @@ def started(
     hub, with mounts of our own, and each node has a network and a disk for itself, as have the checkpoints."""
     names = [f"n{i + 1}" for i in range(NODES)]
     address = network.hub_address if network is not None else "127.0.0.1"
-    system = up_module.system_folder(home / made.name)
+    system = system_folder(home / made.name)
     security = netns.in_plain(home / made.name) if network is not None else Security()
     with ExitStack() as stack:
         if network is not None:

@@ -22,7 +22,7 @@ from fault_injection.demo.scenario import Story
 from fault_injection.faults import acts
 from fault_injection.ledger import from_start_to_end
 from fault_injection.netns import Network
-from supervisor.cli import HOME, Home, sentences
+from supervisor.cli.common import HOME, Home, sentences
 from supervisor.core.spec import AllocationSpec, GroupsSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Fatal
 from supervisor.shell import client, runfile
@@ -54,14 +54,15 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    name: Annotated[str, typer.Option(help="Name of the run. Default: demo, or the next that is free.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run. Default: demo, or the next free one, as demo-2.")] = "",
     home: Home = HOME,
     cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower recoveries.")] = False,
     easy: Annotated[
-        bool, typer.Option("--easy", help="Lose the node by killing its processes even where it could fall silent.")
+        bool, typer.Option("--easy", help="Lose the node by killing its processes, even where its network can be cut.")
     ] = False,
 ) -> None:
-    """Train a real Llama 3 debug model on four local nodes; kill a trainer, lose a node, take an allocation away."""
+    """Train a small Llama 3 here and break it three ways. It trains on four local nodes; a trainer is killed, a node is lost, and
+    an allocation is taken away."""
     with sentences():
         name = name or _free_name(home)
         wrong = runfile.contradictions(spec(name))

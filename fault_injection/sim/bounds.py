@@ -14,7 +14,7 @@ from fault_injection.sim.store import PATIENCE_S
 from supervisor.core.detect import GATE_ETCD_SILENCE_S, SLURM_WORD_S
 from supervisor.core.seat import MARGIN_S
 from supervisor.core.spec import RunSpec
-from supervisor.shell.service import LEASE_S
+from supervisor.shell.store import LEASE_S
 
 SEEN_S = 15.0
 """From the end of a fault on nothing of it is still to be seen: the lease of a node and all timeouts of a silent one are shorter."""

@@ -21,7 +21,7 @@ from fault_injection.sim import past
 from fault_injection.sim.months import ByChance, Months, Outcome, whole
 from fault_injection.sim.past import DAY_S, LONGEST_S
 from fault_injection.sim.rates import Rates, Times, known, rates, times
-from supervisor.cli import sentences
+from supervisor.cli.common import sentences
 from supervisor.core.spec import RunSpec
 from supervisor.shell import runfile
 from supervisor.wire.printer import Printer
@@ -51,25 +51,26 @@ def simulate(
             min=2 * GPUS_A_NODE, max=GPUS_A_NODE * GROUPS, help="GPUs of the run; a group is a node of eight."
         ),
     ] = 16_384,
-    days: Annotated[float, typer.Option(min=0.1, max=LONGEST_S / DAY_S, help="How long it trains.")] = 54.0,
+    days: Annotated[float, typer.Option(min=0.1, max=LONGEST_S / DAY_S, help="How long the run trains.")] = 54.0,
     rate: Annotated[str, typer.Option("--rates", help=f"Failure rates: {', '.join(known())}.")] = "llama3",
-    seeds: Annotated[int, typer.Option(min=1, help="How many such runs; with two or more there is an interval.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of such runs. Two or more give an interval.")] = 3,
     policy: Annotated[
-        list[Path] | None, typer.Option(help="A TOML file with [policy], as in a run file; again, to compare.")
+        list[Path] | None, typer.Option(help="A TOML file with [policy], as in a run file. Repeat it to compare.")
     ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(
-            help="Not at rates, but what befell a run: its journal.jsonl, or the history.jsonl of a broken one."
+            help="Failures of a real run instead of rates: its journal.jsonl, or the history.jsonl of a chaos run."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also write each seed's figures, and what it took, to this file, as JSON.")
+        Path | None, typer.Option(help="Also write each seed's figures, and the time it took, to this JSON file.")
     ] = None,
 ) -> None:
-    """Train for weeks on thousands of GPUs that fail as published, in minutes: ETTR, badput by cause, spares used.
+    """Simulate what months of failures cost under a policy. Thousands of GPUs fail at published rates; it takes minutes and
+    prints ETTR, badput by cause and spares used.
 
-    With --journal: what the failures of a real run would have cost under each policy."""
+    With --journal, it prints what the failures of a real run would have cost under each policy."""
     with sentences():
         if twice := [str(path) for path, count in Counter(policy or []).items() if count > 1]:
             raise typer.BadParameter(f"{twice[0]} is given twice: there is nothing to compare", param_hint="--policy")

@@ -16,8 +16,7 @@ from supervisor.shell.accounts import Accounts
 from supervisor.shell.engine_driver import EngineDriver
 from supervisor.shell.journal import Journal
 from supervisor.shell.loop import Loop
-from supervisor.shell.service import LEASE_S
-from supervisor.shell.store import Election
+from supervisor.shell.store import LEASE_S, Election
 from supervisor.shell.store.election import Leadership
 from supervisor.shell.telemetry import Records, Telemetry
 from supervisor.wire import keys

@@ -6,36 +6,61 @@ import io
 import logging
 import os
 import sys
-from importlib.metadata import entry_points
 
-from supervisor.cli import hosts, look, policy, runs, system
-from supervisor.cli.common import HOME, Home, app, sentences
+from supervisor.wire.command_line import ACT, LOOK, REPAIR, START, later, program
 from supervisor.wire.logged import TextLine
-from supervisor.wire.printer import print_line
 
-__all__ = ["HOME", "Home", "app", "main", "sentences"]
+__all__ = ["app", "main"]
 
-COMMANDS = (system, runs, hosts, policy, look)
-"""Modules that add their commands to `app` when they are imported."""
+COMMANDS = (
+    (START, "up", "system", "Start etcd, a supervisor and a pool of local nodes."),
+    (START, "launch", "runs", "Check a run file and start its run."),
+    (START, "submit", "runs", "Start the control plane as Slurm jobs, and a run on it."),
+    (START, "run", "system", "Run one supervisor: it leads, or stands by."),
+    (START, "init-auth", "system", "Create etcd's users and roles and enable its checks."),
+    (START, "down", "system", "End what `up` started, after a last checkpoint."),
+    (LOOK, "status", "look", "Show a run's groups, steps, loss, quorum and budgets."),
+    (LOOK, "top", "look", "Show a run live in the terminal."),
+    (LOOK, "nodes", "look", "List the nodes, their health and what runs on them."),
+    (LOOK, "incidents", "look", "List a run's failures: what was done, and why."),
+    (LOOK, "explain", "look", "Explain an incident: what was seen and done, and why."),
+    (LOOK, "logs", "look", "Print the newest lines of the trainers' logs."),
+    (ACT, "pause", "runs", "Watch a run without acting on it; training goes on."),
+    (ACT, "resume", "runs", "Act again after `pause`, or restart a halted run."),
+    (ACT, "stop", "runs", "Stop a run: all groups end after the same step."),
+    (ACT, "restart", "runs", "Restart the processes of a group on its node."),
+    (ACT, "policy", "policy", "Show or change the policy of a run while it trains."),
+    (ACT, "cordon", "hosts", "Place no more groups on a host; what runs there stays."),
+    (ACT, "drain", "hosts", "Cordon a host and move its groups away one by one."),
+    (ACT, "uncordon", "hosts", "Allow groups on hosts again."),
+    (REPAIR, "doctor", "look", "Check this machine and the live system for problems."),
+    (REPAIR, "support-bundle", "look", "Pack a run's state, journal and logs into an archive."),
+    (REPAIR, "backup", "system", "Save the state of all runs to a file."),
+    (REPAIR, "restore", "system", "Load a backup into an etcd that holds no state."),
+)
+"""Heading, name, module here, and the first sentence of the command's help."""
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-
-@app.callback()
-def _root() -> None:
-    """Supervises fault-tolerant pretraining runs of TorchTitan and TorchFT."""
+app = program("supervisor", "Supervise fault-tolerant pretraining runs of TorchTitan and TorchFT.")
+for _heading, _name, _module, _line in COMMANDS:
+    later(app, _heading, _name, f"{__name__}.{_module}", _line)
 
 
 def _add_commands() -> None:
-    """Sub-commands of the other packages: they import us, we never import them."""
+    """Add the commands of the other packages: they import us, we never import them."""
+    from importlib.metadata import entry_points  # slow to import, and not needed for a command of ours
+
     for point in sorted(entry_points(group="supervisor.commands"), key=lambda p: p.name):
         point.load()(app)
 
 
 def _log_level() -> str:
-    """What SUPERVISOR_LOG says; exits 2 when that is no level."""
+    """Level by SUPERVISOR_LOG; exits 2 when there is no such level."""
     level = os.environ.get("SUPERVISOR_LOG") or "WARNING"
     if level not in LEVELS:
+        from supervisor.wire.printer import print_line
+
         print_line(f"supervisor: SUPERVISOR_LOG = {level!r}: it is one of {', '.join(LEVELS)}", err=True)
         sys.exit(2)
     return level
@@ -47,7 +72,8 @@ def main() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(TextLine("supervisor: %(message)s"))
     logging.basicConfig(level=_log_level(), handlers=[handler])
-    _add_commands()
+    if not {name for _, name, _, _ in COMMANDS}.intersection(sys.argv[1:2]):
+        _add_commands()
     try:
         app()
     except KeyboardInterrupt:

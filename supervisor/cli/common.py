@@ -1,4 +1,7 @@
-"""What the commands share: their options, errors as sentences, the store and the printing."""
+"""Shared by the commands: their options, errors as sentences, the store and the printing.
+
+A command that finds no etcd fails with little more than is imported here. What it needs then, it imports itself.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,30 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from supervisor.core.bounds import Row
 from supervisor.ports.errors import Fatal, PortError, Retryable
-from supervisor.shell import client, failpoints, status, views
-from supervisor.shell import up as up_module
-from supervisor.shell.doctor.timeouts import table
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import EtcdStore, connect
+from supervisor.shell import failpoints
+from supervisor.shell.home import endpoints_of, runs_in, security_of
 from supervisor.wire import keys
 from supervisor.wire.logged import LogFormatError
 from supervisor.wire.printer import Printer, print_line
-from supervisor.wire.records import RecordError, RunRecord
 from supervisor.wire.security import VARIABLE, SecurityError, checked, host_and_port
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+if TYPE_CHECKING:
+    from supervisor.core.bounds import Row
+    from supervisor.shell.mirror import Mirror
+    from supervisor.shell.store import EtcdStore
+    from supervisor.wire.records import RunRecord
+    from supervisor.wire.security import Security
+
 console = Printer(soft_wrap=True)
 
 
 def endpoints_option(context: typer.Context, given: str) -> str:
-    """Refuses what is no list of endpoints; also an empty one that was written out, as by a script without its variable."""
+    """Refuse what is no list of endpoints. An empty list that was written out is one: a script lacks its variable."""
     source = context.get_parameter_source("etcd")
     if given or (source is not None and source.name == "COMMANDLINE"):
         for endpoint in given.split(","):
@@ -41,8 +45,8 @@ def endpoints_option(context: typer.Context, given: str) -> str:
 
 
 def text_option(given: Any) -> Any:
-    """Refuses words, one text or several, that are no UTF-8: Python has half of a surrogate pair for each such byte, which no record, page
-    or terminal can show again. Not for paths: the name of a file may be so."""
+    """Refuse words that are no UTF-8, in one text or several. Python holds half of a surrogate pair for each such byte, which no
+    record, page or terminal can show. Paths are free of this: a file may have such a name."""
     try:
         "".join(given).encode()
     except UnicodeEncodeError:
@@ -72,24 +76,34 @@ SecurityFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HOME = Path("runs")
 DEFAULT = "127.0.0.1:2379"
-"""Where etcd is if nobody says where."""
+"""Address of etcd where none is given."""
 
 
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
-    """The whole table to stderr, as the doctor prints it, where one of them is refused; nothing where there is none."""
+    """Print all timeouts to stderr as the doctor does, where one of them is refused; without rows, nothing."""
     if rows:
+        from supervisor.shell.doctor.timeouts import table
+
         Printer(stderr=True, soft_wrap=True).print(table(run, rows))
 
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """A user's mistake or a missing part is a sentence and exit code 1 (2: what was given), never a traceback."""
+    """Turn a user's mistake (exit code 2) or a missing part (1) into a sentence, never a traceback."""
     try:
         yield
     except (SecurityError, failpoints.FailpointError, LogFormatError) as error:
         print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(2) from None
-    except (PortError, RecordError, views.Unreadable) as error:
+    except PortError as error:
+        print_line(f"supervisor: {error}", err=True)
+        raise typer.Exit(1) from None
+    except ValueError as error:
+        from supervisor.shell.views import Unreadable
+        from supervisor.wire.records import RecordError
+
+        if not isinstance(error, RecordError | Unreadable):
+            raise
         print_line(f"supervisor: {error}", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
@@ -99,8 +113,15 @@ def sentences() -> Iterator[None]:
 
 
 def endpoints_in(etcd: str, home: Path) -> list[str]:
-    """Those given, or those of the `up` in a home, or etcd's own default."""
-    return (etcd or up_module.endpoints_of(home) or DEFAULT).split(",")
+    """Endpoints as given, or of the `up` in a home, or etcd's own default."""
+    return (etcd or endpoints_of(home) or DEFAULT).split(",")
+
+
+def connect(endpoints: Sequence[str], security: Security) -> EtcdStore:
+    """A store on the etcd there. Errors as of `supervisor.shell.store.connect`."""
+    from supervisor.shell import store
+
+    return store.connect(endpoints, security=security)
 
 
 @contextlib.contextmanager
@@ -108,13 +129,13 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
     with sentences():
         endpoints = endpoints_in(etcd, home)
         try:
-            store = connect(endpoints, security=checked(security or up_module.security_of(home), endpoints))
+            store = connect(endpoints, checked(security or security_of(home), endpoints))
         except Retryable as error:
             if etcd:
                 raise
-            if up_module.endpoints_of(home):
+            if endpoints_of(home):
                 raise Fatal(_away(home, endpoints)) from error
-            raise Fatal(_nobody_said(home)) from error
+            raise Fatal(_not_given(home)) from error
         try:
             yield store
         finally:
@@ -123,32 +144,36 @@ def opened_store(etcd: str, home: Path, security: str = "") -> Iterator[EtcdStor
 
 def _away(home: Path, endpoints: Sequence[str]) -> str:
     where = ", ".join(endpoints)
-    if up_module.runs_in(home):
+    if runs_in(home):
         return (
             f"the etcd of the `supervisor up` in {home} does not answer at {where}. `up` starts it again as soon as it can, and "
-            f"says what keeps it from that; training goes on meanwhile"
+            "prints what is in the way; training goes on meanwhile"
         )
     return f"the etcd of {home} does not answer at {where}, and no `supervisor up` runs there: `supervisor up` starts it again"
 
 
-def _nobody_said(home: Path) -> str:
+def _not_given(home: Path) -> str:
     return (
-        # one without nodes of its own tells nobody: its etcd is another's
-        f"no `supervisor up` in {home} tells where its etcd is, and none answers at {DEFAULT}, where one is by default: "
-        "give --home of one that runs, or --etcd, or set SUPERVISOR_ETCD; only for a first run: `supervisor up` starts one. "
-        f"What a run did whose etcd has gone is in its files: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
+        # an `up` without nodes of its own notes no etcd: it was given one
+        f"no `supervisor up` in {home} has noted its etcd, and none answers at {DEFAULT}, the default: "
+        "give the --home of one that runs, or --etcd, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd. "
+        f"The files of a run outlive its etcd: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
     )
 
 
 @contextlib.contextmanager
 def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]:
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell.mirror import Mirror
+
         yield Mirror(store.list(keys.PREFIX))
 
 
 def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:
-    """The named run, or the only one that is not over. Of several a person is asked, and a script is refused with exit code 2: who stops
-    the wrong run loses hours. `resumable` as in client.not_over."""
+    """Choose the named run, or the only one that is not over. Among several a person is asked; a script is refused with exit
+    code 2, because stopping the wrong run loses hours. `resumable` as in client.not_over."""
+    from supervisor.shell import client
+
     found = client.not_over(mirror, resumable)
     if run or len(found) < 2:
         return client.choose_run(mirror, run or next(iter(found), ""))
@@ -163,12 +188,14 @@ def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = Fals
 
 
 def _asks() -> bool:
-    """Whether a person is there to answer."""
+    """Says that a person can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def show(value: Any, as_json: bool, table: Any) -> None:
     if as_json:
+        from supervisor.shell import status
+
         print_line(json.dumps(status.as_json(value), indent=2))
     else:
         console.print(table)

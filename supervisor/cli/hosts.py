@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from supervisor.cli.common import HOME, Etcd, Home, SecurityFile, app, opened_store, text_option
-from supervisor.shell import hosts
-from supervisor.shell.mirror import Mirror
-from supervisor.wire import keys
+from supervisor.cli.common import HOME, Etcd, Home, SecurityFile, opened_store, text_option
+from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
+
+commands = command_line.commands()
+
+
+def register(app: typer.Typer) -> None:
+    """Add these to the command line."""
+    app.add_typer(commands)
+
 
 Because = Annotated[str, typer.Option(callback=text_option, help="Why: `supervisor nodes` and `status` show it.")]
 Host = Annotated[
@@ -20,31 +27,37 @@ Hosts = Annotated[
     list[str], typer.Argument(metavar="HOST...", help="Hosts, or nodes on them, as `supervisor nodes` names them.")
 ]
 Drained = Annotated[
-    str, typer.Argument(metavar="NODE_OR_HOST", help="A node, or its host: all that is on the host leaves.")
+    str, typer.Argument(metavar="NODE_OR_HOST", help="A node, or its host: all groups on the host leave.")
 ]
 
 
-@app.command(epilog='Example: supervisor cordon n2 --because "its disk is failing"')
+@commands.command(epilog='Example: supervisor cordon n2 --because "its disk is failing"')
 def cordon(host: Host, because: Because, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Place no group of any run on a host any more, until `uncordon`. What runs there goes on."""
+    """Place no more groups on a host; what runs there stays. Holds for every run, until `uncordon`."""
     _kept_away(host, because, etcd, home, security, drain=False)
 
 
-@app.command(epilog='Example: supervisor drain n2 --because "it gets a new network card"')
+@commands.command(epilog='Example: supervisor drain n2 --because "it gets a new network card"')
 def drain(host: Drained, because: Because, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """As `cordon`, and the groups that are there leave in order: one at a time, once another node is there, at no budget."""
+    """Cordon a host and move its groups away one by one. Each leaves once another node is ready, and is charged to no budget."""
     _kept_away(host, because, etcd, home, security, drain=True)
 
 
-@app.command(epilog="Example: supervisor uncordon n2 n7")
+@commands.command(epilog="Example: supervisor uncordon n2 n7")
 def uncordon(hosts_: Hosts, etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Free hosts again for every run, whoever cordoned them: a person, incidents, or their checks."""
+    """Allow groups on hosts again. Holds for every run, and for cordons by a person, by incidents and by failed checks."""
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell import hosts
+        from supervisor.shell.mirror import Mirror
+
         print_line(hosts.uncordon(store, Mirror(store.list(keys.PREFIX)), *hosts_))
 
 
-def _kept_away(host: str, because: str, etcd: str, home: Home, security: str, *, drain: bool) -> None:
+def _kept_away(host: str, because: str, etcd: str, home: Path, security: str, *, drain: bool) -> None:
     if not because.strip():
         raise typer.BadParameter("say why: others will ask", param_hint="--because")
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell import hosts
+        from supervisor.shell.mirror import Mirror
+
         print_line(hosts.cordon(store, Mirror(store.list(keys.PREFIX)), host, because.strip(), drain))

@@ -1,4 +1,4 @@
-"""Commands that only look."""
+"""Commands that change nothing. Each imports what it needs, most of it once etcd has answered."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.text import Text
 
 from supervisor.cli.common import (
     HOME,
@@ -20,67 +19,86 @@ from supervisor.cli.common import (
     Json,
     Run,
     SecurityFile,
-    app,
     opened_mirror,
     opened_store,
     sentences,
     show,
 )
-from supervisor.core.lasted import incident_s, wall_clock
-from supervisor.core.model import Incident
-from supervisor.shell import bundle, client, doctor, joined, logs, render, status, top
-from supervisor.shell import up as up_module
-from supervisor.shell import why as why_module
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.signals import ended_by_signals
-from supervisor.wire import keys
+from supervisor.shell.home import endpoints_of, security_of, system_folder
+from supervisor.wire import command_line, keys
 from supervisor.wire.printer import Printer, print_block, print_line
+
+if TYPE_CHECKING:
+    from supervisor.core.model import Incident
+    from supervisor.shell.joined import Joined
+    from supervisor.shell.logs import LogTail
+
+commands = command_line.commands()
+
+
+def register(app: typer.Typer) -> None:
+    """Add these to the command line."""
+    app.add_typer(commands)
+
 
 FOLLOW_S = 0.25
 """How often `logs --follow` looks."""
 
 
-@app.command("status", epilog="Example: supervisor status --run demo --json")
+@commands.command("status", epilog="Example: supervisor status --run demo --json")
 def status_command(
     run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
 ) -> None:
-    """How the run does: groups, steps, loss, quorum, spares, budgets."""
+    """Show a run's groups, steps, loss, quorum and budgets. Also its spares, and what is wrong or waited for."""
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell import render, status
+        from supervisor.shell.mirror import Mirror
+
         found = status.overview(Mirror(store.list(keys.PREFIX)), run)
         found = replace(found, warnings=(*status.alarms(store), *found.warnings))
         show(found, as_json, render.run(found, time.time()))
 
 
-@app.command("top", epilog="Example: supervisor top --run demo")
+@commands.command("top", epilog="Example: supervisor top --run demo")
 def top_command(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Live in a terminal, until Ctrl-C: whether it trains, whether a person has to get up, groups, incidents, nodes, budgets. Into
-    a pipe: once."""
-    with opened_store(etcd, home, security) as store, ended_by_signals():
-        top.top(store, run, Printer())
+    """Show a run live in the terminal. Says first if it trains and if a person is needed, then groups, incidents, nodes and
+    budgets. Ctrl-C ends it. Into a pipe, it prints once."""
+    with opened_store(etcd, home, security) as store:
+        from supervisor.shell import top
+        from supervisor.shell.signals import ended_by_signals
+
+        with ended_by_signals():
+            top.top(store, run, Printer())
 
 
-@app.command(epilog="Example: supervisor nodes --json")
+@commands.command(epilog="Example: supervisor nodes --json")
 def nodes(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False) -> None:
-    """The nodes, what runs on them and how they are."""
+    """List the nodes, their health and what runs on them."""
     with opened_mirror(etcd, home, security) as mirror:
+        from supervisor.shell import render, status
+
         found = status.node_status(mirror)
         show(found, as_json, render.nodes(found))
 
 
-@app.command(epilog="Example: supervisor incidents --run demo --shadow")
+@commands.command(epilog="Example: supervisor incidents --run demo --shadow")
 def incidents(
     run: Run = "",
     shadow: Annotated[
         bool,
-        typer.Option("--shadow", help="Only what would have been done (policy.mode = observe), and what came of it."),
+        typer.Option("--shadow", help="Only what observe mode would have done (policy.mode), and how it ended."),
     ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
     as_json: Json = False,
 ) -> None:
-    """Every failure so far, what was done and why."""
+    """List a run's failures: what was done, and why."""
     with opened_mirror(etcd, home, security) as mirror:
+        from supervisor.core.lasted import incident_s, wall_clock
+        from supervisor.shell import client, render, status
+        from supervisor.shell import why as why_module
+
         record = client.choose_run(mirror, run)
         found = client.incidents(mirror, record.spec.name)
         if shadow:
@@ -102,23 +120,28 @@ def incidents(
         show(told, as_json, table(found, seen, account.stood))
 
 
-@app.command(
-    epilog="Example: supervisor explain i2 --run demo. Exit code 0: decide gives the same answer today; 1: another, or not known."
+@commands.command(
+    epilog="Example: supervisor explain i2 --run demo. Exit code 0: the same decision today; 1: another one, or unknown."
 )
 def explain(
-    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, as `supervisor incidents` prints it.")],
+    incident: Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, as `supervisor incidents` prints it.")],
     run: Run = "",
     journal: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read this journal alone, and no etcd: of a run whose etcd is gone."),
+        typer.Option(metavar="FILE", help="Read this journal and no etcd, as for a run whose etcd is gone."),
     ] = None,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
     as_json: Json = False,
 ) -> None:
-    """One incident in plain words: what was seen and done, when, why, what else was considered; and whether the same would be
-    done today."""
+    """Explain an incident: what was seen and done, and why. Also when, what else was considered, and if the same decision
+    would be made today."""
+    from rich.text import Text
+
+    from supervisor.shell import client, status
+    from supervisor.shell import why as why_module
+
     if journal is not None and run:
         raise typer.BadParameter("a journal is of one run: leave --run out", param_hint="--run")
     with sentences():
@@ -145,20 +168,20 @@ def _named(incident: str, known: dict[str, Incident], where: str) -> Incident:
     return known[incident]
 
 
-@app.command("logs", epilog="Example: supervisor logs -f --group 1 --lines 50")
+@commands.command("logs", epilog="Example: supervisor logs -f --group 1 --lines 50")
 def logs_command(
     run: Run = "",
     group: Annotated[int | None, typer.Option(help="Only this group.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank within the group. Default: 0; with --follow all.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank within the group. Default: 0; with --follow, all.")] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=1, help="Lines of each log; with --follow of all together.")
+        int, typer.Option("--lines", "-n", min=1, help="Lines of each log; with --follow, of all together.")
     ] = 20,
     follow: Annotated[
         bool,
         typer.Option(
             "--follow",
             "-f",
-            help="All ranks in one log, across generations, with ends and incidents; until interrupted.",
+            help="All ranks in one log, over all generations, with ends and incidents; until Ctrl-C.",
         ),
     ] = False,
     etcd: Etcd = "",
@@ -166,8 +189,11 @@ def logs_command(
     security: SecurityFile = "",
     as_json: Json = False,
 ) -> None:
-    """The newest lines that the trainers of this machine printed, newest generation of each group last."""
+    """Print the newest lines of the trainers' logs. Reads the logs on this machine; each group's newest generation comes
+    last."""
     with opened_mirror(etcd, home, security) as mirror:
+        from supervisor.shell import client, joined, logs
+
         record = client.choose_run(mirror, run)
         client.require(record, group, rank)
     name, system = record.spec.name, logs.kept_in(home)
@@ -190,7 +216,7 @@ def logs_command(
             print_line("")
 
 
-def _with_lines(tail: logs.LogTail) -> dict[str, Any]:
+def _with_lines(tail: LogTail) -> dict[str, Any]:
     about = {name: getattr(tail, name) for name in ("node", "group", "generation", "rank", "path")}
     return {**about, "lines": list(tail.lines())}
 
@@ -203,7 +229,9 @@ def _no_logs(name: str, home: Path) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _follow(log: joined.Joined, lines: int, as_json: bool) -> None:
+def _follow(log: Joined, lines: int, as_json: bool) -> None:
+    from supervisor.shell import joined, status
+
     entries = log.new()[-lines:]
     if log.empty:
         _no_logs(log.run, log.system.parent)
@@ -216,17 +244,18 @@ def _follow(log: joined.Joined, lines: int, as_json: bool) -> None:
             entries = log.new()
 
 
-@app.command("doctor", epilog="Example: supervisor doctor")
+@commands.command("doctor", epilog="Example: supervisor doctor")
 def doctor_command(etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False) -> None:
-    """Check this machine and the live system, and say what to do about each finding."""
-    endpoints = etcd or up_module.endpoints_of(home)
-    findings = doctor.examine(endpoints, home, security or up_module.security_of(home))
+    """Check this machine and the live system for problems. Each finding says what to do."""
+    from supervisor.shell import doctor
+
+    findings = doctor.examine(etcd or endpoints_of(home), home, security or security_of(home))
     show(findings, as_json, doctor.render(findings))
     if any(f.level == "bad" for f in findings):
         raise typer.Exit(1)
 
 
-@app.command("support-bundle", epilog="Example: supervisor support-bundle --run demo --out demo.tar.gz")
+@commands.command("support-bundle", epilog="Example: supervisor support-bundle --run demo --out demo.tar.gz")
 def support_bundle(
     run: Run = "",
     out: Annotated[Path, typer.Option(help="The archive to write.")] = Path("support-bundle.tar.gz"),
@@ -234,8 +263,10 @@ def support_bundle(
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """One archive with state, journal and logs, without secrets, to send to somebody."""
+    """Pack a run's state, journal and logs into an archive. It holds no secrets, and can be sent to others."""
     with opened_mirror(etcd, home, security) as mirror:
+        from supervisor.shell import bundle, client
+
         record = client.choose_run(mirror, run)
-        members = bundle.write(out, mirror, record, up_module.system_folder(home))
+        members = bundle.write(out, mirror, record, system_folder(home))
     print_line(f"wrote {out} ({out.stat().st_size // 1024} KiB, {members} files)")

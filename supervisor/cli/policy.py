@@ -1,4 +1,4 @@
-"""`supervisor policy`: what a run's policy is now, and changing it while the run trains."""
+"""`supervisor policy`: shows the policy of a run, and changes it while the run trains."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from pydantic_core import to_jsonable_python
 
 from supervisor.cli.common import (
     HOME,
@@ -15,7 +14,6 @@ from supervisor.cli.common import (
     Json,
     Run,
     SecurityFile,
-    app,
     opened_mirror,
     opened_store,
     print_timeouts,
@@ -23,22 +21,28 @@ from supervisor.cli.common import (
     show,
     text_option,
 )
-from supervisor.shell import client, fit, notify, policy, runfile
-from supervisor.shell.mirror import Mirror
-from supervisor.wire import keys
+from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
-from supervisor.wire.records import PolicySet
 
-commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(commands, name="policy", help="A run's policy now; changing it while the run trains.")
+commands = command_line.commands(help_="Show or change the policy of a run while it trains.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `policy` to the command line."""
+    app.add_typer(commands, name="policy")
 
 
 @commands.command("show", epilog="Example: supervisor policy show --run demo")
 def show_policy(
     run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "", as_json: Json = False
 ) -> None:
-    """The policy that holds now, and who changed it why."""
+    """Show the policy in force, its version and why it was changed."""
     with opened_mirror(etcd, home, security) as mirror:
+        from pydantic_core import to_jsonable_python
+
+        from supervisor.shell import client, policy
+        from supervisor.wire.records import PolicySet
+
         record = client.choose_run(mirror, run)
         was_set = mirror.record(keys.policy(record.spec.name), PolicySet)
         about = "as launched" if was_set is None else f"version {was_set.version}, because: {was_set.because}"
@@ -60,20 +64,25 @@ def set_policy(
     changes: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY=VALUE...", callback=text_option, help="As below [policy] in the run file: hang.factor=20"
+            metavar="KEY=VALUE...",
+            callback=text_option,
+            help="A key below [policy] of the run file, and its value: hang.factor=20.",
         ),
     ],
-    because: Annotated[str, typer.Option(callback=text_option, help="Why: it is kept in the journal.")],
+    because: Annotated[str, typer.Option(callback=text_option, help="Why: the journal keeps it.")],
     run: Run = "",
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Change thresholds and mode of a live run: checked like the run file, versioned, journaled. All at once or nothing."""
+    """Change the policy of a live run: all the changes, or none. They are checked like a run file, versioned and journaled."""
     if not because.strip():
         print_line("supervisor: --because is empty: say why", err=True)
         raise typer.Exit(2)
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell import client, fit, notify, policy, runfile
+        from supervisor.shell.mirror import Mirror
+
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, run, "policy set", resumable=True)
         client.refuse_over(mirror, record, "policy set")

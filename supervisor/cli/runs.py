@@ -1,11 +1,11 @@
-"""Commands that start a run and steer it."""
+"""Commands that start a run and steer it. Each imports what it needs: few of them read a run file or use Slurm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from supervisor.cli.common import (
     Home,
     Run,
     SecurityFile,
-    app,
     endpoints_in,
     endpoints_option,
     opened_store,
@@ -24,23 +23,27 @@ from supervisor.cli.common import (
     sentences,
     text_option,
 )
-from supervisor.core import timeouts
 from supervisor.core.measured import NOTHING, Measured
-from supervisor.core.spec import RunSpec
 from supervisor.ports.errors import Fatal
-from supervisor.shell import client, fit, notify, runfile, status
-from supervisor.shell import submit as submitting
-from supervisor.shell import up as up_module
-from supervisor.shell.engines.slurm_commands import Commands
-from supervisor.shell.identity import system_id
-from supervisor.shell.mirror import Mirror
-from supervisor.shell.store import EtcdStore
-from supervisor.wire import keys
+from supervisor.shell.home import security_of, system_folder
+from supervisor.wire import command_line, keys
 from supervisor.wire.printer import print_line
-from supervisor.wire.records import Control, RunRecord
+
+if TYPE_CHECKING:
+    from supervisor.core.spec import RunSpec
+    from supervisor.shell.mirror import Mirror
+    from supervisor.shell.store import EtcdStore
+    from supervisor.wire.records import Control, RunRecord
+
+commands = command_line.commands()
 
 
-@app.command(epilog="Example: supervisor launch examples/debug.toml")
+def register(app: typer.Typer) -> None:
+    """Add these to the command line."""
+    app.add_typer(commands)
+
+
+@commands.command(epilog="Example: supervisor launch examples/debug.toml")
 def launch(
     file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file (docs/RUN_FILE.md).")],
     etcd: Etcd = "",
@@ -48,19 +51,21 @@ def launch(
     security: SecurityFile = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the run file.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Start no group before there is a node for each (allocation.wait_for_all).")
+        bool, typer.Option("--wait", help="Start no group until there is a node for each (allocation.wait_for_all).")
     ] = False,
 ) -> None:
-    """Check a run file and start the run."""
+    """Check a run file and start its run."""
+    from supervisor.shell import client, fit
+
     spec = _checked_spec(file)
     if wait:
         spec = replace(spec, allocation=replace(spec.allocation, wait_for_all=True))
     with sentences():
         endpoints = endpoints_in(etcd, home)
-        note = client.check_engine(spec, endpoints, security or up_module.security_of(home))
+        note = client.check_engine(spec, endpoints, security or security_of(home))
     if note:
         print_line(f"supervisor: {note}", err=True)
-    if lacks := fit.pool_short(spec, up_module.system_folder(home)):
+    if lacks := fit.pool_short(spec, system_folder(home)):
         print_line(f"supervisor: {lacks}", err=True)
     if check:
         _note_what_is_short(spec)
@@ -72,7 +77,7 @@ def launch(
     print_line(f"launched {spec.name}; folder {record.run_dir}. Look: supervisor status --run {spec.name}")
 
 
-@app.command(
+@commands.command(
     epilog="Example: supervisor submit run.toml --etcd etcd-0:2379,etcd-1:2379,etcd-2:2379 --home /shared/runs"
 )
 def submit(
@@ -86,16 +91,21 @@ def submit(
     home: Annotated[
         Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, on a disk that all hosts share.")
     ] = HOME,
-    supervisors: Annotated[int, typer.Option(min=1, help="Jobs of the control plane, each on another host.")] = 2,
+    supervisors: Annotated[int, typer.Option(min=1, help="Jobs of the control plane, each on a host of its own.")] = 2,
     partition: Annotated[
-        str, typer.Option(help="Partition of those jobs, as one without GPUs. Default: the run file's.")
+        str, typer.Option(help="Partition of these jobs, such as one without GPUs. Default: the run file's.")
     ] = "",
     wait_s: Annotated[
-        float, typer.Option(min=0, help="How long Slurm may take to start them; they stay in the queue after it.")
+        float, typer.Option(min=0, help="How long to wait for Slurm to start them; after it they stay in the queue.")
     ] = 600.0,
     security: SecurityFile = "",
 ) -> None:
-    """Start the control plane as jobs of Slurm, and the run. Again: goes on with what is there (docs/SLURM.md)."""
+    """Start the control plane as Slurm jobs, and a run on it. A second time, it goes on with what is there (docs/SLURM.md)."""
+    from supervisor.shell import client
+    from supervisor.shell import submit as submitting
+    from supervisor.shell.engines.slurm_commands import Commands
+    from supervisor.shell.identity import system_id
+
     spec = _checked_spec(file)
     if spec.allocation.engine != "slurm":
         print_line(
@@ -134,7 +144,9 @@ def submit(
 
 
 def _checked_spec(file: Path) -> RunSpec:
-    """Exits 2 with all that is wrong with a run file."""
+    """Read a run file. Exits 2 with all that is wrong with it."""
+    from supervisor.shell import client, runfile
+
     try:
         spec = runfile.load(file)
         problems = client.check_titan(spec)
@@ -149,7 +161,11 @@ def _checked_spec(file: Path) -> RunSpec:
 
 
 def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
-    """Exits 2 with the timeouts that are unsafe by what a run like this one was seen to take; notes those that are short."""
+    """Exit 2 with the timeouts that are unsafe, by what a run like this one was seen to take; note those that are short."""
+    from supervisor.core import timeouts
+    from supervisor.shell import fit
+    from supervisor.shell.mirror import Mirror
+
     like, seen = fit.of_one_like_it(Mirror(store.list(keys.PREFIX)), spec)
     problems = [row.sentence for row in timeouts.unsafe(spec, seen)]
     for problem in problems:
@@ -161,37 +177,44 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
 
 
 def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
-    """And what else may start, and is not as it should be."""
+    """Note what does not keep the run from starting, and is not as it should be."""
+    from supervisor.shell import fit, notify
+
     for sentence in (*fit.short(spec, seen), *filter(None, [notify.not_here(spec.policy.webhook_file)])):
         print_line(f"supervisor: {sentence}", err=True)
 
 
-@app.command(epilog="Example: supervisor pause --run demo")
+@commands.command(epilog="Example: supervisor pause --run demo")
 def pause(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """Observe everything and do nothing: no restart, no move. Training goes on."""
-    _control(run, etcd, home, security, "pause", "paused", lambda c: replace(c, paused=True))
+    """Watch a run without acting on it; training goes on. No group is restarted or moved until `resume`."""
+    with opened_store(etcd, home, security) as store:
+        _, record = _changed(store, run, "pause", lambda c: replace(c, paused=True))
+        print_line(f"{record.spec.name}: paused")
 
 
-@app.command(epilog='Example: supervisor resume demo --because "the data set is mended"')
+@commands.command(epilog='Example: supervisor resume demo --because "the data set is mended"')
 def resume(
-    name: Annotated[str, typer.Argument(metavar="[RUN]", help="Name of the run, as with --run.")] = "",
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, as with --run.")] = "",
     run: Run = "",
     because: Annotated[
-        str, typer.Option(callback=text_option, help="Why a halted run may go on: it is kept in the journal.")
+        str, typer.Option(callback=text_option, help="Why a halted run may go on: the journal keeps it.")
     ] = "",
     they_are_down: Annotated[
         bool,
         typer.Option(
             "--they-are-down",
-            help="Nothing runs any more on the run's nodes that nobody hears: you have looked.",
+            help="You have looked: nothing runs any more on those nodes of the run that are silent.",
         ),
     ] = False,
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Act again after `pause`; or let a run out of a halt (rung 4): it starts again from its newest checkpoint."""
+    """Act again after `pause`, or restart a halted run. A halted run (rung 4) starts again from its newest checkpoint."""
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell import client, status
+        from supervisor.shell.mirror import Mirror
+
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, name or run, "resume", resumable=True)
         if status.run_status(mirror, record).phase == "halted" and not because.strip():
@@ -204,30 +227,29 @@ def resume(
         print_line(client.resume(store, mirror, record, because.strip(), they_are_down))
 
 
-@app.command(epilog="Example: supervisor stop --run demo")
+@commands.command(epilog="Example: supervisor stop --run demo")
 def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFile = "") -> None:
-    """End the run cleanly: all groups stop after the same step, and its nodes are given back; in a bounded time, which it prints."""
-    _control(run, etcd, home, security, "stop", client.stopping, lambda c: replace(c, stop=True, suspended=False))
-
-
-def _control(
-    run: str,
-    etcd: str,
-    home: Path,
-    security: str,
-    wish: str,
-    said: str | Callable[[Mirror, RunRecord], str],
-    change: Callable[[Control], Control],
-) -> None:
+    """Stop a run: all groups end after the same step. Its nodes are released. Prints how long it can take."""
     with opened_store(etcd, home, security) as store:
-        mirror = Mirror(store.list(keys.PREFIX))
-        record = run_to_change(mirror, run, wish)
-        client.refuse_ended(mirror, record, wish)
-        client.change_control(store, record.spec.name, change)
-        print_line(f"{record.spec.name}: {said if isinstance(said, str) else said(mirror, record)}")
+        from supervisor.shell import client
+
+        mirror, record = _changed(store, run, "stop", lambda c: replace(c, stop=True, suspended=False))
+        print_line(f"{record.spec.name}: {client.stopping(mirror, record)}")
 
 
-@app.command(epilog="Example: supervisor restart 1 --run demo")
+def _changed(store: EtcdStore, run: str, wish: str, change: Callable[[Control], Control]) -> tuple[Mirror, RunRecord]:
+    """Change the control record of a run that goes on; returns the state before it, and the run."""
+    from supervisor.shell import client
+    from supervisor.shell.mirror import Mirror
+
+    mirror = Mirror(store.list(keys.PREFIX))
+    record = run_to_change(mirror, run, wish)
+    client.refuse_ended(mirror, record, wish)
+    client.change_control(store, record.spec.name, change)
+    return mirror, record
+
+
+@commands.command(epilog="Example: supervisor restart 1 --run demo")
 def restart(
     group: Annotated[int, typer.Argument(metavar="GROUP", help="Number of the replica group.")],
     run: Run = "",
@@ -235,8 +257,11 @@ def restart(
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Start a group's processes again where they are; the others go on. Draws on no budget."""
+    """Restart the processes of a group on its node. The other groups go on; it is charged to no budget."""
     with opened_store(etcd, home, security) as store:
+        from supervisor.shell import client
+        from supervisor.shell.mirror import Mirror
+
         mirror = Mirror(store.list(keys.PREFIX))
         record = run_to_change(mirror, run, f"restart {group}")
         client.refuse_ended(mirror, record, "restart")

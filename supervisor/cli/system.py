@@ -1,4 +1,4 @@
-"""Commands that run the system and keep its state."""
+"""Commands that run the system and keep its state. Each imports what it needs: a backup needs no part of a supervisor."""
 
 from __future__ import annotations
 
@@ -14,40 +14,45 @@ from supervisor.cli.common import (
     Etcd,
     Home,
     SecurityFile,
-    app,
     endpoints_option,
     opened_store,
     sentences,
     text_option,
 )
-from supervisor.shell import auth, failpoints, service, submit
-from supervisor.shell import backup as backups
-from supervisor.shell import up as up_module
-from supervisor.shell.engines.local import PoolNode
-from supervisor.shell.engines.slurm_commands import Commands
-from supervisor.shell.signals import Terminal
+from supervisor.shell import failpoints
+from supervisor.shell.home import system_folder
+from supervisor.shell.store import LEASE_S
+from supervisor.wire import command_line
 from supervisor.wire.address import AUTO
 from supervisor.wire.printer import print_line
 from supervisor.wire.security import VARIABLE, checked
+
+commands = command_line.commands()
+
+
+def register(app: typer.Typer) -> None:
+    """Add these to the command line."""
+    app.add_typer(commands)
+
 
 Nodes = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Local nodes that the engine may give: 4, or those of the home's pool; more than those of an `up` that runs: "
-        "its pool is raised. 0: only a supervisor and a service host.",
+        help="Local nodes that the engine may give. Default: 4, or the pool of the home. Given more than a running `up` has, "
+        "raises its pool. 0: only a supervisor and a service host.",
         show_default=False,
     ),
 ]
 
 
-@app.command(epilog="Example: supervisor up --nodes 4")
+@commands.command(epilog="Example: supervisor up --nodes 4")
 def up(
     nodes: Nodes = None,
     etcd: Annotated[
         str,
         typer.Option(
-            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of an etcd; without it one is started."
+            envvar="SUPERVISOR_ETCD", callback=endpoints_option, help="HOST:PORT of an etcd. Default: one is started."
         ),
     ] = "",
     home: Home = HOME,
@@ -57,30 +62,38 @@ def up(
     address: Annotated[
         str,
         typer.Option(
-            help="Where the others reach the service host and, with --nodes 0, the page; auto: as they reach the first etcd."
+            help="Address of the service host and, with --nodes 0, of the page. auto: the one that faces the first etcd."
         ),
     ] = "127.0.0.1",
     node_folder: Annotated[
-        Path | None, typer.Option(help="Folder of this machine for the service host's records. Default: in --home.")
+        Path | None, typer.Option(help="Folder on this machine for the service host's records. Default: in --home.")
     ] = None,
     cold: Annotated[bool, typer.Option("--cold", help="No warm processes: slower starts, less memory.")] = False,
     security: Annotated[
         str,
-        typer.Option(envvar=VARIABLE, help="The security file; those of the nodes, node-NAME.toml, are beside it."),
+        typer.Option(envvar=VARIABLE, help="The security file. Those of the nodes, node-NAME.toml, are beside it."),
     ] = "",
     with_prometheus: Annotated[
         bool, typer.Option("--with-prometheus", help="Start a Prometheus too, where one is installed.")
     ] = False,
 ) -> None:
-    """Start etcd (if none is given), a supervisor and a pool of local nodes, and adopt what an `up` that was killed has left.
-    Stay until Ctrl-C or TERM, then stop the runs with a last checkpoint and end all; `up` again goes on with them. A terminal
-    that is closed ends nothing: `supervisor down` does."""
+    """Start etcd, a supervisor and a pool of local nodes. With --etcd, no etcd is started. What a killed `up` has left
+    running is adopted.
+
+    `up` stays until Ctrl-C or TERM. Then it stops the runs with a last checkpoint and ends all its parts; the next `up` goes
+    on with the runs. Closing the terminal ends nothing: `supervisor down` does."""
+    from supervisor.shell import submit
+    from supervisor.shell import up as up_module
+    from supervisor.shell.engines.local import PoolNode
+    from supervisor.shell.engines.slurm_commands import Commands
+    from supervisor.shell.signals import Terminal
+
     count = nodes if nodes is not None else up_module.pool_size(home) or 4
     if not etcd and (count == 0 or address == AUTO):
         what = "--nodes 0" if count == 0 else f"--address {AUTO}"
         raise typer.BadParameter(f"{what} needs the --etcd of the system that it is a part of", param_hint="--etcd")
     pool = [PoolNode(name=f"n{i + 1}") for i in range(count)]
-    terminal = Terminal(up_module.system_folder(home) / "up.log")
+    terminal = Terminal(system_folder(home) / "up.log")
     on_notice = (lambda: submit.succeed(Commands(), os.environ)) if submit.VARIABLE in os.environ else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(sentences())
@@ -112,16 +125,19 @@ def up(
         up_module.watch_over(started, terminal.say)
 
 
-@app.command(epilog="Example: supervisor down --home runs")
+@commands.command(epilog="Example: supervisor down --home runs")
 def down(home: Home = HOME) -> None:
-    """End the `supervisor up` of this home as Ctrl-C does: its runs are stopped with a last checkpoint, then all parts end.
-    Also what an `up` that was killed has left."""
+    """End what `up` started, after a last checkpoint. Does what Ctrl-C does to the `supervisor up` of this home, and ends what
+    a killed `up` has left."""
+    from supervisor.shell import up as up_module
+    from supervisor.shell.signals import Terminal
+
     with sentences():
-        up_module.down(home, Terminal(up_module.system_folder(home) / "up.log").say)
+        up_module.down(home, Terminal(system_folder(home) / "up.log").say)
     print_line(f"down: nothing of `supervisor up` runs in {home} any more")
 
 
-@app.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")
+@commands.command(epilog="Example: supervisor run --etcd 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379")
 def run(
     etcd: Annotated[
         str,
@@ -130,50 +146,55 @@ def run(
         ),
     ],
     home: Annotated[Path, typer.Option(envvar="SUPERVISOR_HOME", help="Folder of the runs, as for `up`.")] = HOME,
-    lease_s: Annotated[
-        int, typer.Option(min=2, help="A dead leader blocks the standby for this long.")
-    ] = service.LEASE_S,
-    metrics_address: Annotated[str, typer.Option(help="Where the page and /metrics listen.")] = "127.0.0.1",
+    lease_s: Annotated[int, typer.Option(min=2, help="How long a dead leader blocks the standby.")] = LEASE_S,
+    metrics_address: Annotated[str, typer.Option(help="Address on which the page and /metrics listen.")] = "127.0.0.1",
     metrics_port: Annotated[
-        int, typer.Option(help="Its port; 0: the one of the last start in this home, else a free one.")
+        int, typer.Option(help="Port of both. 0: the one of the last start in this home, else a free one.")
     ] = 0,
     security: SecurityFile = "",
 ) -> None:
-    """One supervisor: leads, or stands by until the leader is gone. `up` starts one for you. With SUPERVISOR_LOG_FORMAT=json its
-    log is JSON lines, as are those of agents and gates that have it in their environment."""
+    """Run one supervisor: it leads, or stands by. A standby leads once the leader is gone. `up` starts one for you.
+
+    With SUPERVISOR_LOG_FORMAT=json in its environment, its log is JSON lines; so are the logs of agents and gates."""
+    from supervisor.shell import service
+
     with sentences():
         endpoints, metrics = etcd.split(","), (metrics_address, metrics_port)
         read = checked(security, endpoints, [("the page and metrics port", metrics_address)])
-        service.main(endpoints, up_module.system_folder(home), lease_s, metrics, read)
+        service.main(endpoints, system_folder(home), lease_s, metrics, read)
 
 
-@app.command(
+@commands.command(
     "init-auth", epilog="Example: supervisor init-auth --security certs/root.toml --node n1 --node n2 --node host"
 )
 def init_auth_command(
-    node: Annotated[list[str] | None, typer.Option(help="A node to make a user for; give it once for each.")] = None,
+    node: Annotated[list[str] | None, typer.Option(help="A node that gets a user. Repeat it for more nodes.")] = None,
     etcd: Etcd = "",
     security: Annotated[
         str, typer.Option("--security", envvar=VARIABLE, help="The security file with the certificate of `root`.")
     ] = "",
 ) -> None:
-    """Make etcd's users and roles, and have it check them. Run it again for more nodes."""
+    """Create etcd's users and roles and enable its checks. Run it again for more nodes."""
+    from supervisor.shell import auth
+
     with sentences():
         endpoints = (etcd or "https://127.0.0.1:2379").split(",")
         for sentence in auth.init_auth(endpoints, checked(security, endpoints), node or []):
             print_line(sentence)
 
 
-@app.command(epilog="Example: supervisor backup --out /backups/supervisor-monday.json.gz")
+@commands.command(epilog="Example: supervisor backup --out /backups/supervisor-monday.json.gz")
 def backup(
-    out: Annotated[Path, typer.Option(help="The file to write; with .gz at its end it is compressed.")] = Path(
+    out: Annotated[Path, typer.Option(help="The file to write. A name ending in .gz compresses it.")] = Path(
         "supervisor-backup.json.gz"
     ),
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """All that the supervisors know, in one file: for the day on which etcd's data is lost."""
+    """Save the state of all runs to a file. `restore` needs it when the data of etcd is lost."""
+    from supervisor.shell import backup as backups
+
     with opened_store(etcd, home, security) as store:
         made = backups.take(store)
         backups.write(made, out)
@@ -181,15 +202,17 @@ def backup(
     print_line(f"wrote {out}: {len(made.records)} records at revision {made.revision}, {runs}")
 
 
-@app.command(epilog="Example: supervisor restore /backups/supervisor-monday.json.gz")
+@commands.command(epilog="Example: supervisor restore /backups/supervisor-monday.json.gz")
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `supervisor backup` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `supervisor backup` wrote.")],
     etcd: Etcd = "",
     home: Home = HOME,
     security: SecurityFile = "",
 ) -> None:
-    """Bring a backup's state into an etcd that has none. Stop every supervisor first; unfinished runs start again from
-    their newest checkpoints once one leads."""
+    """Load a backup into an etcd that holds no state. Stop every supervisor first. Once one leads again, unfinished runs
+    start from their newest checkpoints."""
+    from supervisor.shell import backup as backups
+
     with sentences():
         backup = backups.read(file)
     with opened_store(etcd, home, security) as store:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.core.visible import visible
-from supervisor.shell.up import system_folder
+from supervisor.shell.home import system_folder
 from supervisor.wire import rotated
 
 BLOCK_BYTES = 64 * 1024

@@ -39,9 +39,6 @@ from supervisor.wire.security import Security
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 5
-"""A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
-
 OWN_LOGS = ("supervisor*.log", "up.log", "etcd/etcd.log", "prometheus/prometheus.log")
 """Below the home: of what `supervisor up` starts beside the nodes, which append to them."""
 

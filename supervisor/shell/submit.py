@@ -24,7 +24,7 @@ from supervisor.ports.store import Store
 from supervisor.shell.engines import slurm_script
 from supervisor.shell.engines.slurm_commands import ONCE_MORE_S, Job, NumberUnknown, Refused
 from supervisor.shell.engines.slurm_submission import cancelled, undone
-from supervisor.shell.up import system_folder
+from supervisor.shell.home import system_folder
 from supervisor.wire import keys
 from supervisor.wire.programs import CONTROL_PLANE
 

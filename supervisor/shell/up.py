@@ -9,7 +9,6 @@ Without a pool it is what a control-plane job runs (docs/SLURM.md): there may be
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from supervisor.ports.errors import Fatal, PortError, Retryable
 from supervisor.shell import suspend, views
 from supervisor.shell.engines.local import LocalEngine, Pool, PoolNode
+from supervisor.shell.home import noted, system_folder
 from supervisor.shell.leading import has_ended
 from supervisor.shell.signals import Notice, ended_by_signals, not_interrupted, notices
 from supervisor.shell.up_lock import POOL_LOCK, alone, holder
@@ -38,11 +38,6 @@ READY_WITHIN_S = 30.0
 
 DOWN_WITHIN_S = suspend.STOP_WITHIN_S + 60.0
 """`up` at its end: the runs' last checkpoints, then 10 s a part, 20 s the nodes."""
-
-
-def system_folder(home: Path) -> Path:
-    """Where everything but the runs themselves is kept, below the folder of the runs."""
-    return home.resolve() / ".supervisor"
 
 
 @contextmanager
@@ -124,7 +119,7 @@ def _begin(
 
 def _refuse_another_system(started: Up, etcd: str) -> None:
     """What is adopted keeps its etcd, address and certificates: half a system on others would be two."""
-    about = _about(started.home.parent)
+    about = noted(started.home.parent)
     wanted = {"given": etcd, "address": started.address, "security": started.security.path, "name": started.name}
     differ = {key: about[key] for key, value in wanted.items() if key in about and about[key] != value}
     if differ:
@@ -141,11 +136,6 @@ def _save_pool(started: Up, nodes: Sequence[PoolNode], cold: bool, say: Callable
         say(f"the pool keeps its {len(old.nodes)} nodes while one of them runs: they divide this machine's GPUs")
         pool = replace(pool, nodes=old.nodes)
     pool.save(started.home)
-
-
-def runs_in(home: Path) -> bool:
-    """Says that an `up` with a pool runs in this home."""
-    return holder(system_folder(home) / POOL_LOCK) != 0
 
 
 def pool_size(home: Path) -> int:
@@ -184,7 +174,7 @@ def down(home: Path, say: Callable[[str], None]) -> None:
                 raise Fatal(f"the `supervisor up` (pid {pid}) has not ended within {DOWN_WITHIN_S:.0f} s: say it again")
             time.sleep(0.1)
         return
-    about = _about(home)
+    about = noted(home)
     started = Up(
         home=folder,
         address=about.get("address", "127.0.0.1"),
@@ -218,25 +208,6 @@ def _own(address: str, etcd: str, security: Security) -> str:
     if why:
         raise Fatal(f"cannot listen on {found}: {why}; give an --address of this machine")
     return found
-
-
-def endpoints_of(home: Path) -> str:
-    """The etcd of the `up` of this home, or an empty string."""
-    return _about(home).get("etcd", "")
-
-
-def security_of(home: Path) -> str:
-    """The security file of the `up` of this home, or an empty string."""
-    return _about(home).get("security", "")
-
-
-def _about(home: Path) -> dict[str, str]:
-    """What `up` has noted of itself; empty when none has run, or the last one has ended well."""
-    try:
-        body = json.loads((system_folder(home) / "up.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return {str(key): str(value) for key, value in body.items()}
 
 
 def _wait_ready(started: Up, say: Callable[[str], None]) -> None:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from supervisor.ports.errors import Fatal
-from supervisor.shell.up_parts import Up
+
+if TYPE_CHECKING:  # what only looks at a home imports no part of `up`
+    from supervisor.shell.up_parts import Up
 
 POOL_LOCK = "up.lock"
 """Held by the `up` with a pool in its home; holds its pid."""

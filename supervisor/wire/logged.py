@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TextIO
 
 from supervisor.core.visible import visible
-from supervisor.wire.aside import Aside
 
 VARIABLE = "SUPERVISOR_LOG_FORMAT"
 LINES = 10_000
@@ -63,6 +62,8 @@ class NeverWaits(logging.Handler):
     """Who logs does not wait for a disk that stalls. LINES of them wait for it; what comes then is lost."""
 
     def __init__(self, stream: TextIO) -> None:
+        from supervisor.wire.aside import Aside  # imports asyncio, which no command needs to fail with a sentence
+
         super().__init__()
         self._stream = stream
         self._aside = Aside("log")

@@ -25,7 +25,8 @@ from fault_injection import checkers, history
 from supervisor.core.model import Memory
 from supervisor.core.spec import TitanSpec, TorchFTSpec
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, status, up, views
+from supervisor.shell import client, status, views
+from supervisor.shell.home import endpoints_of, system_folder
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import Process, with_environment
 from supervisor.shell.store import EtcdStore, connect
@@ -99,7 +100,7 @@ class Ground:
 
     def __init__(self, folder: Path) -> None:
         self.runs = folder / "runs"
-        self.system = up.system_folder(self.runs)
+        self.system = system_folder(self.runs)
         self.log = folder / "up.log"
         self.folder = folder
         # as titan_actor sets it: on a full disk each line of TorchFT's native log costs a call of the quorum
@@ -132,7 +133,7 @@ class Ground:
 
     @contextlib.contextmanager
     def store(self) -> Iterator[EtcdStore]:
-        made = connect([up.endpoints_of(self.runs)])
+        made = connect([endpoints_of(self.runs)])
         try:
             yield made
         finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.shell import up
+from supervisor.shell.home import system_folder
 from tests.chaos.ground import Cell, Ground, played
 from tests.helpers.waiting import eventually
 
@@ -53,7 +53,7 @@ def test_a_closed_terminal_ends_nothing_and_down_does(ground: Ground) -> None:
     assert cli("doctor", home=ground.runs).returncode == 0
 
     ground.up.send_signal(signal.SIGHUP)
-    log = up.system_folder(ground.runs) / "up.log"
+    log = system_folder(ground.runs) / "up.log"
     eventually(lambda: log.exists() and "`supervisor down` ends it" in log.read_text(), 30, "it goes on without it")
     assert ground.up.poll() is None
 
@@ -136,7 +136,7 @@ def test_a_supervisor_waits_for_etcd_and_says_so(tmp_path: Path) -> None:
 def test_another_users_home_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to make a folder another user's")
-    folder = up.system_folder(tmp_path)
+    folder = system_folder(tmp_path)
     folder.mkdir()
     os.chown(folder, 12345, 12345)
     refused = cli("up", home=tmp_path)

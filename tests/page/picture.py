@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from supervisor.shell import up
+from supervisor.shell.home import endpoints_of
 from supervisor.shell.page.watcher import clock_in
 from supervisor.shell.store import connect
 from supervisor.wire import keys
@@ -108,7 +108,7 @@ def told(path: Path, home: Path) -> None:
 
 def keep(path: Path, home: Path, url: str) -> None:
     """What etcd holds, and what the page knows beside it."""
-    store = connect([up.endpoints_of(home)])
+    store = connect([endpoints_of(home)])
     try:
         items = store.list(keys.PREFIX).items
     finally:

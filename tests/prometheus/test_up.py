@@ -16,8 +16,9 @@ import pytest
 from dashboards import rules
 from fault_injection.demo.command import spec
 from supervisor.core.model import Incident
-from supervisor.shell import client, status, up
+from supervisor.shell import client, status
 from supervisor.shell.engines.local import LocalEngine
+from supervisor.shell.home import endpoints_of, system_folder
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import EtcdStore, connect
 from supervisor.wire import keys
@@ -81,7 +82,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
         eventually(lambda: "Now: supervisor launch" in said.read_text(), 60, "it is up")
         assert ", Prometheus http://127.0.0.1:" in said.read_text(), said.read_text()
         url = said.read_text().partition(", Prometheus ")[2].partition(". Now")[0]
-        store = connect([up.endpoints_of(home)])
+        store = connect([endpoints_of(home)])
         try:
             yield Started(home, url, store, client.launch(store, replace(spec("debug"), chaos="allowed"), home), began)
         finally:
@@ -93,7 +94,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
         except subprocess.TimeoutExpired:
             process.terminate()
             raise
-    assert LocalEngine(up.system_folder(home)).stop_all(1.0) == []
+    assert LocalEngine(system_folder(home)).stop_all(1.0) == []
 
 
 def kill_by_chaos(started: Started) -> None:
@@ -114,7 +115,7 @@ def test_every_panel_and_every_rule_finds_numbers_in_a_run_that_was_broken(start
     started.commits(10)
     kill_by_chaos(started)
     eventually(started.running(1, 2), 60, "its group is back")
-    folder = up.system_folder(started.home) / "nodes" / started.node(1)
+    folder = system_folder(started.home) / "nodes" / started.node(1)
     os.kill(int((folder / "shim.lock").read_text()), signal.SIGKILL)
     eventually(started.running(1, 3), 90, "its group is on another node")
     started.commits(10)

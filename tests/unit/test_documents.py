@@ -14,12 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import agents.cli
+import fault_injection.commands
 import supervisor.cli
 from dashboards import rules
-from fault_injection import ledger
-from fault_injection.chaos import command as chaos
-from fault_injection.demo import command as demo
-from fault_injection.sim import command as simulate
+from supervisor.wire.command_line import Later
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -42,9 +40,7 @@ Command = TyperCommand | TyperGroup
 
 
 def programs() -> dict[str, Command]:
-    for package in (chaos, demo, ledger, simulate):
-        if not any(c.callback is getattr(package, "demo", None) for c in supervisor.cli.app.registered_commands):
-            package.register(supervisor.cli.app)
+    fault_injection.commands.register(supervisor.cli.app)
     found = {"supervisor": supervisor.cli.app, "supervisor-agent": agents.cli.app}
     return {name: cast(Command, typer.main.get_command(app)) for name, app in found.items()}
 
@@ -77,7 +73,8 @@ def of(command: str) -> tuple[Command, list[str]]:
     program, *words = [STANDS_FOR.get(word, word) for word in shlex.split(command)]
     found = PROGRAMS[program]
     while isinstance(found, TyperGroup) and words:
-        found, words = cast(Command, found.commands[words[0]]), words[1:]
+        listed, words = found.commands[words[0]], words[1:]
+        found = listed.chosen() if isinstance(listed, Later) else cast(Command, listed)
     return found, words
 
 

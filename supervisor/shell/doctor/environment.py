@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from supervisor.shell.doctor.finding import Finding, note
-from supervisor.shell.up import system_folder
+from supervisor.shell.home import system_folder
 from supervisor.shell.up_lock import POOL_LOCK, holder
 from supervisor.wire import environment
 

@@ -17,7 +17,7 @@ from typing import Literal
 from supervisor.ports.errors import Fatal
 from supervisor.shell.doctor.finding import Finding, bad, good, note
 from supervisor.shell.etcd_server import find_server
-from supervisor.shell.up import system_folder
+from supervisor.shell.home import system_folder
 
 PINS = {"torch": "2.13.0", "torchft": "0.2.0", "torchtitan": "0.3.0", "etcd3": "0.12.0"}
 FOREIGN = {"supervisor": "supervisord's package", "openai-agents": "the OpenAI agents package"}

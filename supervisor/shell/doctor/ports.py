@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from supervisor.shell.doctor.finding import Finding, good, note
-from supervisor.shell.up import system_folder
+from supervisor.shell.home import system_folder
 
 _LISTEN = "0A"
 """TCP_LISTEN in /proc/net/tcp."""

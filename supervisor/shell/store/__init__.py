@@ -1,11 +1,12 @@
 """The store on etcd. See `supervisor.ports.store` for the contract and docs/DEPENDENCIES.md for what etcd3 does here."""
 
-from supervisor.shell.store.election import Election, Leadership
+from supervisor.shell.store.election import LEASE_S, Election, Leadership
 from supervisor.shell.store.errors import LeaseLost, OutOfSpace
 from supervisor.shell.store.etcd_store import EtcdStore, connect
 from supervisor.shell.store.status import StoreStatus, check_version
 
 __all__ = [
+    "LEASE_S",
     "Election",
     "EtcdStore",
     "Leadership",

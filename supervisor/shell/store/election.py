@@ -11,6 +11,9 @@ from supervisor.ports.store import Expect, Lease, Snapshot, Store, Watch
 
 _log = logging.getLogger(__name__)
 
+LEASE_S = 5
+"""A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
+
 _LOOK_S = 0.25
 """How long a wait may go without a look at `stop`."""
 

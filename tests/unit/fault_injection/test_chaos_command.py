@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from fault_injection import commands
 from fault_injection.chaos import command
 from fault_injection.chaos.schedule import load
 from fault_injection.faults.catalogue import FAULTS
@@ -211,8 +212,9 @@ def test_only_a_plan_replays(tmp_path: Path) -> None:
 
 def test_the_command_line_finds_it() -> None:
     points = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["entry-points"]
-    module, _, name = points["supervisor.commands"]["chaos"].partition(":")
-    assert getattr(importlib.import_module(module), name) is command.register
+    module, _, name = points["supervisor.commands"]["fault_injection"].partition(":")
+    assert getattr(importlib.import_module(module), name) is commands.register
+    assert ("chaos", "chaos.command") in [each[1:3] for each in commands.COMMANDS]
 
 
 def test_each_command_has_an_example_that_begins_with_it() -> None:

@@ -85,7 +85,7 @@ def test_a_node_is_cut_off_from_the_ports_of_etcd_alone(tmp_path: Path, monkeypa
         ran.append(" ".join(command))
         return ""
 
-    monkeypatch.setattr(netns, "_run", run)
+    monkeypatch.setattr(netns, "run_command", run)
     made = house(tmp_path)
     made.cut_off("n2")
     inside = "ip netns exec sv1-n2 iptables -w"

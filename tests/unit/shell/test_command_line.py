@@ -15,9 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from supervisor import cli
-from supervisor.cli import common, policy
+from supervisor.cli import common, look, policy, runs, system
+from supervisor.cli import hosts as hosts_commands
 from supervisor.ports.errors import Retryable
-from supervisor.shell import client, hosts, up
+from supervisor.shell import client, hosts
+from supervisor.shell.home import system_folder
 from supervisor.shell.up_lock import alone
 from supervisor.shell.up_parts import Up
 from supervisor.wire import keys
@@ -125,7 +127,8 @@ def test_words_that_are_no_utf_8(command: Sequence[str], where: str) -> None:
 
 
 def test_every_option_that_says_why_takes_utf_8_alone() -> None:
-    commands = [c.callback for app in (cli.app, policy.commands) for c in app.registered_commands if c.callback]
+    modules = (hosts_commands, look, policy, runs, system)
+    commands = [c.callback for module in modules for c in module.commands.registered_commands if c.callback]
     hints = {c.__name__: get_type_hints(c, include_extras=True) for c in commands}
     found = {name: hint["because"].__metadata__[0].callback for name, hint in hints.items() if "because" in hint}
     assert {"cordon", "drain", "resume", "set_policy"} <= set(found)
@@ -222,10 +225,9 @@ def test_they_are_down_is_handed_on(at: Callable[[Any], MemoryStore]) -> None:
 
 
 def test_every_command_has_an_example_that_begins_with_it() -> None:
-    names = {
-        c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in cli.app.registered_commands if c.callback
-    }
-    assert {"cordon", "uncordon", "drain"} <= set(names)
+    registered = [c for m in (hosts_commands, look, runs, system) for c in m.commands.registered_commands if c.callback]
+    names = {c.name or c.callback.__name__.replace("_", "-"): c.epilog for c in registered if c.callback}
+    assert {*names, "policy"} == {name for _, name, _, _ in cli.COMMANDS}
     wrong = {n: epilog for n, epilog in names.items() if not (epilog or "").startswith(f"Example: supervisor {n}")}
     assert not wrong
 
@@ -284,16 +286,16 @@ def test_where_nobody_said_which_etcd_the_default_is_told_as_such(
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert said.exit_code == 1
     assert (
-        f"supervisor: no `supervisor up` in {tmp_path} tells where its etcd is, and none answers at 127.0.0.1:2379"
+        f"supervisor: no `supervisor up` in {tmp_path} has noted its etcd, and none answers at 127.0.0.1:2379"
         in said.stderr
     )
     assert f"supervisor ledger {tmp_path}/NAME" in said.stderr
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path), "--etcd", "127.0.0.1:2379"])
     assert said.stderr.strip() == "supervisor: no etcd answers at 127.0.0.1"
-    up.system_folder(tmp_path).mkdir()
-    (up.system_folder(tmp_path) / "up.json").write_text('{"etcd": "127.0.0.1:2379"}')
+    system_folder(tmp_path).mkdir()
+    (system_folder(tmp_path) / "up.json").write_text('{"etcd": "127.0.0.1:2379"}')
     said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert f"the etcd of {tmp_path} does not answer at 127.0.0.1:2379, and no `supervisor up` runs there" in said.stderr
-    with alone(Up(home=up.system_folder(tmp_path), address=""), pytest.fail):
+    with alone(Up(home=system_folder(tmp_path), address=""), pytest.fail):
         said = CliRunner().invoke(cli.app, [*command, "--home", str(tmp_path)])
     assert f"the etcd of the `supervisor up` in {tmp_path} does not answer at 127.0.0.1:2379" in said.stderr

@@ -22,10 +22,10 @@ from supervisor.ports.store import Item, Snapshot
 from supervisor.shell import doctor
 from supervisor.shell.doctor import environment, machine, ports, store, system, timeouts, trust
 from supervisor.shell.doctor.finding import Finding
+from supervisor.shell.home import system_folder
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.store import StoreStatus
 from supervisor.shell.store.convert import range_of
-from supervisor.shell.up import system_folder
 from supervisor.shell.up_lock import POOL_LOCK
 from supervisor.wire import keys
 from supervisor.wire.records import (

@@ -263,9 +263,7 @@ class Etcd:
     def get(self, key: str) -> None: ...
 
     def status(self) -> StoreStatus:
-        return StoreStatus(
-            endpoint="", version="3.5.9", db_size=4096, db_in_use=1, has_leader=True, alarms=("NOSPACE",)
-        )
+        return StoreStatus(endpoint="", version="3.5.9", db_size=4096, has_leader=True, alarms=("NOSPACE",))
 
 
 def test_all_of_the_control_planes_metrics_are_set_with_their_labels() -> None:

@@ -14,6 +14,7 @@ import pytest
 from supervisor.ports.errors import Fatal, Retryable
 from supervisor.shell import signals, up, up_lock, up_parts
 from supervisor.shell.engines.local import PoolNode
+from supervisor.shell.home import system_folder
 from supervisor.shell.processes import Process
 from supervisor.shell.signals import Notice
 from supervisor.shell.up_lock import alone
@@ -108,7 +109,7 @@ def test_a_notice_is_answered_while_it_waits_for_the_one_before_it(
             raise Fatal("that is enough")
 
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    folder = up.system_folder(tmp_path)
+    folder = system_folder(tmp_path)
     try:
         with (
             alone(Up(home=folder, address="", name="service-n1", pool=False), pytest.fail),

@@ -1,0 +1,37 @@
+"""The folder of the runs: where `supervisor up` keeps its own files, and what it notes there of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from supervisor.shell.up_lock import POOL_LOCK, holder
+
+
+def system_folder(home: Path) -> Path:
+    """Where everything but the runs themselves is kept, below the folder of the runs."""
+    return home.resolve() / ".supervisor"
+
+
+def runs_in(home: Path) -> bool:
+    """Says that an `up` with a pool runs in this home."""
+    return holder(system_folder(home) / POOL_LOCK) != 0
+
+
+def endpoints_of(home: Path) -> str:
+    """The etcd of the `up` of this home, or an empty string."""
+    return noted(home).get("etcd", "")
+
+
+def security_of(home: Path) -> str:
+    """The security file of the `up` of this home, or an empty string."""
+    return noted(home).get("security", "")
+
+
+def noted(home: Path) -> dict[str, str]:
+    """What `up` has noted of itself; empty when none has run, or the last one has ended well."""
+    try:
+        body = json.loads((system_folder(home) / "up.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in body.items()}

@@ -1,0 +1,92 @@
+"""The manners of both programs' command lines: plain help under headings, errors, `-h`, `--version`, shell completion.
+
+Starting a program imports no more than this: each command is listed by a line, and imported when it is chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+START, LOOK, ACT, REPAIR, PROVE = HEADINGS = ("Start", "Look", "Act", "Repair", "Prove")
+"""Under which the help lists the commands, in this order; other commands are under "Commands"."""
+
+
+class Headed(TyperGroup):
+    """Lists its commands under their headings, each as a line with the first sentence of its help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(len(name) for name in self.commands)
+        for heading in ("", *HEADINGS):
+            listed = {name: command for name, command in self.commands.items() if _heading(command) == heading}
+            if listed:
+                room = formatter.width - width - 6
+                with formatter.section(heading or "Commands"):
+                    formatter.write_dl([(n.ljust(width), c.get_short_help_str(room)) for n, c in listed.items()])
+
+
+def _heading(command: Any) -> str:
+    panel = getattr(command, "rich_help_panel", None)
+    return panel if panel in HEADINGS else ""
+
+
+class Later(TyperCommand):
+    """A command's line in the help: the command itself is imported when it is chosen."""
+
+    def chosen(self) -> TyperCommand | TyperGroup:
+        assert self.callback is not None
+        return cast("TyperCommand | TyperGroup", self.callback())
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.chosen().make_context(info_name, args, parent, **extra)
+
+
+def later(app: typer.Typer, heading: str, name: str, module: str, line: str) -> None:
+    """List a command, which `register(app)` of its module adds once it is chosen. The line is the first sentence of its help."""
+
+    def chosen() -> TyperCommand | TyperGroup:
+        loaded = commands()
+        importlib.import_module(module).register(loaded)
+        return cast("TyperCommand | TyperGroup", typer.main.get_group(loaded).commands[name])
+
+    app.command(name, help=line, rich_help_panel=heading, cls=Later)(chosen)
+
+
+def commands(name: str | None = None, help_: str | None = None, *, completion: bool = False) -> typer.Typer:
+    """An empty list of commands. Without rich, which reads markup in the words of others and is slow to import."""
+    return typer.Typer(
+        name=name,
+        cls=Headed,
+        help=help_,
+        add_completion=completion,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+
+
+def program(name: str, help_: str) -> typer.Typer:
+    """The command line of a program, without commands yet."""
+    app = commands(name, help_, completion=True)
+    app.callback()(_root)
+    return app
+
+
+def _print_version(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from supervisor.wire.printer import print_line
+        from supervisor.wire.version import version
+
+        print_line(f"{context.command.name} {version()}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None: ...

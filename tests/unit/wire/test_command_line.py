@@ -1,0 +1,179 @@
+"""The manners that `supervisor` and `supervisor-agent` share, and what starting them imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import typer
+from click.testing import Result
+from typer.core import TyperGroup
+from typer.testing import CliRunner
+
+import agents.cli
+import fault_injection.commands
+import supervisor.cli
+from supervisor.wire.command_line import HEADINGS, Later
+from supervisor.wire.version import version
+
+ROOT = Path(__file__).parents[3]
+
+HEAVY = {"torch", "grpc", "google", "etcd3", "jinja2", "prometheus_client", "pydantic", "rich", "asyncio"}
+
+OURS_TO_LIST = {
+    *("supervisor", "supervisor.cli", "supervisor.core", "supervisor.core.visible"),
+    *("supervisor.wire", "supervisor.wire.command_line", "supervisor.wire.logged"),
+    *("fault_injection", "fault_injection.commands"),
+}
+"""Modules of ours that take part in listing the commands of `supervisor`."""
+
+IMPORTED = """
+import contextlib, json, sys
+from {module} import app
+{more}
+with contextlib.suppress(SystemExit):
+    app(sys.argv[1:], prog_name="program")
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def imported(folder: Path, module: str, *arguments: str, **environment: str) -> set[str]:
+    """Modules that a program has imported when it is done."""
+    more = "import fault_injection.commands; fault_injection.commands.register(app)" * (module == "supervisor.cli")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED.format(module=module, more=more), *arguments], cwd=folder, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, capture_output=True, check=True,
+    )  # fmt: skip
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {m for m in modules if m.partition(".")[0] in ("supervisor", "agents", "fault_injection", "titan_actor")}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["--no-such"]], ids=" ".join)
+def test_listing_the_commands_imports_none_of_them(tmp_path: Path, arguments: list[str]) -> None:
+    found = imported(tmp_path, "supervisor.cli", *arguments)
+    assert found & HEAVY == set()
+    assert ours(found) == OURS_TO_LIST
+
+
+def test_a_mistyped_name_imports_no_command(tmp_path: Path) -> None:
+    assert ours(imported(tmp_path, "supervisor.cli", "statsu")) == OURS_TO_LIST
+
+
+def test_completing_a_name_imports_no_command(tmp_path: Path) -> None:
+    wanted = {"_PROGRAM_COMPLETE": "complete_bash", "COMP_WORDS": "program st", "COMP_CWORD": "1"}
+    assert ours(imported(tmp_path, "supervisor.cli", **wanted)) == OURS_TO_LIST
+
+
+def test_the_agents_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    found = imported(tmp_path, "agents.cli", "--help")
+    assert found & HEAVY == set()
+    assert not {m for m in ours(found) if m.startswith(("supervisor.shell.store", "agents.checks", "agents.agent"))}
+
+
+@pytest.mark.parametrize("command", ["status", "pause", "policy set"])
+def test_the_help_of_a_command_imports_nothing_that_acts(tmp_path: Path, command: str) -> None:
+    found = imported(tmp_path, "supervisor.cli", *command.split(), "--help")
+    assert found & {"torch", "grpc", "google", "jinja2", "prometheus_client"} == set()
+    assert not {m for m in ours(found) if m.startswith(("supervisor.shell.store", "supervisor.wire.records"))}
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "uncordon n1"])
+def test_a_command_that_finds_no_etcd_imports_no_more_than_asking_takes(tmp_path: Path, command: str) -> None:
+    found = imported(tmp_path, "supervisor.cli", *command.split(), "--etcd", "127.0.0.1:1")
+    assert "grpc" in found, "it has asked"
+    assert found & {"torch", "jinja2", "prometheus_client"} == set()
+    assert not {m for m in ours(found) if m.startswith(("supervisor.core.", "supervisor.wire.records"))} - {
+        *("supervisor.core.visible", "supervisor.core.measured")
+    }
+
+
+PROGRAMS = {"supervisor": supervisor.cli.app, "supervisor-agent": agents.cli.app}
+both = pytest.mark.parametrize("program", PROGRAMS)
+
+
+def asked(program: str, *arguments: str) -> Result:
+    return CliRunner().invoke(PROGRAMS[program], [*arguments], prog_name=program, env={"COLUMNS": "80"})
+
+
+@both
+def test_the_version(program: str) -> None:
+    done = asked(program, "--version")
+    assert (done.exit_code, done.stdout) == (0, f"{program} {version()}\n")
+
+
+@both
+@pytest.mark.parametrize("command", [[], ["run"]], ids=str)
+def test_help_is_plain_and_has_a_short_name(program: str, command: list[str]) -> None:
+    long, short = (asked(program, *command, option) for option in ("--help", "-h"))
+    assert (long.exit_code, long.stdout) == (short.exit_code, short.stdout) == (0, long.stdout)
+    assert long.stdout.startswith(f"Usage: {' '.join([program, *command])} [OPTIONS]")
+    assert long.stdout.isascii()
+
+
+@both
+def test_what_is_mistyped_names_the_near_one(program: str) -> None:
+    for arguments, sentence in (
+        (["rnu"], "Error: No such command 'rnu'. Did you mean 'run'"),
+        (["--verson"], "Error: No such option: --verson (Possible options: --version)"),
+        (["run", "--hoem", "x"], "Error: No such option: --hoem (Possible options: "),
+    ):
+        done = asked(program, *arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_mistyped_command_of_a_group_names_the_near_one() -> None:
+    done = asked("supervisor", "policy", "sett")
+    assert done.exit_code == 2
+    assert "No such command 'sett'. Did you mean 'set'?" in done.stderr
+
+
+def test_the_package_is_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "supervisor", "--version"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"supervisor {version()}\n", "")
+
+
+@both
+def test_the_shell_completes_names_and_the_options_of_the_one_that_is_chosen(program: str) -> None:
+    name = f"_{program.replace('-', '_').upper()}_COMPLETE"
+
+    def completed(*words: str) -> list[str]:
+        wanted = {name: "complete_bash", "COMP_WORDS": " ".join([program, *words]), "COMP_CWORD": str(len(words))}
+        done = CliRunner().invoke(PROGRAMS[program], [], prog_name=program, env=wanted)
+        return done.stdout.split()
+
+    assert "run" in completed("r")
+    assert completed("run", "--metrics-p") == ["--metrics-port"]
+    assert "--install-completion" in asked(program, "-h").stdout
+
+
+def listed() -> dict[str, Later]:
+    fault_injection.commands.register(supervisor.cli.app)
+    return cast(dict[str, Any], cast(TyperGroup, typer.main.get_command(supervisor.cli.app)).commands)
+
+
+@pytest.mark.parametrize(("name", "line"), [pytest.param(*each, id=each[0]) for each in listed().items()])
+def test_a_line_in_the_list_is_the_first_sentence_of_the_commands_help(name: str, line: Later) -> None:
+    chosen = line.chosen()
+    assert chosen.name == name
+    assert chosen.get_short_help_str(200) == line.get_short_help_str(200)
+
+
+def test_the_list_has_the_headings_in_order_and_cuts_no_line() -> None:
+    shown = asked("supervisor", "--help").stdout.partition("\n\nStart:")[2]
+    assert [line[:-1] for line in shown.splitlines() if line.endswith(":")] == list(HEADINGS[1:])
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ")] == [
+        name for heading in HEADINGS for name, line in listed().items() if line.rich_help_panel == heading
+    ]
+    assert "..." not in shown
