@@ -40,7 +40,7 @@ check: install-dev  ## the fast lane: lint, types, layers, unit, properties
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -n 2 tests/unit tests/properties tests/architecture
+	$(PYTEST) -n 2 tests/unit tests/properties tests/architecture tests/corpus
 
 chaos: debian  ## every fault that can be made here, once, with real trainers: a certificate in runs/chaos
 	rm -rf runs/chaos

@@ -24,7 +24,7 @@ from supervisor.wire.checks import CheckResult
 VERSION = 1
 """Version of every kind that is not in VERSIONS."""
 
-VERSIONS: dict[str, int] = {}
+VERSIONS: dict[str, int] = {"Memory": 2, "GroupMemory": 2, "Incident": 2}
 """Kinds with an incompatible change behind them, and their version now. Raised only when a program that ignores what it
 does not know, and drops it when it writes, would do harm; a field with a good default raises nothing (docs/UPGRADES.md)."""
 

@@ -23,7 +23,7 @@ from tests.integration.world import LEASE_S, World
 FIELD = ("core/model.py", "    decisions: int = 0\n", "    decisions: int = 0\n    colour: str = 'blue'\n")
 """A field of a run's memory that this version does not know."""
 
-NEWER_MEMORY = ("wire/records.py", "VERSIONS: dict[str, int] = {}", 'VERSIONS: dict[str, int] = {"Memory": 2}')
+NEWER_MEMORY = ("wire/records.py", '{"Memory": 2, ', '{"Memory": 3, ')
 ALL_NEWER = ("wire/records.py", "\nVERSION = 1\n", "\nVERSION = 2\n")
 
 

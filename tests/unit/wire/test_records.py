@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervisor.core import model
-from supervisor.core.reason import Reason
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import say
 from supervisor.wire import records
 from supervisor.wire.records import VERSION, RecordError, decode, encode
 
@@ -70,6 +71,23 @@ def _values() -> None:
     st.register_type_strategy(
         records.TitanSpec, st.builds(records.TitanSpec, overrides=OVERRIDES, steps=st.integers(1, 1000))
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("nothing cheaper is left: restart: budget spent (3 within 3600 s)", Code.NOTHING_LEFT),
+        ("another group is the cause: its own numbers were finite", Code.ANOTHERS_FAULT),
+        ("one cause, not its node's: started again where it was, at no budget (the breaker holds)", Code.BREAKER_HOLDS),
+        ("a process ended and its node lives", Code.TEXT),
+        ("", None),
+    ],
+)
+def test_a_sentence_of_version_1_is_read_as_a_reason(text: str, code: Code | None) -> None:
+    old = {"$kind": "GroupMemory", "$version": 1, "group": 3, "left_out": text}
+    read = decode(json.dumps(old), model.GroupMemory).left_out
+    assert (read.code if read is not None else None) == code
+    assert say(read) == text
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
