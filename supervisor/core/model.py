@@ -349,6 +349,8 @@ class Failure:
     """A SIGKILL or SIGTERM ended it that neither we nor the kernel sent: it says nothing against the host."""
     blameless: bool = False
     """Another group is known to be the cause: this one is started again at no budget."""
+    of_the_model: str = ""
+    """A sentence: so many groups computed a number that is not finite that the model or its data is at fault. Empty: not so."""
     misconfigured: bool = False
     """The rank's own word: no machine could train it with this run file."""
     causes: tuple[Kind, ...] = ()

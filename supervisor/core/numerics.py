@@ -18,7 +18,7 @@ OWN = frozenset({"own", "group"})
 
 
 THE_MODELS = "its own numbers were not finite, nor those of as many groups as had finite ones, or more"
-"""Begins the evidence where so many groups computed it that it is no hardware's doing: the model's or the data's."""
+"""Where so many groups computed it that it is no hardware's doing: the model's or the data's."""
 
 NAMED = 5
 """So many groups in a sentence."""
@@ -69,7 +69,7 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
         )  # fmt: skip
     if mine & OWN and by_all.finite:
         sentence = f"{THE_MODELS}: of group {_listed(sorted(by_all.own))}"
-        return replace(failure, evidence=(*failure.evidence, sentence))
+        return replace(failure, evidence=(*failure.evidence, sentence), of_the_model=sentence)
     # A round changes only so many: whose own it was may be being mended already, and says so no more.
     spoilt = sorted(by_all.own | {g for g, at in by_all.mended.items() if g != group.group and group.since <= at})
     if mine == {"peers"} and spoilt:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import away, breaker, errors, numerics, often, outside, shadow
+from supervisor.core import away, breaker, errors, often, outside, shadow
 from supervisor.core import budget as budgets
 from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
 from supervisor.core.reason import Code, Reason
@@ -98,8 +98,8 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | N
         )  # beside others it is left out like any that cannot start
     if _everywhere(r, group, failure):
         return Reason.of(Code.SAME_EVERYWHERE)
-    if of_many := next((said for said in failure.evidence if said.startswith(numerics.THE_MODELS)), ""):
-        return Reason.of(Code.MODELS_NUMBERS, evidence=of_many)
+    if failure.of_the_model:
+        return Reason.of(Code.MODELS_NUMBERS, evidence=failure.of_the_model)
     seen = again(group, failure.kind)
     if seen is None:
         return None
