@@ -19,11 +19,9 @@ from typing import Any
 
 from fault_injection.badput import Window, windows
 from fault_injection.history import History
+from supervisor.core.kinds import TRAINS_ON
 from supervisor.core.ledger import LONGER, Cause, Interval
 from supervisor.core.model import Kind
-
-TRAINED = (Kind.STRAGGLER, Kind.LEAVING)
-"""Its group goes on until something is done about it."""
 
 ROUTINE = (Cause.DATA, Cause.CHECKPOINT, Cause.EVALUATE, Cause.DIGEST)
 """What a step brings with it, or follows it, whatever befalls the group then."""
@@ -84,7 +82,7 @@ def of_incidents(history: History, ledgers: Mapping[int, Sequence[Interval]]) ->
 
 def _share(history: History, window: Window) -> _Share:
     incident = window.incident
-    first = window.acted if incident["kind"] in TRAINED else window.began
+    first = window.acted if incident["kind"] in TRAINS_ON else window.began
     if first == float("inf"):
         return _Share(window, first, window.over)
     of_group = history.of_group(incident["group"])

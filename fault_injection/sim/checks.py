@@ -11,8 +11,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from fault_injection.sim.store import SimStore
+from supervisor.core.kinds import PLANNED
 from supervisor.core.ladder import first_rung
-from supervisor.core.model import Decision, GroupMemory, Incident, Kind, Memory, Observed, Rung
+from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Observed, Rung
 from supervisor.core.reason import ONE_CAUSE
 from supervisor.core.words import say
 from supervisor.wire import keys
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fault_injection.sim.training import Step
     from fault_injection.sim.world import World
 
-AT_NO_BUDGET = (Kind.REQUESTED, Kind.LEAVING)
 OBEYS_S = 12.0
 """From the withdrawal of what is wanted until an agent that reaches etcd has ended it: the grace (term_grace_s), and the latest watch."""
 KNOWN_S = 10.0
@@ -267,7 +267,7 @@ class Checks:
             for i in decision.incidents
             if i.decided == observed.now
             and i.rung in (Rung.RESTART, Rung.REPLACE)
-            and i.kind not in AT_NO_BUDGET
+            and i.kind not in PLANNED
             and not (i.reason is not None and i.reason.code in ONE_CAUSE)
         ]
         drawn += [

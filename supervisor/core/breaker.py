@@ -9,21 +9,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from supervisor.core import detect, ending, gpu, ladder
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Rung, Verdict
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import PolicySpec
 
-LIVES = frozenset({Kind.STALLED, Kind.START_TIMEOUT, Kind.HANG})
+LIVES = that_are(Is.LIVES)
 """To start such a group again ends processes that live, and that may go on when a switch or a store is back."""
 
-ENDED = frozenset({Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.PEERS_GONE})
+ENDED = that_are(Is.ENDED)
 
-HELD = LIVES | ENDED | {Kind.NODE_LOST, Kind.GPU}
+HELD = LIVES | ENDED | that_are(Is.LOST)
 """What a network, a store or a driver does that fails everywhere. What the engine or a person says is no guess; that a number is
 not finite, or a group slow, is no such thing's doing."""
 
-COUNTED = HELD | {Kind.SILENT}
+COUNTED = HELD | that_are(Is.MAY_COME_BACK)
+
+OF_A_NETWORK = that_are(Is.OF_A_NETWORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:
         together = min(began) - window_s <= incident.opened <= max(began) + window_s
         if held or together or (outside and _by_what_is_shared(r.groups[g])):
             found[g] = incident.kind
-    if not {found[g] for g in dear} & {Kind.STALLED, Kind.NODE_LOST}:
+    if not {found[g] for g in dear} & OF_A_NETWORK:
         found = {g: kind for g, kind in found.items() if kind != Kind.SILENT}  # hiccups, as long as none of them lasts
     again_elsewhere = sum(_has_moved(r, r.groups[g]) for g in found.keys() - lost.keys())
     given_up = max(0, _given_up(r) - again_elsewhere)

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from supervisor.core.model import Kind, Observed, Suspicion
+from supervisor.core.kinds import Is, that_are
+from supervisor.core.model import Observed, Suspicion
 
 REPEATED_S = 86_400.0
 """Two incidents within a day bar a host for every run."""
 
-OF_THE_PROGRAM = (Kind.ERROR, Kind.PEERS_GONE, Kind.SAME_ERROR)
+OF_THE_PROGRAM = that_are(Is.OF_THE_PROGRAM)
 """What a program says of itself bars a host for its own run only: else a bug that is launched twice would cordon a cluster."""
 
 
 TOGETHER_S = 60.0
 """Hosts that fall silent within this (the breaker's default window) are silent of one cause, as a switch is."""
 
-OF_A_NETWORK = (Kind.NODE_LOST, Kind.STALLED)
+OF_A_NETWORK = that_are(Is.OF_A_NETWORK)
 """What a switch or a power line does to hosts that are well."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.ladder import first_rung
 from supervisor.core.model import AllocationMemory, GroupMemory, Incident, Kind, Rung, Tried
 from supervisor.core.reason import Code, Reason
@@ -15,7 +16,7 @@ ALLOCATION = "allocation"
 """From asking for an allocation until a group is started on it."""
 HISTORY = 4
 """Tries before anything is chosen by them."""
-OF_A_MACHINE = frozenset({Kind.CRASH, Kind.OOM, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT})
+OF_A_MACHINE = that_are(Is.OF_A_MACHINE)
 """What another node may cure. What a program says of itself is no reason to leave a host."""
 
 

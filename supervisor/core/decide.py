@@ -33,6 +33,7 @@ from supervisor.core import (
 from supervisor.core.acting import apply, look_at_silence
 from supervisor.core.all_lost import all_lost, nobody_left
 from supervisor.core.blame import TOGETHER, UNSURE, Blame, blame
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.leaving import leave
 from supervisor.core.measured import remembered
 from supervisor.core.model import (
@@ -60,7 +61,7 @@ from supervisor.core.words import say
 
 ENDED = ("finished", "stopped", "halted")
 
-TAKEN = (Kind.ALLOCATION_LOST, Kind.NODE_LOST)
+TAKEN = that_are(Is.TAKEN)
 """How it looks when the engine takes a node away."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core import blame, ending, gpu, numerics, stops
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import (
     PLANNED,
     Confidence,
@@ -194,10 +195,9 @@ def _lapsed(group: GroupMemory, observed: Observed) -> bool:
     return node is not None and not node.registered and any(r.state != "exited" for r in ranks_of(group, observed))
 
 
-ON_THE_NODE = {
-    Kind.CRASH, Kind.ERROR, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT, Kind.NODE_LOST, Kind.PEERS_GONE,
-    Kind.STRAGGLER, Kind.GPU,
-}  # fmt: skip
+MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
+
+ON_THE_NODE = that_are(Is.ON_THE_NODE)
 """What the state of the machine may explain."""
 
 
@@ -319,7 +319,7 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         return None
     if (
         incident is not None
-        and incident.kind in (Kind.SILENT, Kind.STALLED, Kind.NODE_LOST)
+        and incident.kind in MAY_COME_BACK
         and observed.nodes[group.node].registered
         and observed.store_stable_s >= spec.policy.node_lease_s
         and observed.now - silent_since(group, incident, observed, memory) > spec.policy.silent_timeout_s

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.cordons import REPEATED_S
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Failure, GroupMemory, Kind, Shown
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
@@ -13,9 +14,9 @@ from supervisor.core.round import Round
 WITHIN_S = REPEATED_S
 """After a day two hosts may each have had a trouble of their own; as long as two incidents of one host count as repeated."""
 
-BY_KIND = frozenset({Kind.NUMERICS, Kind.STRAGGLER, Kind.START_TIMEOUT, Kind.HANG})
+BY_KIND = that_are(Is.ALIKE)
 """Alike whatever was said of them: at another step, by another factor; a start that hangs says nothing at all."""
-BY_END = frozenset({Kind.CRASH, Kind.OOM, Kind.ERROR})
+BY_END = that_are(Is.ALIKE_BY_END)
 """Alike when they are the same exception, or the same signal. Of a SIGKILL that nobody owns to nothing is known."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core import xids
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Confidence, Failure, GpuFact, GroupMemory, Kind, NodeView, Observed, Rung
 from supervisor.core.spec import RunSpec
 
@@ -49,9 +50,7 @@ KINDS = frozenset({XID, *CONDITIONS})
 
 EXPLAINS_NOTHING = frozenset({"gpu_ecc_lifetime"})
 
-MAY_BE_ITS_FAULT = frozenset({
-    Kind.CRASH, Kind.ERROR, Kind.HANG, Kind.STALLED, Kind.START_TIMEOUT, Kind.NUMERICS,
-})  # fmt: skip
+MAY_BE_ITS_FAULT = that_are(Is.MAY_BE_A_GPU)
 """What a GPU that fails looks like from its process."""
 
 

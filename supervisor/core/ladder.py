@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core import budget as budgets
+from supervisor.core.kinds import TRAITS
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, PolicySpec
 
-FIXED: Mapping[Kind, Rung] = {
-    Kind.SILENT: Rung.RIDE_THROUGH,
-    Kind.REQUESTED: Rung.RESTART,
-    Kind.LEAVING: Rung.REPLACE,
-    Kind.SAME_ERROR: Rung.STOP,
-}
+FIXED: Mapping[Kind, Rung] = {kind: t.fixed_rung for kind, t in TRAITS.items() if t.fixed_rung is not None}
 """Kinds whose rung is not for the policy to say."""
 
 _DEFAULT = FirstRungSpec()

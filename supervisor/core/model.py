@@ -4,60 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Literal
 
+from supervisor.core.kinds import PLANNED as PLANNED
+from supervisor.core.kinds import Kind as Kind
+from supervisor.core.kinds import Rung as Rung
 from supervisor.core.measured import NOTHING, Measured
 from supervisor.core.reason import Reason
-
-
-class Rung(IntEnum):
-    """The ladder, from the cheapest remedy to the dearest."""
-
-    RIDE_THROUGH = 0
-    RESTART = 1
-    REPLACE = 2
-    REALLOCATE = 3
-    STOP = 4
-
-
-class Kind(StrEnum):
-    """What failed."""
-
-    CRASH = "crash"
-    """A signal ended a rank."""
-    OOM = "oom"
-    """The kernel killed a rank for memory."""
-    ERROR = "error"
-    """A rank exited with a code of its own."""
-    SAME_ERROR = "same_error"
-    """The same error in every group, or again and again in one: the program's fault, not a machine's."""
-    PEERS_GONE = "peers_gone"
-    """A rank that was to heal from its peers found none."""
-    START_TIMEOUT = "start_timeout"
-    """It never committed."""
-    STALLED = "stalled"
-    """Silent for longer than a hiccup lasts, on a node that lives."""
-    SILENT = "silent"
-    """The gate hears a group no more, while its node still renews its lease."""
-    NODE_LOST = "node_lost"
-    ALLOCATION_LOST = "allocation_lost"
-    LEAVING = "leaving"
-    """No failure: its node is about to be taken away by the engine's own will, and is left before."""
-    STRAGGLER = "straggler"
-    """No failure: it takes longer for a step than the others, which wait for it."""
-    NUMERICS = "numerics"
-    """A number that is not finite, in this group alone: its hardware is suspect."""
-    GPU = "gpu"
-    """Its GPU is not to be used any more, as the driver says."""
-    HANG = "hang"
-    """A rank's step takes far longer than it did, and it is not one that waits for others."""
-    REQUESTED = "requested"
-    """A person asked for a restart."""
-
-
-PLANNED = frozenset({Kind.REQUESTED, Kind.LEAVING})
-"""Nothing failed: a person's wish, and a node that is left before it is taken."""
 
 
 class Confidence(StrEnum):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, SpikeView
 from supervisor.core.spec import RunSpec
 
@@ -19,6 +20,8 @@ OWN = frozenset({"own", "group"})
 
 THE_MODELS = "its own numbers were not finite, nor those of as many groups as had finite ones, or more"
 """Where so many groups computed it that it is no hardware's doing: the model's or the data's."""
+
+BY_WORD = that_are(Is.BY_WORD)
 
 NAMED = 5
 """So many groups in a sentence."""
@@ -38,7 +41,7 @@ class Told:
 
 def told(memory: Memory, observed: Observed) -> Told:
     words = {group.group: said(group, observed) for group in speaking(memory, observed)}
-    mended = {i.group: i.opened for i in memory.incidents.values() if i.kind in (Kind.NUMERICS, Kind.GPU)}
+    mended = {i.group: i.opened for i in memory.incidents.values() if i.kind in BY_WORD}
     finite = tuple(g for g, mine in words.items() if not mine & OWN and "peers" in mine)
     return Told(frozenset(g for g, mine in words.items() if mine & OWN), finite, mended)
 

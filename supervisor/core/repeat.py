@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from supervisor.core import away, breaker, errors, often, outside, shadow
 from supervisor.core import budget as budgets
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import TIMES, Round
@@ -21,10 +22,9 @@ TRIED = 3
 """The same end so many times in a row: in place, again, and then elsewhere if there is a spare. Of an exception that comes
 after steps that went well, at the same step, two are enough."""
 
-NOBODYS = (
-    Kind.NODE_LOST, Kind.ALLOCATION_LOST, Kind.LEAVING, Kind.REQUESTED, Kind.SILENT, Kind.PEERS_GONE,
-    Kind.STRAGGLER, Kind.GPU,
-)  # fmt: skip
+BY_END = that_are(Is.ALIKE_BY_END)
+
+NOBODYS = that_are(Is.SAYS_NOTHING_OF_PROGRAM)
 """Ends that say nothing of the program: what was seen before them is not over."""
 
 
@@ -84,7 +84,7 @@ def again(group: GroupMemory, kind: Kind) -> Seen | None:
     seen = group.seen
     if seen is None or seen.generation != group.generation or seen.times < 2:
         return None
-    return seen if kind in (Kind.ERROR, Kind.CRASH, Kind.OOM) else None
+    return seen if kind in BY_END else None
 
 
 def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:

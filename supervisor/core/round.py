@@ -11,6 +11,7 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import cordons, disks, gpu
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.ladder import Choice, choose, first_rung
 from supervisor.core.model import (
     Action,
@@ -43,7 +44,8 @@ ROUNDED_S = 0.001
 TIMES = "times in a row, on"
 """In the sentence that tells how often an end was seen: of these an incident keeps the newest."""
 
-ENDS = (Kind.CRASH, Kind.OOM, Kind.ERROR, Kind.SAME_ERROR, Kind.NUMERICS, Kind.GPU)
+ENDS = that_are(Is.TELLS_ITS_END)
+MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
 
 MAX_GIVEN_BACK = 30
 """Allocations, or incidents, that one round of a run's end may close: one operation each."""
@@ -549,5 +551,4 @@ def trains(group: GroupMemory, incidents: Mapping[str, Incident]) -> bool:
 def is_rider(incident: Incident | None) -> bool:
     """Whether the incident is being ridden through."""
     # While a run is paused the silence of one may become more, and nothing is decided about it: it still may come back.
-    silence = (Kind.SILENT, Kind.STALLED, Kind.NODE_LOST)
-    return incident is not None and incident.rung == Rung.RIDE_THROUGH and incident.kind in silence
+    return incident is not None and incident.rung == Rung.RIDE_THROUGH and incident.kind in MAY_COME_BACK

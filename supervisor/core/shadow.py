@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from supervisor.core import detect, ending, gpu
+from supervisor.core.kinds import Is, that_are
 from supervisor.core.ladder import Choice
 from supervisor.core.model import PLANNED, Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.round import Round
 from supervisor.core.words import say
 
-BY_WORD = frozenset({Kind.NUMERICS, Kind.GPU})
+BY_WORD = that_are(Is.BY_WORD)
 """What shows these may pass before they are over: the other groups have started again, a driver says no more of it."""
 
 

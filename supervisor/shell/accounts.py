@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from supervisor.core import ledger, shadow
+from supervisor.core.kinds import TRAINS_ON
 from supervisor.core.lasted import lasted_s
 from supervisor.core.ledger import WITHOUT_A_PROCESS, Cause
 from supervisor.core.model import GroupMemory, Incident, Kind, Memory, Observed, RankView, Rung
@@ -48,9 +49,6 @@ tells so with its step."""
 
 HELD = (Cause.START, Cause.PRODUCTIVE)
 """What only the trainer can tell apart."""
-
-_TRAINS = (Kind.STRAGGLER, Kind.LEAVING)
-"""Open incidents of a group that trains on."""
 
 Told = Mapping[tuple[int, int], Mapping[str, float]]
 """By group and generation, the seconds of its rank 0's process so far, by cause."""
@@ -235,7 +233,7 @@ class Accounts:
         is started and fails while its incident is open was not silent."""
         if incident is not None and incident.kind == Kind.HANG:
             self._settle(known, Cause.HUNG)
-        elif incident is not None and incident.kind not in _TRAINS and known.generation == incident.generation_before:
+        elif incident is not None and incident.kind not in TRAINS_ON and known.generation == incident.generation_before:
             self._settle(known, Cause.DECIDE, now - incident.opened)
             self._settle(known, Cause.DETECT, incident.took_s)
         self._settle(known, Cause.END if cause == Cause.END else Cause.LOST_STEP)
@@ -253,7 +251,7 @@ class Accounts:
 def cause_of(group: GroupMemory, incident: Incident | None = None) -> Cause:
     """What a group's phase stands for. One with an incident waits for a decision, unless it is ridden through: it may train on, and
     tells so itself."""
-    if group.phase != "running" or incident is None or incident.kind in _TRAINS or incident.rung == Rung.RIDE_THROUGH:
+    if group.phase != "running" or incident is None or incident.kind in TRAINS_ON or incident.rung == Rung.RIDE_THROUGH:
         return _CAUSE[group.phase]
     if incident.generation_before < incident.generation_after == group.generation:
         return _CAUSE[group.phase]  # it steps again, if not with the others yet

@@ -9,8 +9,9 @@ from typing import Any
 
 from supervisor.core import budget as budgets
 from supervisor.core import explain, ledger, unsaved
+from supervisor.core.kinds import TRAINS_ON
 from supervisor.core.lasted import incident_s, lasted_s, wall_clock
-from supervisor.core.model import Incident, Kind, Memory, Rung
+from supervisor.core.model import Incident, Memory, Rung
 from supervisor.core.spec import RunSpec
 from supervisor.core.words import said, say
 from supervisor.shell import client, status, views
@@ -266,7 +267,7 @@ def _lost_s(i: Incident, now: float, stood: Sequence[tuple[float, float]]) -> fl
     """Seconds for which its group did not train, so far. `now` is on the run clock; `stood` as in Account."""
     if i.shadow:
         return 0.0
-    if i.kind not in (Kind.STRAGGLER, Kind.LEAVING):
+    if i.kind not in TRAINS_ON:
         return incident_s(i, stood, now if explain.is_open(i) else None) or 0.0
     ended = i.recovered if i.recovered is not None else now if explain.is_open(i) else None
     # it trained until something was done about it
