@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from supervisor.core.decide import decide
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.model import (
     AllocationMemory,
     Decision,
@@ -35,6 +35,8 @@ from supervisor.core.model import (
     RankView,
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 NODES = 10_000
 GROUPS = 4_000
@@ -164,7 +166,7 @@ def main() -> int:
     # One round to note the suspects, and the failures are judged once the engine had its time.
     noted = decide(failed, spec, memory).memory
     noted = replace(memory, suspects=noted.suspects)
-    late = replace(failed, now=failed.now + ENGINE_WORD_S)
+    late = replace(failed, now=failed.now + LOCAL_WORD_S)
     check(decide(observed, spec, memory), decide(late, spec, noted))
     work: dict[str, Callable[[], object]] = {
         "quiet": lambda: decide(observed, spec, memory),

@@ -11,7 +11,8 @@ from fault_injection.sim.faults import CALLS_LATE_S, CONTROL, WATCH_LATE_S, Faul
 from fault_injection.sim.leaders import LOOK_S
 from fault_injection.sim.pace import Pace
 from fault_injection.sim.store import PATIENCE_S
-from supervisor.core.detect import GATE_ETCD_SILENCE_S, SLURM_WORD_S
+from supervisor.core.detect import GATE_ETCD_SILENCE_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.seat import MARGIN_S
 from supervisor.core.spec import RunSpec
 from supervisor.shell.store import LEASE_S
@@ -71,7 +72,7 @@ class Bounds:
     def moved_s(self) -> float:
         """A group whose node is gone: missed, shut out of the quorum, placed on a spare."""
         pace, policy = self.pace, self.spec.policy
-        missed_s = max(policy.node_lease_s, pace.poll_s + pace.kill_s[1]) + SLURM_WORD_S
+        missed_s = max(policy.node_lease_s, pace.poll_s + pace.kill_s[1]) + TRAITS["slurm"].word_s
         fenced_s = self.spec.torchft.heartbeat_timeout_ms / 1000 + 2 * self._told_s
         return missed_s + fenced_s + self.in_place_s
 

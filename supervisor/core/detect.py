@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from supervisor.core import blame, ending, gpu, numerics, stops
+from supervisor.core import blame, ending, engines, gpu, numerics, stops
 from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import (
     PLANNED,
@@ -22,14 +22,6 @@ from supervisor.core.model import (
 )
 from supervisor.core.signs import Sign, SignKind
 from supervisor.core.spec import RunSpec
-
-ENGINE_WORD_S = 0.6
-"""The leader asks the local engine every 0.25 s: within two such periods it has said that an allocation is gone."""
-
-SLURM_WORD_S = 2.2
-"""As above: Slurm is asked every second, or less often where its lists take long (Observed.engine_word_s). Without its word
-a job that was cancelled looks like a lost node, whose host is cordoned."""
-
 
 ENGINE_AWAY_S = 10.0
 """An engine that has not been asked since a sign was seen, because it is away or others' requests come first, is waited for no
@@ -147,8 +139,7 @@ def under_another(group: GroupMemory, observed: Observed) -> str:
 
 def engine_word_s(observed: Observed, spec: RunSpec) -> float:
     """How long the engine takes to say that it took an allocation away."""
-    usual_s = SLURM_WORD_S if spec.allocation.engine == "slurm" else ENGINE_WORD_S
-    return max(usual_s, observed.engine_word_s)
+    return max(engines.word_s(spec.allocation), observed.engine_word_s)
 
 
 @dataclass(frozen=True, slots=True)

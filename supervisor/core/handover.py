@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from supervisor.core import detect, shadow
+from supervisor.core import detect, engines, shadow
 from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Kind, Rung
 from supervisor.core.reason import Code, Reason
@@ -73,13 +73,13 @@ def notice_s(r: Round, group: GroupMemory) -> float:
     node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
     if grant is not None and grant.state == "granted" and grant.leaves_in_s:
         return grant.leaves_in_s
-    return float(r.spec.allocation.slurm.warn_s) if node is not None and node.leaving else math.inf
+    return engines.warning_s(r.spec.allocation) if node is not None and node.leaving else math.inf
 
 
 def _warning_s(r: Round) -> float:
     """The shortest that any group's node was given."""
     shortest = min((notice_s(r, g) for g in r.groups.values()), default=math.inf)
-    return shortest if shortest < math.inf else float(r.spec.allocation.slurm.warn_s)
+    return shortest if shortest < math.inf else engines.warning_s(r.spec.allocation)
 
 
 def _due(r: Round, running: list[GroupMemory], part: float) -> bool:

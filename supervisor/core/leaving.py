@@ -12,7 +12,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from supervisor.core import budget as budgets
-from supervisor.core import detect, handover
+from supervisor.core import detect, engines, handover
 from supervisor.core.model import AllocationMemory, GroupMemory, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
@@ -90,7 +90,7 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
         before = r.allocations[key]
         after = before if before.leaving_since is not None else replace(before, leaving_since=r.now)
         grace_s = grant.leaves_in_s if (grant := r.observed.grants.get(key)) is not None else 0.0
-        not_before = before.since + (grace_s or r.spec.allocation.slurm.warn_s)
+        not_before = before.since + (grace_s or engines.warning_s(r.spec.allocation))
         hasty = key in successors and not before.successor and r.now < not_before
         early = hasty and key not in held
         paid = hasty and not early and _many(r, successors)

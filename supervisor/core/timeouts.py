@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from supervisor.core import engines
 from supervisor.core.bounds import Bound, Row, above_ms, highest, in_ms, made, said, top, up
-from supervisor.core.detect import ENGINE_AWAY_S, ENGINE_WORD_S, GATE_ETCD_SILENCE_S, SLURM_WORD_S
+from supervisor.core.detect import ENGINE_AWAY_S, GATE_ETCD_SILENCE_S
 from supervisor.core.handover import EARLY_S
 from supervisor.core.measured import NOTHING, Measured, together
 from supervisor.core.model import Observed
@@ -356,7 +357,7 @@ def _judging(spec: RunSpec, seen: Measured, join: Row, lease: Row) -> Iterator[R
 
 
 def _engine(spec: RunSpec, seen: Measured, lease: Row) -> Iterator[Row]:
-    usual_s = SLURM_WORD_S if spec.allocation.engine == "slurm" else ENGINE_WORD_S
+    usual_s = engines.word_s(spec.allocation)
     word_s = max(usual_s, seen.engine_word_s)
     yield made(
         key="the engine's word",
@@ -380,9 +381,9 @@ def _engine(spec: RunSpec, seen: Measured, lease: Row) -> Iterator[Row]:
         ),
         measured=f"the engine's word takes {word_s:.10g} s",
     )
-    if spec.allocation.engine != "slurm":
+    if not engines.TRAITS[spec.allocation.engine].warns:
         return
-    warn_s = spec.allocation.slurm.warn_s
+    warn_s = engines.warning_s(spec.allocation)
     yield made(
         key="allocation.slurm.warn_s",
         unit="s",

@@ -9,9 +9,11 @@ import pytest
 
 from supervisor.core import explain, invariants
 from supervisor.core.cordons import REPEATED_S, TOGETHER_S, freeable, repeated, together
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.model import CordonView, Grant, Kind, NodeView, Rung, Suspicion
 from tests.unit.core.world import World
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 WHY = "cordoned by ann@login: its disk is failing"
 DRAIN = "drained by ann@login: its disk is failing"
@@ -376,7 +378,7 @@ def kill_until_it_leaves(w: World, *kills: dict[str, Any]) -> None:
     while not w.memory.incidents or w.incident.rung < Rung.REPLACE:
         w.crash(1, **(waiting.pop(0) if len(waiting) > 1 else waiting[0]))
         w.round()
-        w.round(ENGINE_WORD_S + 0.01)
+        w.round(LOCAL_WORD_S + 0.01)
         if w.incident.rung < Rung.REPLACE:
             w.start_again(1)
     assert w.incident.rung == Rung.REPLACE

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.detect import ENGINE_AWAY_S, ENGINE_WORD_S
+from supervisor.core.detect import ENGINE_AWAY_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
 from tests.helpers.reasons import codes, spent
 from tests.unit.core.world import HOST, World
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 
 def lose_node(w: World) -> None:
@@ -158,7 +161,7 @@ def test_the_first_cause_is_told_not_its_echo() -> None:
     w.report(0, 1, state="exited", exit_code=1)
     w.report(0, 2, state="exited", exit_code=1, error="CUDA error")
     w.round()
-    w.round(ENGINE_WORD_S + 0.01)
+    w.round(LOCAL_WORD_S + 0.01)
     assert w.incident.evidence == ("rank 2 exited with code 1: CUDA error",)
     assert w.incident.error == "CUDA error"
 
@@ -183,7 +186,7 @@ def test_a_node_that_is_ended_in_order_waits_for_the_engines_word(code: int | No
         w.report(0, 1, state="exited", exit_code=code, error='RuntimeError: message: "transport error"')
     assert w.verbs() == []
     lose_allocation(w)
-    w.round(ENGINE_WORD_S / 2)
+    w.round(LOCAL_WORD_S / 2)
     assert (w.incident.kind, w.incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
 
 
@@ -192,9 +195,9 @@ def test_a_term_that_we_did_not_send_waits_for_the_engines_word() -> None:
     w = World().bring_up()
     w.crash(0, signal=15)
     assert w.verbs() == []
-    assert w.last.look_again_at == pytest.approx(w.now + ENGINE_WORD_S)
+    assert w.last.look_again_at == pytest.approx(w.now + LOCAL_WORD_S)
     lose_allocation(w)
-    w.round(ENGINE_WORD_S / 2)
+    w.round(LOCAL_WORD_S / 2)
     assert (w.incident.kind, w.incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
 
 
@@ -212,7 +215,7 @@ def test_a_term_without_the_engines_word_is_a_crash() -> None:
     w = World().bring_up()
     w.crash(0, signal=15)
     assert w.verbs() == []
-    assert w.verbs(ENGINE_WORD_S + 0.01) == ["start"]
+    assert w.verbs(LOCAL_WORD_S + 0.01) == ["start"]
     assert w.incident.kind == Kind.CRASH
     w.recover()
     assert w.memory.suspects == {}
@@ -225,7 +228,7 @@ def test_a_lease_that_is_given_back_waits_for_the_engines_word() -> None:
     w.nodes["n1"] = replace(w.nodes["n1"], registered=False)
     w.hear(0, "gone")
     assert w.verbs() == []
-    assert w.verbs(ENGINE_WORD_S + 0.01) == ["cordon", "release", "acquire"]
+    assert w.verbs(LOCAL_WORD_S + 0.01) == ["cordon", "release", "acquire"]
     assert w.incident.kind == Kind.NODE_LOST
 
 
@@ -256,7 +259,7 @@ def test_an_engine_that_was_not_asked_since_is_waited_for() -> None:
     w = World().bring_up()
     w.engine_listed_at = w.now - 0.1
     w.crash(0, signal=15)
-    assert (w.verbs(), w.verbs(ENGINE_WORD_S + 0.1), w.verbs(2.0)) == ([], [], [])
+    assert (w.verbs(), w.verbs(LOCAL_WORD_S + 0.1), w.verbs(2.0)) == ([], [], [])
     assert w.last.look_again_at is not None
     lose_allocation(w)
     w.engine_listed_at = w.now

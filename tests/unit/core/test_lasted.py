@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from supervisor.core.again import Answer, compare
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.lasted import incident_s, wall_clock
 from supervisor.core.model import Kind
 from tests.unit.core.world import World
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 
 def restarted(**about: Any) -> World:
@@ -80,8 +82,8 @@ def test_an_incident_lasts_from_its_first_sign() -> None:
     w.round()
     assert not w.incidents
     began = w.now
-    w.round(ENGINE_WORD_S + 0.1)
-    assert w.incident.took_s == pytest.approx(ENGINE_WORD_S + 0.1)
+    w.round(LOCAL_WORD_S + 0.1)
+    assert w.incident.took_s == pytest.approx(LOCAL_WORD_S + 0.1)
     w.recover(0)
     assert incident_s(w.incident) == pytest.approx(w.now - began)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import Kind, Rung, SpikeView
 from supervisor.core.reason import Code, Reason
@@ -14,6 +14,8 @@ from supervisor.core.round import MAX_CHANGES
 from supervisor.core.spec import FirstRungSpec, TitanSpec
 from supervisor.core.words import say
 from tests.unit.core.world import World
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 ERROR = "NotFinite: loss is nan at step 51"
 INTERVAL = TitanSpec().checkpoint_interval_steps
@@ -31,7 +33,7 @@ def ends(w: World, group: int, whose: str) -> None:
 def judged(w: World) -> None:
     """Once all had time to say what they have to."""
     w.round(0.1)
-    w.round(ENGINE_WORD_S)
+    w.round(LOCAL_WORD_S)
 
 
 def test_the_one_whose_own_loss_it_was_is_moved_and_its_host_cordoned(w: World) -> None:
@@ -107,10 +109,10 @@ def test_those_that_end_one_after_the_other_are_judged_together(first: str) -> N
     ends(w, 0, first)
     w.round(0.1)
     ends(w, 1, later)
-    w.round(ENGINE_WORD_S - 0.05)
+    w.round(LOCAL_WORD_S - 0.05)
     w.round(0.1)
     assert not w.incidents, "the first one's time is over, the second one's is not"
-    w.round(ENGINE_WORD_S)
+    w.round(LOCAL_WORD_S)
     whose = {0: first, 1: later}
     assert {i.group: i.kind for i in w.incidents.values()} == {
         group: Kind.NUMERICS if said == "own" else Kind.ERROR for group, said in whose.items()
@@ -122,9 +124,9 @@ def test_nothing_is_judged_before_the_others_had_time_to_end(w: World) -> None:
     assert w.verbs(0.1) == []
     for group in (0, 2):
         ends(w, group, "peers")
-    w.round(ENGINE_WORD_S)
+    w.round(LOCAL_WORD_S)
     assert not w.incidents, "the last of them has only now ended"
-    w.round(ENGINE_WORD_S)
+    w.round(LOCAL_WORD_S)
     assert {i.group: i.kind for i in w.incidents.values()} == {0: Kind.ERROR, 1: Kind.NUMERICS, 2: Kind.ERROR}
 
 

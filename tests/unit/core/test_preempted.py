@@ -16,7 +16,7 @@ from tests.unit.core.world import World
 
 GRACE_S = 60.0
 WORD_S = 2.2
-"""detect.SLURM_WORD_S, for runs under Slurm."""
+"""engines.TRAITS["slurm"].word_s, for runs under Slurm."""
 NOTICE = "the scheduler gave notice (SIGUSR1)"
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.explain import explain
 from supervisor.core.model import GpuFact, Kind, Rung, StuckView
 from supervisor.core.words import say
 from tests.unit.core.world import World
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 STUCK = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.0)
 
@@ -123,7 +125,7 @@ def not_finite(w: World, *whose: str) -> None:
     for group, word in enumerate(whose):
         w.fail(group, error="NotFinite: loss is nan at step 51", numerics=word, step=50, commits=1)
     w.round(0.1)
-    w.round(ENGINE_WORD_S)
+    w.round(LOCAL_WORD_S)
 
 
 def untouched(w: World) -> bool:

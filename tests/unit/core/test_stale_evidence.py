@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.detect import ENGINE_WORD_S
 from supervisor.core.ending import PEERS_GONE_EXIT
+from supervisor.core.engines import TRAITS
 from supervisor.core.model import GpuFact, Kind, StuckView
 from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 HANGS = StuckView(activity="data", activity_s=31.0, bound_s=30.0, usual_s=1.5, stack="in read (data.py:1)")
 
@@ -99,7 +101,7 @@ def ailing(sign: str) -> tuple[World, Kind]:
     """Three groups, of which group 1 shows the sign and is judged by it."""
     kind, w = (MADE[sign][0], MADE[sign][1]()) if sign in MADE else (RANKS[sign][0], shown_by_a_rank(sign))
     w.round(0.1)
-    w.round(ENGINE_WORD_S)
+    w.round(LOCAL_WORD_S)
     return w, kind
 
 

@@ -10,12 +10,14 @@ import pytest
 
 import benchmarks.decide as bench
 from supervisor.core.decide import decide
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.model import CordonView, GpuFact, RankView, StuckView
 from supervisor.core.round import MAX_CHANGES
 from supervisor.core.spec import SlurmSpec
 from supervisor.shell.waiting import held
 from tests.unit.core.world import World
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 WAITS = StuckView(activity="quorum", activity_s=31.0, bound_s=30.0, usual_s=1.0)
 SAVES = replace(WAITS, activity="checkpoint")
@@ -256,7 +258,7 @@ def not_finite(w: World, *own: int) -> None:
     for g in w.memory.groups:
         w.fail(g, code=1, error=NAN, numerics="own" if g in own else "peers", step=50, commits=1)
     w.round(0.1)
-    w.round(ENGINE_WORD_S)
+    w.round(LOCAL_WORD_S)
 
 
 def test_nobody_else_pays_where_the_gpu_is_known_to_be_the_cause() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from supervisor.core import invariants
 from supervisor.core.decide import decide
-from supervisor.core.detect import ENGINE_WORD_S
+from supervisor.core.engines import TRAITS
 from supervisor.core.model import (
     Checkpoint,
     ControlView,
@@ -29,6 +29,8 @@ from supervisor.core.model import (
     Suspicion,
 )
 from supervisor.core.spec import AllocationSpec, BudgetSpec, GroupsSpec, PolicySpec, RunSpec
+
+LOCAL_WORD_S = TRAITS["local"].word_s
 
 HOST = "host"
 
@@ -186,7 +188,7 @@ class World:
         """Its lease is gone, that was seen, and the engine had time to say whether its allocation is too."""
         self.nodes[node] = replace(self.nodes[node], registered=False)
         self.round()
-        self.now += ENGINE_WORD_S + 0.01
+        self.now += LOCAL_WORD_S + 0.01
 
     def report(self, group: int, rank: int = 0, **about: Any) -> None:
         """What the agent says of one rank of the group's current generation; others of the group there stay."""

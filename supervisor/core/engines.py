@@ -1,0 +1,37 @@
+"""Engines, and what the rules need to know of each: one row an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from supervisor.core.spec import AllocationSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What the rules need to know of an engine."""
+
+    word_s: float
+    """Seconds until it reports that it took an allocation away, where it is not slower than usual (Observed.engine_word_s). Without its
+    word a job that was cancelled looks like a lost node, whose host is cordoned."""
+    warns: bool
+    """It announces that it will take a node, as long before as its key `warn_s` says."""
+
+
+TRAITS: Mapping[str, EngineTraits] = {
+    # the leader asks it every 0.25 s: within two such periods it has said that an allocation is gone
+    "local": EngineTraits(word_s=0.6, warns=False),
+    # asked every second
+    "slurm": EngineTraits(word_s=2.2, warns=True),
+}
+
+
+def word_s(allocation: AllocationSpec) -> float:
+    """As EngineTraits.word_s, of the run's engine."""
+    return TRAITS[allocation.engine].word_s
+
+
+def warning_s(allocation: AllocationSpec) -> float:
+    """Seconds between the warning and the end of a node, where the engine does not set another."""
+    return float(allocation.slurm.warn_s)
