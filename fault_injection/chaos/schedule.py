@@ -313,21 +313,8 @@ def _in_order(faults: Sequence[FaultAt]) -> list[FaultAt]:
 
 
 def _contradictions(schedule: Schedule) -> Iterator[str]:
-    names = [(f"fault.{i}", fault.name) for i, fault in enumerate(schedule.fault)]
-    names += [(f"rate.{i}", rate.name) for i, rate in enumerate(schedule.rate)]
-    for where, name in names:
-        if name not in FAULTS:
-            near = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.4)
-            hint = f"; nearest: {near[0]!r}" if near else ""
-            yield f"{where}.name = {name!r}: there is no such fault{hint}; all: supervisor chaos list"
-    for i, fault in enumerate(schedule.fault):
-        writers = fault.name in FAULTS and FAULTS[fault.name].writers
-        if writers and (fault.group is not None or fault.rank is not None):
-            yield f"fault.{i}: {fault.name} hits whichever group writes the checkpoints: leave out group and rank"
-        if fault.failpoint and fault.name != "failpoint":
-            yield f"fault.{i}.failpoint: {fault.name} has none, only the fault failpoint has"
-        elif fault.failpoint and fault.failpoint not in LEADERS:
-            yield f"fault.{i}.failpoint = {fault.failpoint!r}: a leader passes {', '.join(LEADERS)}"
+    yield from _names_that_are_none(schedule)
+    yield from _of_single_faults(schedule)
     for i, rate in enumerate(schedule.rate):
         if (rate.every_steps is None) == (rate.mtbf_steps is None):
             yield f"rate.{i}: give every_steps or mtbf_steps, one of them"
@@ -337,6 +324,33 @@ def _contradictions(schedule: Schedule) -> Iterator[str]:
         yield _too_many(count)
     if schedule.each and schedule.each.first_step + schedule.each.every_steps * len(FAULTS) > LAST_STEP:
         yield f"each: its last fault might come after step {LAST_STEP}, which no run makes: give a smaller every_steps"
+    yield from _of_compounds(schedule)
+    if not (schedule.fault or schedule.rate or schedule.each):
+        yield "the schedule has no fault: give [[fault]], [[rate]] or [each]"
+
+
+def _names_that_are_none(schedule: Schedule) -> Iterator[str]:
+    names = [(f"fault.{i}", fault.name) for i, fault in enumerate(schedule.fault)]
+    names += [(f"rate.{i}", rate.name) for i, rate in enumerate(schedule.rate)]
+    for where, name in names:
+        if name not in FAULTS:
+            near = difflib.get_close_matches(name, FAULTS, n=1, cutoff=0.4)
+            hint = f"; nearest: {near[0]!r}" if near else ""
+            yield f"{where}.name = {name!r}: there is no such fault{hint}; all: supervisor chaos list"
+
+
+def _of_single_faults(schedule: Schedule) -> Iterator[str]:
+    for i, fault in enumerate(schedule.fault):
+        writers = fault.name in FAULTS and FAULTS[fault.name].writers
+        if writers and (fault.group is not None or fault.rank is not None):
+            yield f"fault.{i}: {fault.name} hits whichever group writes the checkpoints: leave out group and rank"
+        if fault.failpoint and fault.name != "failpoint":
+            yield f"fault.{i}.failpoint: {fault.name} has none, only the fault failpoint has"
+        elif fault.failpoint and fault.failpoint not in LEADERS:
+            yield f"fault.{i}.failpoint = {fault.failpoint!r}: a leader passes {', '.join(LEADERS)}"
+
+
+def _of_compounds(schedule: Schedule) -> Iterator[str]:
     first = 0
     for i, fault in enumerate(schedule.fault):
         if not fault.together:
@@ -345,8 +359,6 @@ def _contradictions(schedule: Schedule) -> Iterator[str]:
             yield f"fault.{i}.at_step = {fault.at_step}: it comes with fault.{first}, at step {step}: give that step"
     if schedule.fault and schedule.fault[0].together:
         yield f"fault.0.together = {schedule.fault[0].together!r}: there is no fault before it"
-    if not (schedule.fault or schedule.rate or schedule.each):
-        yield "the schedule has no fault: give [[fault]], [[rate]] or [each]"
 
 
 def _sentence(error: Any) -> str:

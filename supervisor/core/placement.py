@@ -35,16 +35,9 @@ def place(r: Round) -> None:
     if not _enough_to_begin(r, waiting, [*free, *last]):
         return
     for group in sorted(waiting, key=lambda g: g.group):
-        if left_out.stays_out(r, group):
+        if left_out.stays_out(r, group) or _waits(r, group):
             continue
-        until = group.since + r.spec.policy.silent_timeout_s
-        if group.not_before > r.now:
-            r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
-        elif r.now < until and (nobody := _nobody_to_heal_from(r, group)):
-            r.wait(f"group {group.group}: {nobody}", until=until)
-        elif _resumes(r, group) == "disk" and (listing := on_disk.waits_for_list(r, group)):
-            r.wait(f"group {group.group}: {listing}")
-        elif group.node and free and (why := _why_not_there(r, group.node)):
+        if group.node and free and (why := _why_not_there(r, group.node)):
             if not r.full(group.group):
                 free.pop(0)
                 _start_elsewhere(r, group, why)
@@ -54,6 +47,20 @@ def place(r: Round) -> None:
             _start(r, group, free.pop(0))
         elif not free:
             _no_node(r, group, last)
+
+
+def _waits(r: Round, group: GroupMemory) -> bool:
+    """Whether it is not started yet, on whatever node."""
+    until = group.since + r.spec.policy.silent_timeout_s
+    if group.not_before > r.now:
+        r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
+    elif r.now < until and (nobody := _nobody_to_heal_from(r, group)):
+        r.wait(f"group {group.group}: {nobody}", until=until)
+    elif _resumes(r, group) == "disk" and (listing := on_disk.waits_for_list(r, group)):
+        r.wait(f"group {group.group}: {listing}")
+    else:
+        return False
+    return True
 
 
 def passed_over(r: Round) -> list[str]:
