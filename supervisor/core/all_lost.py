@@ -23,10 +23,10 @@ def nobody_left(r: Round) -> bool:
 def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
     """The whole run starts again. At no budget if it had got anywhere since it started: an engine that takes everything at
     once, again and again, is not asked for ever. One loss draws once, however many groups it takes."""
-    last = r.rest.get("all_lost_at", r.before.all_lost_at)
+    last = r.draft.all_lost_at
     if last is not None and group.since <= last:
         return ladder.Choice(Rung.REALLOCATE, Reason.of(Code.EVERYTHING_GONE), free=True)
-    r.rest["all_lost_at"] = r.now
+    r.draft = replace(r.draft, all_lost_at=r.now)
     if any(_got_somewhere(r, g) for g in r.before.groups.values()):
         return ladder.Choice(Rung.REALLOCATE, Reason.of(Code.EVERYTHING_GONE), free=True)
     choice = r.choose(Kind.ALLOCATION_LOST, group.group)
@@ -37,7 +37,7 @@ def _got_somewhere(r: Round, group: GroupMemory) -> bool:
     """Whether a group ran for long enough to be healthy, or a checkpoint is newer than what it was started with."""
     if not group.node or group.phase not in ("starting", "running"):
         return False
-    known, resumed = r.rest.get("checkpoint", r.before.checkpoint), r.before.resumed
+    known, resumed = r.draft.checkpoint, r.before.resumed
     newest, _ = on_disk.choose(known, r.observed.disk, resumed.generations if resumed is not None else {})
     began_at = group.checkpoint.step if group.checkpoint is not None else 0
     lasted = group.phase == "running" and r.now - group.since >= r.spec.policy.healthy_after_s

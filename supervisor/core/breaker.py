@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supervisor.core import detect, ending, gpu, ladder
 from supervisor.core.kinds import Is, that_are
@@ -51,18 +51,18 @@ def look(r: Round, failing: Mapping[int, Failure]) -> None:
     """Hold, or let go, by how many fail now or were given up within the window. A person may end it. `failing`: the failures
     that groups show now."""
     if r.observed.control.evictions > r.before.evictions_done:
-        r.rest["evictions_done"] = r.observed.control.evictions
-        r.rest["evict_until"] = r.now + r.spec.policy.breaker.window_s
+        r.draft = replace(r.draft, evictions_done=r.observed.control.evictions)
+        r.draft = replace(r.draft, evict_until=r.now + r.spec.policy.breaker.window_s)
         r.act("resume", f"evict:{r.observed.control.evictions}", f"a person says: {r.observed.control.because}")
     hit = _hit(r, failing)
     ends = r.phase not in ("new", "running")
     holds = (_too_many(r, hit) or bool(_unchecked_too_many(r))) and not (ends or evicting(r))
     since = r.before.breaker_since
     if holds and since is None:
-        r.rest["breaker_since"] = r.now
+        r.draft = replace(r.draft, breaker_since=r.now)
         r.act("hold", f"hold:{r.before.decisions}", sentence(r, failing))
     elif not holds and since is not None:
-        r.rest.update(breaker_since=None, breaker_ended=None if evicting(r) else r.now)
+        r.draft = replace(r.draft, breaker_since=None, breaker_ended=None if evicting(r) else r.now)
         lost, others = len(hit.lost) + hit.given_up, len(hit.groups) - len(hit.lost)
         checks = f", the checks of {len(_unchecked(r))} have not passed"
         about = f"{lost} of {len(r.groups)} nodes are lost now, {others} other groups do not train{checks}"
@@ -74,7 +74,7 @@ def look(r: Round, failing: Mapping[int, Failure]) -> None:
 def over(r: Round) -> None:
     """Nothing is held of a run that ends."""
     if r.phase not in ("new", "running") and tripped(r):
-        r.rest["breaker_since"] = None
+        r.draft = replace(r.draft, breaker_since=None)
 
 
 def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
@@ -111,7 +111,7 @@ def passes(r: Round, kind: Kind, known: Incident | None) -> Rung:
 
 def tripped(r: Round) -> bool:
     """Whether it holds now."""
-    since: float | None = r.rest.get("breaker_since", r.before.breaker_since)
+    since: float | None = r.draft.breaker_since
     return since is not None
 
 
@@ -129,7 +129,7 @@ def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
 
 def evicting(r: Round) -> bool:
     """Whether a person has said that the lost nodes are to be given up: at no budget."""
-    until: float | None = r.rest.get("evict_until", r.before.evict_until)
+    until: float | None = r.draft.evict_until
     return until is not None and r.now < until
 
 
@@ -169,7 +169,7 @@ def _first_word(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> str:
 
 def _patience(r: Round, kind: Kind) -> float | None:
     """Until when, after it has let go, those that are late are given the time that they had before it held. None: it is past."""
-    ended: float | None = r.rest.get("breaker_ended", r.before.breaker_ended)
+    ended: float | None = r.draft.breaker_ended
     until = ended + _patience_s(kind, r.spec.policy) if ended is not None and not evicting(r) else r.now
     return until if r.now < until else None
 

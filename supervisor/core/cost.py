@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from supervisor.core.kinds import Is, that_are
 from supervisor.core.ladder import first_rung
@@ -39,7 +40,7 @@ def note(r: Round, incident: Incident | None, mended: bool) -> None:
     if incident is None or incident.shadow or incident.decided is None or incident.acted is None:
         return
     if Rung.RESTART <= incident.rung <= Rung.REALLOCATE:
-        r.rest["tried"] = after(_tried(r), incident.rung.name.lower(), r.now - incident.decided, mended)
+        r.draft = replace(r.draft, tried=after(_tried(r), incident.rung.name.lower(), r.now - incident.decided, mended))
 
 
 def note_placed(r: Round, group: GroupMemory, key: str) -> None:
@@ -48,7 +49,7 @@ def note_placed(r: Round, group: GroupMemory, key: str) -> None:
     since = incident.decided if incident is not None and incident.decided is not None else 0.0
     waited = group.phase == "unplaced" or incident is not None
     if not group.node and waited and allocation is not None and allocation.since >= since:
-        r.rest["tried"] = after(_tried(r), ALLOCATION, r.now - allocation.since, True)
+        r.draft = replace(r.draft, tried=after(_tried(r), ALLOCATION, r.now - allocation.since, True))
 
 
 def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[str, ...]:
@@ -129,5 +130,5 @@ def _sentence(r: Round, rung: Rung, idle: int, tried: Mapping[str, tuple[Tried, 
 
 
 def _tried(r: Round) -> Mapping[str, tuple[Tried, ...]]:
-    tried: Mapping[str, tuple[Tried, ...]] = r.rest.get("tried", r.before.tried)
+    tried: Mapping[str, tuple[Tried, ...]] = r.draft.tried
     return tried

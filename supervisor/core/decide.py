@@ -88,7 +88,7 @@ def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
     slow = straggler.look(r)
     spike = numerics.spike(r.groups, r.observed, r.spec)
     no_way = detect.without_a_way(r.groups, r.observed, spec, memory.lighthouse.opened)
-    behind = unsaved.sentence(r.groups, r.rest.get("checkpoint", memory.checkpoint), r.observed, spec)
+    behind = unsaved.sentence(r.groups, r.draft.checkpoint, r.observed, spec)
     for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
         r.wait(sentence)
     numbers, hang, excused = detect.not_finite(r.observed, r.before), frozenset(hanging.groups), late.excused(r)
@@ -126,14 +126,14 @@ def _note_checkpoint(r: Round) -> None:
             if mark is not None and mark.generation == group.generation and (best is None or mark.step > best.step):
                 best = mark
     if best is not None and best != r.before.checkpoint:
-        r.rest["checkpoint"] = best
+        r.draft = replace(r.draft, checkpoint=best)
         r.act("checkpoint", f"checkpoint:{best.step}", f"step {best.step} is complete on disk", group=best.group)
 
 
 def _note_measured(r: Round) -> None:
     known = remembered(r.before.measured, timeouts.measured(r.observed))
     if known != r.before.measured:
-        r.rest["measured"] = known
+        r.draft = replace(r.draft, measured=known)
 
 
 def _want_allocations(r: Round) -> None:
@@ -148,7 +148,7 @@ def _want_allocations(r: Round) -> None:
         r.groups[g] = GroupMemory(group=g)
     asked = sum(1 for a in r.allocations.values() if a.state == "wanted")
     if asked >= wanted and len(r.groups) == r.spec.groups.count:
-        r.rest["phase"] = "running"
+        r.draft = replace(r.draft, phase="running")
     else:
         r.look_again(r.now)
 
@@ -173,10 +173,10 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
         suspects[HELD] = next(known, r.now)
     why = Reason.of(Code.TEXT, text=hanging.held) if HELD in suspects else None
     if why != r.before.held_hang:
-        r.rest["held_hang"] = why
+        r.draft = replace(r.draft, held_hang=why)
     _note_together(r, hanging, suspects)
     if suspects != r.before.suspects:
-        r.rest["suspects"] = suspects
+        r.draft = replace(r.draft, suspects=suspects)
 
 
 def _note_together(r: Round, hanging: Blame, suspects: dict[str, float]) -> None:
@@ -192,7 +192,7 @@ def _who_hangs(r: Round) -> Blame:
     since = r.before.suspects.get(UNSURE)
     found = blame(shadow.there(r.groups, r.incidents, r.observed), r.observed, r.spec, r.before)
     if found.behind != r.before.behind:
-        r.rest["behind"] = found.behind
+        r.draft = replace(r.draft, behind=found.behind)
     if found.held:
         until = (r.now if since is None else since) + r.spec.policy.hang.at_least_s
         r.wait(found.held, until=until if found.unsure else None)
@@ -210,7 +210,7 @@ def _note_silent(r: Round) -> None:
         and gate.admitted.get(g.group) == g.generation
     )
     if silent != r.before.silent and not r.paused:
-        r.rest["silent"] = silent
+        r.draft = replace(r.draft, silent=silent)
 
 
 def _follow(r: Round, group: GroupMemory) -> None:

@@ -119,7 +119,7 @@ def _steps(r: Round) -> int:
 
 def _begin(r: Round, reason: str) -> None:
     step = step_ahead(r, 0.0) - 2 + _steps(r)
-    r.rest.update(handover_at_step=step, handover_since=r.now)
+    r.draft = replace(r.draft, handover_at_step=step, handover_since=r.now)
     r.act("hand_over", f"hand_over:{r.before.decisions}", f"{reason}: all groups end after step {step}")
     go_on(r)
 
@@ -130,7 +130,7 @@ def go_on(r: Round) -> None:
     One that only starts has nothing to save and ends at once. What did not end within the time of a start is ended.
     """
     step = r.handover_at_step
-    late = r.now >= r.rest.get("handover_since", r.before.handover_since) + r.spec.policy.start_timeout_s
+    late = r.now >= r.draft.handover_since + r.spec.policy.start_timeout_s
     for group in list(r.groups.values()):
         slow = group.phase == "running" and (late or shadow.has_ended(group, r.incidents, r.observed))
         on_leaving = group.phase == "placing" and bool(r.leaving(group.node))
@@ -148,12 +148,12 @@ def go_on(r: Round) -> None:
     waited_for = ("starting", "running") if late else ("starting", "running", "fencing")
     still = [str(g.group) for g in r.groups.values() if g.phase in waited_for]
     if still:
-        until = None if late else r.rest.get("handover_since", r.before.handover_since) + r.spec.policy.start_timeout_s
+        until = None if late else r.draft.handover_since + r.spec.policy.start_timeout_s
         r.wait(f"handing over: the groups end after step {step}, {', '.join(still)} not yet", until=until)
         return
-    mark = r.rest.get("checkpoint", r.before.checkpoint)
+    mark = r.draft.checkpoint
     newest = f"the checkpoint of step {mark.step}" if mark is not None else "the beginning: there is no checkpoint"
-    r.rest["handover_at_step"] = None
+    r.draft = replace(r.draft, handover_at_step=None)
     r.act("hand_over", f"handed_over:{r.before.decisions}", f"every group has ended; they start again from {newest}")
 
 

@@ -47,7 +47,7 @@ def excused(r: Round) -> Mapping[int, float]:
             late.append(group)
     seconds, found = _weigh(r, late, timeout_s / LOOKED_AT) if late else ({}, {})
     if found != r.before.waited:
-        r.rest["waited"] = found
+        r.draft = replace(r.draft, waited=found)
     return seconds
 
 

@@ -31,7 +31,7 @@ def leave(r: Round) -> None:
     """What is to be done about leaving nodes in this round."""
     if r.phase != "running":
         if r.before.handover_at_step is not None:
-            r.rest["handover_at_step"] = None  # the run ends: nobody starts again
+            r.draft = replace(r.draft, handover_at_step=None)  # the run ends: nobody starts again
         return
     words = leaving_allocations(r)
     stay = [a for a in r.allocations.values() if a.leaving_since is not None and a.key not in words and _there(r, a)]

@@ -385,6 +385,8 @@ class Waited:
     """How long it had waited before that while they made none."""
 
 
+RunPhase = Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"]
+
 GroupPhase = Literal["unplaced", "fencing", "placing", "starting", "running", "finished"]
 
 
@@ -548,7 +550,7 @@ class Memory:
     """The run clock when this was written."""
     decisions: int = 0
     """How many decisions changed this memory: names each of them."""
-    phase: Literal["new", "running", "stopping", "stopped", "finished", "halted", "resuming"] = "new"
+    phase: RunPhase = "new"
     halt_reason: Reason | None = None
     """None: it is not halted."""
     stop_at_step: int | None = None

@@ -66,13 +66,13 @@ def take(r: Round, group: GroupMemory) -> str:
     """Have a group that starts from disk, and all that start after it, take the newest complete checkpoint; returns the sentence."""
     if r.observed.disk is None:
         return ""
-    before: Resumed | None = r.rest.get("resumed", r.before.resumed)
-    known = r.rest.get("checkpoint", r.before.checkpoint)
+    before: Resumed | None = r.draft.resumed
+    known = r.draft.checkpoint
     taken, said = choose(known, r.observed.disk, before.generations if before is not None else {})
     generations = {g: each.generation for g, each in r.groups.items() if each.generation > 1}
     if taken == known and before is not None and before.generations == generations:
         return before.said  # another group of the same start
-    r.rest.update(checkpoint=taken, resumed=Resumed(said=said, generations=generations))
+    r.draft = replace(r.draft, checkpoint=taken, resumed=Resumed(said=said, generations=generations))
     if said:
         step = taken.step if taken is not None else 0
         r.act("load", f"load:{group.group}:{group.generation}:{step}", said, group=group.group)

@@ -25,7 +25,7 @@ def place(r: Round) -> None:
     if r.paused:
         r.wait("the run is paused: nothing is started")
         return
-    if not r.rest.get("lighthouse", r.before.lighthouse).address:
+    if not r.draft.lighthouse.address:
         return
     if r.handover_at_step is not None:
         return  # all start again together
@@ -186,7 +186,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
             phase="starting",
             since=r.now,
             old_node="",
-            checkpoint=r.rest.get("checkpoint", r.before.checkpoint),
+            checkpoint=r.draft.checkpoint,
             resume=resume,
         )
     )
@@ -204,7 +204,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
 
 
 def _resumes(r: Round, group: GroupMemory) -> Literal["disk", "peers"]:
-    checkpoint = r.rest.get("checkpoint", r.before.checkpoint)
+    checkpoint = r.draft.checkpoint
     # one that trains behind the checkpoint has none of its steps: it heals from this one then
     behind = checkpoint is not None and _newest_step(r, group) < checkpoint.step
     return "peers" if shadow.trains_beside(r, group) and not behind else "disk"

@@ -54,7 +54,8 @@ def resume(r: Round) -> None:
         if control.resumes <= r.before.resumes_done:
             return
         r.spent, r.spent_by_kind, r.cordons = {}, {}, {}
-        r.rest.update(
+        r.draft = replace(
+            r.draft,
             phase="resuming",
             halt_reason=None,
             stop_at_step=None,
@@ -71,5 +72,5 @@ def resume(r: Round) -> None:
     for group in left[:GROUPS_A_ROUND]:
         r.set_group(fresh_group(group, r.now, 1))
     if len(left) <= GROUPS_A_ROUND:
-        r.rest["phase"] = "new"
+        r.draft = replace(r.draft, phase="new")
     r.look_again(r.now)

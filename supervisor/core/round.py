@@ -25,6 +25,7 @@ from supervisor.core.model import (
     NodeView,
     Observed,
     Rung,
+    RunPhase,
     Suspicion,
 )
 from supervisor.core.reason import Reason
@@ -68,7 +69,8 @@ class Round:
         self.spent = dict(memory.spent)
         self.spent_by_kind = dict(memory.spent_by_kind)
         self.restarts_done = dict(memory.restarts_done)
-        self.rest: dict[str, Any] = {}
+        self.draft = memory
+        """What is to be remembered next, but for groups, allocations, incidents, cordons and budgets, which are kept above."""
         self.seen = memory.incidents_seen
         self.suspicions: list[Suspicion] = []
         self.acquitted: list[tuple[str, str]] = []
@@ -90,9 +92,8 @@ class Round:
         return self.observed.control.paused
 
     @property
-    def phase(self) -> str:
-        phase: str = self.rest.get("phase", self.before.phase)
-        return phase
+    def phase(self) -> RunPhase:
+        return self.draft.phase
 
     def full(self, group: int) -> bool:
         """Whether this round may change no more groups than it has; the next one follows at once."""
@@ -108,8 +109,7 @@ class Round:
 
     @property
     def handover_at_step(self) -> int | None:
-        step: int | None = self.rest.get("handover_at_step", self.before.handover_at_step)
-        return step if self.phase == "running" else None
+        return self.draft.handover_at_step if self.phase == "running" else None
 
     def taken(self) -> set[str]:
         """Nodes that a group holds."""
@@ -498,7 +498,7 @@ class Round:
         """Rung 4: drain what still runs, then stop, and say why."""
         if self.phase not in ("new", "running"):
             return
-        self.rest.update(phase="stopping", halt_reason=reason)
+        self.draft = replace(self.draft, phase="stopping", halt_reason=reason)
         self.act(
             "halt",
             f"halt:{self.spec.name}",
@@ -510,7 +510,7 @@ class Round:
     def done(self) -> Decision:
         """Freeze."""
         memory = replace(
-            self.before,
+            self.draft,
             groups=self.groups,
             allocations=self.allocations,
             incidents=self.incidents,
@@ -519,7 +519,6 @@ class Round:
             spent=self.spent,
             spent_by_kind=self.spent_by_kind,
             restarts_done=self.restarts_done,
-            **self.rest,
         )
         # what was due before and is not done waits for something else, that wakes us
         wake = min((at for at in self._wake if at >= self.now), default=None)

@@ -38,9 +38,11 @@ def seat_lighthouse(r: Round) -> None:
     if seat.node and not seat.address and not seat.closing:
         r.wait("the lighthouse is not up yet: no trainer is started before it")
     if seat.mute_since is None and r.observed.control.down > r.before.downs_done:
-        r.rest["downs_done"] = r.observed.control.down  # said of a lighthouse that has gone or come back meanwhile
+        r.draft = replace(
+            r.draft, downs_done=r.observed.control.down
+        )  # said of a lighthouse that has gone or come back meanwhile
     if seat != r.before.lighthouse:
-        r.rest["lighthouse"] = seat
+        r.draft = replace(r.draft, lighthouse=seat)
 
 
 def _gate(r: Round, seat: Lighthouse) -> GateView | None:

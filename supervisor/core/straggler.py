@@ -141,7 +141,7 @@ def look(r: Round) -> dict[int, Failure]:
     sure = [slow for slow in found if slow.sure] if policy.first_rung.straggler != "ride_through" else []
     since = {s.group: _since(r, s) for s in sure}
     if since != r.before.slow:
-        r.rest["slow"] = since
+        r.draft = replace(r.draft, slow=since)
     for slow in sure:
         began = since[slow.group]
         if r.now < began.since + policy.straggler_for_s:

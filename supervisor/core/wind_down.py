@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from supervisor.core import detect, handover, shadow
 from supervisor.core.measured import Measured
+from supervisor.core.model import RunPhase
 from supervisor.core.round import MAX_GIVEN_BACK, Round
 from supervisor.core.spec import RunSpec
 
@@ -27,7 +28,7 @@ def longest_s(spec: RunSpec, measured: Measured) -> float:
 
 def wind_down(r: Round) -> None:
     if r.phase in ("new", "running") and r.observed.control.stop:
-        r.rest["phase"] = "stopping"
+        r.draft = replace(r.draft, phase="stopping")
         r.act("stop", f"stop:{r.spec.name}", "a person asked for it")
     if r.phase == "stopping":
         _drain(r)
@@ -46,11 +47,12 @@ def _drain(r: Round) -> None:
     """Groups that train end after one common step, and so do those that start beside them, which may be needed for it. The others
     have nothing to save and end at once, as do all when the time is over."""
     if r.before.stop_at_step is None:
-        r.rest["stop_at_step"] = handover.step_ahead(r, handover.AHEAD_S, at_most=20)
+        r.draft = replace(r.draft, stop_at_step=handover.step_ahead(r, handover.AHEAD_S, at_most=20))
     stop_by = r.before.stop_by
     if stop_by is None:
-        stop_by = r.rest["stop_by"] = r.now + drain_s(r.spec, r.before.measured)
-    step = r.rest.get("stop_at_step", r.before.stop_at_step)
+        stop_by = r.now + drain_s(r.spec, r.before.measured)
+        r.draft = replace(r.draft, stop_by=stop_by)
+    step = r.draft.stop_at_step
     there = [g for g in r.groups.values() if g.phase != "finished"]
     draining = {
         g.group for g in there if g.phase == "running" or (g.phase == "starting" and shadow.trains_beside(r, g))
@@ -72,8 +74,8 @@ def _drain(r: Round) -> None:
 
 def _wind_up(r: Round) -> None:
     """All groups have ended: close what is open, give back what we hold, and only then end the run."""
-    halted = bool(r.rest.get("halt_reason", r.before.halt_reason))
-    end = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
+    halted = r.draft.halt_reason is not None
+    end: RunPhase = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
     open_ = list(r.incidents.values())
     held = [a.key for a in r.allocations.values() if a.state == "wanted"]
     for incident in open_[:MAX_GIVEN_BACK]:
@@ -83,7 +85,7 @@ def _wind_up(r: Round) -> None:
     if len(open_) > MAX_GIVEN_BACK or len(held) > MAX_GIVEN_BACK:
         r.look_again(r.now)
     elif not _still_taking_back(r):
-        r.rest["phase"] = end
+        r.draft = replace(r.draft, phase=end)
 
 
 def _still_taking_back(r: Round) -> bool:

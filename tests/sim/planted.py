@@ -141,7 +141,7 @@ def checkpoint_is_what_is_told_now(patch: pytest.MonkeyPatch) -> None:
     def note(r: Round) -> None:
         ranks = [(g, rank) for g in r.groups.values() for rank in detect.ranks_of(g, r.observed)]
         marks = [rank.checkpoint for g, rank in ranks if rank.checkpoint and rank.checkpoint.generation == g.generation]
-        r.rest["checkpoint"] = max(marks, key=lambda mark: mark.step, default=None)
+        r.draft = replace(r.draft, checkpoint=max(marks, key=lambda mark: mark.step, default=None))
 
     patch.setattr(decide, "_note_checkpoint", note)
 
@@ -218,9 +218,9 @@ def checkpoints_are_noted_four_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def note(r: Round) -> None:
         right(r)
-        before, newest = r.before.checkpoint, r.rest.get("checkpoint")
+        before, newest = r.before.checkpoint, r.draft.checkpoint
         if before is not None and newest is not None and newest.step < before.step + 40:
-            del r.rest["checkpoint"]
+            r.draft = replace(r.draft, checkpoint=before)
 
     patch.setattr(decide, "_note_checkpoint", note)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.model import Checkpoint, Incident, Lighthouse, Memory
-from supervisor.core.reason import Code
+from supervisor.core.reason import Code, Reason
 from supervisor.core.restored import DECISIONS, GENERATIONS, closed, restored
 from tests.unit.core.world import World
 from tests.unit.shell.records import INCIDENT
@@ -19,6 +19,9 @@ AT = Checkpoint(7, "/runs/run/checkpoints/step-7.g0.gen4", 0, 4)
 def _running(**changes: Any) -> tuple[World, Memory]:
     w = World().bring_up()
     return w, replace(w.memory, **changes)
+
+
+WHY = Reason.of(Code.TEXT, text="a budget is spent")
 
 
 def test_every_number_is_above_what_may_have_been_used_since() -> None:
@@ -60,16 +63,16 @@ def test_a_group_that_the_backup_does_not_know_yet_may_have_been_started_since()
 
 @pytest.mark.parametrize("phase", ["finished", "stopped", "halted"])
 def test_a_run_that_had_ended_stays_ended_and_its_numbers_grow(phase: Any) -> None:
-    _, memory = _running(phase=phase, halt_reason="why")
+    _, memory = _running(phase=phase, halt_reason=WHY)
     after = restored(memory, len(memory.groups), AT, {})
-    assert (after.phase, after.halt_reason) == (phase, "why")
+    assert (after.phase, after.halt_reason) == (phase, WHY)
     assert after.allocations == memory.allocations
     assert all(after.groups[g].generation == m.generation + GENERATIONS for g, m in memory.groups.items())
     assert after.decisions > memory.decisions
 
 
-@pytest.mark.parametrize(("reason", "end"), [("", "stopped"), ("a budget is spent", "halted")])
-def test_a_run_that_was_being_ended_is_ended(reason: str, end: str) -> None:
+@pytest.mark.parametrize(("reason", "end"), [(None, "stopped"), (WHY, "halted")])
+def test_a_run_that_was_being_ended_is_ended(reason: Reason | None, end: str) -> None:
     w, memory = _running(phase="stopping", halt_reason=reason, stop_at_step=9)
     w.memory = restored(memory, len(memory.groups), AT, {})
     assert (w.memory.phase, w.memory.halt_reason) == ("stopping", reason)
