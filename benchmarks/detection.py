@@ -42,6 +42,7 @@ from fault_injection.not_here import NotHere
 from fault_injection.sim.lane import commit
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.spec import BudgetSpec, GroupsSpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal
 from supervisor.ports.store import Item
 from supervisor.shell import client, cordons, hosts, runfile, status
@@ -324,7 +325,7 @@ def _judged(bench: Bench, case: Case, target: Target, began: float, count: int, 
         "rung_right": bool(main)
         and {i.rung for _, i in main} == {case.rung}
         and all(i.rung in (Rung.RESTART, case.rung) for i in rest),
-        "named_right": bool(main) and all(any(case.says in said for said in i.evidence) for _, i in main),
+        "named_right": bool(main) and all(any(case.says in sentence for sentence in said(i.evidence)) for _, i in main),
         "detect_s": _round(detected),
         "first_sign_s": _round(min((at - began for at, _ in seen), default=None)),
         "evidence": [_told(i) for _, i in acted],
@@ -338,7 +339,7 @@ def _judged(bench: Bench, case: Case, target: Target, began: float, count: int, 
 
 
 def _told(i: Incident) -> str:
-    return f"group {i.group} rank {i.rank} on {i.node}: {' | '.join(i.evidence)[:400]}"
+    return f"group {i.group} rank {i.rank} on {i.node}: {' | '.join(said(i.evidence))[:400]}"
 
 
 def _culprit(bench: Bench, case: Case, target: Target, main: list[Incident], rest: list[Incident]) -> bool:
@@ -356,14 +357,14 @@ def _quiet(bench: Bench, name: str, target: Target, began: float, count: int, jo
     at: float | None = None
     if name == "straggler":
 
-        def said() -> bool:
+        def named() -> bool:
             sentences[:] = [
                 wait for wait in bench.waits_since(journal) if wait.startswith("group") and " is slow: " in wait
             ]
             return bool(sentences)
 
         try:
-            eventually(said, VERDICT_S)
+            eventually(named, VERDICT_S)
             at = time.monotonic() - began
         except AssertionError:
             pass
@@ -386,7 +387,7 @@ def _quiet(bench: Bench, name: str, target: Target, began: float, count: int, jo
     return {
         "found": sorted({f"{i.kind.value} rung {int(i.rung)}" for i in acted}) or [found],
         "kind_right": well, "culprit_right": well, "rung_right": well, "named_right": well,
-        "detect_s": None, "rode_through": signs, "evidence": [i.evidence[0][:200] for i in acted],
+        "detect_s": None, "rode_through": signs, "evidence": [say(i.evidence[0])[:200] for i in acted],
     }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from benchmarks.healthy_trainer import ALONE_EVERY, ALONE_S, EVALUATE_EVERY, EVA
 from fault_injection.sim.lane import commit
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.spec import AllocationSpec, GroupsSpec, HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
+from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal
 from supervisor.shell import journal, runfile
 from supervisor.shell.etcd_server import start_etcd
@@ -139,7 +140,9 @@ def control(w: World, record: RunRecord) -> dict[str, Any]:
     os.kill(trainer.pid, signal.SIGSTOP)
     (incident,) = eventually(lambda: acted(w, record), FOUND_WITHIN_S, "the hang is found")
     seconds = time.monotonic() - began
-    bound_s = max((float(found) for sentence in incident.evidence for found in BOUND.findall(sentence)), default=0.0)
+    bound_s = max(
+        (float(found) for sentence in said(incident.evidence) for found in BOUND.findall(sentence)), default=0.0
+    )
     of_it = (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
     return {
         "how": "SIGSTOP to group 1, for good",
@@ -147,7 +150,7 @@ def control(w: World, record: RunRecord) -> dict[str, Any]:
         "right": of_it and seconds <= 2 * bound_s,
         "seconds": round(seconds, 2),
         "bound_s": bound_s,
-        "evidence": list(incident.evidence),
+        "evidence": list(said(incident.evidence)),
     }
 
 
@@ -206,7 +209,7 @@ def measure(minutes: float, seed: int) -> dict[str, Any]:
                     "disturbed": done,
                     **steps_of(w, record, since, until),
                     "kills": len(killed),
-                    "killed": [f"{i.kind.value} of group {i.group}: {i.evidence[0]}" for i in killed],
+                    "killed": [f"{i.kind.value} of group {i.group}: {say(i.evidence[0])}" for i in killed],
                     "generations": [g.generation for g in w.status(record).groups],
                     "rode_through": dict(Counter(i.kind.value for i in all_of_them if i not in killed)),
                     "waited_for": dict(waits.most_common(20)),

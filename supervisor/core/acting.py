@@ -25,8 +25,8 @@ def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choic
     if choice.rung == Rung.STOP:
         r.set_incident(replace(incident, state="halted"))
         r.set_group(replace(group, phase="finished", since=r.now, incident=""))
-        evidence = "; ".join(incident.evidence)
-        r.halt(Reason.of(Code.HALT, reason=choice.reason, incident=incident.id, evidence=evidence), incident)
+        why = Reason.of(Code.HALT, reason=choice.reason, incident=incident.id, evidence=incident.evidence)
+        r.halt(why, incident)
         return
     attempts = group.attempts + 1
     if incident.kind == Kind.REQUESTED:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from supervisor.core import disks, gpu, stops
 from supervisor.core.model import Behind, Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, StuckView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.signs import Sign, SignKind
 from supervisor.core.spec import HangSpec, RunSpec
 
@@ -55,13 +56,6 @@ UNSURE = Sign(SignKind.UNSURE).key
 
 TOGETHER = Sign(SignKind.TOGETHER).key
 """As `Blame.together`, when that was last so."""
-
-_STATES = {
-    "stopped": "the process is stopped by a signal",
-    "uninterruptible": "the process is in uninterruptible sleep: a disk, a file system or a device does not answer",
-    "busy": "the process burns a processor",
-    "sleeping": "the process sleeps",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +314,7 @@ def _place(rank: RankView) -> _Place | None:
 
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:
-    """The hang of a group that is to blame, with a sentence for each rank that takes too long, the ones that are stopped or wait
+    """The hang of a group that is to blame, with a reason for each rank that takes too long, the ones that are stopped or wait
     for nobody first, and those inside a collective of the group, which may be seen by their stacks alone, last: they wait for the
     others. Of two of which either may wait for the other's shard none is named."""
     ranks = sorted(stuck_ranks(group, observed), key=lambda r: (_likely(r), r.rank))
@@ -329,10 +323,9 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
     first = _likely(ranks[0]) if ranks else ()
     either = [_likely(rank) for rank in ranks].count(first) > 1 and not (_stands(ranks[0]) or _alone(ranks[0]))
     named = ranks and ((_own(ranks[0]) and not _wait_inside(ranks) and not either) or _left_it_out(ranks))
-    untold = "the others wait for it, or make steps without it, and its node cannot see what its ranks do"
     return Failure(
         Kind.HANG,
-        tuple(_sentence(rank, what) for rank, what in stuck) or (untold,),
+        tuple(_reason(rank, what) for rank, what in stuck) or (Reason.of(Code.STEPS_UNSEEN),),
         rank=ranks[0].rank if named else None,
         confidence=Confidence.LIKELY if own else Confidence.SUSPECTED,
         took_s=max((what.lasted_s or what.bound_s for _, what in stuck), default=0.0),
@@ -421,9 +414,8 @@ def _ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
     return [rank for rank in ranks if (rank.group, rank.generation) == (group.group, group.generation)]
 
 
-def _sentence(rank: RankView, stuck: StuckView) -> str:
-    usual = f" (usually {stuck.usual_s:g} s)" if stuck.usual_s else ""
-    doing = f", for {stuck.activity_s:g} s in {stuck.activity}" if stuck.activity else ""
-    state = f"; {_STATES[stuck.process]}" if stuck.process in _STATES else ""
-    where = f", {stuck.stack}" if stuck.stack else ""
-    return f"rank {rank.rank} has not committed a step for {stuck.bound_s:g} s{usual}{doing}{state}{where}"
+def _reason(rank: RankView, stuck: StuckView) -> Reason:
+    return Reason.of(
+        Code.NO_STEP, rank=rank.rank, bound_s=stuck.bound_s, usual_s=stuck.usual_s, activity=stuck.activity,
+        activity_s=stuck.activity_s, process=stuck.process, stack=stuck.stack,
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from supervisor.core.model import Failure, GroupMemory, Incident, Kind, Rung, Ve
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.spec import PolicySpec
+from supervisor.core.words import say
 
 LIVES = that_are(Is.LIVES)
 """To start such a group again ends processes that live, and that may go on when a switch or a store is back."""
@@ -163,7 +164,7 @@ def _first_word(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> str:
         incident = r.incidents.get(r.groups[g].incident)
         evidence = failing[g].evidence if g in failing else incident.evidence if incident is not None else ()
         if evidence:
-            return f" ({evidence[0]})"
+            return f" ({say(evidence[0])})"
     return ""
 
 

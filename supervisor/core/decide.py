@@ -338,7 +338,7 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
     incident = r.incident_for(group, failure, step)
     group = r.groups[group.group]
     if r.paused:
-        r.wait(f"group {group.group}: {failure.evidence[0]}; the run is paused, nothing is done")
+        r.wait(f"group {group.group}: {say(failure.evidence[0])}; the run is paused, nothing is done")
         return
     if breaker.holds(r, group, incident.kind):
         return  # it was opened, and is over by itself if its node comes back
@@ -406,8 +406,9 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
         return
     if r.paused or r.phase != "running" or breaker.tripped(r) or r.full(group.group):
         return  # placing says what is waited for
-    if node.failed not in incident.evidence:
-        incident = replace(incident, evidence=(*incident.evidence, node.failed)[-8:])
+    seen = Reason.of(Code.TEXT, text=node.failed)
+    if seen not in incident.evidence:
+        incident = replace(incident, evidence=(*incident.evidence, seen)[-8:])
     given_up, failed = breaker.evicting(r), Reason.of(Code.CHECKS_FAILED, evidence=node.failed)
     choice = r.choose(incident.kind, group.group, Rung.REPLACE, failed, unpaid=given_up)
     choice = replace(choice, free=given_up)
@@ -443,9 +444,9 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
     node = r.observed.nodes.get(group.node)
     if group.phase not in ("starting", "running") or (node is not None and node.registered):
         return
-    verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
+    verdict, why = detect.node_verdict(group.node, group, r.observed, r.spec)
     if verdict == Verdict.UNKNOWN:
-        r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
+        r.wait(f"group {group.group}: {say(why)}", until=r.now + 1.0)
 
 
 def _close_untouched(r: Round, group: GroupMemory) -> None:

@@ -20,6 +20,7 @@ from supervisor.core.model import (
     RankView,
     Verdict,
 )
+from supervisor.core.reason import Code, Reason
 from supervisor.core.signs import Sign, SignKind
 from supervisor.core.spec import RunSpec
 
@@ -32,32 +33,23 @@ GATE_ETCD_SILENCE_S = 5.0
 of life every second and changes streams after 3 s, so this is no hiccup."""
 
 
-def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec: RunSpec) -> tuple[Verdict, str]:
-    """Whether a node lives, with the sentence that says why. `group` is the one that lives there, if any."""
+def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec: RunSpec) -> tuple[Verdict, Reason]:
+    """Whether a node lives, and why. `group` is the one that lives there, if any."""
     node = observed.nodes.get(name)
     if node is not None and node.registered:
-        return Verdict.HEALTHY, f"node {name} renews its lease"
+        return Verdict.HEALTHY, Reason.of(Code.LEASE_RENEWED, node=name)
     lease = spec.policy.node_lease_s
     if observed.store_stable_s < lease:
-        return (
-            Verdict.UNKNOWN,
-            f"the store was away {observed.store_stable_s:.1f} s ago: hold for one lease ({lease} s)",
-        )
+        return Verdict.UNKNOWN, Reason.of(Code.STORE_AWAY, seconds=observed.store_stable_s, lease_s=lease)
     if group is None or group.phase not in ("starting", "running"):
-        return Verdict.DEAD, f"the lease of node {name} ({lease} s) lapsed"
+        return Verdict.DEAD, Reason.of(Code.LEASE_LAPSED, node=name, lease_s=lease)
     gate = listening(observed)
     if gate is None:
-        return (
-            Verdict.UNKNOWN,
-            f"the lease of node {name} lapsed, and no gate says whether group {group.group} still steps",
-        )
+        return Verdict.UNKNOWN, Reason.of(Code.LAPSED_NO_GATE, node=name, group=group.group)
     hearing = gate.hearing.get(group.group, "absent")
     if hearing == "beating" and gate.admitted.get(group.group) == group.generation:
-        return Verdict.UNKNOWN, f"the lease of node {name} lapsed, but the gate still hears group {group.group}: hold"
-    return (
-        Verdict.DEAD,
-        f"the lease of node {name} ({lease} s) lapsed and the gate hears group {group.group} as {hearing}",
-    )
+        return Verdict.UNKNOWN, Reason.of(Code.LAPSED_BUT_HEARD, node=name, group=group.group)
+    return Verdict.DEAD, Reason.of(Code.LAPSED_UNHEARD, node=name, lease_s=lease, group=group.group, hearing=hearing)
 
 
 def listening(observed: Observed) -> GateView | None:
@@ -127,14 +119,14 @@ def silent_since(group: GroupMemory, incident: Incident, observed: Observed, mem
     return incident.opened if back is None else max(incident.opened, back)
 
 
-def under_another(group: GroupMemory, observed: Observed) -> str:
-    """That the group's node is registered under another allocation than the one by which it was placed; else empty."""
+def under_another(group: GroupMemory, observed: Observed) -> Reason | None:
+    """That the group's node is registered under another allocation than the one by which it was placed; else None."""
     node = observed.nodes.get(group.node)
     if node is None or node.allocation == group.allocation:
-        return ""
+        return None
     if not node.registered or not (group.allocation and node.allocation):
-        return ""
-    return f"node {group.node} is registered under allocation {node.allocation}, not under {group.allocation}"
+        return None
+    return Reason.of(Code.UNDER_ANOTHER, node=group.node, allocation=node.allocation, placed=group.allocation)
 
 
 def engine_word_s(observed: Observed, spec: RunSpec) -> float:
@@ -197,11 +189,11 @@ def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: R
     node = observed.nodes.get(group.node)
     if node is None or failure.kind not in ON_THE_NODE:
         return failure
-    facts = sorted(node.facts.items())
-    sentences = [f"{ending.ON_ITS_NODE}{said}" for kind, said in facts if kind not in blame.EXPLAINS_NOTHING]
+    said = (fact for kind, fact in sorted(node.facts.items()) if kind not in blame.EXPLAINS_NOTHING)
+    facts = [Reason.of(Code.ON_ITS_NODE, fact=fact) for fact in said]
     of_gpus = gpu.further(failure, group, observed, spec)
-    said = (*of_gpus, *(sentence for sentence in sentences if sentence not in failure.evidence))
-    return replace(failure, evidence=(*failure.evidence, *said))
+    more = (*of_gpus, *(fact for fact in facts if fact not in failure.evidence))
+    return replace(failure, evidence=(*failure.evidence, *more))
 
 
 def failure(
@@ -247,8 +239,8 @@ def _gravest(
     node = observed.nodes.get(group.node)
     grant = observed.grants.get(group.allocation or (node.allocation if node else ""))
     if grant is not None and grant.state == "gone":
-        why = f"the engine says that allocation {grant.key} ({grant.engine_id}) is gone"
-        return Failure(Kind.ALLOCATION_LOST, (f"{why}: {grant.reason}" if grant.reason else why,))
+        taken = Reason.of(Code.ALLOCATION_GONE, allocation=grant.key, engine_id=grant.engine_id, why=grant.reason)
+        return Failure(Kind.ALLOCATION_LOST, (taken,))
     numbers = numbers or not_finite(observed, memory)
     if not settled(group, observed, spec, memory, numbers):
         return None
@@ -256,9 +248,9 @@ def _gravest(
         other = under_another(group, observed)
         if other:
             return Failure(Kind.ALLOCATION_LOST, (other,))
-        verdict, sentence = node_verdict(group.node, group, observed, spec)
+        verdict, why = node_verdict(group.node, group, observed, spec)
         if verdict == Verdict.DEAD:
-            return Failure(Kind.NODE_LOST, (sentence,), confidence=Confidence.LIKELY)
+            return Failure(Kind.NODE_LOST, (why,), confidence=Confidence.LIKELY)
     if group.phase == "placing":
         return None
     exited = ending.ended(ranks_of(group, observed))
@@ -268,7 +260,7 @@ def _gravest(
     if broken is not None:
         return broken
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
-        return Failure(Kind.REQUESTED, ("a person asked for a restart of the group",))
+        return Failure(Kind.REQUESTED, (Reason.of(Code.REQUESTED),))
     if group.group in hanging:
         stopped = stops.failure(group, observed, spec.policy.hang.stopped_s)
         return gpu.judged(stopped or blame.failure(group, observed), group, observed, spec)
@@ -285,7 +277,7 @@ def _gravest(
             and not blame.steps_unseen(group, memory.groups, observed)
             and not _has_no_way(group, observed, gate)
         ):
-            late = f"no commit {waited_s:g} s after its start"
+            late = Reason.of(Code.START_LATE, limit_s=waited_s)
             said = (late, *heals_failed(group, observed), *_not_reached(group, observed, gate))
             return gpu.judged(Failure(Kind.START_TIMEOUT, said, took_s=lasted_s), group, observed, spec)
     return slow.get(group.group) if slow else None
@@ -296,14 +288,13 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
     if group.phase != "running" or gate is None or gate.admitted.get(group.group) != group.generation:
         return None
     if _was_never_heard(group, observed, spec, memory, gate):
-        silent_s = spec.policy.silent_timeout_s
-        heard = f"the gate has not heard it for {silent_s:g} s, since it is where it is, and hears others"
+        heard = Reason.of(Code.NEVER_HEARD, seconds=spec.policy.silent_timeout_s)
         evidence = (heard, *_not_reached(group, observed, gate))
         lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
         return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
     if gate.hearing.get(group.group) != "silent" or any(map(ending.clean, ranks_of(group, observed))):
         return None  # the rank that beats for the others may be the first that has finished
-    heard = f"the gate has not heard it for {spec.torchft.heartbeat_timeout_ms} ms"
+    heard = Reason.of(Code.UNHEARD, timeout_ms=spec.torchft.heartbeat_timeout_ms)
     incident = memory.incidents.get(group.incident)
     if incident is None and observed.store_stable_s < spec.policy.node_lease_s:
         # A gate that closed while etcd was away had cut everybody: that it did not hear them says nothing of them.
@@ -316,8 +307,8 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         and observed.now - silent_since(group, incident, observed, memory) > spec.policy.silent_timeout_s
         and not _has_no_way(group, observed, gate)
     ):
-        silent_s = spec.policy.silent_timeout_s
-        evidence = (heard, f"silent for {silent_s:g} s on a node that lives", *_not_reached(group, observed, gate))
+        silent = Reason.of(Code.SILENT_FOR, seconds=spec.policy.silent_timeout_s)
+        evidence = (heard, silent, *_not_reached(group, observed, gate))
         lasted_s = observed.now - silent_since(group, incident, observed, memory)
         return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
     beat_s = spec.torchft.heartbeat_timeout_ms / 1000
@@ -350,16 +341,18 @@ def cut_off(group: GroupMemory, observed: Observed) -> bool:
     return bool(ways) and all(way is False for way in ways)
 
 
-def _not_reached(group: GroupMemory, observed: Observed, gate: GateView) -> tuple[str, ...]:
+def _not_reached(group: GroupMemory, observed: Observed, gate: GateView) -> tuple[Reason, ...]:
     if not cut_off(group, observed):
         return ()
-    return (f"its node does not reach the gate of the lighthouse on {_host_of(gate, observed)}",)
+    return (Reason.of(Code.NO_WAY, host=_host_of(gate, observed)),)
 
 
-def heals_failed(group: GroupMemory, observed: Observed) -> tuple[str, ...]:
-    """A sentence for each rank that cannot take its peers' state."""
+def heals_failed(group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
+    """One for each rank that cannot take its peers' state."""
     ranks = (rank for rank in ranks_of(group, observed) if rank.state != "exited")
-    return tuple(f"rank {rank.rank}: {rank.heal_failed}" for rank in ranks if rank.heal_failed)
+    return tuple(
+        Reason.of(Code.HEAL_FAILED, rank=rank.rank, why=rank.heal_failed) for rank in ranks if rank.heal_failed
+    )
 
 
 def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from supervisor.core import errors
 from supervisor.core.model import Confidence, Failure, Kind, RankView
+from supervisor.core.reason import Code, Reason
 
 PEERS_GONE_EXIT = 75
 """As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
@@ -15,9 +16,6 @@ MISCONFIGURED_EXIT = 78
 
 TERMINATED_EXIT = 143
 """As `supervisor.wire.records.TERMINATED`."""
-
-ON_ITS_NODE = "on its node: "
-"""Begins what is said of the machine."""
 
 SIGKILL = 9
 SIGTERM = 15
@@ -66,14 +64,16 @@ def ended(ranks: tuple[RankView, ...]) -> Failure | None:
         return None
     first = min(bad, key=_order)
     failure = replace(_judged(first), rank=first.rank)
-    return replace(failure, evidence=(*failure.evidence, f"{ON_ITS_NODE}{first.disk}")) if first.disk else failure
+    if not first.disk:
+        return failure
+    return replace(failure, evidence=(*failure.evidence, Reason.of(Code.ON_ITS_NODE, fact=first.disk)))
 
 
 def _judged(first: RankView) -> Failure:
     if first.signal is not None or terminated(first):
         return _by_signal(first)
     if first.exit_code == PEERS_GONE_EXIT:
-        return Failure(Kind.PEERS_GONE, (f"rank {first.rank} was to heal from its peers and found none",))
+        return Failure(Kind.PEERS_GONE, (Reason.of(Code.NO_PEERS, rank=first.rank),))
     return replace(_by_itself(first), misconfigured=first.exit_code == MISCONFIGURED_EXIT)
 
 
@@ -88,20 +88,20 @@ def _order(rank: RankView) -> tuple[int, bool, bool, float, int]:
 
 def _by_signal(rank: RankView) -> Failure:
     name = SIGNALS.get(rank.signal or SIGTERM, "a signal")
-    who = f"rank {rank.rank}"
     if rank.told:
-        return Failure(Kind.CRASH, (f"{who} was ended by its own node ({name}): {rank.told}",), rank.error)
+        by_its_node = Reason.of(Code.ENDED_BY_ITS_NODE, rank=rank.rank, signal=name, why=rank.told)
+        return Failure(Kind.CRASH, (by_its_node,), rank.error)
     if terminated(rank):
-        said = (f"{who} was ended by a SIGTERM that is not ours",)
+        said = (Reason.of(Code.TERMINATED, rank=rank.rank),)
         return Failure(Kind.CRASH, said, rank.error, outside=rank.told is not None)
     if rank.signal == SIGKILL and rank.oom:
-        counted = f": {rank.kernel}" if rank.kernel else ", as its memory cgroup has counted"
-        sentence = f"{who} was killed by the kernel for memory (SIGKILL){counted}"
+        for_memory = Reason.of(Code.KILLED_FOR_MEMORY, rank=rank.rank, kernel=rank.kernel)
         return Failure(
-            Kind.OOM, (sentence, *_log(rank)), rank.error, rank.trace, same="killed for memory",
+            Kind.OOM, (for_memory, *_log(rank)), rank.error, rank.trace, same="killed for memory",
             confidence=Confidence.CERTAIN if rank.kernel else Confidence.LIKELY,
         )  # fmt: skip
-    evidence = (_killed(rank) if rank.signal == SIGKILL else f"{who} was ended by {name} (signal {rank.signal})",)
+    by_signal = Reason.of(Code.ENDED_BY_SIGNAL, rank=rank.rank, name=name, signal=rank.signal)
+    evidence = (_killed(rank) if rank.signal == SIGKILL else by_signal,)
     same = f"ended by {name}" if rank.signal in OWN_FAULT | {SIGABRT} else ""
     unseen = rank.signal == SIGKILL and (rank.told is None or rank.oom is None)
     confidence = Confidence.LIKELY if unseen else Confidence.CERTAIN  # of it and a kill for memory
@@ -111,28 +111,24 @@ def _by_signal(rank: RankView) -> Failure:
     )  # fmt: skip
 
 
-def _killed(rank: RankView) -> str:
-    killed = f"rank {rank.rank} was killed by a SIGKILL"
+def _killed(rank: RankView) -> Reason:
     if rank.told is None:
-        return f"{killed}; whose is not known"
-    if rank.oom is None:
-        return f"{killed} that is not ours; whether it was the kernel's for memory cannot be seen"
-    return f"{killed} that is neither ours nor the kernel's for memory, as far as its cgroup says"
+        return Reason.of(Code.KILLED_BY_UNKNOWN, rank=rank.rank)
+    return Reason.of(Code.KILLED_NOT_BY_US if rank.oom is None else Code.KILLED_BY_NEITHER, rank=rank.rank)
 
 
 def _by_itself(rank: RankView) -> Failure:
-    said = f": {rank.error}" if rank.error else " before it was finished" if rank.exit_code == 0 else ""
-    evidence = [f"rank {rank.rank} exited with code {rank.exit_code}{said}"]
+    evidence = [Reason.of(Code.EXITED, rank=rank.rank, exit_code=rank.exit_code, error=rank.error)]
     place = errors.where(rank.trace)
     if place:
-        evidence.append(f"raised in {place}")
+        evidence.append(Reason.of(Code.RAISED_IN, place=place))
     if rank.oom:
-        evidence.append("shortly before, the kernel had killed a process of its memory cgroup for memory")
+        evidence.append(Reason.of(Code.KILLED_BEFORE))
     if not rank.error:
         evidence += _log(rank)
     same = errors.signature(rank.error, rank.trace)
     return Failure(Kind.ERROR, tuple(evidence), rank.error, rank.trace, same)
 
 
-def _log(rank: RankView) -> tuple[str, ...]:
-    return (f"its log ends with: {rank.last_words}",) if rank.last_words else ()
+def _log(rank: RankView) -> tuple[Reason, ...]:
+    return (Reason.of(Code.LOG_ENDS, words=rank.last_words),) if rank.last_words else ()

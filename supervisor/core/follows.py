@@ -36,10 +36,8 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
     """The failure, with where it was seen before."""
     if earlier is None:
         return failure
-    sentence = (
-        f"the same on host {earlier.host} (incident {earlier.incident}): it follows the group, so no host is to blame"
-    )
-    return replace(failure, evidence=(*failure.evidence, sentence))
+    follows = Reason.of(Code.FOLLOWS, host=earlier.host, incident=earlier.incident)
+    return replace(failure, evidence=(*failure.evidence, follows))
 
 
 def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from supervisor.core import xids
 from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Confidence, Failure, GpuFact, GroupMemory, Kind, NodeView, Observed, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 
 XID = "gpu_xid"
@@ -71,7 +72,7 @@ def replaces(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuF
 def at_once(group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure | None:
     """The failure of a group that cannot go on, whatever its processes still do."""
     found = [fact for fact in replaces(group, observed, spec) if _at_once(fact)]
-    return Failure(Kind.GPU, _sentences(found, group, observed), rank=found[0].rank) if found else None
+    return Failure(Kind.GPU, _reasons(found, group, observed), rank=found[0].rank) if found else None
 
 
 def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
@@ -80,22 +81,22 @@ def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSp
     found = replaces(group, observed, spec) if failure.kind in MAY_BE_ITS_FAULT else []
     if not found:
         return failure
-    evidence = (*_sentences(found, group, observed), f"and so ({failure.kind.value}): {failure.evidence[0]}")
+    and_so = Reason.of(Code.AND_SO, kind=failure.kind.value, evidence=failure.evidence[0])
     rank = next((fact.rank for fact in found if fact.rank is not None), failure.rank)
     return replace(
         failure,
         kind=Kind.GPU,
-        evidence=(*evidence, *failure.evidence[1:]),
+        evidence=(*_reasons(found, group, observed), and_so, *failure.evidence[1:]),
         same="",
         rank=rank,
         confidence=Confidence.LIKELY,
     )
 
 
-def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
+def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[Reason, ...]:
     """What else is said of its GPUs, as evidence."""
     found = [fact for fact in signs(group, observed, spec) if fact.kind not in EXPLAINS_NOTHING]
-    return tuple(s for s in _sentences(found, group, observed) if s not in failure.evidence)
+    return tuple(why for why in _reasons(found, group, observed) if why not in failure.evidence)
 
 
 def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
@@ -122,8 +123,6 @@ def _at_once(fact: GpuFact) -> bool:
     return fact.xid in xids.AT_ONCE if fact.kind == XID else CONDITIONS[fact.kind].at_once
 
 
-def _sentences(found: list[GpuFact], group: GroupMemory, observed: Observed) -> tuple[str, ...]:
+def _reasons(found: list[GpuFact], group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
     host = observed.nodes[group.node].machine
-    return tuple(
-        f"on host {host}{f', rank {fact.rank}' if fact.rank is not None else ''}: {fact.evidence}" for fact in found
-    )
+    return tuple(Reason.of(Code.ON_ITS_GPU, host=host, rank=fact.rank, fact=fact.evidence) for fact in found)

@@ -12,6 +12,7 @@ from supervisor.core.ladder import Choice
 from supervisor.core.model import Failure, GroupMemory, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
+from supervisor.core.words import say
 
 AHEAD_S = 10.0
 """How far ahead the common last step is: progress may be 5 s old, and an agent hears of it within a second or two."""
@@ -138,11 +139,11 @@ def go_on(r: Round) -> None:
             continue
         if r.full(group.group):
             return
-        why = f"it did not end at step {step} in time" if slow else f"all groups are handed over after step {step}"
+        why = Reason.of(Code.NOT_ENDED_IN_TIME if slow else Code.ALL_HANDED_OVER, step=step)
         off(r, group, why)
         after = r.groups[group.group]
         r.act(
-            "move", f"move:{group.group}:{after.generation}:{r.before.decisions}", why,
+            "move", f"move:{group.group}:{after.generation}:{r.before.decisions}", say(why),
             group=group.group, generation=after.generation, node=group.node, incident=after.incident,
         )  # fmt: skip
     waited_for = ("starting", "running") if late else ("starting", "running", "fencing")
@@ -162,12 +163,11 @@ def ended(r: Round, group: GroupMemory) -> bool:
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
     if r.handover_at_step is None or step >= r.spec.titan.steps:
         return False
-    why = r.leaving(group.node)
-    off(r, group, f"it was handed over after step {step}: node {group.node} is leaving{f': {why}' if why else ''}")
+    off(r, group, Reason.of(Code.HANDED_OVER, step=step, node=group.node, why=r.leaving(group.node)))
     return True
 
 
-def off(r: Round, group: GroupMemory, why: str) -> None:
+def off(r: Round, group: GroupMemory, why: Reason) -> None:
     """Take a group from its node: the next generation is started elsewhere, once this one is proved gone.
 
     An incident that something was decided about goes on; else one says why it moves, be it that which was only opened while

@@ -156,7 +156,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
     elif not any(_healthy(r, g) for g in r.groups.values() if g.group != group.group):
         r.wait(f"{about}, but no other group trains that it can heal from")
     else:
-        handover.off(r, group, f"node {group.node} is leaving: {why}")
+        handover.off(r, group, Reason.of(Code.NODE_LEAVING, node=group.node, why=why))
         moved = r.groups[group.group]
         r.act(
             "move", f"move:{group.group}:{moved.generation}", f"{say(Reason.of(Code.FIRST_RUNG, kind=Kind.LEAVING.value))} ({why})",

@@ -291,7 +291,7 @@ class Failure:
     """One sign that a group failed."""
 
     kind: Kind
-    evidence: tuple[str, ...]
+    evidence: tuple[Reason, ...]
     error: str = ""
     trace: str = ""
     same: str = ""
@@ -303,8 +303,8 @@ class Failure:
     """A SIGKILL or SIGTERM ended it that neither we nor the kernel sent: it says nothing against the host."""
     blameless: bool = False
     """Another group is known to be the cause: this one is started again at no budget."""
-    of_the_model: str = ""
-    """A sentence: so many groups computed a number that is not finite that the model or its data is at fault. Empty: not so."""
+    of_the_model: Reason | None = None
+    """So many groups computed a number that is not finite that the model or its data is at fault. None: not so."""
     misconfigured: bool = False
     """The rank's own word: no machine could train it with this run file."""
     causes: tuple[Kind, ...] = ()
@@ -482,7 +482,7 @@ class Incident:
     generation_after: int
     reason: Reason | None
     """Why this rung. None: none was decided on."""
-    evidence: tuple[str, ...]
+    evidence: tuple[Reason, ...]
     considered: tuple[Reason, ...] = ()
     """What else could have been done, and why it was not."""
     costs: tuple[str, ...] = ()

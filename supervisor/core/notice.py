@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from supervisor.core import left_out
 from supervisor.core.model import Decision, GroupMemory, Incident, Memory, Rung
 from supervisor.core.signs import HELD
-from supervisor.core.words import say
+from supervisor.core.words import said, say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def _of_left_out(run: str, group: GroupMemory, incident: Incident) -> Notice:
     text = f"run {run} goes on without a group: {left_out.sentence(group)}; more: supervisor explain {incident.id} --run {run}"
     return Notice(
         about=f"{incident.id}-left-out-{group.generation}", run=run, text=text, incident=incident.id, kind=incident.kind.value,
-        group=group.group, node=group.old_node, rung=incident.rung.value, evidence=incident.evidence,
+        group=group.group, node=group.old_node, rung=incident.rung.value, evidence=said(incident.evidence),
     )  # fmt: skip
 
 
@@ -84,5 +84,5 @@ def _of_incident(run: str, incident: Incident) -> Notice:
     )
     return Notice(
         about=f"{incident.id}-{rung.value}", run=run, text=text, incident=incident.id, kind=incident.kind.value,
-        group=incident.group, node=incident.node, rung=rung.value, evidence=incident.evidence,
+        group=incident.group, node=incident.node, rung=rung.value, evidence=said(incident.evidence),
     )  # fmt: skip

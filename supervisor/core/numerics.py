@@ -12,19 +12,16 @@ from dataclasses import dataclass, replace
 
 from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Memory, Observed, RankView, SpikeView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 
 OWN = frozenset({"own", "group"})
 """It was the group's. Of its ranks the first to end may be the only one that speaks: the others are ended with it."""
 
-
-THE_MODELS = "its own numbers were not finite, nor those of as many groups as had finite ones, or more"
-"""Where so many groups computed it that it is no hardware's doing: the model's or the data's."""
-
 BY_WORD = that_are(Is.BY_WORD)
 
 NAMED = 5
-"""So many groups in a sentence."""
+"""So many groups in a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +58,26 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
     failure = replace(failure, causes=(Kind.NUMERICS,))
     few = len(by_all.own) == 1 or len(by_all.own) < len(by_all.finite)
     if mine & OWN and by_all.finite and few:
-        sentence = (
-            f"its own numbers were not finite, those of group {_listed(by_all.finite)} were: its hardware is suspect"
-        )
+        its_own = _of_groups(Code.OWN_NUMBERS, by_all.finite)
         same = f"{failure.same} (its own)" if failure.same else ""
         return replace(
-            failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, sentence), same=same,
+            failure, kind=Kind.NUMERICS, evidence=(*failure.evidence, its_own), same=same,
             rank=min((rank.rank for rank in _ended(group, observed) if rank.numerics == "own"), default=None),
             confidence=Confidence.LIKELY,
         )  # fmt: skip
     if mine & OWN and by_all.finite:
-        sentence = f"{THE_MODELS}: of group {_listed(sorted(by_all.own))}"
-        return replace(failure, evidence=(*failure.evidence, sentence), of_the_model=sentence)
+        of_many = _of_groups(Code.NUMBERS_OF_MANY, sorted(by_all.own))
+        return replace(failure, evidence=(*failure.evidence, of_many), of_the_model=of_many)
     # A round changes only so many: whose own it was may be being mended already, and says so no more.
     spoilt = sorted(by_all.own | {g for g, at in by_all.mended.items() if g != group.group and group.since <= at})
     if mine == {"peers"} and spoilt:
-        sentence = f"its own numbers were finite, those of group {_listed(spoilt)} were not"
-        return replace(failure, evidence=(*failure.evidence, sentence), same="", blameless=True)
+        others = _of_groups(Code.OTHERS_NUMBERS, spoilt)
+        return replace(failure, evidence=(*failure.evidence, others), same="", blameless=True)
     return failure
 
 
-def _listed(groups: Sequence[int]) -> str:
-    more = f" and {len(groups) - NAMED} more" if len(groups) > NAMED else ""
-    return f"{', '.join(map(str, groups[:NAMED]))}{more}"
+def _of_groups(code: Code, groups: Sequence[int]) -> Reason:
+    return Reason.of(code, groups=tuple(groups[:NAMED]), more=max(0, len(groups) - NAMED))
 
 
 def said(group: GroupMemory, observed: Observed) -> set[str]:

@@ -118,11 +118,11 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
 
 
 def _start_in_place(r: Round, group: GroupMemory) -> None:
-    verdict, sentence = detect.node_verdict(group.node, group, r.observed, r.spec)
+    verdict, why = detect.node_verdict(group.node, group, r.observed, r.spec)
     other = detect.under_another(group, r.observed)
     view = r.observed.nodes.get(group.node)
     if other:
-        r.wait(f"group {group.group}: {other}: nothing is started there", until=r.now + 1.0)
+        r.wait(f"group {group.group}: {say(other)}: nothing is started there", until=r.now + 1.0)
     elif view is not None and view.checking:
         r.wait(f"group {group.group}: node {group.node} is being checked")
     elif view is not None and view.failed:
@@ -132,7 +132,7 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
             _start(r, group, group.node)
     else:
         # A dead node is the business of the next round's judgement: it sees the group placed on it.
-        r.wait(f"group {group.group}: {sentence}", until=r.now + 1.0)
+        r.wait(f"group {group.group}: {say(why)}", until=r.now + 1.0)
 
 
 def _nobody_to_heal_from(r: Round, group: GroupMemory) -> str:
@@ -151,17 +151,17 @@ def _is_asked_for(r: Round, group: GroupMemory) -> bool:
     return r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0)
 
 
-def _why_not_there(r: Round, node: str) -> str:
-    """Why a group is not started again where it was, if another node is there; else empty."""
+def _why_not_there(r: Round, node: str) -> Reason | None:
+    """Why a group is not started again where it was, if another node is there; else None."""
     if leaving := r.leaving(node):
-        return f"node {node} is leaving: {leaving}"
-    return f"nothing can be written on node {node} now: {r.ill[node]}" if node in r.ill else ""
+        return Reason.of(Code.NODE_LEAVING, node=node, why=leaving)
+    return Reason.of(Code.DISK_UNUSABLE, node=node, why=r.ill[node]) if node in r.ill else None
 
 
-def _start_elsewhere(r: Round, group: GroupMemory, why: str) -> None:
+def _start_elsewhere(r: Round, group: GroupMemory, why: Reason) -> None:
     handover.off(r, group, why)
     r.act(
-        "move", f"move:{group.group}:{group.generation}", why, group=group.group, generation=group.generation,
+        "move", f"move:{group.group}:{group.generation}", say(why), group=group.group, generation=group.generation,
         node=group.node, incident=group.incident,
     )  # fmt: skip
     r.look_again(r.now)

@@ -5,7 +5,7 @@ Sentences are made in `words` alone. No decision depends on one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -27,7 +27,7 @@ class Code(StrEnum):
     NOTHING_LEFT = "nothing_left"
     """passed: a halt, or a suspended group, to which budgets have led"""
     ANOTHERS_FAULT = "anothers_fault"
-    """evidence"""
+    """evidence: a reason"""
     BREAKER_HOLDS = "breaker_holds"
     SHARED_AWAY = "shared_away"
     EVERYTHING_GONE = "everything_gone"
@@ -45,7 +45,7 @@ class Code(StrEnum):
     """group"""
     SAME_EVERYWHERE = "same_everywhere"
     MODELS_NUMBERS = "models_numbers"
-    """evidence"""
+    """evidence: a reason"""
     SAME_STEP_AGAIN = "same_step_again"
     """step, hosts (empty: in every group)"""
     SAME_END_AGAIN = "same_end_again"
@@ -102,11 +102,109 @@ class Code(StrEnum):
     LEFT_OUT = "left_out"
     """reason"""
     HALT = "halt"
-    """reason, incident, evidence"""
+    """reason, incident, evidence: all reasons"""
     TOO_FEW_NODES = "too_few_nodes"
     """free, groups, least, why"""
     NO_NODE = "no_node"
     """group, why"""
+
+    # how a rank ended
+    NO_PEERS = "no_peers"
+    """rank"""
+    ENDED_BY_ITS_NODE = "ended_by_its_node"
+    """rank, signal: its name; why"""
+    TERMINATED = "terminated"
+    """rank: by a SIGTERM that is not ours"""
+    KILLED_FOR_MEMORY = "killed_for_memory"
+    """rank, kernel: its own line; empty: it only counted it"""
+    KILLED_BY_UNKNOWN = "killed_by_unknown"
+    """rank"""
+    KILLED_NOT_BY_US = "killed_not_by_us"
+    """rank: maybe for memory"""
+    KILLED_BY_NEITHER = "killed_by_neither"
+    """rank: not by us, and not for memory"""
+    ENDED_BY_SIGNAL = "ended_by_signal"
+    """rank, name, signal: its number"""
+    EXITED = "exited"
+    """rank, exit_code, error"""
+    RAISED_IN = "raised_in"
+    """place"""
+    KILLED_BEFORE = "killed_before"
+    LOG_ENDS = "log_ends"
+    """words"""
+
+    # what else is known of its machine
+    ON_ITS_NODE = "on_its_node"
+    """fact: a sentence of its agent"""
+    ON_ITS_GPU = "on_its_gpu"
+    """host, rank (None: not known), fact: a sentence of its agent"""
+    AND_SO = "and_so"
+    """kind, evidence: of what a GPU led to"""
+
+    # whether its node lives
+    ALLOCATION_GONE = "allocation_gone"
+    """allocation, engine_id, why"""
+    UNDER_ANOTHER = "under_another"
+    """node, allocation: its own; placed: the one by which the group was placed"""
+    LEASE_RENEWED = "lease_renewed"
+    """node"""
+    STORE_AWAY = "store_away"
+    """seconds, lease_s"""
+    LEASE_LAPSED = "lease_lapsed"
+    """node, lease_s"""
+    LAPSED_NO_GATE = "lapsed_no_gate"
+    """node, group"""
+    LAPSED_BUT_HEARD = "lapsed_but_heard"
+    """node, group"""
+    LAPSED_UNHEARD = "lapsed_unheard"
+    """node, lease_s, group, hearing"""
+
+    # what a group that lives does not do
+    REQUESTED = "requested"
+    START_LATE = "start_late"
+    """limit_s"""
+    HEAL_FAILED = "heal_failed"
+    """rank, why: a sentence of its agent"""
+    NO_WAY = "no_way"
+    """host: that of the gate"""
+    NEVER_HEARD = "never_heard"
+    """seconds"""
+    UNHEARD = "unheard"
+    """timeout_ms"""
+    SILENT_FOR = "silent_for"
+    """seconds"""
+    NO_STEP = "no_step"
+    """rank, bound_s, usual_s, activity, activity_s, process, stack"""
+    STEPS_UNSEEN = "steps_unseen"
+    STOPPED = "stopped"
+    """rank, how: words of its agent; limit_s"""
+    SLOW = "slow"
+    """rank, times, for_data, seconds, compute_s, data_s, usual_s, past_s (0: not known)"""
+    SLOW_FOR = "slow_for"
+    """seconds, steps"""
+
+    # numbers that are not finite. Each: groups (a few of them), more: how many others
+    OWN_NUMBERS = "own_numbers"
+    NUMBERS_OF_MANY = "numbers_of_many"
+    OTHERS_NUMBERS = "others_numbers"
+
+    # whether it was seen before
+    SEEN_AGAIN = "seen_again"
+    """step (-1: before the first commit), times, hosts. Of these an incident keeps the newest."""
+    FOLLOWS = "follows"
+    """host, incident"""
+
+    # why a group leaves its node
+    NODE_LEAVING = "node_leaving"
+    """node, why"""
+    DISK_UNUSABLE = "disk_unusable"
+    """node, why"""
+    HANDED_OVER = "handed_over"
+    """step, node, why"""
+    ALL_HANDED_OVER = "all_handed_over"
+    """step"""
+    NOT_ENDED_IN_TIME = "not_ended_in_time"
+    """step"""
 
 
 ONE_CAUSE = frozenset({Code.BREAKER_HOLDS, Code.SHARED_AWAY})
@@ -157,8 +255,21 @@ OLDER = {
     "one cause, not its node's: started again where it was, at no budget (the breaker holds)": Code.BREAKER_HOLDS,
     "one cause, not its node's: started again where it was, at no budget (it ended by what nodes share": Code.SHARED_AWAY,
     "restart in place: ": Code.MOVED,
+    "the same at step ": Code.SEEN_AGAIN,
+    "the same before its first commit ": Code.SEEN_AGAIN,
 }
 """How the sentences begin that versions before codes kept, and on which a decision depends."""
+
+
+def strings(reasons: Iterable[Reason]) -> Iterator[str]:
+    """All texts among the values, of these reasons and of those that they are about."""
+    for reason in reasons:
+        for value in reason.about.values():
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, Reason):
+                    yield from strings((each,))
+                elif isinstance(each, str):
+                    yield each
 
 
 def _code_of(text: str) -> Code:

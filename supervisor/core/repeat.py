@@ -15,8 +15,8 @@ from supervisor.core import away, breaker, errors, often, outside, shadow
 from supervisor.core import budget as budgets
 from supervisor.core.kinds import Is, that_are
 from supervisor.core.model import Failure, GroupMemory, Kind, RankView, Rung, Seen
-from supervisor.core.reason import Code, Reason
-from supervisor.core.round import TIMES, Round
+from supervisor.core.reason import Code, Reason, strings
+from supervisor.core.round import Round
 
 TRIED = 3
 """The same end so many times in a row: in place, again, and then elsewhere if there is a spare. Of an exception that comes
@@ -70,13 +70,13 @@ def told(group: GroupMemory, failure: Failure) -> Failure:
     seen = again(group, failure.kind)
     if seen is None:
         return failure
-    sentence = f"the same {when(seen)} {seen.times} {TIMES} {' and '.join(seen.hosts)}"
-    return replace(failure, evidence=(*failure.evidence, sentence))
+    seen_again = Reason.of(Code.SEEN_AGAIN, step=step_of(seen), times=seen.times, hosts=seen.hosts)
+    return replace(failure, evidence=(*failure.evidence, seen_again))
 
 
-def when(seen: Seen) -> str:
-    """In a sentence."""
-    return f"at step {seen.step}" if seen.trained else "before its first commit"
+def step_of(seen: Seen) -> int:
+    """As a reason keeps it; -1: before the first commit."""
+    return seen.step if seen.trained else -1
 
 
 def again(group: GroupMemory, kind: Kind) -> Seen | None:
@@ -114,7 +114,7 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | N
         return Reason.of(Code.SAME_STEP_AGAIN, step=seen.step, hosts=where)
     if seen.times < TRIED:
         return None
-    return Reason.of(Code.SAME_END_AGAIN, step=seen.step if seen.trained else -1, times=seen.times, hosts=where)
+    return Reason.of(Code.SAME_END_AGAIN, step=step_of(seen), times=seen.times, hosts=where)
 
 
 def _everywhere(r: Round, group: GroupMemory, failure: Failure) -> bool:
@@ -152,7 +152,7 @@ def _there(r: Round) -> list[GroupMemory]:
 def _hosts(r: Round, seen: Seen, failure: Failure) -> set[str]:
     """Where it was seen: on all groups' hosts, where all ended in the same way at the same step. But what a store or a network may
     have done, as far as its log says, is no sign against the program on however many."""
-    if any(map(outside.of_what_is_shared, failure.evidence)) or not _all_alike(r, seen):
+    if any(map(outside.of_what_is_shared, strings(failure.evidence))) or not _all_alike(r, seen):
         return set(seen.hosts)
     return {host for g in _there(r) if g.seen is not None for host in g.seen.hosts}
 

@@ -28,7 +28,7 @@ from supervisor.core.model import (
     RunPhase,
     Suspicion,
 )
-from supervisor.core.reason import Reason
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 from supervisor.core.words import say
 
@@ -41,9 +41,6 @@ NEW_A_ROUND = 40
 
 ROUNDED_S = 0.001
 """Failures say in whole milliseconds how long they had lasted."""
-
-TIMES = "times in a row, on"
-"""In the sentence that tells how often an end was seen: of these an incident keeps the newest."""
 
 ENDS = that_are(Is.TELLS_ITS_END)
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
@@ -352,10 +349,11 @@ class Round:
         """The group's open incident, brought up to date with this failure, or a new one."""
         known = self.incidents.get(group.incident)
         if known is not None:
-            if known.kind == failure.kind and known.evidence == failure.evidence:
+            seen = tuple(_as_kept(e, known.evidence) for e in failure.evidence)
+            if known.kind == failure.kind and known.evidence == seen:
                 return known
-            kept = [e for e in known.evidence if TIMES not in e]
-            evidence = (*kept, *(e for e in failure.evidence if e not in kept))
+            kept = [e for e in known.evidence if e.code != Code.SEEN_AGAIN]
+            evidence = (*kept, *(e for e in seen if e not in kept))
             # An end has its own text, or none: that of an earlier one says nothing of it.
             newest = failure if failure.kind in ENDS else known
             # it began when its first sign did, unless this one says that it did before
@@ -534,6 +532,11 @@ class Round:
             acquitted=tuple(self.acquitted),
             look_again_at=wake,
         )
+
+
+def _as_kept(reason: Reason, kept: tuple[Reason, ...]) -> Reason:
+    """As an incident of a version before codes kept it: as its sentence. Else itself."""
+    return next((older for older in kept if "text" in older.about and say(older) == say(reason)), reason)
 
 
 def _held(incident: str, kind: Kind) -> str:

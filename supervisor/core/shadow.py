@@ -12,6 +12,7 @@ from supervisor.core import detect, ending, gpu
 from supervisor.core.kinds import Is, that_are
 from supervisor.core.ladder import Choice
 from supervisor.core.model import PLANNED, Failure, GroupMemory, Incident, Kind, Observed
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 from supervisor.core.words import say
 
@@ -81,7 +82,7 @@ def or_asked_for(r: Round, group: GroupMemory, failure: Failure) -> Failure:
     asked = r.observed.control.restarts.get(group.group, 0) > r.before.restarts_done.get(group.group, 0)
     if not asked or not only_observed(r, failure):
         return failure
-    return Failure(Kind.REQUESTED, ("a person asked for a restart of the group", *failure.evidence))
+    return Failure(Kind.REQUESTED, (Reason.of(Code.REQUESTED), *failure.evidence))
 
 
 def observe(r: Round, incident: Incident, choice: Choice) -> None:
@@ -96,7 +97,9 @@ def observe(r: Round, incident: Incident, choice: Choice) -> None:
         key = f"observe:{incident.id}:{incident.kind.value}"
         about = {"group": incident.group, "node": incident.node, "rung": choice.rung, "incident": incident.id}
         r.act("observe", key, f"would {_words(choice)}: {say(choice.reason)}", **about)
-    r.wait(f"group {incident.group}: {incident.evidence[0]}; would {_words(choice)}, but the policy is only to observe")
+    r.wait(
+        f"group {incident.group}: {say(incident.evidence[0])}; would {_words(choice)}, but the policy is only to observe"
+    )
 
 
 def ended(r: Round, incident: Incident, failure: Failure, step: int) -> Incident:

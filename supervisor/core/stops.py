@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView
+from supervisor.core.reason import Code, Reason
 
 SHARED = "a rank of every group is stopped"
 
@@ -26,10 +27,9 @@ def failure(group: GroupMemory, observed: Observed, limit_s: float) -> Failure |
     ranks = _stopped(group, observed, limit_s) if limit_s else []
     if not ranks:
         return None
-    sentences = tuple(f"rank {r.rank} {r.stopped}, for longer than policy.hang.stopped_s = {limit_s:g}" for r in ranks)
     return Failure(
         Kind.HANG,
-        sentences,
+        tuple(Reason.of(Code.STOPPED, rank=r.rank, how=r.stopped, limit_s=limit_s) for r in ranks),
         rank=ranks[0].rank if len(ranks) == 1 else None,
         confidence=Confidence.CERTAIN,
         took_s=max(rank.stopped_s for rank in ranks),

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 from supervisor.core import follows
 from supervisor.core.model import Confidence, Failure, GroupMemory, Kind, Observed, RankView, Rung, SlowSince
+from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
 from supervisor.core.spec import RunSpec
 from supervisor.core.words import say
+from supervisor.core.words_seen import does
 
 DIFFERENCE_S = 0.02
 """Below this a factor says nothing: steps of a few milliseconds differ by noise."""
@@ -32,7 +34,7 @@ class Slow:
     generation: int
     step: int
     sentence: str
-    evidence: str
+    evidence: Reason
     rank: int
     confidence: Confidence
     sure: bool
@@ -81,7 +83,7 @@ def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpe
     when = f"{'it' if alone else 'they'} began ({past:.2g} s a step then)"
     if for_data:
         when += f", for {'its' if alone else 'their'} data"
-    times = f"{_about(_middle(map(_own_s, ranks)), past)} as when {when}"
+    times = f"about {_times(_middle(map(_own_s, ranks)), past):g} times as long as when {when}"
     if alone:
         return f"group {min(slow)} {does}s {times}: there is no other to compare it with"
     who = "all" if len(slow) == running else f"{len(slow)} of {running}"
@@ -93,10 +95,10 @@ def _taken(groups: Mapping[int, GroupMemory], observed: Observed) -> dict[int, R
     return {g: rank for g, m in groups.items() if m.phase == "running" and (rank := _slowest(m, observed))}
 
 
-def _about(seconds: float, usual: float) -> str:
+def _times(seconds: float, usual: float) -> float:
     """In halves, so that the words stay the same while it lasts; below one and a half they would say nothing."""
     times = seconds / usual
-    return f"about {round(2 * times) / 2 if times >= 1.5 else round(times, 1):g} times as long"
+    return round(2 * times) / 2 if times >= 1.5 else round(times, 1)
 
 
 def _middle(values: Iterable[float]) -> float:
@@ -112,23 +114,28 @@ def _usual(in_order: list[float], mine: float) -> float:
 
 def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: RunSpec, for_data: bool) -> Slow:
     seconds, past = _own_s(rank), _past_s(rank)
-    times = f"{_about(seconds, usual)} as the others"
-    does = f"takes {times}, for its data" if for_data else f"computes {times}"
-    parts = f"{rank.compute_s:.3g} s to compute, {rank.data_s:.3g} s for its data"
-    once = f"; when this generation began it took {past:.3g} s" if past else ""
+    times = _times(seconds, usual)
     slower = past > 0 and _longer(seconds, past, spec)
     return Slow(
         group=group.group,
         generation=group.generation,
         step=rank.step,
-        sentence=f"group {group.group} is slow: rank {rank.rank} on node {group.node} {does}",
-        evidence=f"rank {rank.rank} {does}: {seconds:.3g} s of a step itself ({parts}), {usual:.3g} s is usual{once}",
+        sentence=f"group {group.group} is slow: rank {rank.rank} on node {group.node} {does(times, for_data)}",
+        evidence=Reason.of(
+            Code.SLOW, rank=rank.rank, times=times, for_data=for_data, seconds=_shown(seconds),
+            compute_s=_shown(rank.compute_s), data_s=_shown(rank.data_s), usual_s=_shown(usual), past_s=_shown(past),
+        ),
         rank=rank.rank,
         confidence=Confidence.LIKELY if slower else Confidence.SUSPECTED,
         sure=others >= 2 or slower,
         beyond=max(0.0, 1.0 - usual / seconds),
         for_data=for_data,
-    )
+    )  # fmt: skip
+
+
+def _shown(seconds: float) -> float:
+    """As a reason keeps it."""
+    return float(f"{seconds:.3g}")
 
 
 def look(r: Round) -> dict[int, Failure]:
@@ -174,7 +181,7 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
     """Unless something else goes on, or nothing that may be done is left."""
     incident = r.incidents.get(group.incident)
     if incident is not None and incident.kind == Kind.STRAGGLER:
-        failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # one sentence for all its time
+        failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # the same for all its time
         return {group.group: replace(failure, confidence=incident.confidence, took_s=incident.took_s)}
     others = [g for g in r.groups.values() if g.group != group.group]
     there = [g for g in r.groups.values() if not g.left_out]
@@ -190,7 +197,7 @@ def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int
         r.wait(f"{about}: {'; '.join(say(why) for why in choice.considered)}")
     else:
         took_s = r.now - since.since
-        evidence = (slow.evidence, f"so for {took_s:.0f} s and {slow.step - since.step} steps")
+        evidence = (slow.evidence, Reason.of(Code.SLOW_FOR, seconds=round(took_s), steps=slow.step - since.step))
         failure = Failure(Kind.STRAGGLER, evidence, rank=slow.rank, confidence=slow.confidence, took_s=took_s)
         return {group.group: failure}
     return {}

@@ -1,4 +1,4 @@
-"""Reasons as sentences: the one place that makes them. No decision depends on how they are worded."""
+"""Reasons as sentences: the one place that makes them, with `words_seen`. No decision depends on how they are worded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from supervisor.core import words_seen
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
@@ -122,6 +123,7 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.HALT: "{reason} (incident {incident}: {evidence})",
     Code.TOO_FEW_NODES: "{free} nodes for {groups} groups (at least {least}): {why}",
     Code.NO_NODE: "group {group} has no node, and {why}",
+    **words_seen.WORDS,
 }
 
 

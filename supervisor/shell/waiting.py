@@ -8,6 +8,7 @@ from supervisor.core.model import AllocationMemory, Memory, Observed
 from supervisor.core.placement import passed_over
 from supervisor.core.round import Round
 from supervisor.core.spec import RunSpec
+from supervisor.core.words import say
 
 
 def leaving(observed: Observed) -> dict[str, str]:
@@ -56,7 +57,9 @@ def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
     together = straggler.together(memory.groups, observed, spec)
     found += [sentence for sentence in (together, spike, no_way, hangs, tripped, behind) if sentence]
     found += [
-        f"group {group.group}, {said}" for group in groups.values() for said in detect.heals_failed(group, observed)[:1]
+        f"group {group.group}, {say(why)}"
+        for group in groups.values()
+        for why in detect.heals_failed(group, observed)[:1]
     ]
     return (*found, *disks.untold(memory.groups, observed), *passed_over(Round(observed, spec, memory)))
 

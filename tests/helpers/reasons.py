@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from supervisor.core.reason import Code, Reason
+from supervisor.core.reason import Code, Reason, strings
+
+SEGFAULT = Reason.of(Code.ENDED_BY_SIGNAL, rank=0, name="SIGSEGV", signal=11)
 
 
 def codes(*reasons: Reason | None) -> set[str]:
@@ -26,3 +29,13 @@ def passed(considered: Iterable[Reason]) -> list[str]:
 
 def spent(rung: str, allowed: int = 1, window_s: float = 3600.0) -> Reason:
     return Reason.of(Code.BUDGET_SPENT, rung=rung, allowed=allowed, window_s=window_s)
+
+
+def texts(*reasons: Reason | None) -> str:
+    """What came from outside: all texts among their values."""
+    return " ".join(strings(reason for reason in reasons if reason is not None))
+
+
+def values(reasons: Iterable[Reason], code: Code) -> list[dict[str, Any]]:
+    """Of each reason of this code."""
+    return [dict(reason.about) for reason in reasons if reason.code == code]

@@ -19,6 +19,7 @@ from fault_injection.causes import Order
 from fault_injection.faults import acts
 from fault_injection.not_here import NotHere
 from supervisor.core.model import Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.wire import keys
 from supervisor.wire.records import Health
 from tests.helpers.waiting import eventually
@@ -84,5 +85,5 @@ def test_a_full_disk_is_told_as_what_its_node_says_of_it(tmp_path_factory: pytes
         assert incident.rung == Rung.RESTART
         assert (incident.group, incident.node) == (target.group, target.node)
         assert incident.rank == 1 or not quiet
-        assert f"on its node: {target.folder}: No space left on device" in incident.evidence
+        assert Reason.of(Code.ON_ITS_NODE, fact=f"{target.folder}: No space left on device") in incident.evidence
         made.settle()

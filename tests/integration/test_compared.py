@@ -20,7 +20,9 @@ from fault_injection import causes
 from fault_injection.causes import Order
 from fault_injection.faults import acts
 from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.shell import policy
+from tests.helpers.reasons import values
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 
@@ -116,7 +118,8 @@ def test_a_slow_group_is_acted_on_as_the_policy_says(run: Run, rung: Rung, group
         (incident,) = eventually(lambda: run.acted(count), 90, "something is done about it")
         assert (incident.kind, incident.rung, incident.rank) == (Kind.STRAGGLER, rung, 1)
         assert (incident.group, incident.node) == (group, target.node)
-        assert incident.evidence[0].startswith("rank 1 computes about ")
+        (slow,) = values(incident.evidence, Code.SLOW)
+        assert (slow["rank"], slow["for_data"]) == (1, False)
         generations[group] += 1
         eventually(bench.w.running(bench.record, *generations), 60, "the slow group runs again, the other as before")
         assert (bench.status().groups[group].node == target.node) == (rung == Rung.RESTART)
@@ -150,7 +153,7 @@ def test_a_group_of_which_a_full_disk_tells_nothing_is_no_hang_and_leaves_it_whe
         acts.kill_trainer(group, target.node, target.pid)
         (incident,) = eventually(lambda: run.acted(count), 30, "the end of a rank is seen all the same")
         assert (incident.kind, incident.rung, incident.group) == (Kind.CRASH, Rung.RESTART, group)
-        assert f"on its node: {said}" in incident.evidence
+        assert Reason.of(Code.ON_ITS_NODE, fact=said) in incident.evidence
         generations[group] += 1
         eventually(bench.w.running(bench.record, *generations), 60, "it runs again, though the disk is full")
         state = bench.status()

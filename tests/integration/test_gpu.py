@@ -9,8 +9,10 @@ import pytest
 
 from fault_injection.gpus import FOLDER, Gpus
 from supervisor.core.model import Kind, Rung
+from supervisor.core.reason import Code
 from supervisor.wire import keys
 from supervisor.wire.records import Health, RunRecord
+from tests.helpers.reasons import texts, values
 from tests.helpers.waiting import eventually
 from tests.integration.outage import passes
 from tests.integration.test_cli import cli
@@ -49,9 +51,9 @@ def test_an_xid_79_moves_the_group_to_the_spare(gpus: Gpus, toys: tuple[World, R
     (incident,) = w.incidents(record)
     assert (incident.kind, incident.rung, incident.node, incident.group) == (Kind.GPU, Rung.REPLACE, node, 1)
     assert incident.rank == 0
-    assert any(
-        "GPU 0 (0000:10:00.0, GPU-0000)" in said and f"on host {node}, rank 0" in said for said in incident.evidence
-    )
+    of_gpus = values(incident.evidence, Code.ON_ITS_GPU)
+    assert any("GPU 0 (0000:10:00.0, GPU-0000)" in gpu["fact"] for gpu in of_gpus)
+    assert {(gpu["host"], gpu["rank"]) for gpu in of_gpus} == {(node, 0)}
     assert w.status(record).groups[1].node not in (node, "")
     assert w.status(record).groups[0].generation == 1, "the other trains on"
     assert "GPU 0 (0000:10:00.0, GPU-0000)" in cli("nodes", "--json", world=w).stdout
@@ -94,5 +96,5 @@ def test_an_xid_13_moves_nobody_and_one_that_needs_a_reset_only_who_failed_by_it
     eventually(w.running(record, 1, 4), 60, "it runs elsewhere")
     newest = w.incidents(record)[-1]
     assert (newest.kind, newest.rung, newest.rank) == (Kind.GPU, Rung.REPLACE, 0)
-    assert [said for said in newest.evidence if "Xid 48" in said] == []
+    assert "Xid 48" not in texts(*newest.evidence)
     assert w.status(record).groups[1].node != node

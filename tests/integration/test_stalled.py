@@ -14,6 +14,7 @@ from agents.facts.files import DEADLINE_S, EVERY_S, EVERY_SHARED_S
 from benchmarks import detection
 from benchmarks.detection import CHECKPOINT_STEPS, NODES, Bench
 from supervisor.core.model import Kind, Rung
+from supervisor.core.reason import Code, Reason
 from supervisor.wire import keys
 from supervisor.wire.records import Health
 from tests.helpers.file_system import FileSystem, file_system, missing
@@ -89,9 +90,9 @@ def test_of_one_node_it_is_found_and_its_group_goes_on_elsewhere(run: Run) -> No
         )
         assert (incident.kind, incident.rung, incident.rank) == (Kind.HANG, Rung.RESTART, None)
         assert (incident.group, incident.node) == (group, target.node)
-        assert "its node cannot see what its ranks do" in incident.evidence[0]
+        assert incident.evidence[0] == Reason.of(Code.STEPS_UNSEEN)
         said = f"what the ranks here do is not seen: {target.folder} does not answer"
-        assert f"on its node: {said}" in incident.evidence
+        assert Reason.of(Code.ON_ITS_NODE, fact=said) in incident.evidence
         stalled = eventually(lambda: run.facts(target.node).get("file_system_stalled"), TOLD_S, "its agent says why")
         assert stalled == str(target.folder)
         generations[group] += 1

@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.core.model import Kind, Rung
 from supervisor.wire.records import RunRecord
+from tests.helpers.reasons import texts
 from tests.helpers.slurm import GRACE_S, available
 from tests.helpers.waiting import eventually
 from tests.integration.test_lighthouse import TORCHFT
@@ -76,7 +77,7 @@ def test_the_group_moves_to_the_spare_before_its_grace_is_over(w: SlurmWorld, si
     incident = eventually(lambda: w.recovered(record, 0), SOON_S, "it is over")
     assert (incident.kind, incident.rung) == (Kind.LEAVING, Rung.REPLACE)
     assert (incident.group, incident.node) == (1, before.groups[1].node)
-    assert f"Slurm preempts job {ours}, after a grace of {LONG_S} s" in incident.evidence[0]
+    assert f"Slurm preempts job {ours}, after a grace of {LONG_S} s" in texts(incident.evidence[0])
     shim_said = (w.system / "nodes" / incident.node / "shim.jsonl").read_text()
     assert ('"event":"leaving"' in shim_said.replace(" ", "")) is signals, "the signal alone would not say why"
     other_goes_on(w, record, begun)
@@ -106,7 +107,7 @@ def test_where_no_host_is_free_its_allocation_ends_at_nobodys_fault(w: SlurmWorl
     incident = eventually(lambda: next(iter(w.incidents(record)), None), GRACE_S + SOON_S, "the grace is over")
     assert (incident.kind, incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
     assert (incident.group, incident.node) == (1, before.groups[1].node)
-    assert "PREEMPTED" in incident.evidence[0]
+    assert "PREEMPTED" in texts(incident.evidence[0])
     other_goes_on(w, record, begun)
     eventually(lambda: others_step_on(w, record, 1, begun), SOON_S, "alone, as nobody takes the lost one's place")
     assert (w.status(record).budgets_left, w.status(record).cordons) == (before.budgets_left, {})

@@ -12,6 +12,7 @@ import pytest
 from supervisor.core.model import Rung
 from supervisor.wire.records import RunRecord
 from tests.helpers.measure import measured
+from tests.helpers.reasons import texts
 from tests.helpers.slurm import available
 from tests.helpers.waiting import eventually
 from tests.slurm.world import BEGIN_S, SlurmWorld, slurm_world
@@ -93,14 +94,14 @@ def test_a_job_is_cancelled_from_outside(w: SlurmWorld, record: RunRecord, known
     w.lab.cancel(job)
     assert after(w, record, known, fault) == ("allocation_lost", Rung.REALLOCATE)
     assert w.job_of(record, 0) != job
-    assert f"job {job}" in " ".join(w.incidents(record)[-1].evidence)
+    assert f"job {job}" in texts(*w.incidents(record)[-1].evidence)
 
 
 def test_a_node_is_drained(w: SlurmWorld, record: RunRecord, known: int) -> None:
     node, spent, fault = w.status(record).groups[1].node, w.status(record).budgets_left, time.time()
     w.lab.drain(node, "kernel update")
     assert after(w, record, known, fault) == ("leaving", Rung.REPLACE)
-    assert "kernel update" in " ".join(w.incidents(record)[-1].evidence)
+    assert "kernel update" in texts(*w.incidents(record)[-1].evidence)
     assert w.status(record).groups[1].node != node
     assert w.status(record).budgets_left == spent, "a planned move draws on no budget"
     eventually(lambda: w.lab.node_states()[node] == ["idle", "drain"], 60, "its job has been given back")

@@ -241,7 +241,7 @@ def _incident(
         "shadow": i.shadow,
         "did": " ".join(sentence.strip() for sentence in explain.done(i)),
         "why": say(i.reason),
-        "seen": list(i.evidence),
+        "seen": list(said(i.evidence)),
         "considered": list(said(i.considered)),
         "costs": list(i.costs),
         "generations": [i.generation_before, i.generation_after],

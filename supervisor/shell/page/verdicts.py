@@ -69,7 +69,7 @@ def _of_group(group: GroupMemory, observed: Observed, spec: RunSpec) -> GroupVer
         return _all(spec, "d" if group.incident else "w", say(group.left_out) or _WAITS_FOR[group.phase])
     verdict, why = node_verdict(group.node, group, observed, spec)
     if verdict != Verdict.HEALTHY:
-        return _all(spec, "d" if verdict == Verdict.DEAD else "u", why)
+        return _all(spec, "d" if verdict == Verdict.DEAD else "u", say(why))
     known = {rank.rank: rank for rank in ranks_of(group, observed)}
     said = [_of_rank(group, known.get(rank)) for rank in range(spec.groups.ranks_per_group)]
     hearing = observed.gate.hearing.get(group.group) if observed.gate is not None else None

@@ -6,12 +6,18 @@ from dataclasses import replace
 
 from supervisor.core.again import Answer, compare
 from supervisor.core.model import Action, Incident, Kind, Rung
+from supervisor.core.reason import Code, Reason
+
+
+def text(sentence: str) -> Reason:
+    return Reason.of(Code.TEXT, text=sentence)
+
 
 START = Action(verb="start", key="start:1:2", reason="a process ended", group=1, generation=2, node="n1", incident="i1")
 CORDON = Action(verb="cordon", key="cordon:n1:i1", reason="incident i1", node="n1", incident="i1")
 INCIDENT = Incident(
     id="i1", kind=Kind.CRASH, group=1, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=2,
-    reason="a process ended", evidence=("SIGSEGV",), state="acting", opened=5.0, decided=5.0,
+    reason=text("a process ended"), evidence=(text("SIGSEGV"),), state="acting", opened=5.0, decided=5.0,
 )  # fmt: skip
 THEN = Answer((START, CORDON), (INCIDENT,))
 
@@ -23,7 +29,14 @@ def test_the_same() -> None:
 
 
 def test_other_words_are_told_apart_from_another_deed() -> None:
-    said = replace(INCIDENT, reason="it ended", evidence=("signal 11",), considered=("x",), costs=("y",), trace="t")
+    said = replace(
+        INCIDENT,
+        reason=text("it ended"),
+        evidence=(text("signal 11"),),
+        considered=(text("x"),),
+        costs=("y",),
+        trace="t",
+    )
     found = compare(THEN, Answer((replace(START, reason="again"), CORDON), (said,)))
     assert found.verdict == "words"
     assert "action start:1:2: reason was 'a process ended', today it is 'again'" in found.differences
@@ -31,7 +44,7 @@ def test_other_words_are_told_apart_from_another_deed() -> None:
 
 
 def test_another_rung_is_another_answer_and_words_are_left_out_of_it() -> None:
-    found = compare(THEN, Answer((START, CORDON), (replace(INCIDENT, rung=Rung.REPLACE, reason="dearer"),)))
+    found = compare(THEN, Answer((START, CORDON), (replace(INCIDENT, rung=Rung.REPLACE, reason=text("dearer")),)))
     assert found.verdict == "another"
     assert found.differences == ("incident i1: rung was '1', today it is '2'",)
 

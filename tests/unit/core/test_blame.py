@@ -9,6 +9,8 @@ import pytest
 from supervisor.core.blame import LOCKED_BY_ANOTHER
 from supervisor.core.measured import Measured
 from supervisor.core.model import Confidence, GpuFact, Kind, Rung, StuckView
+from supervisor.core.reason import Code, Reason
+from tests.helpers.reasons import texts, values
 from tests.unit.core.world import World
 
 
@@ -36,7 +38,11 @@ def test_one_that_waits_for_nobody_hangs_and_is_restarted(w: World, activity: st
     incident = w.incident
     assert (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
-    assert incident.evidence == (f"rank 0 has not committed a step for 30 s (usually 1.5 s), for 31 s in {activity}",)
+    assert incident.evidence == (
+        Reason.of(
+            Code.NO_STEP, rank=0, bound_s=30.0, usual_s=1.5, activity=activity, activity_s=31.0, process="", stack=""
+        ),
+    )
     assert (incident.rank, incident.confidence, incident.took_s) == (0, Confidence.LIKELY, 31.4)
 
 
@@ -44,7 +50,7 @@ def test_what_the_kernel_says_is_part_of_the_evidence(w: World) -> None:
     hangs(w, 1, "compute", process="busy")
     w.others_wait(1)
     w.round()
-    assert "burns a processor" in w.incident.evidence[0]
+    assert values(w.incident.evidence, Code.NO_STEP)[0]["process"] == "busy"
 
 
 def test_one_that_is_stopped_while_it_waits_hangs(w: World) -> None:
@@ -53,7 +59,7 @@ def test_one_that_is_stopped_while_it_waits_hangs(w: World) -> None:
     hangs(w, 2, "collective")
     w.round()
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
-    assert "stopped by a signal" in w.incident.evidence[0]
+    assert values(w.incident.evidence, Code.NO_STEP)[0]["process"] == "stopped"
 
 
 @pytest.mark.parametrize("waits_in", ["quorum", "collective", "heal", "commit"])
@@ -64,7 +70,9 @@ def test_of_two_the_one_whose_lock_another_thread_holds_hangs(waits_in: str) -> 
     hangs(w, 1, waits_in, stack=f"{REDUCES}; {LOCKED_BY_ANOTHER}, in copies (loader.py:7)")
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 0)
-    assert w.incident.evidence[0].endswith("; another thread holds the interpreter's lock, in copies (loader.py:7)")
+    assert texts(w.incident.evidence[0]).endswith(
+        "; another thread holds the interpreter's lock, in copies (loader.py:7)"
+    )
 
 
 def test_the_others_are_not_touched_while_it_comes_back(w: World) -> None:
@@ -150,7 +158,7 @@ def test_where_all_wait_the_one_that_waits_elsewhere_left_a_collective_out(w: Wo
     hangs(w, 2, "collective", stack=REDUCES.replace("91", "93"))
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.HANG, 1, Rung.RESTART)
-    assert "in wait_quorum" in w.incident.evidence[0]
+    assert "in wait_quorum" in texts(w.incident.evidence[0])
     assert w.incident.confidence == Confidence.SUSPECTED
 
 
@@ -213,7 +221,7 @@ def test_where_all_wait_the_one_whose_machine_is_not_well_is_to_blame(w: World) 
     incident = w.incident
     assert (incident.kind, incident.group, incident.rank) == (Kind.HANG, 1, None)
     assert incident.confidence == Confidence.SUSPECTED
-    assert "on its node: /var: No space left on device" in incident.evidence
+    assert Reason.of(Code.ON_ITS_NODE, fact="/var: No space left on device") in incident.evidence
 
 
 def test_where_several_machines_are_not_well_nobody_is_blamed(w: World) -> None:
@@ -276,9 +284,9 @@ def test_one_whose_ranks_cannot_be_seen_is_to_blame_once_all_others_wait(w: Worl
     assert (incident.kind, incident.group, incident.rank, incident.rung) == (Kind.HANG, 1, None, Rung.RESTART)
     assert incident.confidence == Confidence.SUSPECTED
     assert incident.evidence == (
-        "the others wait for it, or make steps without it, and its node cannot see what its ranks do",
-        "on its node: /var has not answered for over 10 s",
-        "on its node: their files do not answer",
+        Reason.of(Code.STEPS_UNSEEN),
+        Reason.of(Code.ON_ITS_NODE, fact="/var has not answered for over 10 s"),
+        Reason.of(Code.ON_ITS_NODE, fact="their files do not answer"),
     )
 
 
@@ -391,7 +399,7 @@ def test_who_waits_for_a_group_that_evaluates_alone_blames_it_only_once_it_hangs
     hangs(w, 1, "evaluate")
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rung) == (Kind.HANG, 1, Rung.RESTART)
-    assert "for 31 s in evaluate" in w.incident.evidence[0]
+    assert values(w.incident.evidence, Code.NO_STEP)[0]["activity"] == "evaluate"
 
 
 def test_who_was_passed_by_and_waits_now_is_not_to_blame_for_what_keeps_the_others(w: World) -> None:
@@ -432,7 +440,7 @@ def test_a_shard_that_waits_for_one_that_waits_for_a_peer_is_not_to_blame() -> N
     hangs(w, 1, "commit", rank=1)
     w.round()
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 1)
-    assert w.incident.evidence[0].startswith("rank 0 ")
+    assert w.incident.evidence[0].about["rank"] == 0
 
 
 @pytest.mark.parametrize("culprit", ["compute", "commit"])
@@ -446,7 +454,7 @@ def test_a_rank_inside_a_collective_of_its_group_waits_for_one_that_is_elsewhere
     w.others_wait(1)
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 1)
-    assert [sentence[:7] for sentence in w.incident.evidence] == ["rank 1 ", "rank 0 "]
+    assert [seen.about["rank"] for seen in w.incident.evidence] == [1, 0]
 
 
 def one_inside_a_collective() -> World:
@@ -494,7 +502,7 @@ def test_of_two_inside_collectives_the_one_that_is_stopped_is_named() -> None:
     w.others_wait(1)
     w.round()
     assert (w.incident.kind, w.incident.group, w.incident.rank) == (Kind.HANG, 1, 1)
-    assert [sentence[:7] for sentence in w.incident.evidence] == ["rank 1 ", "rank 0 "]
+    assert [seen.about["rank"] for seen in w.incident.evidence] == [1, 0]
 
 
 def test_one_group_alone_is_restarted() -> None:

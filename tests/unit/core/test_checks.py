@@ -208,7 +208,7 @@ def test_a_restart_in_place_becomes_a_replacement_when_its_node_has_failed_its_c
     decision = w.round(w.spec.policy.backoff_max_s)
     assert "start" not in [a.verb for a in decision.actions]
     assert (w.incident.rung, w.incident.kind) == (Rung.REPLACE, Kind.CRASH)
-    assert FAILED in w.incident.evidence
+    assert Reason.of(Code.TEXT, text=FAILED) in w.incident.evidence
     failed = Reason.of(Code.CHECKS_FAILED, evidence=FAILED)
     assert Reason.of(Code.PASSED, rung="restart", why=failed) in w.incident.considered
     w.recover(0)

@@ -13,7 +13,7 @@ from supervisor.core.engines import TRAITS
 from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.words import say
-from tests.helpers.reasons import codes, spent
+from tests.helpers.reasons import SEGFAULT, codes, spent
 from tests.unit.core.world import HOST, World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -39,63 +39,63 @@ def stall(w: World) -> None:
     w.now += w.spec.policy.silent_timeout_s + 0.1
 
 
-TABLE: dict[str, tuple[Callable[[World], None], Kind, Rung, list[str], str]] = {
+TABLE: dict[str, tuple[Callable[[World], None], Kind, Rung, list[str], Reason]] = {
     # what happens: (how, kind, rung, actions of the round, evidence)
     "a segfault": (
         lambda w: w.crash(0, 11),
         Kind.CRASH,
         Rung.RESTART,
         ["start"],
-        "rank 0 was ended by SIGSEGV (signal 11)",
+        SEGFAULT,
     ),
     "a kill": (
         lambda w: w.crash(0, 9),
         Kind.CRASH,
         Rung.RESTART,
         ["start"],
-        "rank 0 was killed by a SIGKILL; whose is not known",
+        Reason.of(Code.KILLED_BY_UNKNOWN, rank=0),
     ),
     "an exception": (
         lambda w: w.fail(0, 1, "ValueError: x"),
         Kind.ERROR,
         Rung.RESTART,
         ["start"],
-        "rank 0 exited with code 1: ValueError: x",
+        Reason.of(Code.EXITED, rank=0, exit_code=1, error="ValueError: x"),
     ),
     "no peers": (
         lambda w: w.fail(0, 75),
         Kind.PEERS_GONE,
         Rung.RESTART,
         ["start"],
-        "rank 0 was to heal from its peers and found none",
+        Reason.of(Code.NO_PEERS, rank=0),
     ),
     "a silent process": (
         lambda w: w.hear(0, "silent"),
         Kind.SILENT,
         Rung.RIDE_THROUGH,
         ["ride_through"],
-        "the gate has not heard it for 1000 ms",
+        Reason.of(Code.UNHEARD, timeout_ms=1000),
     ),
     "a silent process for long": (
         stall,
         Kind.STALLED,
         Rung.RESTART,
         ["start"],
-        "silent for 30 s on a node that lives",
+        Reason.of(Code.SILENT_FOR, seconds=30),
     ),
     "a lost node": (
         lose_node,
         Kind.NODE_LOST,
         Rung.REPLACE,
         ["cordon", "release", "acquire"],
-        "the lease of node n1 (5 s) lapsed and the gate hears group 0 as silent",
+        Reason.of(Code.LAPSED_UNHEARD, node="n1", lease_s=5, group=0, hearing="silent"),
     ),
     "a lost allocation": (
         lose_allocation,
         Kind.ALLOCATION_LOST,
         Rung.REALLOCATE,
         ["release", "acquire"],
-        "the engine says that allocation run-a1 (job-1) is gone: preempted",
+        Reason.of(Code.ALLOCATION_GONE, allocation="run-a1", engine_id="job-1", why="preempted"),
     ),
 }
 
@@ -162,8 +162,20 @@ def test_the_first_cause_is_told_not_its_echo() -> None:
     w.report(0, 2, state="exited", exit_code=1, error="CUDA error")
     w.round()
     w.round(LOCAL_WORD_S + 0.01)
-    assert w.incident.evidence == ("rank 2 exited with code 1: CUDA error",)
+    assert w.incident.evidence == (Reason.of(Code.EXITED, rank=2, exit_code=1, error="CUDA error"),)
     assert w.incident.error == "CUDA error"
+
+
+def test_what_an_older_version_kept_as_a_sentence_is_not_told_twice() -> None:
+    w = World(groups=2).bring_up()
+    w.control = ControlView(paused=True)
+    w.crash(0)
+    w.round()
+    assert w.incident.evidence == (SEGFAULT,)
+    older = replace(w.incident, evidence=(Reason.of(Code.TEXT, text=say(SEGFAULT)),))
+    w.memory = replace(w.memory, incidents={older.id: older})
+    w.round()
+    assert w.memory.incidents == {older.id: older}
 
 
 def test_an_echo_that_our_own_agent_ended_makes_nobody_wait_for_the_engine() -> None:
@@ -207,7 +219,7 @@ def test_an_end_before_it_was_finished_is_a_failure_whatever_its_exit_code() -> 
     assert w.verbs() == ["start"]
     assert (w.incident.kind, w.incident.evidence) == (
         Kind.ERROR,
-        ("rank 0 exited with code 0 before it was finished",),
+        (Reason.of(Code.EXITED, rank=0, exit_code=0, error=""),),
     )
 
 
@@ -338,7 +350,7 @@ def test_the_whole_ladder_in_one_incident() -> None:
     assert spent("replace") in w.incident.considered
     assert spent("reallocate") in w.incident.considered
     assert Code.NOTHING_LEFT in codes(w.memory.halt_reason)
-    assert "rank 0 was ended by SIGSEGV (signal 11)" in say(w.memory.halt_reason)
+    assert SEGFAULT in w.memory.halt_reason.about["evidence"]
 
 
 def test_no_spare_climbs_to_a_new_allocation() -> None:
@@ -694,7 +706,7 @@ def test_a_start_that_never_commits_is_tried_again() -> None:
     assert w.verbs(after=60.0) == []
     w.round(1.0)
     assert (w.incident.kind, w.incident.rung) == (Kind.START_TIMEOUT, Rung.RESTART)
-    assert "no commit 60 s after its start" in w.incident.evidence
+    assert Reason.of(Code.START_LATE, limit_s=60) in w.incident.evidence
     assert w.group().generation == 3
 
 

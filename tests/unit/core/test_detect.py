@@ -8,8 +8,10 @@ import pytest
 
 from supervisor.core import detect, ending
 from supervisor.core.model import GateView, GroupMemory, Kind, Memory, NodeView, Observed, RankView, Verdict
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import PolicySpec, RunSpec
 from supervisor.wire import records
+from tests.helpers.reasons import SEGFAULT
 from tests.unit.core.world import World
 
 SPEC = RunSpec(name="run", policy=PolicySpec(node_lease_s=5))
@@ -124,8 +126,8 @@ def test_what_holds_on_the_machine_is_evidence_of_what_fails_there() -> None:
     w.crash(1)
     w.round()
     assert w.incident.evidence == (
-        "rank 0 was ended by SIGSEGV (signal 11)",
-        "on its node: /local: No space left on device",
+        SEGFAULT,
+        Reason.of(Code.ON_ITS_NODE, fact="/local: No space left on device"),
     )
     before = w.memory
     w.nodes[node] = replace(w.nodes[node], facts={})

@@ -15,6 +15,7 @@ from supervisor.core.spec import FirstRungSpec
 from tests.unit.core.world import World
 
 FULL = "/home/nodes/n: No space left on device"
+ON_ITS_NODE = Reason.of(Code.ON_ITS_NODE, fact=FULL)
 
 
 def tell(w: World, node: str, kind: str = "disk_full") -> None:
@@ -182,8 +183,8 @@ def test_one_that_fails_there_is_started_on_the_spare_at_the_budget_of_a_restart
     w.fail(1)
     assert "move" in w.verbs()
     assert (w.incident.kind, w.incident.rung) == (Kind.ERROR, Rung.RESTART)
-    assert w.incident.evidence == ("rank 0 exited with code 1", f"on its node: {FULL}")
-    why = f"nothing can be written on node {node} now: {FULL}"
+    assert w.incident.evidence == (Reason.of(Code.EXITED, rank=0, exit_code=1, error=""), ON_ITS_NODE)
+    why = Reason.of(Code.DISK_UNUSABLE, node=node, why=FULL)
     assert Reason.of(Code.MOVED, why=why) in w.incident.considered
     w.recover(1)
     assert w.group(1).node == "n3"
@@ -221,7 +222,7 @@ def test_the_word_of_the_end_itself_comes_before_the_fact() -> None:
     w = World(spares=1).bring_up()
     w.fail(1, disk=FULL)
     assert "move" in w.verbs()
-    assert w.incident.evidence == ("rank 0 exited with code 1", f"on its node: {FULL}")
+    assert w.incident.evidence == (Reason.of(Code.EXITED, rank=0, exit_code=1, error=""), ON_ITS_NODE)
 
 
 def test_both_words_are_said_once() -> None:
@@ -229,7 +230,7 @@ def test_both_words_are_said_once() -> None:
     tell(w, w.group(1).node)
     w.fail(1, disk=FULL)
     w.round()
-    assert w.incident.evidence.count(f"on its node: {FULL}") == 1
+    assert w.incident.evidence.count(ON_ITS_NODE) == 1
 
 
 # --- a group that runs there ---

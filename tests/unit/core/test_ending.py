@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.core.ending import ended
 from supervisor.core.model import Confidence, Failure, Kind, RankView
+from supervisor.core.reason import Code, Reason
 
 RANK = RankView(group=0, generation=1, rank=0, state="exited", phase="step", told="", oom=False)
 
@@ -28,56 +29,56 @@ def test_no_end_is_no_failure() -> None:
     assert ended((end(state="running"), end(1, exit_code=0, phase="finished"))) is None
 
 
+OOM_LINE = "Memory cgroup out of memory: Killed process 7 (python)"
+
+
 @pytest.mark.parametrize(
-    ("how", "kind", "sentence"),
+    ("how", "kind", "code", "about"),
     [
-        ({"signal": 11}, Kind.CRASH, "rank 0 was ended by SIGSEGV (signal 11)"),
-        ({"signal": 7}, Kind.CRASH, "rank 0 was ended by SIGBUS (signal 7)"),
-        ({"signal": 6}, Kind.CRASH, "rank 0 was ended by SIGABRT (signal 6)"),
-        ({"signal": 40}, Kind.CRASH, "rank 0 was ended by a signal (signal 40)"),
-        (
-            {"signal": 9},
-            Kind.CRASH,
-            "rank 0 was killed by a SIGKILL that is neither ours nor the kernel's for memory, as far as its cgroup says",
-        ),
-        (
-            {"signal": 9, "oom": None},
-            Kind.CRASH,
-            "rank 0 was killed by a SIGKILL that is not ours; whether it was the kernel's for memory cannot be seen",
-        ),
-        ({"signal": 9, "told": None}, Kind.CRASH, "rank 0 was killed by a SIGKILL; whose is not known"),
-        (
-            {"signal": 9, "oom": True},
-            Kind.OOM,
-            "rank 0 was killed by the kernel for memory (SIGKILL), as its memory cgroup has counted",
-        ),
-        (
-            {"signal": 9, "oom": True, "kernel": "Memory cgroup out of memory: Killed process 7 (python)"},
-            Kind.OOM,
-            "rank 0 was killed by the kernel for memory (SIGKILL): Memory cgroup out of memory: Killed process 7 (python)",
-        ),
+        ({"signal": 11}, Kind.CRASH, Code.ENDED_BY_SIGNAL, {"name": "SIGSEGV", "signal": 11}),
+        ({"signal": 7}, Kind.CRASH, Code.ENDED_BY_SIGNAL, {"name": "SIGBUS", "signal": 7}),
+        ({"signal": 6}, Kind.CRASH, Code.ENDED_BY_SIGNAL, {"name": "SIGABRT", "signal": 6}),
+        ({"signal": 40}, Kind.CRASH, Code.ENDED_BY_SIGNAL, {"name": "a signal", "signal": 40}),
+        ({"signal": 9}, Kind.CRASH, Code.KILLED_BY_NEITHER, {}),
+        ({"signal": 9, "oom": None}, Kind.CRASH, Code.KILLED_NOT_BY_US, {}),
+        ({"signal": 9, "told": None}, Kind.CRASH, Code.KILLED_BY_UNKNOWN, {}),
+        ({"signal": 9, "oom": True}, Kind.OOM, Code.KILLED_FOR_MEMORY, {"kernel": ""}),
+        ({"signal": 9, "oom": True, "kernel": OOM_LINE}, Kind.OOM, Code.KILLED_FOR_MEMORY, {"kernel": OOM_LINE}),
         # a kill of ours stays ours, whatever else happened in its cgroup
         (
             {"signal": 9, "oom": True, "told": "cut off"},
             Kind.CRASH,
-            "rank 0 was ended by its own node (SIGKILL): cut off",
+            Code.ENDED_BY_ITS_NODE,
+            {"signal": "SIGKILL", "why": "cut off"},
         ),
-        ({"signal": 15, "told": "cut off"}, Kind.CRASH, "rank 0 was ended by its own node (SIGTERM): cut off"),
-        ({"exit_code": 143, "told": "cut off"}, Kind.CRASH, "rank 0 was ended by its own node (SIGTERM): cut off"),
-        ({"exit_code": 143}, Kind.CRASH, "rank 0 was ended by a SIGTERM that is not ours"),
-        ({"exit_code": 75}, Kind.PEERS_GONE, "rank 0 was to heal from its peers and found none"),
-        ({"exit_code": 1, "error": "KeyError: 3"}, Kind.ERROR, "rank 0 exited with code 1: KeyError: 3"),
-        ({"exit_code": 0}, Kind.ERROR, "rank 0 exited with code 0 before it was finished"),
+        (
+            {"signal": 15, "told": "cut off"},
+            Kind.CRASH,
+            Code.ENDED_BY_ITS_NODE,
+            {"signal": "SIGTERM", "why": "cut off"},
+        ),
+        (
+            {"exit_code": 143, "told": "cut off"},
+            Kind.CRASH,
+            Code.ENDED_BY_ITS_NODE,
+            {"signal": "SIGTERM", "why": "cut off"},
+        ),
+        ({"exit_code": 143}, Kind.CRASH, Code.TERMINATED, {}),
+        ({"exit_code": 75}, Kind.PEERS_GONE, Code.NO_PEERS, {}),
+        ({"exit_code": 1, "error": "KeyError: 3"}, Kind.ERROR, Code.EXITED, {"exit_code": 1, "error": "KeyError: 3"}),
+        ({"exit_code": 0}, Kind.ERROR, Code.EXITED, {"exit_code": 0, "error": ""}),
     ],
 )
-def test_how_a_rank_ended_gives_the_kind_and_a_sentence(how: dict[str, Any], kind: Kind, sentence: str) -> None:
+def test_how_a_rank_ended_gives_the_kind_and_a_reason(
+    how: dict[str, Any], kind: Kind, code: Code, about: dict[str, Any]
+) -> None:
     found = failure(end(**how))
-    assert (found.kind, found.evidence) == (kind, (sentence,))
+    assert (found.kind, found.evidence) == (kind, (Reason.of(code, rank=0, **about),))
 
 
 def test_the_log_says_more_where_no_error_was_left() -> None:
     words = {"last_words": "Fatal Python error: Segmentation fault"}
-    said = ("its log ends with: Fatal Python error: Segmentation fault",)
+    said = (Reason.of(Code.LOG_ENDS, words="Fatal Python error: Segmentation fault"),)
     assert failure(end(signal=11, **words)).evidence[1:] == said
     assert failure(end(signal=9, **words)).evidence[1:] == said
     assert failure(end(exit_code=3, **words)).evidence[1:] == said
@@ -87,14 +88,17 @@ def test_the_log_says_more_where_no_error_was_left() -> None:
 def test_an_exception_is_told_with_its_place() -> None:
     trace = 'Traceback (most recent call last):\n  File "/home/u/m.py", line 8, in f\n    x\nKeyError: 3'
     found = failure(end(exit_code=1, error="KeyError: 3", trace=trace))
-    assert found.evidence == ("rank 0 exited with code 1: KeyError: 3", "raised in /home/u/m.py, line 8, in f")
+    assert found.evidence == (
+        Reason.of(Code.EXITED, rank=0, exit_code=1, error="KeyError: 3"),
+        Reason.of(Code.RAISED_IN, place="/home/u/m.py, line 8, in f"),
+    )
     assert (found.error, found.trace) == ("KeyError: 3", trace)
 
 
 def test_a_helper_that_was_killed_for_memory_is_told_with_the_error_that_followed() -> None:
     found = failure(end(exit_code=1, error="RuntimeError: DataLoader worker exited", oom=True))
     assert found.kind == Kind.ERROR
-    assert found.evidence[1] == "shortly before, the kernel had killed a process of its memory cgroup for memory"
+    assert found.evidence[1] == Reason.of(Code.KILLED_BEFORE)
 
 
 def test_what_can_be_compared_and_what_not() -> None:
@@ -146,7 +150,7 @@ def test_what_can_be_compared_and_what_not() -> None:
 )
 def test_the_first_cause_is_told(ranks: list[dict[str, Any]], first: int) -> None:
     found = failure(*(end(n, **how) for n, how in enumerate(ranks)))
-    assert found.evidence[0].startswith(f"rank {first} ")
+    assert found.evidence[0].about["rank"] == first
 
 
 @pytest.mark.parametrize(

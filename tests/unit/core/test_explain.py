@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.explain import DONE, done, explain
 from supervisor.core.model import Confidence, Incident, Kind, Rung
 from supervisor.core.reason import Code, Reason
-from tests.helpers.reasons import spent
+from tests.helpers.reasons import SEGFAULT, spent
 
 INCIDENT = Incident(
     id="i7",
@@ -20,7 +20,7 @@ INCIDENT = Incident(
     generation_before=2,
     generation_after=3,
     reason=Reason.of(Code.TEXT, text="a process ended"),
-    evidence=("rank 0 was ended by SIGSEGV (signal 11)", "once more"),
+    evidence=(SEGFAULT, Reason.of(Code.TEXT, text="once more")),
     considered=(spent("restart", 3),),
     state="recovered",
     opened=100.0,

@@ -11,7 +11,9 @@ from supervisor.core import cordons
 from supervisor.core.explain import explain
 from supervisor.core.follows import WITHIN_S
 from supervisor.core.model import CordonView, Kind, Rung, Suspicion
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
+from tests.helpers.reasons import codes
 from tests.unit.core.test_blame import hangs
 from tests.unit.core.world import World
 
@@ -47,9 +49,7 @@ def test_the_same_signal_on_the_next_host_frees_the_first_one_of_it() -> None:
     assert (w.memory.cordons, w.suspicions) == ({}, [])
     freed = next(a for a in decision.actions if a.verb == "uncordon")
     assert freed.reason == ("host n1 is not to blame for it (incident i2: crash): the same befell group 0 on n3")
-    assert w.incident.evidence[-1] == (
-        "the same on host n1 (incident i2): it follows the group, so no host is to blame"
-    )
+    assert w.incident.evidence[-1] == Reason.of(Code.FOLLOWS, host="n1", incident="i2")
 
 
 def test_nor_is_it_held_against_any_host_that_comes_after() -> None:
@@ -91,7 +91,7 @@ def test_a_hang_on_the_next_host_too_is_held_against_none() -> None:
         assert len(w.suspicions) == (1 if n == 0 else 0), "the second one frees the first host"
         w.recover(0)
         w.go_on(step=51 + n)
-    assert "it follows the group, so no host is to blame" in " ".join(w.incident.evidence)
+    assert Code.FOLLOWS in codes(*w.incident.evidence)
 
 
 def test_the_host_that_it_left_is_used_again() -> None:
@@ -238,5 +238,5 @@ def test_a_hang_in_the_kernel_that_follows_its_group_costs_no_third_node() -> No
             w.go_on(step=56)
             w.round(200.0)
     assert w.incident.kind == Kind.HANG
-    assert "follows the group" in str(w.incident.evidence)
+    assert Code.FOLLOWS in codes(*w.incident.evidence)
     assert w.incident.rung == Rung.RESTART

@@ -11,6 +11,7 @@ from supervisor.core import gpu
 from supervisor.core.model import Confidence, GpuFact, Kind, NodeView, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import GroupsSpec
+from tests.helpers.reasons import SEGFAULT, texts, values
 from tests.unit.core.world import World
 
 NAME = "GPU 0 (0000:10:00.0, GPU-0000)"
@@ -49,8 +50,8 @@ def test_a_crash_after_an_xid_that_needs_a_reset_is_the_gpus(code: int) -> None:
     w.round()
     assert (w.incident.kind, w.incident.rung, w.incident.node) == (Kind.GPU, Rung.REPLACE, node)
     assert w.incident.evidence == (
-        f"on host {node}, rank 0: {NAME}: Xid {code}",
-        "and so (crash): rank 0 was ended by SIGSEGV (signal 11)",
+        Reason.of(Code.ON_ITS_GPU, host=node, rank=0, fact=f"{NAME}: Xid {code}"),
+        Reason.of(Code.AND_SO, kind="crash", evidence=SEGFAULT),
     )
     assert (w.incident.rank, w.incident.confidence) == (0, Confidence.LIKELY)
     assert moved(w)
@@ -65,7 +66,10 @@ def test_a_crash_after_one_of_the_programs_own_is_a_crash(code: int) -> None:
     w.crash(1)
     w.round()
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.RESTART)
-    assert w.incident.evidence == ("rank 0 was ended by SIGSEGV (signal 11)", f"on host {node}: {NAME}: Xid {code}")
+    assert w.incident.evidence == (
+        SEGFAULT,
+        Reason.of(Code.ON_ITS_GPU, host=node, rank=None, fact=f"{NAME}: Xid {code}"),
+    )
 
 
 def test_an_exception_keeps_its_text() -> None:
@@ -112,7 +116,8 @@ def test_a_hang_is_the_gpus_also_when_all_wait() -> None:
     tell(w, xid(w, 119))
     w.round()
     assert (w.incident.kind, w.incident.group) == (Kind.GPU, 1)
-    assert "and so (hang): " in w.incident.evidence[1]
+    (led_to,) = values(w.incident.evidence, Code.AND_SO)
+    assert led_to["kind"] == "hang"
     assert moved(w)
 
 
@@ -131,7 +136,7 @@ def test_what_only_warns_never_acts(kind: str) -> None:
     w.crash(1)
     w.round()
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.RESTART)
-    assert any(kind in said for said in w.incident.evidence) == (kind not in gpu.EXPLAINS_NOTHING)
+    assert (kind in texts(*w.incident.evidence)) == (kind not in gpu.EXPLAINS_NOTHING)
 
 
 def test_a_persons_restart_and_a_kill_for_memory_stay_what_they_are() -> None:
@@ -191,7 +196,7 @@ def test_an_xid_of_an_earlier_generation_never_acts_on_a_later_one(code: int) ->
     w.crash(1)
     w.round()
     assert (w.incident.kind, w.incident.rung) == (Kind.CRASH, Rung.RESTART)
-    assert w.incident.evidence == ("rank 0 was ended by SIGSEGV (signal 11)",)
+    assert w.incident.evidence == (SEGFAULT,)
 
 
 def test_an_xid_of_another_group_of_the_node_or_of_none_does_not_act() -> None:

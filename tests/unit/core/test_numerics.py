@@ -13,6 +13,7 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import MAX_CHANGES
 from supervisor.core.spec import FirstRungSpec, TitanSpec
 from supervisor.core.words import say
+from tests.helpers.reasons import codes
 from tests.unit.core.world import World
 
 LOCAL_WORD_S = TRAITS["local"].word_s
@@ -48,8 +49,8 @@ def test_the_one_whose_own_loss_it_was_is_moved_and_its_host_cordoned(w: World) 
         2: (Kind.ERROR, Rung.RESTART),
     }
     assert set(w.memory.cordons) == {suspect}
-    assert any("those of group 0, 2 were: its hardware is suspect" in e for e in w.incidents["i1"].evidence)
-    assert any("its own numbers were finite, those of group 1 were not" in e for e in w.incidents["i2"].evidence)
+    assert Reason.of(Code.OWN_NUMBERS, groups=(0, 2), more=0) in w.incidents["i1"].evidence
+    assert Reason.of(Code.OTHERS_NUMBERS, groups=(1,), more=0) in w.incidents["i2"].evidence
     assert w.memory.phase == "running"
 
 
@@ -168,7 +169,7 @@ def test_the_same_group_at_the_same_data_on_another_host_is_the_models_or_the_da
     assert halting.reason == Reason.of(
         Code.NUMBERS_FOLLOW, host="n2", step=50, host_now="n4", step_now=again_at, before=False
     )
-    assert any("its hardware is suspect" in e for e in halting.evidence), "with all that was seen"
+    assert Code.OWN_NUMBERS in codes(*halting.evidence), "with all that was seen"
     assert (w.memory.cordons, w.suspicions) == ({}, []), "neither host is to blame"
 
 
@@ -179,7 +180,7 @@ def test_one_that_has_come_past_it_goes_on_and_no_host_is_to_blame_until_the_thi
     assert w.memory.phase == "running"
     second = next(i for i in w.incidents.values() if i.followed)
     assert (second.kind, second.group, second.rung, second.state) == (Kind.NUMERICS, 1, Rung.REPLACE, "recovered")
-    assert any("it follows the group" in e for e in second.evidence)
+    assert Code.FOLLOWS in codes(*second.evidence)
     assert (w.memory.cordons, w.suspicions) == ({}, [])
     spoils(w, 1, third_at)
     assert w.memory.phase in ("stopping", "halted")

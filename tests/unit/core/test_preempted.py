@@ -10,7 +10,7 @@ import pytest
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code
 from supervisor.core.words import say
-from tests.helpers.reasons import codes
+from tests.helpers.reasons import codes, texts
 from tests.unit.core.test_leaving import WARN_S, drain, follow, limit, settle, wanted, world
 from tests.unit.core.world import World
 
@@ -38,7 +38,7 @@ def test_the_group_moves_while_it_trains_and_the_incident_says_preempted() -> No
     assert w.verbs() == ["acquire", "move"]
     assert (w.group().phase, w.group().old_node, w.group(1).phase) == ("fencing", "n1", "running")
     assert (w.incident.kind, w.incident.rung, w.incident.node) == (Kind.LEAVING, Rung.REPLACE, "n1")
-    assert "Slurm preempts job 1, after a grace of 60 s" in w.incident.evidence[0]
+    assert "Slurm preempts job 1, after a grace of 60 s" in texts(w.incident.evidence[0])
     assert "preempts" in say(w.incident.reason)
     follow(w, 0)
     assert (w.group().node, w.group().resume, w.incident.state) == ("n3", "peers", "recovered")
@@ -55,7 +55,7 @@ def test_a_grace_that_ends_before_another_node_came_is_nobodys_fault() -> None:
     w.hear(0, "gone")
     w.round()
     assert (w.incident.kind, w.incident.rung) == (Kind.ALLOCATION_LOST, Rung.REALLOCATE)
-    assert "PREEMPTED" in w.incident.evidence[0]
+    assert "PREEMPTED" in texts(w.incident.evidence[0])
     assert Code.SUCCEEDED in codes(w.incident.reason)
     assert w.group(1).phase == "running"
     assert (w.memory.spent, w.memory.cordons) == ({}, {})
@@ -87,8 +87,8 @@ def test_the_engines_word_counts_more_than_a_signal() -> None:
     w.node(1, leaving=NOTICE)
     preempt(w, 1)
     w.round()
-    assert "Slurm preempts job 1" in w.incident.evidence[0]
-    assert NOTICE not in " ".join((say(w.incident.reason), *w.incident.evidence))
+    assert "Slurm preempts job 1" in texts(w.incident.evidence[0])
+    assert NOTICE not in texts(w.incident.reason, *w.incident.evidence)
 
 
 @pytest.mark.parametrize("preempted", [True, False])
@@ -104,7 +104,8 @@ def test_after_a_signal_the_engine_is_asked_why(preempted: bool) -> None:
     if preempted:
         preempt(w, 1)
     assert w.verbs() == ["move"]
-    assert ("preempts" in w.incident.evidence[0], NOTICE in w.incident.evidence[0]) == (preempted, not preempted)
+    why = texts(w.incident.evidence[0])
+    assert ("preempts" in why, NOTICE in why) == (preempted, not preempted)
 
 
 def test_an_engine_that_does_not_answer_is_not_waited_for_longer_than_usual() -> None:

@@ -11,7 +11,7 @@ from supervisor.core.model import ControlView, Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
 from supervisor.core.words import say
-from tests.helpers.reasons import codes
+from tests.helpers.reasons import codes, texts
 from tests.unit.core.world import World, replace
 
 BUG = "ValueError: bad batch at 0x7f10"
@@ -61,7 +61,7 @@ def test_a_lone_group_that_ends_at_the_same_step_again_is_the_programs_fault() -
     w.recover(step=10)
     fails(w, SAME_BUG)
     assert outcome(w) == STOPPED
-    assert "the same at step 20 2 times in a row, on n1" in w.incident.evidence
+    assert Reason.of(Code.SEEN_AGAIN, step=20, times=2, hosts=("n1",)) in w.incident.evidence
     assert why_halted(w) == Reason.of(Code.SAME_STEP_AGAIN, step=20, hosts=("n1",))
     assert SAME_BUG in say(w.memory.halt_reason)
     assert w.memory.spent == {"restart:0": w.memory.spent["restart:0"]}, "one restart is all that was spent"
@@ -105,7 +105,7 @@ def test_a_node_that_is_lost_in_between_changes_nothing() -> None:
     assert w.group().node == "n2"
     fails(w)
     assert outcome(w) == STOPPED
-    assert "the same at step 20 2 times in a row, on n1 and n2" in w.incident.evidence
+    assert Reason.of(Code.SEEN_AGAIN, step=20, times=2, hosts=("n1", "n2")) in w.incident.evidence
 
 
 def test_a_step_past_it_is_forgotten() -> None:
@@ -169,7 +169,7 @@ def test_a_start_that_fails_in_place_and_elsewhere_is_the_programs_fault() -> No
     assert w.group().node == "n2"
     fails(w, step=0, commits=0)
     assert outcome(w) == STOPPED
-    assert "the same before its first commit 3 times in a row, on n1 and n2" in w.incident.evidence
+    assert Reason.of(Code.SEEN_AGAIN, step=-1, times=3, hosts=("n1", "n2")) in w.incident.evidence
     assert why_halted(w) == Reason.of(Code.SAME_END_AGAIN, step=-1, times=3, hosts=("n1", "n2"))
     assert sorted(w.memory.spent) == ["replace", "restart:0"]
 
@@ -327,7 +327,7 @@ def test_in_every_group_whatever_words_and_numbers_are_in_it(error: str) -> None
     w = World(groups=2).bring_up()
     end_all(w, error)
     assert outcome(w) == STOPPED
-    assert error in " ".join(w.incident.evidence)
+    assert error in texts(*w.incident.evidence)
 
 
 @pytest.mark.parametrize("error", ["ValueError: hidden size 500", "ValueError: unknown option 'timeout_s' in [data]"])
@@ -615,4 +615,4 @@ def test_a_late_start_names_the_heal_that_fails() -> None:
     w.report(1, phase="step", heal_failed="its heal from 10.0.0.1:43 has failed 3 times in 41 s: URLError: refused")
     w.round(61.0)
     assert w.incident.kind == Kind.START_TIMEOUT
-    assert any("its heal from 10.0.0.1:43 has failed 3 times" in said for said in w.incident.evidence), w.incident
+    assert "its heal from 10.0.0.1:43 has failed 3 times" in texts(*w.incident.evidence), w.incident

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from supervisor.core.model import Confidence, Kind, Rung, StuckView
+from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import HangSpec
 from supervisor.shell.waiting import held
+from tests.helpers.reasons import values
 from tests.unit.core.world import World
 
 WHY = "is stopped by a signal"
@@ -29,7 +31,7 @@ def test_it_is_started_again_and_its_true_time_is_told(w: World) -> None:
     w.round()
     incident = w.incident
     assert (incident.kind, incident.group, incident.rung, incident.rank) == (Kind.HANG, 1, Rung.RESTART, 0)
-    assert incident.evidence == ("rank 0 is stopped by a signal, for longer than policy.hang.stopped_s = 1.5",)
+    assert incident.evidence == (Reason.of(Code.STOPPED, rank=0, how="is stopped by a signal", limit_s=1.5),)
     assert (incident.confidence, incident.took_s) == (Confidence.CERTAIN, LIMIT_S + 0.04)
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
 
@@ -73,7 +75,7 @@ def test_for_ever_leaves_it_to_the_bound_of_its_step() -> None:
     w.others_wait(1)
     w.round()
     assert w.incident.kind == Kind.HANG
-    assert "has not committed a step for 30 s" in w.incident.evidence[0]
+    assert values(w.incident.evidence, Code.NO_STEP)[0]["bound_s"] == 30.0
 
 
 @pytest.mark.parametrize("policy", [{"mode": "observe"}, {"observe": ("hang",)}])

@@ -12,6 +12,7 @@ from supervisor.core.model import Confidence, Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec
 from supervisor.shell.waiting import held
+from tests.helpers.reasons import values
 from tests.unit.core.world import World
 
 FOR_S = 300.0
@@ -188,8 +189,18 @@ def test_one_that_stays_slow_is_restarted_where_the_policy_says_so() -> None:
     assert w.incident.reason == Reason.of(Code.POLICY_RUNG, kind="straggler", rung="restart")
     assert (w.incident.rank, w.incident.confidence, w.incident.took_s) == (0, Confidence.SUSPECTED, FOR_S + 1.0)
     assert w.incident.evidence == (
-        "rank 0 computes about 2 times as long as the others: 0.9 s of a step itself (0.9 s to compute, 0 s for its data), 0.4 s is usual",
-        "so for 301 s and 64 steps",
+        Reason.of(
+            Code.SLOW,
+            rank=0,
+            times=2.0,
+            for_data=False,
+            seconds=0.9,
+            compute_s=0.9,
+            data_s=0.0,
+            usual_s=0.4,
+            past_s=0.0,
+        ),
+        Reason.of(Code.SLOW_FOR, seconds=301, steps=64),
     )
     assert [w.group(g).generation for g in range(3)] == [1, 2, 1]
     w.recover(1, step=115)
@@ -236,7 +247,8 @@ def test_of_two_groups_it_must_be_slower_than_it_was_itself() -> None:
     w.round(FOR_S)
     assert (w.incident.kind, w.incident.group) == (Kind.STRAGGLER, 1)
     assert w.incident.confidence == Confidence.LIKELY
-    assert w.incident.evidence[0].endswith("0.4 s is usual; when this generation began it took 0.45 s")
+    (slow,) = values(w.incident.evidence, Code.SLOW)
+    assert (slow["usual_s"], slow["past_s"]) == (0.4, 0.45)
 
 
 def test_never_two_at_once() -> None:

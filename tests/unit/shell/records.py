@@ -38,7 +38,7 @@ INCIDENT = Incident(
     generation_before=1,
     generation_after=2,
     reason=Reason.of(Code.TEXT, text="its node is gone"),
-    evidence=("the lease lapsed",),
+    evidence=(Reason.of(Code.LEASE_LAPSED, node="n9", lease_s=5),),
     considered=(Reason.of(Code.PAST_IT, rung="restart"),),
     state="acting",
     opened=5.0,

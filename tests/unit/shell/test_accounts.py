@@ -22,6 +22,7 @@ from supervisor.core.model import (
     Rung,
     StuckView,
 )
+from supervisor.core.reason import Code, Reason
 from supervisor.core.straggler import Slow
 from supervisor.shell.accounts import HELD_S, Accounts, Told, cause_of, told
 from supervisor.shell.catalogue import GROUP_PHASES
@@ -231,7 +232,7 @@ def test_steps_that_were_committed_before_are_recomputed() -> None:
 def test_what_a_slow_group_costs_everybody_is_straggling(for_data: bool) -> None:
     b = Books(groups=2)
     slow = Slow(
-        group=1, generation=1, step=5, sentence="", evidence="", rank=0, confidence=Confidence.LIKELY, sure=True,
+        group=1, generation=1, step=5, sentence="", evidence=Reason.of(Code.SLOW), rank=0, confidence=Confidence.LIKELY, sure=True,
         beyond=0.75, for_data=for_data,
     )  # fmt: skip
     for group in (0, 1):

@@ -11,7 +11,7 @@ import pytest
 from supervisor.ports.store import Changes, Item
 from supervisor.shell.audit import audit
 from supervisor.wire import keys
-from supervisor.wire.records import Control, encode
+from supervisor.wire.records import Control, encode, version_of
 from tests.unit.shell.records import mirror_of, registration, run_values
 
 _SAMPLES: dict[str, Any] = {
@@ -77,8 +77,9 @@ def test_each_key_has_its_kind(key: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("key", "kind"), KEYS)
 def test_a_newer_version_is_reported(key: str, kind: str) -> None:
-    value = json.dumps({"$kind": kind, "$version": 2}).encode()
-    assert check(key, value) == {key: "version 2 is newer than this program's 1"}
+    known = version_of(kind)
+    value = json.dumps({"$kind": kind, "$version": known + 1}).encode()
+    assert check(key, value) == {key: f"version {known + 1} is newer than this program's {known}"}
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"\xff\xfe", b"null", b"[]", b"\0\0\0"])

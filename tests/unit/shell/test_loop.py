@@ -117,7 +117,7 @@ def test_the_epoch_goes_on_where_the_restored_etcds_ended(store: MemoryStore) ->
     ("key", "value"),
     [
         (keys.control("run"), b'{"$kind":"Control","$version":2}'),
-        (keys.memory("other", "run"), b'{"$kind":"Memory","$version":2}'),
+        (keys.memory("other", "run"), b'{"$kind":"Memory","$version":99}'),
         (keys.RESTORING, encode(Restoring(file="f", host="h", pid=1))),
     ],
 )

@@ -15,7 +15,7 @@ from supervisor.shell.status import NodeStatus
 
 ONE = Incident(
     id="i1", kind=Kind.HANG, group=0, node="n1", rung=Rung.RESTART, generation_before=1, generation_after=1,
-    reason=Reason.of(Code.TEXT, text="its node lives"), evidence=("rank 0 has not committed a step for 30 s",), shadow=True,
+    reason=Reason.of(Code.TEXT, text="its node lives"), evidence=(Reason.of(Code.TEXT, text="rank 0 has not committed a step for 30 s"),), shadow=True,
 )  # fmt: skip
 
 

@@ -79,6 +79,8 @@ def _values() -> None:
         ("nothing cheaper is left: restart: budget spent (3 within 3600 s)", Code.NOTHING_LEFT),
         ("another group is the cause: its own numbers were finite", Code.ANOTHERS_FAULT),
         ("one cause, not its node's: started again where it was, at no budget (the breaker holds)", Code.BREAKER_HOLDS),
+        ("the same at step 20 2 times in a row, on n1", Code.SEEN_AGAIN),
+        ("the same before its first commit 3 times in a row, on n1 and n2", Code.SEEN_AGAIN),
         ("a process ended and its node lives", Code.TEXT),
         ("", None),
     ],
