@@ -55,7 +55,7 @@ chaos-long: debian  ## twenty seeds, each of eight faults, some at once, groups 
 killpoints: debian  ## the long lane: 200 rounds of kills at failpoints, about half an hour
 	$(BIN)/python -m tests.chaos.killpoints --results benchmarks/results/killpoints.json
 
-ground: debian  ## nightly, the long lane of `supervisor up`: each of its parts killed, ended or frozen while nothing, a run or a recovery goes on; a quarter of an hour
+ground: debian  ## nightly, the long lane of `supervisor up`: each of its parts killed, ended or frozen while nothing, a run or a recovery goes on; ten minutes
 	$(BIN)/python -m tests.chaos.ground --results benchmarks/results/ground.json
 
 sim: install-dev  ## the long lane of the simulator: 10,000 seeds of 500 nodes, some three and a half hours on two quiet cores; SIM=--go-on goes on with one that was interrupted

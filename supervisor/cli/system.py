@@ -88,7 +88,8 @@ def up(
     from supervisor.shell.engines.slurm_commands import Commands
     from supervisor.shell.signals import Terminal
 
-    count = nodes if nodes is not None else up_module.pool_size(home) or 4
+    with sentences():
+        count = nodes if nodes is not None else up_module.pool_size(home) or 4
     if not etcd and (count == 0 or address == AUTO):
         what = "--nodes 0" if count == 0 else f"--address {AUTO}"
         raise typer.BadParameter(f"{what} needs the --etcd of the system that it is a part of", param_hint="--etcd")

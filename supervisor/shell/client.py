@@ -21,6 +21,7 @@ from supervisor.ports.errors import Fatal, Fenced, Retryable
 from supervisor.ports.store import Expect, Store
 from supervisor.shell import views
 from supervisor.shell.engines.slurm import SlurmEngine
+from supervisor.shell.leading import leader
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.rewrite import rewrite
 from supervisor.wire import environment, keys, programs
@@ -156,7 +157,7 @@ def stopping(mirror: Mirror, record: RunRecord) -> str:
     """What a stop does now, and within which time. That runs from when a leader sees the wish."""
     memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
     drain_s, longest_s = (f(record.spec, memory.measured) for f in (wind_down.drain_s, wind_down.longest_s))
-    leads = "" if keys.LEADER in mirror.items else "; no supervisor leads, and it begins when one does"
+    leads = "" if leader(mirror) is not None else "; no supervisor leads, and it begins when one does"
     return (
         f"stopping: groups that train end after one common step, the others at once; what has not ended in {drain_s:.0f} s "
         f"is ended, and the run within {longest_s:.0f} s{leads}"

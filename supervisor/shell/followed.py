@@ -92,7 +92,7 @@ class Followed:
 
 
 def begun(path: Path, most: int) -> Followed:
-    """A file of which so many bytes at the end are read, from the start of a line."""
+    """A file of which so many bytes at the end are read, from the start of a line, or in the middle of one that is long."""
     parts = rotated.parts(path)
     number = rotated.number(parts[-1]) + 1 if parts else 1
     try:
@@ -102,10 +102,12 @@ def begun(path: Path, most: int) -> Followed:
         else:
             begin, skip = path, size - most
         with begin.open("rb") as file:
+            at = max(0, skip)
             if skip > 0:
                 file.seek(skip)
-                file.readline(most)
-            return Followed(path, file.tell(), number=number, behind=begin != path)
+                line_end = _LINE_ENDS.search(file.read(min(most, PIECE_BYTES)))
+                at += line_end.end() if line_end is not None else 0
+            return Followed(path, at, number=number, behind=begin != path)
     except OSError:
         return Followed(path, number=number)
 

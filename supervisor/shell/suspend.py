@@ -51,6 +51,8 @@ def going_on(store: Store, runs: Path) -> list[str]:
     for record, memory, control in _phases(mirror, runs):
         if control.suspended and memory.phase not in OVER:
             sentences.append(f"run {record.spec.name} was stopped with `up`, and goes on: {_saved(memory)}")
+        elif control.stop and memory.phase not in ENDED:
+            sentences.append(f"run {record.spec.name} is being stopped, as a person asked")
         elif memory.phase not in ENDED:
             found = status.run_status(mirror, record)
             sentences.append(f"run {record.spec.name} goes on ({found.phase}, last step {found.step})")

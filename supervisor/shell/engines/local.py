@@ -81,20 +81,27 @@ class Pool:
 
     @staticmethod
     def load(home: Path) -> Pool | None:
-        """None when there is none."""
+        """None when there is none. Raises Fatal where it cannot be read."""
+        path = _folder(home) / "pool.json"
         try:
-            body = json.loads((_folder(home) / "pool.json").read_text())
+            body = json.loads(path.read_text())
+            return Pool(
+                nodes=tuple(PoolNode(**n) for n in body["nodes"]),
+                etcd=body["etcd"],
+                report_s=body["report_s"],
+                cold=body["cold"],
+                security=body.get("security", ""),
+                host=body.get("host") or socket.gethostname(),
+                gpus=tuple(body.get("gpus", ())),
+            )
         except FileNotFoundError:
             return None
-        return Pool(
-            nodes=tuple(PoolNode(**n) for n in body["nodes"]),
-            etcd=body["etcd"],
-            report_s=body["report_s"],
-            cold=body["cold"],
-            security=body.get("security", ""),
-            host=body.get("host") or socket.gethostname(),
-            gpus=tuple(body.get("gpus", ())),
-        )
+        except OSError as error:
+            raise Fatal(f"the pool of nodes {path} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise Fatal(
+                f"{path} is no pool of nodes: move it away, and `supervisor up --nodes N` makes another"
+            ) from error
 
 
 @dataclass(frozen=True)

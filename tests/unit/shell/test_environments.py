@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from supervisor.core.spec import RunSpec
+from supervisor.ports.errors import Fatal
 from supervisor.shell import client, etcd_server, parts
 from supervisor.shell.engines.local import Pool, PoolNode, environment
 from supervisor.wire import programs
@@ -65,3 +66,12 @@ def test_the_check_of_a_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     said: Any = client.check_titan(RunSpec(name="run"))
     assert said, "it gives no answer"
     assert right(given(tmp_path / "log"))
+
+
+@pytest.mark.parametrize("torn", ["", "[]", "{}", '{"nodes": [{"name": "n1", "colour": 1}]}', '{"nodes": 3'])
+def test_a_pool_that_cannot_be_read_is_named(tmp_path: Path, torn: str) -> None:
+    Pool(nodes=(PoolNode(name="n1"),), etcd="127.0.0.1:1", report_s=1.0, cold=True).save(tmp_path)
+    (path,) = tmp_path.rglob("pool.json")
+    path.write_text(torn)
+    with pytest.raises(Fatal, match=r"pool\.json is no pool of nodes"):
+        Pool.load(tmp_path)

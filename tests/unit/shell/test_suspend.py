@@ -101,6 +101,7 @@ def test_a_run_that_a_person_stopped_stays_stopped() -> None:
 def test_a_persons_stop_is_not_taken_back() -> None:
     """It was still draining when `up` was ended."""
     store, said = store_at("stopping", stop=True), []
+    assert suspend.going_on(store, RUNS) == ["run run is being stopped, as a person asked"]
     suspend.suspend(store, RUNS, said.append, becomes(store, "stopped"))
     assert control(store) == Control(stop=True)
     assert said[-1] == "run run is stopped, its checkpoint of step 50 is complete"
