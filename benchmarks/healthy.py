@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -33,6 +32,7 @@ from benchmarks.decide import machine
 from benchmarks.healthy_trainer import ALONE_EVERY, ALONE_S, EVALUATE_EVERY, EVALUATE_S, SLOW_EVERY, SLOW_TIMES
 from fault_injection.sim.lane import commit
 from supervisor.core.model import Incident, Kind, Rung
+from supervisor.core.reason import Code
 from supervisor.core.spec import AllocationSpec, GroupsSpec, HangSpec, PolicySpec, RunSpec, TitanSpec, TorchFTSpec
 from supervisor.core.words import said, say
 from supervisor.ports.errors import Fatal
@@ -55,8 +55,6 @@ NEIGHBOURS_S = 20.0
 """On for so long, then off for so long."""
 BEGIN_STEPS = 10
 FOUND_WITHIN_S = 120.0
-BOUND = re.compile(r"has not committed a step for ([0-9.]+) s")
-"""As the evidence of a hang names what a step may take (supervisor/core/blame.py)."""
 
 
 def spec() -> RunSpec:
@@ -140,9 +138,7 @@ def control(w: World, record: RunRecord) -> dict[str, Any]:
     os.kill(trainer.pid, signal.SIGSTOP)
     (incident,) = eventually(lambda: acted(w, record), FOUND_WITHIN_S, "the hang is found")
     seconds = time.monotonic() - began
-    bound_s = max(
-        (float(found) for sentence in said(incident.evidence) for found in BOUND.findall(sentence)), default=0.0
-    )
+    bound_s = max((float(why.about["bound_s"]) for why in incident.evidence if why.code == Code.NO_STEP), default=0.0)
     of_it = (incident.kind, incident.group, incident.rung) == (Kind.HANG, 1, Rung.RESTART)
     return {
         "how": "SIGSTOP to group 1, for good",

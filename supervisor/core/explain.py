@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from supervisor.core.lasted import incident_s, lasted_s
 from supervisor.core.model import Incident, Kind, Rung
 from supervisor.core.reason import Code
-from supervisor.core.words import said, say
+from supervisor.core.words import say
 
 DONE = {
     Rung.RIDE_THROUGH: "The others went on without it; nothing was started.",
@@ -51,7 +51,7 @@ def explain(
         *_when(incident, detected, became, stood),
         "",
         "What was seen:",
-        *(f"  - {sentence}" for sentence in said(incident.evidence)),
+        *(f"  - {say(seen)}" for seen in incident.evidence),
         "",
         *done(incident),
         *([f"Why: {say(incident.reason)}."] if incident.reason else []),
