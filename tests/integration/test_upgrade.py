@@ -115,15 +115,15 @@ def test_the_next_version_takes_over_and_this_one_leads_no_more(
         )
         assert _trainers(w)[0, 1][0] == before[0, 1][0]
         memory = _body(w, keys.memory("toy", "run"))
-        assert (memory["$version"], memory["colour"]) == (2, "blue")
+        assert (memory["$version"], memory["colour"]) == (3, "blue")
         assert _body(w, keys.desired(node, "toy"))["$version"] == 1
         before = _trainers(w)
     newer.kill()
     newer.wait(30)
     eventually(lambda: "standing by: etcd holds" in v.log(), 30 + 5 * LEASE_S, "the standby says why it does not lead")
-    assert "runs/toy/memory/run: version 2 is newer than this program's 1" in v.log()
-    fails(cli("run", world=w), 1, "memory/run: version 2 is newer than this program's 1", "docs/UPGRADES.md")
-    fails(cli("status", world=w), 1, "memory/run: version 2 is newer")
+    assert "runs/toy/memory/run: version 3 is newer than this program's 2" in v.log()
+    fails(cli("run", world=w), 1, "memory/run: version 3 is newer than this program's 2", "docs/UPGRADES.md")
+    fails(cli("status", world=w), 1, "memory/run: version 3 is newer")
     again = v.next()
     v.lead(again)
     assert standby.poll() is None
