@@ -1,0 +1,197 @@
+"""Judges a group that shows a failure: whose fault it is, and what is done about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import (
+    away,
+    breaker,
+    cost,
+    detect,
+    follows,
+    in_vain,
+    ladder,
+    left_out,
+    repeat,
+    shadow,
+)
+from supervisor.core.acting import apply, look_at_silence
+from supervisor.core.all_lost import all_lost, nobody_left
+from supervisor.core.follow import recover
+from supervisor.core.kinds import Is, that_are
+from supervisor.core.model import (
+    Failure,
+    GroupMemory,
+    Incident,
+    Kind,
+    Rung,
+    Verdict,
+)
+from supervisor.core.reason import Code, Reason
+from supervisor.core.round import Round, is_rider
+from supervisor.core.words import say
+
+TAKEN = that_are(Is.TAKEN)
+"""How it looks when the engine takes a node away."""
+
+
+def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
+    """Open or escalate the incident of a group that shows a failure."""
+    if failure is None:
+        _say_unknown(r, group)
+        if group.incident:
+            _close_untouched(r, group)
+            _leave_what_failed_its_checks(r, group)
+        return
+    if r.full(group.group):
+        return
+    failure = shadow.as_told_first(r, group, detect.with_facts(failure, group, r.observed, r.spec))
+    failure = shadow.or_asked_for(r, group, failure)
+    ranks = detect.ranks_of(group, r.observed)
+    step = max((rank.step for rank in ranks), default=0)
+    if r.phase == "stopping":
+        _judge_draining(r, group, failure, step)
+        return
+    known = r.incidents.get(group.incident)
+    if failure.kind == Kind.SILENT and known is not None and known.decided is not None:
+        if is_rider(known):
+            look_at_silence(r, group, known)
+        return
+    _weigh(r, repeat.remember(r, group, failure, ranks), failure, known, step)
+
+
+def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | None, step: int) -> None:
+    """Whose fault it is, and what is done about it. `known`: the incident that the group has already."""
+    failure = repeat.told(group, failure)
+    kind, earlier = failure.kind, follows.before(r, group, failure.kind, failure.same)
+    failure = follows.told(failure, earlier)
+    fault, passed = repeat.programs_fault(r, group, failure), repeat.elsewhere(r, group, failure)
+    if earlier is not None and kind == Kind.NUMERICS:
+        fault = follows.not_finite(r, group, step, earlier)
+    failure = repeat.as_the_programs(failure) if fault else failure
+    incident = r.incident_for(group, failure, step)
+    group = r.groups[group.group]
+    if r.paused:
+        r.wait(f"group {group.group}: {say(failure.evidence[0])}; the run is paused, nothing is done")
+        return
+    if breaker.holds(r, group, incident.kind):
+        return  # it was opened, and is over by itself if its node comes back
+    in_place = breaker.in_place(r, incident.kind) or away.waited_for(r, group, failure)
+    # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a node.
+    tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
+    at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
+    if tried and incident.kind != Kind.REQUESTED and not in_place:
+        cost.note(r, known, mended=False)
+    if passed is None and earlier is None:
+        passed = in_vain.elsewhere(r, group, failure) or cost.elsewhere(r, group, incident.kind)
+    if fault:
+        choice = ladder.Choice(Rung.STOP, fault)
+    else:
+        choice = _choice(r, group, failure, incident, at_least, passed, in_place)
+    out = None if fault or choice.free else left_out.why(r, group, failure, choice)
+    costs = cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
+    if shadow.only_observed(r, failure) and choice.rung != Rung.RIDE_THROUGH:
+        shadow.observe(r, replace(incident, costs=costs), choice)
+    else:
+        incident = shadow.ended(r, incident, failure, step)
+        follows.remember(r, r.groups[group.group], kind, failure.same, incident.id, step, earlier)
+        if out:
+            left_out.leave_out(
+                r, r.groups[group.group], replace(incident, costs=costs, followed=earlier is not None), out, choice
+            )
+            return
+        apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)
+
+
+def _choice(
+    r: Round,
+    group: GroupMemory,
+    failure: Failure,
+    incident: Incident,
+    at_least: Rung,
+    passed: Reason | None,
+    in_place: Reason | None,
+) -> ladder.Choice:
+    """The rung. `passed`: why another node is to be tried. `in_place`: why none would cure it."""
+    kind, known = incident.kind, r.before.incidents.get(incident.id)
+    at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, None)
+    if kind == Kind.REQUESTED:
+        return ladder.Choice(Rung.RESTART, ladder.why_first(kind, r.spec.policy), free=True)
+    if failure.blameless:
+        why = Reason.of(Code.ANOTHERS_FAULT, evidence=failure.evidence[-1])
+        return ladder.Choice(Rung.RESTART, why, free=True)
+    if kind == Kind.ALLOCATION_LOST and nobody_left(r):
+        return all_lost(r, group)
+    if kind in TAKEN and (successor := r.successor(r.placed_by(group))):
+        return _succeeded(r, incident, successor)
+    if breaker.evicting(r) and kind in breaker.HELD:
+        at_least = max(at_least, breaker.passes(r, kind, known))
+        return replace(r.choose(kind, group.group, at_least, passed, unpaid=True), free=True)
+    choice = r.choose(kind, group.group, at_least, passed)
+    if in_place and ladder.first_rung(kind, r.spec.policy) != Rung.STOP:
+        return ladder.in_place(choice, in_place)
+    return choice
+
+
+def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
+    """It is to be started again where it was, and that machine has failed its checks since: a rung higher."""
+    incident, node = r.incidents.get(group.incident), r.observed.nodes.get(group.node)
+    if group.phase != "placing" or incident is None or node is None or not node.failed:
+        return
+    if r.paused or r.phase != "running" or breaker.tripped(r) or r.full(group.group):
+        return  # placing says what is waited for
+    seen = Reason.of(Code.TEXT, text=node.failed)
+    if seen not in incident.evidence:
+        incident = replace(incident, evidence=(*incident.evidence, seen)[-8:])
+    given_up, failed = breaker.evicting(r), Reason.of(Code.CHECKS_FAILED, evidence=node.failed)
+    choice = r.choose(incident.kind, group.group, Rung.REPLACE, failed, unpaid=given_up)
+    choice = replace(choice, free=given_up)
+    if choice.rung == Rung.STOP and any(g.phase in ("starting", "running") for g in r.groups.values()):
+        r.wait(f"group {group.group}: {node.failed}: nothing is started there until it passes; {say(choice.reason)}")
+        return  # its agent checks again
+    apply(r, group, replace(incident, costs=cost.of(r, group, incident.kind)), choice)
+
+
+def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
+    """Its node was leaving and has gone before the group moved: what rung 3 would ask for is asked for already."""
+    passed = range(ladder.first_rung(incident.kind, r.spec.policy), Rung.REALLOCATE)
+    considered = tuple(
+        Reason.of(Code.ASKED_BEFORE, rung=ladder.name(Rung(rung)), allocation=successor) for rung in passed
+    )
+    why = Reason.of(Code.SUCCEEDED, kind=incident.kind.value, allocation=successor)
+    return ladder.Choice(Rung.REALLOCATE, why, considered, free=True)
+
+
+def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:
+    """A group that fails while it drains is not started again. A hiccup, or a restart that a person asks for, is no
+    failure to drain."""
+    if failure.kind == Kind.REQUESTED:
+        return
+    if failure.kind == Kind.SILENT:
+        incident = r.incident_for(group, failure, step)
+        look_at_silence(r, group, incident)
+        return
+    r.set_group(replace(group, phase="finished", since=r.now, incident=""))
+
+
+def _say_unknown(r: Round, group: GroupMemory) -> None:
+    node = r.observed.nodes.get(group.node)
+    if group.phase not in ("starting", "running") or (node is not None and node.registered):
+        return
+    verdict, why = detect.node_verdict(group.node, group, r.observed, r.spec)
+    if verdict == Verdict.UNKNOWN:
+        r.wait(f"group {group.group}: {say(why)}", until=r.now + 1.0)
+
+
+def _close_untouched(r: Round, group: GroupMemory) -> None:
+    """An incident about which nothing was done, as the run was paused or the breaker held, and whose cause has gone by itself."""
+    incident = r.incidents.get(group.incident)
+    if incident is None or group.phase not in ("starting", "running"):
+        return
+    # one that began as a hiccup was decided: to be ridden through
+    if incident.decided is not None and (incident.generation_after > incident.generation_before or is_rider(incident)):
+        return
+    if not detect.suspect(group, r.observed) and not r.full(group.group):
+        recover(r, incident)
+        r.set_group(replace(group, incident=""))
