@@ -76,7 +76,7 @@ each number, so they print the same.
 | length of a run | from start to end, or until now, by the run clock and with the seconds in which no supervisor led; without what passed from a halt to its resume | `Account.ran_s` |
 | ETTR | productive group-seconds over all group-seconds of that length, to a tenth of a percent; all other causes are badput | `core/ledger.py`: `ettr`, of `Account.seconds` |
 | first sign of an incident | an end, or the last sign of life that only a timeout reveals: a node's lease, the gate's silence, a step that stood still | `Incident.took_s` before `opened` |
-| recovered | the leader has seen that the group's new generation committed a step with the others: made together, or healed from them; its own first step where no other group trains | `core/decide.py`: `with_the_others` |
+| recovered | the leader has seen that the group's new generation committed a step with the others: made together, or healed from them; its own first step where no other group trains | `core/follow.py`: `with_the_others` |
 | duration of an incident | from its first sign until it recovered, or until now, by the run clock and with the seconds in which no supervisor led | `core/lasted.py`: `incident_s` |
 
 Times of day are by the clock of the leader of that time. `supervisor chaos` certifies a time that it has chosen: the ETTR of its certificate is of

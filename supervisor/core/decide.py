@@ -50,7 +50,7 @@ from supervisor.core.wind_down import wind_down
 
 @dataclass(slots=True)
 class Found:
-    """What the stages of one round pass on."""
+    """Values that the stages of one round pass on."""
 
     hanging: Blame = field(default_factory=Blame)
     slow: dict[int, Failure] = field(default_factory=dict)
@@ -247,7 +247,7 @@ def _note_slow(r: Round, found: Found) -> None:
 
 
 def _find_failures(r: Round, found: Found) -> None:
-    """With what is only said: it leads to nothing."""
+    """Finds who fails. Adds the waits that lead to nothing."""
     spike = numerics.spike(r.groups, r.observed, r.spec)
     no_way = detect.without_a_way(r.groups, r.observed, r.spec, r.before.lighthouse.opened)
     behind = unsaved.sentence(r.groups, r.draft.checkpoint, r.observed, r.spec)
