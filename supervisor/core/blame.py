@@ -121,7 +121,7 @@ def _by_their_steps(
     else:
         for_s = spec.policy.hang.at_least_s
         phases = {g.phase for g in groups.values() if not g.waits_for_long(observed.now, for_s)}
-        told = _blame(running, observed, spec, stuck, unseen, steps, left, phases, unsure_since)
+        told = _blame(_Waits(running, stuck, unseen, steps, left, phases), observed, spec, unsure_since)
     if told.groups and (away := disks.away_for_all(observed.nodes.get(g.node) for g in running.values())):
         # The others may only have come past it before: one that is started again reads it too.
         hangs = f"{_listed(told.groups)} hang{'' if len(told.groups) > 1 else 's'}"
@@ -192,37 +192,52 @@ def _when_seen(
     return replace(seen, step=max(seen.step, ahead)) if now < seen.since + TOLD_S else seen
 
 
-def _blame(
-    running: Mapping[int, GroupMemory],
-    observed: Observed,
-    spec: RunSpec,
-    stuck: Mapping[int, list[RankView]],
-    unseen: tuple[int, ...],
-    steps: Mapping[int, int],
-    left: tuple[int, ...],
-    phases: Set[str],
-    unsure_since: float | None,
-) -> Blame:
-    own = tuple(sorted(g for g, ranks in stuck.items() if _by_itself(ranks)))
-    if own and len(own) == len(running) and len(running) > 1:
-        return Blame(held=_shared(stuck))
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Groups whose steps take too long, beside the others."""
+
+    running: Mapping[int, GroupMemory]
+    stuck: Mapping[int, list[RankView]]
+    unseen: tuple[int, ...]
+    """Groups whose ranks cannot be seen."""
+    steps: Mapping[int, int]
+    left: tuple[int, ...]
+    """Groups that the others went on without."""
+    phases: Set[str]
+    """Phases of all groups that anyone waits for."""
+
+
+def _blame(waits: _Waits, observed: Observed, spec: RunSpec, unsure_since: float | None) -> Blame:
+    own = tuple(sorted(g for g, ranks in waits.stuck.items() if _by_itself(ranks)))
+    if own and len(own) == len(waits.running) and len(waits.running) > 1:
+        return Blame(held=_shared(waits.stuck))
     if own:
-        # Who hangs stalls all others, or is left behind: until each of them has said one or the other, the cause may be shared.
-        least = min(steps[g] for g in own)
-        alive = {g for g, group in running.items() if _runs(group, observed)}
-        silent = [g for g in sorted(alive - stuck.keys()) if steps[g] < least + STEPS_BEHIND]
-        untold = [g for g in own if _wait_for_one_of_theirs(stuck[g], spec.groups.ranks_per_group)]
-        waited = unsure_since is not None and observed.now - unsure_since >= spec.policy.hang.at_least_s
-        if (not silent and not untold) or waited:
-            return Blame(own, unsure=bool(silent or untold))
-        about = f"{_listed(own)} hangs" if len(own) == 1 else f"{_listed(own)} hang"
-        others = (
-            f"whether {_listed(silent)} does too" if silent else f"for which rank of {_listed(untold)} the others wait"
-        )
-        return Blame(held=f"{about}; not known yet {others}", unsure=True)
-    all_wait = (
-        stuck.keys() | set(unseen) == running.keys()
-    )  # who does not may be what they wait for: it may evaluate, or save
+        return _by_themselves(own, waits, observed, spec, unsure_since)
+    return _for_each_other(waits, observed, spec)
+
+
+def _by_themselves(
+    own: tuple[int, ...], waits: _Waits, observed: Observed, spec: RunSpec, unsure_since: float | None
+) -> Blame:
+    """Blames groups that hang in their own doing. A hang stalls all others, or is left behind: until each of them shows one or the
+    other, the cause may be shared."""
+    least = min(waits.steps[g] for g in own)
+    alive = {g for g, group in waits.running.items() if _runs(group, observed)}
+    silent = [g for g in sorted(alive - waits.stuck.keys()) if waits.steps[g] < least + STEPS_BEHIND]
+    untold = [g for g in own if _wait_for_one_of_theirs(waits.stuck[g], spec.groups.ranks_per_group)]
+    waited = unsure_since is not None and observed.now - unsure_since >= spec.policy.hang.at_least_s
+    if (not silent and not untold) or waited:
+        return Blame(own, unsure=bool(silent or untold))
+    about = f"{_listed(own)} hangs" if len(own) == 1 else f"{_listed(own)} hang"
+    others = f"whether {_listed(silent)} does too" if silent else f"for which rank of {_listed(untold)} the others wait"
+    return Blame(held=f"{about}; not known yet {others}", unsure=True)
+
+
+def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
+    """Blames one of the groups that all wait for others, or holds."""
+    running, stuck, phases, left = waits.running, waits.stuck, waits.phases, waits.left
+    # a group that does not wait may be what they wait for: it may evaluate, or save
+    all_wait = stuck.keys() | set(waits.unseen) == running.keys()
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
     if all_wait and broken and len(broken) < len(running):
         return Blame(broken)  # a collective with a GPU that has failed ends for nobody

@@ -253,10 +253,11 @@ def _find_failures(r: Round, found: Found) -> None:
     behind = unsaved.sentence(r.groups, r.draft.checkpoint, r.observed, r.spec)
     for sentence in (*disks.untold(r.groups, r.observed), *filter(None, (spike, no_way, behind))):
         r.wait(sentence)
-    numbers, excused = detect.not_finite(r.observed, r.before), late.excused(r)
-    hang = frozenset(found.hanging.groups)
+    compared = detect.Compared(
+        frozenset(found.hanging.groups), found.slow, detect.not_finite(r.observed, r.before), late.excused(r)
+    )
     for g, group in r.groups.items():
-        failure = detect.failure(group, r.observed, r.spec, r.before, hang, found.slow, numbers, excused)
+        failure = detect.failure(group, r.observed, r.spec, r.before, compared)
         if failure is not None:
             found.failing[g] = failure
 

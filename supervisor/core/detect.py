@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from supervisor.core import blame, ending, engines, gpu, numerics, stops
 from supervisor.core.kinds import Is, that_are
@@ -196,19 +196,28 @@ def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: R
     return replace(failure, evidence=(*failure.evidence, *more))
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Findings of comparing all groups, put together once a round."""
+
+    hanging: Collection[int] = ()
+    """Groups that are to blame for a hang."""
+    slow: Mapping[int, Failure] = field(default_factory=dict)
+    """The group that is to be acted on for being slow."""
+    numbers: NotFinite | None = None
+    """None: each asks for itself."""
+    excused: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of a start that were not its own (core/late.py)."""
+
+
+ALONE = Compared()
+
+
 def failure(
-    group: GroupMemory,
-    observed: Observed,
-    spec: RunSpec,
-    memory: Memory,
-    hanging: Collection[int] = (),
-    slow: Mapping[int, Failure] | None = None,
-    numbers: NotFinite | None = None,
-    excused: Mapping[int, float] | None = None,
+    group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared = ALONE
 ) -> Failure | None:
-    """The gravest failure that a group shows now, or None. `hanging`: the groups that are to blame for a hang. `slow`: the
-    one that is to be acted on for being slow. `excused`: seconds of a start that were not its own (core/late.py)."""
-    found = _gravest(group, observed, spec, memory, hanging, slow, numbers, excused)
+    """The gravest failure that a group shows now, or None."""
+    found = _gravest(group, observed, spec, memory, compared)
     if found is None or found.kind in PLANNED:
         return found
     return replace(found, took_s=round(max(found.took_s, _since_a_sign_s(group, observed, spec, memory)), 3))
@@ -225,14 +234,7 @@ def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memor
 
 
 def _gravest(
-    group: GroupMemory,
-    observed: Observed,
-    spec: RunSpec,
-    memory: Memory,
-    hanging: Collection[int],
-    slow: Mapping[int, Failure] | None,
-    numbers: NotFinite | None,
-    excused: Mapping[int, float] | None,
+    group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared
 ) -> Failure | None:
     if group.phase not in ("starting", "running") and not (group.phase == "placing" and group.node):
         return None
@@ -241,7 +243,7 @@ def _gravest(
     if grant is not None and grant.state == "gone":
         taken = Reason.of(Code.ALLOCATION_GONE, allocation=grant.key, engine_id=grant.engine_id, why=grant.reason)
         return Failure(Kind.ALLOCATION_LOST, (taken,))
-    numbers = numbers or not_finite(observed, memory)
+    numbers = compared.numbers or not_finite(observed, memory)
     if not settled(group, observed, spec, memory, numbers):
         return None
     if node is None or not node.registered or node.allocation != group.allocation:
@@ -261,7 +263,7 @@ def _gravest(
         return broken
     if observed.control.restarts.get(group.group, 0) > memory.restarts_done.get(group.group, 0):
         return Failure(Kind.REQUESTED, (Reason.of(Code.REQUESTED),))
-    if group.group in hanging:
+    if group.group in compared.hanging:
         stopped = stops.failure(group, observed, spec.policy.hang.stopped_s)
         return gpu.judged(stopped or blame.failure(group, observed), group, observed, spec)
     silence = _silence(group, observed, spec, memory)
@@ -273,14 +275,14 @@ def _gravest(
         waited_s = spec.policy.start_timeout_s
         lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
         if (
-            lasted_s - (excused or {}).get(group.group, 0.0) > waited_s
+            lasted_s - compared.excused.get(group.group, 0.0) > waited_s
             and not blame.steps_unseen(group, memory.groups, observed)
             and not _has_no_way(group, observed, gate)
         ):
             late = Reason.of(Code.START_LATE, limit_s=waited_s)
             said = (late, *heals_failed(group, observed), *_not_reached(group, observed, gate))
             return gpu.judged(Failure(Kind.START_TIMEOUT, said, took_s=lasted_s), group, observed, spec)
-    return slow.get(group.group) if slow else None
+    return compared.slow.get(group.group)
 
 
 def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> Failure | None:

@@ -52,19 +52,16 @@ def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reaso
     )  # fmt: skip
 
 
-def remember(
-    r: Round, group: GroupMemory, kind: Kind, same: str, incident: str, step: int, earlier: Shown | None
-) -> None:
+def remember(r: Round, group: GroupMemory, shown: Shown, earlier: Shown | None) -> None:
     """Something is done about a failure here. If it was seen on another host before, that one is free of it."""
-    if kind not in BY_KIND | BY_END:
+    if shown.kind not in BY_KIND | BY_END:
         return
-    same = same if kind in BY_END else ""
-    shown = Shown(kind=kind, host=r.host_of(group.node), incident=incident, at=r.now, step=step, same=same)
+    shown = replace(shown, same=shown.same if shown.kind in BY_END else "")
     if earlier is not None:
         shown = replace(shown, followed=True)
         acquit(r, group, earlier)
     group = r.groups[group.group]
-    r.set_group(replace(group, shown=(*(s for s in group.shown if s.kind != kind), shown)))
+    r.set_group(replace(group, shown=(*(s for s in group.shown if s.kind != shown.kind), shown)))
 
 
 def acquit(r: Round, group: GroupMemory, earlier: Shown) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from supervisor.core import (
     away,
@@ -26,6 +26,7 @@ from supervisor.core.model import (
     Incident,
     Kind,
     Rung,
+    Shown,
     Verdict,
 )
 from supervisor.core.reason import Code, Reason
@@ -88,14 +89,16 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
     if fault:
         choice = ladder.Choice(Rung.STOP, fault)
     else:
-        choice = _choice(r, group, failure, incident, at_least, passed, in_place)
+        choice = _choice(r, group, failure, incident, _Limits(at_least, passed, in_place))
     out = None if fault or choice.free else left_out.why(r, group, failure, choice)
     costs = cost.of(r, group, incident.kind) if choice.rung > Rung.RIDE_THROUGH and not fault else ()
     if shadow.only_observed(r, failure) and choice.rung != Rung.RIDE_THROUGH:
         shadow.observe(r, replace(incident, costs=costs), choice)
     else:
         incident = shadow.ended(r, incident, failure, step)
-        follows.remember(r, r.groups[group.group], kind, failure.same, incident.id, step, earlier)
+        host = r.host_of(r.groups[group.group].node)
+        shown = Shown(kind=kind, host=host, incident=incident.id, at=r.now, step=step, same=failure.same)
+        follows.remember(r, r.groups[group.group], shown, earlier)
         if out:
             left_out.leave_out(
                 r, r.groups[group.group], replace(incident, costs=costs, followed=earlier is not None), out, choice
@@ -104,18 +107,23 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
         apply(r, r.groups[group.group], replace(incident, costs=costs), choice, followed=earlier is not None)
 
 
-def _choice(
-    r: Round,
-    group: GroupMemory,
-    failure: Failure,
-    incident: Incident,
-    at_least: Rung,
-    passed: Reason | None,
-    in_place: Reason | None,
-) -> ladder.Choice:
-    """The rung. `passed`: why another node is to be tried. `in_place`: why none would cure it."""
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Where the ladder may begin, and end."""
+
+    at_least: Rung
+    passed: Reason | None
+    """Why another node is to be tried."""
+    in_place: Reason | None
+    """Why no other node would cure it."""
+
+
+def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, limits: _Limits) -> ladder.Choice:
+    """The rung."""
     kind, known = incident.kind, r.before.incidents.get(incident.id)
-    at_least, passed = (Rung.REPLACE, passed) if passed and at_least < Rung.REPLACE else (at_least, None)
+    at_least, passed = limits.at_least, None
+    if limits.passed is not None and at_least < Rung.REPLACE:
+        at_least, passed = Rung.REPLACE, limits.passed
     if kind == Kind.REQUESTED:
         return ladder.Choice(Rung.RESTART, ladder.why_first(kind, r.spec.policy), free=True)
     if failure.blameless:
@@ -129,8 +137,8 @@ def _choice(
         at_least = max(at_least, breaker.passes(r, kind, known))
         return replace(r.choose(kind, group.group, at_least, passed, unpaid=True), free=True)
     choice = r.choose(kind, group.group, at_least, passed)
-    if in_place and ladder.first_rung(kind, r.spec.policy) != Rung.STOP:
-        return ladder.in_place(choice, in_place)
+    if limits.in_place is not None and ladder.first_rung(kind, r.spec.policy) != Rung.STOP:
+        return ladder.in_place(choice, limits.in_place)
     return choice
 
 

@@ -40,21 +40,30 @@ def why_first(kind: Kind, policy: PolicySpec) -> Reason:
     return Reason.of(Code.POLICY_RUNG, kind=kind.value, rung=getattr(policy.first_rung, kind))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Budgets and nodes that a rung may be paid with."""
+
+    now: float
+    spent: Mapping[str, tuple[float, ...]]
+    """As Memory.spent."""
+    of_kind: tuple[float, ...] = ()
+    """When this group's failures of this kind were acted on."""
+    spare: bool
+    """There is a node for it."""
+
+
 def choose(
     kind: Kind,
     group: int,
     policy: PolicySpec,
-    *,
-    spent: Mapping[str, tuple[float, ...]],
-    now: float,
-    spare: bool,
-    of_kind: tuple[float, ...] = (),
+    means: Means,
     at_least: Rung = Rung.RIDE_THROUGH,
     passed: Reason | None = None,
 ) -> Choice:
     """The cheapest rung that this kind may take and that has budget left.
 
-    `of_kind`: when this group's failures of this kind were acted on. `at_least` is the rung below which this incident may
+    `at_least` is the rung below which this incident may
     not go, and `passed` is why (it has tried). A rung is never skipped without a reason in `considered`.
     """
     first, why = first_rung(kind, policy), why_first(kind, policy)
@@ -64,16 +73,16 @@ def choose(
     while rung < Rung.STOP:
         if rung == Rung.RIDE_THROUGH:
             return Choice(rung, why, tuple(considered))
-        if rung == first and budgets.of_kind_left(of_kind, policy, kind, now) == 0:
+        if rung == first and budgets.of_kind_left(means.of_kind, policy, kind, means.now) == 0:
             considered.append(
                 Reason.of(
                     Code.KIND_BUDGET_SPENT, rung=name(rung), kind=kind.value, allowed=policy.kind_budget[kind],
                     window_s=budget.window_s,
                 )
             )  # fmt: skip
-        elif rung == Rung.REPLACE and not spare:
+        elif rung == Rung.REPLACE and not means.spare:
             considered.append(Reason.of(Code.NO_SPARE))
-        elif budgets.left(spent, budget, rung, group, now) == 0:
+        elif budgets.left(means.spent, budget, rung, group, means.now) == 0:
             allowed = budgets.allowed(budget, rung)
             considered.append(Reason.of(Code.BUDGET_SPENT, rung=name(rung), allowed=allowed, window_s=budget.window_s))
         else:

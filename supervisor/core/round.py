@@ -12,7 +12,7 @@ from typing import Any
 from supervisor.core import budget as budgets
 from supervisor.core import cordons, disks, gpu
 from supervisor.core.kinds import Is, that_are
-from supervisor.core.ladder import Choice, choose, first_rung
+from supervisor.core.ladder import Choice, Means, choose, first_rung
 from supervisor.core.model import (
     Action,
     AllocationMemory,
@@ -418,10 +418,8 @@ class Round:
         """The rung for a failure, as the ladder has it. `unpaid`: whatever the budgets have left."""
         of_kind = self.spent_by_kind.get(budgets.kind_scope(kind, group), ())
         spare = bool(self.next_spare or (kind != Kind.STRAGGLER and self.one_in_need))
-        return choose(
-            kind, group, self.spec.policy, spent={} if unpaid else self.spent, of_kind=() if unpaid else of_kind,
-            now=self.now, spare=spare, at_least=at_least, passed=passed,
-        )  # fmt: skip
+        means = Means(now=self.now, spent={} if unpaid else self.spent, of_kind=() if unpaid else of_kind, spare=spare)
+        return choose(kind, group, self.spec.policy, means, at_least, passed)
 
     def left(self, rung: Rung, group: int) -> int:
         """What a rung's budget has left."""

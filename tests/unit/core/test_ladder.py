@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core.ladder import FIXED, Choice, choose, first_rung
+from supervisor.core.ladder import FIXED, Choice, Means, choose, first_rung
 from supervisor.core.model import Kind, Rung
 from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import BudgetSpec, FirstRungSpec, PolicySpec
@@ -31,7 +31,8 @@ def pick(
     policy: PolicySpec = POLICY,
 ) -> Choice:
     drawn = dict.fromkeys(spent, (0.0,))
-    return choose(kind, 0, policy, spent=drawn, of_kind=of_kind, now=1.0, spare=spare, at_least=at_least)
+    means = Means(now=1.0, spent=drawn, of_kind=of_kind, spare=spare)
+    return choose(kind, 0, policy, means, at_least)
 
 
 def test_every_kind_has_a_first_rung_and_a_reason() -> None:
