@@ -8,6 +8,7 @@ toy.needs: a path without which it fails at once.
 toy.raise_at: it raises after this step, counted by itself from 1. toy.segfault_at: the kernel ends it there.
 toy.hog: once this path exists it takes memory (at most 1 GiB) until something ends it.
 toy.saves: while this path exists it says that it writes its checkpoints (idle only; else none is written).
+toy.keeps: the writer saves checkpoints, and a start from disk goes on from one (quorum only); it ends at the step of the drain.
 toy.stop_at: its step does not move any more, though it lives. toy.child: it leaves a process in a session of its own.
 toy.leaves: it leaves daemons, which are the shim's children at once, whose pids are in left.json.
 """
@@ -31,6 +32,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from agents import sockets
+from supervisor.wire import checkpoints
 from supervisor.wire.records import PEERS_GONE, CheckpointMark, Progress, TrainerLaunch, decode, encode
 from titan_actor.ledger import write_error_file
 
@@ -65,6 +67,9 @@ class Toy:
         self.options = {key.removeprefix("toy."): value for key, value in launch.titan.overrides.items()}
         self.stop = threading.Event()
         self.unwritten = b""
+        self.writer = launch.writer
+        self.last_step = sys.maxsize
+        """After it, a toy that keeps its steps ends."""
         self.progress = Progress(
             run=launch.run,
             group=launch.group,
@@ -92,7 +97,12 @@ class Toy:
                     for line in file:
                         log.write(line)
                         log.flush()
-                        if json.loads(line)["do"] == "drain":
+                        asked = json.loads(line)
+                        if asked["do"] == "writer":
+                            self.writer = asked["writer"]
+                        elif asked["do"] == "drain" and self.options.get("keeps") and asked.get("at_step"):
+                            self.last_step = asked["at_step"]
+                        elif asked["do"] == "drain":
                             self.stop.set()
                         file.write(b'{"ok":true}\n')
                         file.flush()
@@ -164,6 +174,16 @@ class Toy:
         due = step - step % self.launch.titan.checkpoint_interval_steps
         return CheckpointMark(step=due, path="nowhere", group=self.launch.group, generation=self.launch.generation)
 
+    def save(self, step: int) -> None:
+        """A complete checkpoint, which holds the step alone."""
+        mark = CheckpointMark(step=step, path="", group=self.launch.group, generation=self.launch.generation)
+        folder = checkpoints.folder_of(self.launch.run_dir) / checkpoints.name_of(mark)
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "marker").write_bytes(encode(replace(mark, path=str(folder))))
+            (folder / "marker").rename(folder / checkpoints.MARKER)
+            self.say(checkpoint=replace(mark, path=str(folder)))
+
     def bugs(self) -> None:
         """What is asked for to go wrong at this step."""
         if self.progress.step == self.options.get("raise_at"):
@@ -216,9 +236,11 @@ class Toy:
         client = torchft.ManagerClient(manager.address(), timedelta(seconds=10))
         self.say(phase="built", replica_id=replica_id)
         self.announce(replica_id)
-        step, start = 0, time.time()
+        keeps = bool(self.options.get("keeps"))
+        from_disk = keeps and launch.resume == "disk" and launch.checkpoint is not None
+        step, start = launch.checkpoint.step if from_disk and launch.checkpoint else 0, time.time()
         request = {"group_rank": 0, "checkpoint_metadata": "", "shrink_only": False, "init_sync": False}
-        while not self.stop.is_set():
+        while not self.stop.is_set() and step < self.last_step:
             try:
                 answer = client._quorum(step=step, commit_failures=0, timeout=limit, **request)
             except (RuntimeError, TimeoutError) as error:
@@ -238,8 +260,12 @@ class Toy:
                 quorum_id=answer.quorum_id,
                 healed=answer.heal,
             )
+            if keeps and self.writer and step % launch.titan.checkpoint_interval_steps == 0:
+                self.save(step)
             start = time.time()
             time.sleep(self.options.get("step_s", 0.05))
+        if keeps and self.writer:
+            self.save(step)
         manager.shutdown()
         self.say(phase="finished")
         return 0

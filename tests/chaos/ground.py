@@ -30,7 +30,7 @@ from supervisor.shell.home import endpoints_of, system_folder
 from supervisor.shell.mirror import Mirror
 from supervisor.shell.processes import Process, with_environment
 from supervisor.shell.store import EtcdStore, connect
-from supervisor.wire import keys
+from supervisor.wire import checkpoints, keys
 from supervisor.wire.programs import PART
 from supervisor.wire.records import RunRecord
 from tests.helpers.toys import TOYS
@@ -46,6 +46,8 @@ RESULTS = Path("benchmarks/results/ground.json")
 FROZEN_S = 4.0
 """Twice the lease of the toys' nodes."""
 PATIENCE_S = 90.0
+SOME_STEPS = 20
+"""Saved before a cell strikes, so that a start from the beginning is seen."""
 MARK = "GROUND"
 """Environment variable that every process of a cell inherits: also what has lost its parents is found by it."""
 
@@ -78,7 +80,8 @@ class Cell:
     @property
     def keeps_steps(self) -> bool:
         """A group lives on, from which the others heal: no committed step is made again."""
-        return self.moment != "idle" and self.victim != "all" and not self.is_a_wish
+        everything_ends = self.victim == "all" and self.hit != "STOP"
+        return self.moment != "idle" and not everything_ends and not self.is_a_wish
 
 
 CELLS = [
@@ -158,7 +161,8 @@ class Ground:
         """Two groups that step in real quorums, and a spare."""
         spec = toy_spec("ground", groups=2, spares=1, healthy_after_s=1.0)
         torchft = TorchFTSpec(quorum_timeout_ms=60_000, quorum_retries=120)
-        titan = TitanSpec(steps=10**6, overrides={"toy.mode": "quorum", "toy.step_s": 0.1})
+        overrides = {"toy.mode": "quorum", "toy.step_s": 0.1, "toy.keeps": True}
+        titan = TitanSpec(steps=10**6, checkpoint_interval_steps=10, overrides=overrides)
 
         def launched() -> RunRecord | None:
             with contextlib.suppress(Retryable), self.store() as store:
@@ -181,6 +185,20 @@ class Ground:
 
     def newest_step(self, since: float) -> int:
         return max((line["step"] for line in self.newest_commits(since).values()), default=0)
+
+    def first_step(self, since: float) -> int:
+        """The oldest step that any group has committed since then."""
+        steps = []
+        for path in self.system.glob("nodes/*/ranks/ground.*/steps.jsonl"):
+            lines = map(json.loads, path.read_bytes().rpartition(b"\n")[0].splitlines())
+            steps += [line["step"] for line in lines if line["committed"] and line["t"] > since]
+        return min(steps)
+
+    def saved(self) -> int:
+        """The step of the newest complete checkpoint; 0: there is none."""
+        if self.record is None:
+            return 0
+        return max((step for step, _, mark in checkpoints.listed(self.record.run_dir) if mark is not None), default=0)
 
     def trains(self, since: float) -> bool:
         """Both groups have committed in one quorum of two since then."""
@@ -242,17 +260,23 @@ class Ground:
             self.launch()
             self.wait_until_it_trains(0.0)
         before = self.generations() if self.record is not None else ()
-        made = self.newest_step(0.0)
+        if cell.moment != "idle":
+            eventually(lambda: self.saved() >= SOME_STEPS, PATIENCE_S, "there are steps to lose")
+        made, saved = self.newest_step(0.0), self.saved()
         if cell.moment == "recovery":
             self.break_one()
         self.hit(cell)
         if cell.ends_up:
             eventually(lambda: self.up.poll() is not None, PATIENCE_S, "up ends")
             self.up = self.start()
-        since = time.time()
+        since, kept = time.time(), self.saved()
         if self.record is None:
             self.launch()
         self.wait_until_it_trains(since)
+        if cell.hit == "TERM" and cell.is_a_wish and cell.moment == "training" and kept < made:
+            raise Wrong(f"step {made} had been committed, and {kept} is the newest that was saved at the stop")
+        if cell.moment != "idle" and self.first_step(since) <= saved:
+            raise Wrong(f"step {saved} had been saved, and {self.first_step(since)} is made again")
         if cell.keeps_steps and self.newest_step(since) < made:
             raise Wrong(f"step {made} had been committed, and {self.newest_step(since)} is the newest after it")
         if cell.leaves_trainers and self.generations() != before:
