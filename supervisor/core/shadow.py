@@ -13,7 +13,7 @@ from supervisor.core.kinds import Is, that_are
 from supervisor.core.ladder import Choice
 from supervisor.core.model import PLANNED, Failure, GroupMemory, Incident, Kind, Observed
 from supervisor.core.reason import Code, Reason
-from supervisor.core.round import Round
+from supervisor.core.round import MAY_COME_BACK, Round
 from supervisor.core.words import say
 
 BY_WORD = that_are(Is.BY_WORD)
@@ -67,9 +67,14 @@ def there(
 
 
 def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:
-    """The failure, as the kind by which it was observed: the same end is none of another kind because nobody shows it any more."""
+    """The failure, as the kind by which it was observed: the same end is none of another kind because nobody shows it any more, nor is
+    the same silence because the store was away for a moment."""
     known = r.incidents.get(group.incident)
-    if known is None or not known.shadow or known.kind not in BY_WORD or failure.kind not in gpu.MAY_BE_ITS_FAULT:
+    if known is None or not known.shadow:
+        return failure
+    same_end = known.kind in BY_WORD and failure.kind in gpu.MAY_BE_ITS_FAULT
+    same_silence = known.kind in MAY_COME_BACK and failure.kind == Kind.SILENT
+    if not (same_end or same_silence):
         return failure
     return replace(
         failure, kind=known.kind, evidence=known.evidence, rank=known.rank, confidence=known.confidence,

@@ -113,7 +113,7 @@ def test_an_agent_killed_five_times_costs_no_step(nodes: Nodes, store: Store) ->
 
 def test_an_agent_of_another_version_takes_over(nodes: Nodes, store: Store, tmp_path: Path) -> None:
     """An upgrade: what is run has changed on disk, and the old one is ended."""
-    program = "import sys\nfrom agents import agent\nagent._version = lambda: {version!r}\nsys.exit(agent.main())\n"
+    program = "import sys\nfrom agents import agent\nagent.version = lambda: {version!r}\nsys.exit(agent.main())\n"
     installed = tmp_path / "installed_agent.py"
     installed.write_text(program.format(version="1.0"))
     programs = json.dumps({**TOYS, "agent": "installed_agent"})

@@ -76,6 +76,6 @@ def test_by_hand_without_a_system(empty: World) -> None:
     said = agent_check(empty, "--json")
     assert said.returncode == 0, said.stderr
     assert {"memory", "disk", "loopback", "peers", "device"} == {r["name"] for r in json.loads(said.stdout)}
-    fails(agent_check(empty, "--node", "n1"), 2, "--node needs the --etcd")
+    fails(agent_check(empty, "--node", "n1"), 2, "--node needs --etcd")
     fails(agent_check(empty, "--etcd", "nonsense"), 2)
     fails(agent_check(empty, "--etcd", "127.0.0.1:1"), 1, "no etcd answers")

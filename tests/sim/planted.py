@@ -132,7 +132,7 @@ def no_reason_kept(patch: pytest.MonkeyPatch) -> None:
     right = Round.decide_incident
 
     def decided(self: Round, incident: Incident, choice: Choice, generation: int) -> Incident:
-        return right(self, incident, replace(choice, reason=""), generation)
+        return right(self, incident, replace(choice, reason=Reason.of(Code.TEXT, text="")), generation)
 
     patch.setattr(Round, "decide_incident", decided)
 

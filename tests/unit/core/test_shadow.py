@@ -270,6 +270,21 @@ def test_that_another_heals_from_a_group_which_is_only_silent_stays() -> None:
     assert w.group(1).resume == "peers"
 
 
+def test_a_silence_that_is_observed_is_the_same_while_the_store_is_away() -> None:
+    w = World(groups=3, mode="observe", silent_timeout_s=3.0, node_lease_s=2).bring_up()
+    w.hear(1, "silent")
+    w.round(1.0)
+    w.round(5.0)
+    assert (w.incident.id, w.incident.kind, w.incident.shadow) == ("i1", Kind.STALLED, True)
+    w.stable = 0.5
+    w.round(1.0)
+    assert (w.incident.id, w.incident.kind, w.incident.shadow) == ("i1", Kind.STALLED, True)
+    w.stable = 1e6
+    w.hear(1, "beating")
+    w.round(1.0)
+    assert (w.incident.id, w.incident.state) == ("i1", "recovered")
+
+
 def test_it_does_not_show_that_the_program_trains() -> None:
     w = ended_and_saved()
     for n in range(2):
