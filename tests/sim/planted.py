@@ -323,8 +323,8 @@ def nothing_is_dearer(patch: pytest.MonkeyPatch) -> None:
     """Where the budget of the first rung is spent, that is the end of the ladder."""
     right = rounds.choose
 
-    def choose(kind: Kind, group: int, policy: PolicySpec, **more: Any) -> Choice:
-        found = right(kind, group, policy, **more)
+    def choose(kind: Kind, group: int, policy: PolicySpec, *more: Any) -> Choice:
+        found = right(kind, group, policy, *more)
         if Rung.RESTART < found.rung < Rung.STOP and Code.BUDGET_SPENT in codes(found.reason):
             return Choice(Rung.STOP, Reason.of(Code.NOTHING_LEFT, passed=found.considered), found.considered)
         return found
