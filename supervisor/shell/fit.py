@@ -59,7 +59,8 @@ def pool_short(spec: RunSpec, system: Path) -> str:
     """What a pool of local nodes lacks for a run, what is done until it has more, and how it gets them; empty: nothing."""
     pool = Pool.load(system) if spec.allocation.engine == "local" else None
     wanted = spec.allocation.nodes + spec.allocation.spares
-    free = LocalEngine(system).free() if pool is not None else wanted
+    engine = LocalEngine(system)
+    free = engine.free() if pool is not None else wanted
     if pool is None or pool.host != socket.gethostname() or free >= wanted:
         return ""
     count, least, patience = spec.groups.count, max(1, spec.groups.min_groups), spec.policy.allocation_timeout_s
@@ -74,4 +75,4 @@ def pool_short(spec: RunSpec, system: Path) -> str:
     else:
         until = f"nothing starts before groups.min_groups = {least} is met"
     size = f"nodes in the pool: {len(pool.nodes)}, free: {free}, wanted: {wanted} ({count} for groups, {wanted - count} more)"
-    return f"{size}; {until}. {pool.raised_by(wanted - free)}"
+    return f"{size}; {until}. {pool.raised_to(engine.held() + wanted)}"

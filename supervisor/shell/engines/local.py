@@ -69,9 +69,9 @@ class Pool:
     gpus: tuple[str, ...] = field(default_factory=gpus.there)
     """As CUDA_VISIBLE_DEVICES names them, when the pool was made: all nodes divide the same, whoever starts them."""
 
-    def raised_by(self, more: int) -> str:
-        """How a person gives it more nodes."""
-        command = f"supervisor up --nodes {len(self.nodes) + more}"
+    def raised_to(self, nodes: int) -> str:
+        """How a person gives it so many nodes."""
+        command = f"supervisor up --nodes {nodes}"
         if self.gpus:
             return f"as they divide this machine's GPUs, more take `supervisor down`, then `{command}`"
         return f"`{command}` raises it, also while an `up` runs"
@@ -193,9 +193,10 @@ class LocalEngine:
 
     def list(self) -> Sequence[Grant]:
         self._serve_pending()
-        withheld, full = self._withheld(), self._full()
+        allocations = self._stopped_at_once([self._with_its_shim(a) for a in self._all()])
+        withheld, full = self._withheld(), self._full(sum(a.state == "pending" for a in allocations))
         grants = []
-        for allocation in self._stopped_at_once([self._with_its_shim(a) for a in self._all()]):
+        for allocation in allocations:
             if allocation.state == "gone" and not self._ended(allocation):
                 self._end(allocation)
             grants.append(
@@ -286,12 +287,17 @@ class LocalEngine:
         """Nodes that are given, or are still ending."""
         return {a.node for a in allocations if a.node and (a.state == "pending" or not self._ended(a))}
 
-    def _full(self) -> str:
+    def held(self) -> int:
+        """How many nodes are given, also those of a pool that was larger before."""
+        return len(self._held(self._all()))
+
+    def _full(self, pending: int) -> str:
         """Why what is pending stays so; empty: it does not."""
         pool = self._pool
         if pool is None or self.free():
             return ""
-        return f"all {len(pool.nodes)} nodes of the pool are held; {pool.raised_by(1)}"
+        held = self.held()
+        return f"{held} nodes are held, of a pool of {len(pool.nodes)}; {pool.raised_to(max(held, len(pool.nodes)) + pending)}"
 
     def _withheld(self) -> str:
         """Why no node is given; empty: they are. Whoever withheld them may have been killed."""

@@ -379,6 +379,9 @@ def test_it_says_that_it_has_no_more_and_gives_what_is_added_to_the_pool(home: P
     pending = grants(engine)["a3"]
     assert (pending.state, pending.exhausted, engine.free()) == ("pending", True, 0)
     assert "`supervisor up --nodes 3`" in pending.reason
+    engine.acquire(request("a4"))
+    assert {"`supervisor up --nodes 4`" in grants(engine)[key].reason for key in ("a3", "a4")} == {True}
+    engine.release("a4")
     engine.withhold("the test")
     assert not grants(engine)["a3"].exhausted, "as in a queue"
     engine.give_again()
