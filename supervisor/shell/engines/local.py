@@ -70,7 +70,7 @@ class Pool:
     """As CUDA_VISIBLE_DEVICES names them, when the pool was made: all nodes divide the same, whoever starts them."""
 
     def raised_to(self, nodes: int) -> str:
-        """How a person gives it so many nodes."""
+        """How a person gives it that number of nodes."""
         command = f"supervisor up --nodes {nodes}"
         if self.gpus:
             return f"as they divide this machine's GPUs, more take `supervisor down`, then `{command}`"
