@@ -3,6 +3,7 @@ and where that is a wait for all of them, their stacks do."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
@@ -33,7 +34,7 @@ in flight."""
 NONE_ENDED = "it is a cause that they share, so none is ended"
 
 TOLD_S = 10.0
-"""A node tells its steps every 5 s: by twice that all that were made before are told."""
+"""A node tells its steps every 5 s: by twice that all that were made before are told, and that a group goes on."""
 
 OTHERS_AT_LEAST = 2
 """So many ranks of other groups must wait at one place: of two that differ either may be the odd one."""
@@ -72,7 +73,7 @@ class Blame:
     """Groups that take too long while others are ahead of them. How far those had come before says nothing: they may have passed
     it while it was stopped, and be busy by themselves since."""
     together: bool = False
-    """A rank of every group is stopped: one hand did that, and may undo it."""
+    """Every group hangs by itself, or a rank of each is stopped: one hand did that, and may undo it."""
 
 
 def blame(
@@ -88,13 +89,13 @@ def blame(
     found = _by_their_steps(groups, observed, spec, known.suspects.get(UNSURE), known.behind)
     limit_s = spec.policy.hang.stopped_s
     stopped, together = stops.for_long(groups, observed, limit_s), stops.together(groups, observed)
-    found = replace(found, together=together)
-    if not stopped:
-        return found
-    # they are let go on one after the other, and each node's agent sees it at its next look
-    together_at = known.suspects.get(TOGETHER)
-    if together or (together_at is not None and observed.now - together_at < limit_s):
+    found = replace(found, together=found.together or together)
+    # they go on one after the other, and each node's agent tells it at its next look
+    ago_s = observed.now - known.suspects.get(TOGETHER, -math.inf)
+    if stopped and (together or ago_s < limit_s):
         return replace(found, groups=(), held=f"{stops.SHARED}: {NONE_ENDED}", unsure=False)
+    if found.groups and not stopped and ago_s < TOLD_S:
+        return replace(found, groups=(), held=f"{_hang(found.groups)}, as all groups did a moment ago", unsure=False)
     return replace(found, groups=tuple(sorted({*found.groups, *stopped})))
 
 
@@ -124,8 +125,7 @@ def _by_their_steps(
         told = _blame(_Waits(running, stuck, unseen, steps, left, phases), observed, spec, unsure_since)
     if told.groups and (away := disks.away_for_all(observed.nodes.get(g.node) for g in running.values())):
         # The others may only have come past it before: one that is started again reads it too.
-        hangs = f"{_listed(told.groups)} hang{'' if len(told.groups) > 1 else 's'}"
-        told = Blame(held=f"{hangs}; the nodes of all groups say: {away}: {NONE_ENDED}")
+        told = Blame(held=f"{_hang(told.groups)}; the nodes of all groups say: {away}: {NONE_ENDED}")
     return replace(told, behind=late)
 
 
@@ -210,7 +210,7 @@ class _Waits:
 def _blame(waits: _Waits, observed: Observed, spec: RunSpec, unsure_since: float | None) -> Blame:
     own = tuple(sorted(g for g, ranks in waits.stuck.items() if _by_itself(ranks)))
     if own and len(own) == len(waits.running) and len(waits.running) > 1:
-        return Blame(held=_shared(waits.stuck))
+        return Blame(held=_shared(waits.stuck), together=True)
     if own:
         return _by_themselves(own, waits, observed, spec, unsure_since)
     return _for_each_other(waits, observed, spec)
@@ -228,9 +228,8 @@ def _by_themselves(
     waited = unsure_since is not None and observed.now - unsure_since >= spec.policy.hang.at_least_s
     if (not silent and not untold) or waited:
         return Blame(own, unsure=bool(silent or untold))
-    about = f"{_listed(own)} hangs" if len(own) == 1 else f"{_listed(own)} hang"
     others = f"whether {_listed(silent)} does too" if silent else f"for which rank of {_listed(untold)} the others wait"
-    return Blame(held=f"{about}; not known yet {others}", unsure=True)
+    return Blame(held=f"{_hang(own)}; not known yet {others}", unsure=True)
 
 
 def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
@@ -254,7 +253,8 @@ def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
     if all_told and (over or len(running) == 1):
         return Blame(tuple(sorted(stuck)))  # nobody is there, or comes, whom they could wait for
     if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
-        return Blame(held=_shared(stuck))  # some of their ranks wait in the next quorum for those that hang
+        # some of their ranks wait in the next quorum for those that hang
+        return Blame(held=_shared(stuck), together=True)
     if all_wait and len(ill := _ill(running, observed)) == 1:
         return Blame(ill)
     names = ", ".join(map(str, sorted(stuck)))
@@ -278,6 +278,10 @@ def _runs(group: GroupMemory, observed: Observed) -> bool:
 
 def _listed(groups: Collection[int]) -> str:
     return f"group{'s' if len(groups) > 1 else ''} {', '.join(map(str, groups))}"
+
+
+def _hang(groups: Collection[int]) -> str:
+    return f"{_listed(groups)} hang{'' if len(groups) > 1 else 's'}"
 
 
 def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from supervisor.core import (
     timeouts,
     unsaved,
 )
-from supervisor.core.blame import TOGETHER, UNSURE, Blame, blame
+from supervisor.core.blame import TOGETHER, TOLD_S, UNSURE, Blame, blame
 from supervisor.core.follow import follow
 from supervisor.core.judge import judge
 from supervisor.core.leaving import leave
@@ -343,12 +343,15 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
 
 
 def _note_together(r: Round, hanging: Blame, suspects: dict[str, float]) -> None:
-    """When a rank of every group was last stopped, for as long as that counts."""
+    """When all groups were last held up by one hand, for as long as that counts."""
     at = r.now if hanging.together else r.before.suspects.get(TOGETHER)
-    if at is not None and r.now - at < r.spec.policy.hang.stopped_s:
+    if at is None:
+        return
+    later = [end for counts_s in (r.spec.policy.hang.stopped_s, TOLD_S) if r.now < (end := at + counts_s)]
+    if later:
         suspects[TOGETHER] = at
         if not hanging.together:
-            r.look_again(at + r.spec.policy.hang.stopped_s)
+            r.look_again(min(later))
 
 
 def _who_hangs(r: Round) -> Blame:

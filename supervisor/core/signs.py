@@ -22,7 +22,7 @@ class SignKind(StrEnum):
     UNSURE = "hang?"
     """A group hangs, and it is not known yet whether the others do too."""
     TOGETHER = "stopped together"
-    """A rank of every group is stopped."""
+    """Every group hangs by itself, or a rank of each is stopped."""
     HELD = "held"
     """A hang about which nothing is done."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.blame import LOCKED_BY_ANOTHER
+from supervisor.core.blame import LOCKED_BY_ANOTHER, TOLD_S
 from supervisor.core.measured import Measured
 from supervisor.core.model import Confidence, GpuFact, Kind, Rung, StuckView
 from supervisor.core.reason import Code, Reason
@@ -137,8 +137,33 @@ def test_what_all_share_is_told_also_where_other_ranks_wait_in_the_next_quorum()
     assert w.round(100.0).actions == ()
     assert "every group hangs, in checkpoint: it is a cause that they share, so none is ended" in w.waits()
     hangs(w, 1, "quorum", stack="in start_quorum (manager.py:2)")
-    w.round()
+    assert w.round(TOLD_S - 1.0).actions == ()
+    assert "group 0 hangs, as all groups did a moment ago" in w.waits()
+    w.round(1.0)
     assert (w.incident.kind, w.incident.group) == (Kind.HANG, 0)
+
+
+def test_of_those_that_all_hung_the_one_whose_node_tells_last_that_it_goes_on_is_not_ended(w: World) -> None:
+    for group in range(3):
+        hangs(w, group, "checkpoint")
+    w.round()
+    for group in range(2):
+        w.report(group, commits=9, step=59, stuck=None)
+    assert w.round(0.5).actions == ()
+    w.report(2, commits=9, step=59, stuck=None)
+    w.round(0.5)
+    assert not w.memory.incidents
+    assert w.memory.held_hang is None
+
+
+def test_of_those_that_all_hung_the_one_that_never_goes_on_is_ended(w: World) -> None:
+    for group in range(3):
+        hangs(w, group, "checkpoint")
+    w.round()
+    for group in range(2):
+        w.report(group, commits=9, step=59, stuck=None)
+    w.round(TOLD_S)
+    assert (w.incident.kind, w.incident.group) == (Kind.HANG, 2)
 
 
 def test_where_all_wait_nobody_is_blamed(w: World) -> None:
@@ -579,6 +604,7 @@ def test_the_first_that_says_so_may_be_one_of_many(w: World) -> None:
         w.commit(group, step=51)
         w.round(1.0)
     assert not w.memory.incidents
+    w.round(TOLD_S)
     assert w.memory.suspects == {}
 
 
