@@ -173,6 +173,29 @@ def test_killed_group_heals_to_equal_state(groups: Groups, sync: str, tmp_path: 
             assert line["lr"] == rates[line["step"]]
 
 
+def test_a_killed_data_worker_costs_the_survivor_what_a_killed_trainer_costs(groups: Groups) -> None:
+    """The trainer ends at once with an error that names the worker, and the survivor steps on without waiting out a timeout of TorchFT."""
+    torchft = TorchFTSpec(process_group_timeout_ms=30_000)
+    fields = {"torchft": torchft, "overrides": {"dataloader.num_workers": 1}}
+    survivor = groups.start(0, **fields)
+
+    def gap_s(generation: int, *, kill_worker: bool) -> float:
+        lost = groups.start(1, generation=generation, **fields)
+        lost.reached(survivor.step + 3, commits=3)
+        (worker,) = Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text().split()
+        before = survivor.step
+        os.kill(int(worker) if kill_worker else lost.pid, signal.SIGKILL)
+        code = lost.exit_code()
+        assert (code == 1, "DataLoader worker" in lost.log()) == (kill_worker, kill_worker), lost.log()[-3000:]
+        survivor.reached(before + 6)
+        at = [line["t"] for line in survivor.lines("step") if line["committed"] and line["step"] >= before]
+        return max(after - ahead for ahead, after in itertools.pairwise(at))
+
+    of_worker, of_trainer = gap_s(1, kill_worker=True), gap_s(2, kill_worker=False)
+    # the lighthouse's heartbeat timeout and its join timeout; TorchFT's wait for a store that is gone is 10 s
+    assert max(of_worker, of_trainer) < 2 * (1.0 + 3.0), (of_worker, of_trainer)
+
+
 def test_two_groups_of_two_ranks_heal_to_equal_state(groups: Groups) -> None:
     survivors = groups.start_group(0, 2, writer=True, checkpoint_interval_steps=5)
     lost = groups.start_group(1, 2)
