@@ -32,7 +32,7 @@ def waited_for(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 def _is_shown(r: Round, group: GroupMemory) -> bool:
     """Returns true if another group has shown the outage on two hosts, and still waits for it. Then no other node need
-    be tried for this group, but only for as long as the wait lasts: its own node may be at fault as well."""
+    be tried for this group either. That ends with the other's wait: its own node may be at fault as well."""
     return any(
         g.seen is not None and g.seen.outside_since is not None and len(g.seen.hosts) > 1
         for g in r.groups.values()

@@ -25,8 +25,8 @@ group."""
 ALONE = frozenset({"data", "save"})
 """Activities that involve no other rank."""
 ITS_OWN = ALONE | {"checkpoint", "evaluate", "compile"}
-"""Activities that a rank has behind it once it waits for other groups: a rank that is still at one does not wait for
-that rank."""
+"""Activities that a rank has completed once it waits for other groups: a rank that is still at one does not wait for
+it."""
 
 STEPS_BEHIND = 2
 """Steps by which others must be ahead of a waiting group to show that it does not wait for them. Steps are reported at
@@ -342,7 +342,7 @@ def _place(rank: RankView) -> _Place | None:
 
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:
-    """Describes the hang of a group that is to blame, with a reason for each rank that takes too long. Ranks that are
+    """Describes the hang of a group that is at fault, with a reason for each rank that takes too long. Ranks that are
     stopped, or wait for no one, come first. Ranks inside a collective of the group come last: they wait for the others,
     which only their stacks may show. No rank is named if either of two may wait for the other's shard."""
     ranks = sorted(stuck_ranks(group, observed), key=lambda r: (_likely(r), r.rank))

@@ -1,7 +1,7 @@
-"""Circuit breaker: many groups that fail, nodes that are lost, or checks that do not pass at once have one shared
-cause. That is a switch, a store, a power line or a driver, not the nodes. While it holds, no node is given up, no
-living process is ended, and no run is halted because its budgets are smaller than a rack. Ended processes start again
-where they were, which shows when the cause has gone."""
+"""Circuit breaker: many groups that fail, nodes that are lost, or checks that do not pass at once have one cause. That
+is a switch, a store, a power line or a driver, not the nodes. While it holds, no node is given up and no living process
+is ended. No run is halted because its budgets are smaller than a rack. Ended processes start again where they were,
+which shows when the cause has gone."""
 
 from __future__ import annotations
 

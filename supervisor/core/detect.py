@@ -335,8 +335,8 @@ def _was_never_heard(group: GroupMemory, observed: Observed, spec: RunSpec, memo
 
 
 def _has_no_way(group: GroupMemory, observed: Observed, gate: GateView) -> bool:
-    """Returns true if the group waits for a gate that no group reaches: it is not at fault, and no other process would
-    reach the gate."""
+    """Returns true if the group waits for a gate that no group reaches: it is not at fault, nor would another process
+    reach it."""
     return cut_off(group, observed) and "beating" not in gate.hearing.values()
 
 

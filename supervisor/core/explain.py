@@ -101,7 +101,7 @@ def _when(
         lines.append(f"  {name:8}  {lasted_s(before, at, stood):.2f} s later{total}{what}")
         before = at
     whole_s = incident_s(incident, stood)
-    if whole_s is not None and incident.took_s:  # else the line above says it
+    if whole_s is not None and incident.took_s:  # else the line above shows it
         lines.append(f"  lasted    {whole_s:.2f} s, from its first sign")
     # it is unknown if anyone led then: a leader that changes nothing leaves no memory
     more_s = lasted_s(incident.opened, before, stood) - (before - incident.opened)

@@ -1,5 +1,5 @@
 """Detects failures that come again on another host, and so follow the group. Its data, its ranks' work and its program
-move with it, so no host is to blame. The host before is freed of the failure, and no further node is spent on it."""
+move with it, so no host is at fault. The host before is freed of the failure, and no further node is spent on it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
 def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
     """Explains why a number that is not finite stops the run; None if it does not. Each one ends all groups, another
     host gets the same data, and only a person may leave some of it out. A group that has come past that data shows that
-    it was not the cause: two such failures do not stop the run yet, three do. A group that was away for some steps
-    reaches its data as many steps later."""
+    it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps reaches
+    its data as many steps later."""
     if step > earlier.step + r.spec.titan.checkpoint_interval_steps and not earlier.followed:
         return None
     return Reason.of(

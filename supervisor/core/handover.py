@@ -116,7 +116,7 @@ def _pace(r: Round) -> float:
 
 def _steps(r: Round) -> int:
     """Steps from the newest known one to the last. The way takes no more than an eighth of the warning, unless steps
-    are long: one is under way, and may be over before every agent has heard of the last."""
+    are long. One step is under way, and may be over before every agent has heard of the last."""
     pace, margin_s = _pace(r), min(AHEAD_S, _warning_s(r) / 8)
     return 2 if pace >= margin_s or pace <= 0 else 2 + math.ceil(margin_s / pace)
 

@@ -14,7 +14,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     if ladder.first_rung(failure.kind, r.spec.policy) != Rung.RESTART:
         return None
     if not r.next_spare or r.left(Rung.REPLACE, group.group) == 0:
-        return None  # then the ladder says why
+        return None  # the ladder reports why
     if failure.kind == Kind.HANG:
         return _cannot_be_ended(r, group, failure)
     if failure.kind not in (Kind.STALLED, Kind.START_TIMEOUT):

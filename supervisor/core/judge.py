@@ -149,7 +149,7 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
     if group.phase != "placing" or incident is None or node is None or not node.failed:
         return
     if r.paused or r.phase != "running" or breaker.tripped(r) or r.full(group.group):
-        return  # placing says what is waited for
+        return  # the placement reports what is waited for
     seen = Reason.of(Code.TEXT, text=node.failed)
     if seen not in incident.evidence:
         incident = replace(incident, evidence=(*incident.evidence, seen)[-8:])

@@ -99,8 +99,8 @@ def _others(r: Round) -> _Others:
 
 
 def _too_few(r: Round, alive: Mapping[int, GroupMemory]) -> bool:
-    """Returns true if fewer groups wait in a quorum than may step, while one is still to come. That one is being
-    started, with a timeout of its own; or there is a node for it, or an allocation that the engine has not refused."""
+    """Returns true if fewer groups wait in a quorum than may step, while one is still to come. It is being started,
+    with a timeout of its own; or a node is there for it, or an allocation that the engine has not refused."""
     there = [g for g in r.groups.values() if g.phase in ("starting", "running") and _in_quorum(g, r.observed)]
     if not there or len(there) >= r.spec.groups.min_groups:
         return False

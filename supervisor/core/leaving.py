@@ -1,5 +1,5 @@
-"""Leaves nodes before they are taken away: drained, preempted or near their time limit by the engine (ADR 8), or on a
-host that a person drains (ADR 9).
+"""Leaves nodes before they are taken away: by the engine (drain, preemption, time limit; ADR 8), or by a person's drain
+(ADR 9).
 
 Such a node takes no group any more. A successor is asked for at once. The groups move one at a time, while another
 trains that they can heal from. Where that is impossible, all are handed over through a checkpoint (`handover.py`). None

@@ -1,7 +1,6 @@
-"""Suspends a group while the others train, and a person is notified. One cause is an end that comes at once after each
-start, on two hosts, or a shared outage for too long. No node cures that: the group waits until a person asks for it.
-The other cause is a spent budget: the others are not halted for it, and the group is tried again once a budget has one
-left."""
+"""Suspends a group while the others train; a person is notified. One cause is an end that comes at once after each
+start, on two hosts, or a shared outage for too long: the group waits until a person asks for it. The other cause is a
+spent budget: the others are not halted, and the group is tried again once a budget has one left."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class RankView:
     participants: int = 0
     """Number of groups that made its newest step; 0: unknown. A group that heals in a step is not among them."""
     healed: bool | None = None
-    """True if this process has loaded its peers' state, and so was in a step with them. None: unknown (an old input)."""
+    """True if this process has loaded its peers' state, and so stepped with them. None: unknown (an older input)."""
     gate: str | None = None
     """Address to which its forwarder passes on; empty: it has cut. None: not reported by its agent."""
     reaches_gate: bool | None = None
@@ -189,7 +189,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateView:
-    """The gate of the seat: per group the generation that it admits (all older ones are cut) and what it hears of it."""
+    """The gate of the seat: per group, the generation that it admits (all older ones are cut) and what it hears."""
 
     node: str
     generation: int
@@ -218,7 +218,7 @@ class Grant:
     """Gone, and the engine reports that its processes have ended: not so if its host failed, or while it is being
     ended."""
     exhausted: bool = False
-    """Pending, and not in a queue: the engine has no node left to give until a person adds some, or one is given back."""
+    """Pending without a queue: the engine has no node left to give until a person adds some, or one is given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +351,7 @@ class Shown:
     same: str = ""
     """As in Failure; empty if all of the kind are alike."""
     followed: bool = False
-    """True if it has come again on another host: no host is to blame."""
+    """True if it has come again on another host: no host is at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +366,7 @@ class SlowSince:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """Step of the others when a group began to wait though they had gone on, or when they had gone on without its unseen
+    """Step of the others when a group began to wait though they had gone on, or when they went on without its unseen
     ranks."""
 
     generation: int
@@ -671,7 +671,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to remember, what was done and why, what is waited for, and when to look again."""
+    """Result of a round: what to remember, what was done and why, what is waited for, and when to look again."""
 
     memory: Memory
     actions: tuple[Action, ...] = ()
