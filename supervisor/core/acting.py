@@ -12,8 +12,7 @@ from supervisor.core.words import say
 
 
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
-    """Applies the chosen rung of an incident to the memory. `followed`: the same failure befell the group on another
-    host."""
+    """Applies the chosen rung to the memory. `followed`: the same failure befell the group on another host too."""
     incident = replace(incident, followed=followed)
     about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
     after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
@@ -72,8 +71,7 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
 
 
 def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: str) -> bool:
-    """Gives back the node of a group that leaves it. Returns true if its host was cordoned, since the failure counts
-    against it."""
+    """Gives back the node of a group that leaves it. Returns true if the failure cordoned its host."""
     if not group.node:
         return False
     allocation = r.placed_by(group)

@@ -21,8 +21,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How two answers compare. same: word for word. words: the same is done, for other reasons. another: something else
-    is done."""
+    """How two answers compare. same: word for word. words: same actions, other reasons. another: other actions."""
 
     verdict: Literal["same", "words", "another"]
     differences: tuple[str, ...] = ()

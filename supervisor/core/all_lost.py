@@ -11,8 +11,7 @@ from supervisor.core.round import Round
 
 
 def nobody_left(r: Round) -> bool:
-    """Returns true if no placed group has an allocation any more: the run as a whole is down, and no single failure is
-    judged."""
+    """True if no placed group has an allocation any more: the run as a whole is down."""
     for group in r.before.groups.values():
         if group.node and group.phase in ("starting", "running", "placing"):
             grant = r.observed.grants.get(r.placed_by(group))
@@ -22,9 +21,8 @@ def nobody_left(r: Round) -> bool:
 
 
 def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
-    """Chooses to start the whole run again, free of charge if any group got somewhere since its start. Otherwise it
-    draws on a budget, so that an engine that keeps taking everything is not asked for ever. One loss draws once,
-    however many groups it takes."""
+    """Chooses to start the whole run again, for free if any group got somewhere since its start. Otherwise it draws on
+    a budget: an engine that keeps taking everything is not asked for ever. One loss draws once, whatever it takes."""
     last = r.draft.all_lost_at
     if last is not None and group.since <= last:
         return ladder.Choice(Rung.REALLOCATE, Reason.of(Code.EVERYTHING_GONE), free=True)

@@ -60,8 +60,7 @@ def _too_long(r: Round, group: GroupMemory, since: float) -> bool:
 
 
 def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:
-    """Time on the run clock since when the outage ends a group. None: only one host has shown it, or this end had
-    another cause."""
+    """Run-clock time since when the outage ends a group. None: only one host has shown it, or the cause is another."""
     seen = group.seen
     # A group that was healing from a peer that the outage ended reports that its peers are gone.
     if failure.kind not in (Kind.ERROR, Kind.CRASH, Kind.PEERS_GONE) or seen is None or seen.outside_since is None:
@@ -72,8 +71,7 @@ def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:
 
 
 def since_it_ends_all(r: Round) -> float | None:
-    """Time on the run clock since when the outage ends every group, on at least two hosts. None: it does not, or a
-    group has come past it."""
+    """Run-clock time since when the outage ends every group, on at least two hosts. None: some group came past it."""
     since: list[float] = []
     hosts: set[str] = set()
     for g in r.groups.values():

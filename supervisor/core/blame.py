@@ -19,18 +19,15 @@ from supervisor.core.spec import HangSpec, RunSpec
 ACROSS = frozenset({"quorum", "collective", "heal"})
 """Activities that wait for other groups."""
 WAITING = ACROSS | {"commit"}
-"""Activities that wait for other ranks. In all others a rank waits for no one or, unseen, for the shards of its own
-group."""
+"""Activities that wait for other ranks. Other ones wait for no one or, unseen, for the shards of the group."""
 
 ALONE = frozenset({"data", "save"})
 """Activities that involve no other rank."""
 ITS_OWN = ALONE | {"checkpoint", "evaluate", "compile"}
-"""Activities that a rank has completed once it waits for other groups: a rank that is still at one does not wait for
-it."""
+"""Activities that a rank has completed once it waits for other groups: those still at them do not wait for it."""
 
 STEPS_BEHIND = 2
-"""Steps by which others must be ahead of a waiting group to show that it does not wait for them. Steps are reported at
-different times, and one is in flight."""
+"""Lead of others that shows that a waiting group does not wait for them: reports lag, and one step is in flight."""
 
 NONE_ENDED = "it is a cause that they share, so none is ended"
 
@@ -51,8 +48,7 @@ COLLECTIVES = "(distributed_c10d.py:"
 """File of torch.distributed's collectives, as an innermost frame names it."""
 
 LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
-"""Words in the stack of a process whose main thread cannot go on: it does not wait for others, whatever it was about to
-do."""
+"""Words in the stack of a process whose main thread cannot go on: it waits for no others, whatever it was doing."""
 
 _LINE = re.compile(r":\d+\)")
 
@@ -86,8 +82,8 @@ def blame(
     spec: RunSpec,
     known: Memory,
 ) -> Blame:
-    """Blames the running groups whose own activity makes a step take too long, or of which a rank is stopped. `known`:
-    the memory of the round before."""
+    """Blames running groups whose own activity makes a step take too long, or of which a rank is stopped. `known`: the
+    memory of the round before."""
     if observed.store_stable_s < spec.policy.node_lease_s:
         return Blame()  # reports from before the store was away may be out of date
     found = _by_their_steps(groups, observed, spec, known.suspects.get(UNSURE), known.behind)
@@ -141,15 +137,14 @@ def _when_lost(group: GroupMemory, ahead: int, now: float, known: Mapping[int, B
 
 
 def _without(running: Mapping[int, GroupMemory], unseen: tuple[int, ...], observed: Observed) -> tuple[int, ...]:
-    """Returns the one group whose ranks cannot be seen, if the others make their steps without it. Their lead proves
-    nothing: its own steps are not reported."""
+    """Returns the one group with unseen ranks, if the others make their steps without it. Their lead proves nothing, as
+    its own steps are not reported."""
     others = running.keys() - set(unseen)
     return unseen if len(unseen) == 1 and 0 < _most_together(running, others, observed) <= len(others) else ()
 
 
 def steps_unseen(group: GroupMemory, groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
-    """Returns true if a group whose ranks cannot be seen makes steps all the same: more groups made the newest step
-    than the others number."""
+    """True if a group with unseen ranks makes steps: more groups made the others' newest step than they number."""
     others = {g: each for g, each in groups.items() if g != group.group and each.phase in ("starting", "running")}
     return _unseen(group, observed) and _most_together(others, others.keys(), observed) > len(others)
 
@@ -175,8 +170,7 @@ def _left_out(
 
 
 def _bound_s(group: GroupMemory, observed: Observed, limits: HangSpec) -> float:
-    """Seconds that a step of the group may take, by what its ranks reported while they were seen: it may write a
-    checkpoint, or evaluate."""
+    """Seconds that a step may take, by what the ranks reported while seen: it may write a checkpoint, or evaluate."""
     seen = [rank.measured for rank in _ranks(group, observed)]
     usual = max((each.step_s + each.apart_s + each.pause_s for each in seen), default=0.0)
     return min(limits.at_most_s, max(limits.at_least_s, limits.factor * usual))
@@ -191,8 +185,7 @@ def _most_together(running: Mapping[int, GroupMemory], groups: Collection[int], 
 def _when_seen(
     group: GroupMemory, ahead: int, ranks: list[RankView], now: float, known: Mapping[int, Behind] | None
 ) -> Behind:
-    """Notes when the group was left behind, and at which step of the others. Reports of the first `TOLD_S` may be of
-    steps made before."""
+    """Notes when the group was left behind, at which step of the others. At first reports may be of earlier steps."""
     seen = (known or {}).get(group.group)
     if seen is None or seen.generation != group.generation:
         waited_s = min(rank.stuck.activity_s for rank in ranks if rank.stuck is not None)
@@ -330,8 +323,7 @@ class _Place(NamedTuple):
 
 
 def _place(rank: RankView) -> _Place | None:
-    """Where a rank waits; None if unknown. An unreadable stack is a place of its own if the process is in
-    uninterruptible sleep."""
+    """Where a rank waits; None if unknown. A stack made unreadable by uninterruptible sleep is a place of its own."""
     stuck = rank.stuck
     if stuck is None:
         return None
@@ -372,8 +364,7 @@ def _left_it_out(ranks: list[RankView]) -> bool:
 
 
 def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
-    """Ranks of the group's current generation that take too long. None of a node that does not answer: its reports are
-    old."""
+    """Ranks of the group's current generation that take too long; none if the node does not answer now."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return []

@@ -25,8 +25,7 @@ class Row:
     best: Bound
     most: Bound | None = None
     measured: str = ""
-    """Where `best` and `least` come from, or that they are not measured yet; empty for a choice that needs no
-    measurement."""
+    """Source of `best` and `least`, or that they are not measured yet; empty for a choice that needs no measurement."""
 
     @property
     def state(self) -> Literal["unsafe", "tight", "fits"]:

@@ -1,7 +1,7 @@
 """Circuit breaker: many groups that fail, nodes that are lost, or checks that do not pass at once have one cause. That
 is a switch, a store, a power line or a driver, not the nodes. While it holds, no node is given up and no living process
-is ended. No run is halted because its budgets are smaller than a rack. Ended processes start again where they were,
-which shows when the cause has gone."""
+is ended. Nor is a run halted because its budgets are smaller than a rack. Ended processes start again in place, which
+shows when the cause has gone."""
 
 from __future__ import annotations
 
@@ -80,8 +80,7 @@ def over(r: Round) -> None:
 
 
 def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
-    """Returns true if nothing is done about a failure: it ends by itself, or its process can be started again, when the
-    cause has gone."""
+    """True if nothing is done about a failure: it ends, or its process can start again, when the cause has gone."""
     if tripped(r):
         return kind in LIVES or (kind in HELD and not _may_start_again(r, group))
     until = _patience(r, kind) if kind in LIVES else None
@@ -91,8 +90,7 @@ def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
 
 
 def in_place(r: Round, kind: Kind) -> Reason | None:
-    """Explains why an ended process starts again where it was, while the breaker holds or shortly after; None if it is
-    judged as usual."""
+    """Why an ended process starts again in place, while the breaker holds or shortly after; None if judged as usual."""
     again = (tripped(r) and kind in HELD) or (kind in ENDED and _patience(r, kind) is not None)
     return Reason.of(Code.BREAKER_HOLDS) if again else None
 
@@ -120,8 +118,7 @@ def tripped(r: Round) -> bool:
 
 
 def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
-    """Returns those of the nodes that this run holds, that are there and whose checks do not pass, unless a group runs
-    there."""
+    """Returns those of the nodes that the run holds and whose checks do not pass, unless a group runs there."""
     found = []
     for name in nodes:
         view = r.observed.nodes.get(name)
@@ -173,8 +170,7 @@ def _first_word(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> str:
 
 
 def _patience(r: Round, kind: Kind) -> float | None:
-    """Time until which late groups, after the breaker has let go, get as long as they had before it held. None: it is
-    past."""
+    """Time until which late groups, after a release, get as long as they had before. None: it is past."""
     ended: float | None = r.draft.breaker_ended
     until = ended + _patience_s(kind, r.spec.policy) if ended is not None and not evicting(r) else r.now
     return until if r.now < until else None
@@ -203,9 +199,8 @@ def _too_many(r: Round, hit: Hit) -> bool:
 
 
 def _would_halt(r: Round, hit: Hit) -> bool:
-    """Returns true if several nodes are lost at once, more than the run may replace, and too few groups train on to
-    suspend the rest. If held, the nodes may come back; otherwise the last of them would halt the run. A lost GPU does
-    not come back."""
+    """True if several nodes are lost at once, more than the run may replace, and too few groups train on to suspend the
+    rest. If held, the nodes may come back; else the last of them would halt the run. A lost GPU does not come back."""
     nodes = [g for g in hit.lost if hit.groups[g] == Kind.NODE_LOST]
     on = sum(g.phase == "running" and g.group not in hit.groups and not g.left_out for g in r.groups.values())
     if len(nodes) < 2 or on >= max(1, r.spec.groups.min_groups):
@@ -244,8 +239,8 @@ def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:
 
 
 def _by_what_is_shared(group: GroupMemory) -> bool:
-    """Returns true if a shared outage ended the group, and it has not come past that. All such groups have one cause,
-    though one may end long after another."""
+    """True if a shared outage ended the group, and it has not come past that. Groups of one outage may end long after
+    each other."""
     return group.seen is not None and group.seen.outside_since is not None
 
 
@@ -303,8 +298,7 @@ def _is_dear(r: Round, group: int, kind: Kind, incident: Incident | None) -> boo
 
 
 def _unchecked_too_many(r: Round) -> list[str]:
-    """Returns the nodes whose checks do not pass, if with those given up lately they are too many to be at fault
-    themselves; else none."""
+    """Nodes whose checks do not pass, if with those given up lately they are too many to be at fault; else none."""
     policy, found = r.spec.policy.breaker, _unchecked(r)
     count = len(found) + _given_up(r)
     return found if count >= policy.at_least and count > policy.share * _asked_for(r) else []
@@ -319,8 +313,7 @@ def _asked_for(r: Round) -> int:
 
 
 def _lost(r: Round) -> dict[int, Kind]:
-    """Groups whose node, or whose GPU, is lost now. A node counts before the engine has had its time to report that it
-    took it."""
+    """Groups whose node, or GPU, is lost now. A node counts before the engine has had its time to claim it."""
     found = {}
     for g, group in r.groups.items():
         node = r.observed.nodes.get(group.node)

@@ -38,8 +38,7 @@ def next_at(spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Ru
 def draw(
     spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Rung, group: int, now: float
 ) -> dict[str, tuple[float, ...]]:
-    """Returns the budgets after one draw; instants out of the window are dropped. Raises ValueError when nothing is
-    left."""
+    """Returns the budgets after one draw, without draws that left the window. ValueError when nothing is left."""
     if left(spent, budget, rung, group, now) == 0:
         raise ValueError(f"budget of {scope(rung, group)} is spent")
     name = scope(rung, group)

@@ -12,8 +12,7 @@ REPEATED_S = 86_400.0
 """Seconds within which two incidents bar a host for every run: a day."""
 
 OF_THE_PROGRAM = that_are(Is.OF_THE_PROGRAM)
-"""Kinds that a program reports of itself. They bar a host for its own run only: else a bug that is launched twice would
-cordon a cluster."""
+"""Kinds that a program reports of itself. They bar a host for its own run only, or a bug would cordon a cluster."""
 
 
 TOGETHER_S = 60.0
@@ -42,9 +41,9 @@ def together(every: Iterable[Suspicion]) -> frozenset[Suspicion]:
 def freeable(
     answered: Iterable[Suspicion], all_of_host: Iterable[Suspicion], shared: Set[Suspicion] = frozenset()
 ) -> list[Suspicion]:
-    """Returns the suspicions of which a passed check frees the host; `answered` are those older than the check. A
-    suspicion within a day of one that a check freed stays: the checks do not see what is wrong there. Those that hosts
-    share (`shared`) are always freed."""
+    """Returns the suspicions of which a passed check frees the host; `answered` are those older than the check. One
+    within a day of another that a check freed stays: the checks do not see what is wrong. Those that hosts share are
+    always freed."""
     before = [s.at for s in all_of_host if s.freed and s not in shared]
     return [
         s for s in answered if not s.freed and (s in shared or not any(0.0 <= s.at - at <= REPEATED_S for at in before))
@@ -80,8 +79,7 @@ def barred(observed: Observed, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def freed(observed: Observed, own: Mapping[str, str]) -> list[str]:
-    """Returns the run's own cordons that a person or a passed check has freed: nothing is held against these hosts any
-    more."""
+    """The run's own cordons that a person or a passed check has freed: nothing is held against the hosts any more."""
     there = {host for host, cordon in observed.cordons.items() if cordon.ours}
     return sorted(own.keys() - there)
 

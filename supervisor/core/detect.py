@@ -105,8 +105,7 @@ def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
 
 
 def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float | None:
-    """Time since when the group's node is there again. None: it is not, or it was never away since its incident was
-    opened."""
+    """Time since when the group's node is back. None: it is not, or was never away since its incident was opened."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return None
@@ -122,8 +121,7 @@ def silent_since(group: GroupMemory, incident: Incident, observed: Observed, mem
 
 
 def under_another(group: GroupMemory, observed: Observed) -> Reason | None:
-    """Explains that the group's node is registered under another allocation than the one that placed it; None if it is
-    not."""
+    """Reason: the group's node is registered under another allocation than the one that placed it. None: it is not."""
     node = observed.nodes.get(group.node)
     if node is None or node.allocation == group.allocation:
         return None
@@ -171,9 +169,8 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
 
 
 def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> float:
-    """Seconds that the engine still has to report, from the first sign on. An agent gives its lease back only when
-    nothing runs any more. One that vanished before its ranks ended was silent for a whole lease, and the engine had as
-    long."""
+    """Seconds that the engine still has to report, from the first sign on. An agent gives its lease back once nothing
+    runs. One that vanished before its ranks ended was silent for a whole lease: so long the engine had."""
     return max(0.0, engine_word_s(observed, spec) - (spec.policy.node_lease_s if _lapsed(group, observed) else 0.0))
 
 
@@ -335,14 +332,12 @@ def _was_never_heard(group: GroupMemory, observed: Observed, spec: RunSpec, memo
 
 
 def _has_no_way(group: GroupMemory, observed: Observed, gate: GateView) -> bool:
-    """Returns true if the group waits for a gate that no group reaches: it is not at fault, nor would another process
-    reach it."""
+    """True if the group waits for a gate that no group reaches: no fault of its own, and no other process would."""
     return cut_off(group, observed) and "beating" not in gate.hearing.values()
 
 
 def cut_off(group: GroupMemory, observed: Observed) -> bool:
-    """Returns true if the agent reports that its forwarder does not reach the gate, and the gate does not hear the
-    group either."""
+    """True if the agent reports that its forwarder does not reach the gate, which does not hear the group either."""
     gate = listening(observed)
     if gate is not None and gate.hearing.get(group.group) == "beating":
         return False
@@ -365,9 +360,9 @@ def heals_failed(group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
 
 
 def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> str:
-    """Sentence about groups that wait for a gate that no group reaches, and that are not ended for it; empty if there
-    are none. `opened`: since when the lighthouse is where it is. A group that has just started, or must find it again,
-    may not reach it yet."""
+    """Sentence about groups that wait for a gate that no group reaches, and are not ended for it; empty: none do.
+    `opened`: since when the lighthouse is where it is. A group that has just started, or must find it again, may not
+    reach it yet."""
     gate = listening(observed)
     if gate is None or "beating" in gate.hearing.values() or observed.store_stable_s < spec.policy.node_lease_s:
         return ""

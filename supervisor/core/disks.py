@@ -31,8 +31,7 @@ def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
 
 
 def away_for_all(nodes: Iterable[NodeView | None]) -> str:
-    """Report that a file system which all these nodes may share does not answer; empty if it does, or there is only one
-    node."""
+    """Report that a file system which these nodes may share does not answer; empty: it does, or there is one node."""
     there = [node for node in nodes if node is not None]
     if len(there) < 2 or not all(STALLED in node.facts and _may_share(node) for node in there):
         return ""

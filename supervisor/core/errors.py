@@ -76,7 +76,7 @@ _OF_A_LOST_PEER = re.compile(
 
 def printable(text: str) -> str:
     """Removes what colours a terminal, moves its cursor or sets its title. Lines and tabs stay; a carriage return ends
-    a line, as in a progress bar."""
+    a line."""
     text = _FOR_A_TERMINAL.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub(" ", text)
 
@@ -97,8 +97,7 @@ def signature(error: str, trace: str) -> str:
 
 
 def where(trace: str) -> str:
-    """File, line and function of the last frame of a traceback outside of libraries (else of the last one); empty
-    without frames."""
+    """File, line and function of the last frame outside of libraries (else of the last one); empty without frames."""
     frames = list(_FRAME.finditer(trace))
     own = [f for f in frames if not _LIBRARY.search(f["file"])] or frames
     if not own:

@@ -157,8 +157,7 @@ def not_done(incident: Incident) -> str:
 
 
 def done(incident: Incident) -> list[str]:
-    """Lines on what was done, or would have been: the rung, and a sentence about it; or a sentence that nothing was
-    done."""
+    """Lines on what was, or would have been, done: the rung and a sentence; or a sentence that nothing was."""
     if sentence := not_done(incident):
         return [sentence]
     rung = named(incident.rung)

@@ -59,8 +59,7 @@ def follow(r: Round, group: GroupMemory) -> None:
 
 
 def with_the_others(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> bool:
-    """Returns true if the group has committed a step with the others: they made it together, it healed from them, or no
-    other trains."""
+    """True if the group committed a step with the others: made together, healed from them, or no other trains."""
     committed = [rank for rank in ranks if rank.commits > 0]
     alone = all(rank.participants == 1 and rank.healed is False for rank in committed)
     return bool(committed) and not (

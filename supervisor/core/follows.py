@@ -12,8 +12,8 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 WITHIN_S = REPEATED_S
-"""Seconds within which a failure counts as the same, as for two incidents of one host. After a day two hosts may each
-have had a trouble of their own."""
+"""Seconds within which a failure counts as the same, as for two incidents of one host. Later each host may have its
+own."""
 
 BY_KIND = that_are(Is.ALIKE)
 """Kinds that are alike whatever their words: the step or the factor may differ, and a start that hangs reports nothing.
@@ -45,8 +45,8 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
 def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
     """Explains why a number that is not finite stops the run; None if it does not. Each one ends all groups, another
     host gets the same data, and only a person may leave some of it out. A group that has come past that data shows that
-    it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps reaches
-    its data as many steps later."""
+    it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps is that
+    late."""
     if step > earlier.step + r.spec.titan.checkpoint_interval_steps and not earlier.followed:
         return None
     return Reason.of(

@@ -44,8 +44,7 @@ CONDITIONS: Mapping[str, Effect] = {
     "gpu_nvlink_errors": Effect("new errors were counted on an NVLink"),
     "gpu_throttled": Effect("it runs slower for its temperature, a power brake or a slowdown by its hardware"),
 }
-"""By NVIDIA's "GPU Memory Error Management" a GPU with gpu_rows_failed is replaced; with gpu_rows_pending new work may
-be started there."""
+"""By NVIDIA's "GPU Memory Error Management": gpu_rows_failed has a GPU replaced; gpu_rows_pending allows new work."""
 
 KINDS = frozenset({XID, *CONDITIONS})
 
@@ -56,8 +55,7 @@ MAY_BE_ITS_FAULT = that_are(Is.MAY_BE_A_GPU)
 
 
 def signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
-    """Facts about GPUs that this generation of the group uses, from while it ran. None from a node that does not
-    answer."""
+    """Facts about this generation's GPUs, from while it ran. None from a node that does not answer."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered or not node.gpus:
         return []
@@ -101,8 +99,7 @@ def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunS
 
 
 def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
-    """Explains why no group is placed on a node: a condition that holds (`for_good`: and will not pass); empty if there
-    is none."""
+    """Why no group is placed on a node: a condition holds (`for_good`: and will not pass); empty if none does."""
     if not node.gpus:
         return ""
     holds = (fact for fact in node.gpus if fact.kind in CONDITIONS and _used(fact, spec) and _replaces(fact))

@@ -27,8 +27,7 @@ SAVING_S = 30.0
 
 
 def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
-    """Returns a step that no group has passed yet, so that all end at the same one: `margin_s` away at the measured
-    pace."""
+    """Returns a step that no group has passed, `margin_s` away at the measured pace, so that all can end at it."""
     ranks = [rank for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)]
     newest = max((rank.step for rank in ranks), default=0)
     pace = max((rank.step_s for rank in ranks), default=0.0)
@@ -64,8 +63,7 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
 
 
 def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None:
-    """Begins the handover if a group that starts on a node that stays may not have healed before the last one that
-    trains is ended."""
+    """Begins the handover, if a group on a node that stays may not have healed before the last other is ended."""
     if max(notice_s(r, g) for g in running) == math.inf or not _due(r, running, 3 / 4):
         return
     about = f"every group that trains is on a node that is leaving ({why}), and no other could heal in time"

@@ -1,5 +1,4 @@
-"""Finds failures that a restart in place cannot mend. A spare is then taken at once, since each such try takes the time
-of a whole start."""
+"""Finds failures that no restart in place can mend: each would take a whole start, so a spare is taken at once."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 
 def _cannot_be_ended(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
-    """Finds a process in uninterruptible sleep: no signal ends it, and its agent starts nothing beside one that has not
-    ended."""
+    """Finds a rank in uninterruptible sleep: no signal ends it, and its agent starts nothing beside it."""
     for rank in detect.ranks_of(group, r.observed):
         if rank.rank == failure.rank and rank.stuck is not None and rank.stuck.process == "uninterruptible":
             return Reason.of(Code.UNINTERRUPTIBLE, rank=rank.rank)

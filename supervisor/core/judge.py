@@ -163,8 +163,7 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
 
 
 def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
-    """Choice for a group whose node has gone before it moved: rung 3 would ask for an allocation that is asked for
-    already."""
+    """Choice for a group whose node has gone before it moved: the allocation of rung 3 is asked for already."""
     passed = range(ladder.first_rung(incident.kind, r.spec.policy), Rung.REALLOCATE)
     considered = tuple(
         Reason.of(Code.ASKED_BEFORE, rung=ladder.name(Rung(rung)), allocation=successor) for rung in passed
@@ -174,8 +173,8 @@ def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
 
 
 def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:
-    """Finishes a group that fails while it drains: it is not started again. A hiccup, or a restart that a person asks
-    for, is no failure to drain."""
+    """Finishes a group that fails while it drains, without another start. Neither a hiccup nor a requested restart
+    counts."""
     if failure.kind == Kind.REQUESTED:
         return
     if failure.kind == Kind.SILENT:
@@ -195,8 +194,7 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
 
 
 def _close_untouched(r: Round, group: GroupMemory) -> None:
-    """Closes an incident whose cause has gone by itself, and about which nothing was done: the run was paused, or the
-    breaker held."""
+    """Closes an incident whose cause has gone while a pause, or the breaker, kept anything from being done."""
     incident = r.incidents.get(group.incident)
     if incident is None or group.phase not in ("starting", "running"):
         return

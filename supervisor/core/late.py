@@ -16,8 +16,7 @@ STEPS_ON = 2
 """Steps of the others without it from which on it does not wait for them: one is in flight as it comes."""
 
 FROM = 0.5
-"""Share of the start's timeout after which it is watched: most starts are over by then, and nothing is remembered of
-them."""
+"""Share of the start's timeout after which a start is watched: most are over by then, and nothing is remembered."""
 
 LOOKED_AT = 10
 """Looks within the timeout at whether the others make steps; a part of it in which they do counts whole."""
@@ -34,8 +33,7 @@ class _Others:
     step: int
     """Newest step that one of them has reported."""
     awaited: bool
-    """True if one that trains is in no quorum, so at something else. True too if too few wait in one, with others still
-    to come."""
+    """True if a training group is in no quorum, or too few wait in one while others are still to come."""
 
 
 def excused(r: Round) -> Mapping[int, float]:
@@ -99,8 +97,8 @@ def _others(r: Round) -> _Others:
 
 
 def _too_few(r: Round, alive: Mapping[int, GroupMemory]) -> bool:
-    """Returns true if fewer groups wait in a quorum than may step, while one is still to come. It is being started,
-    with a timeout of its own; or a node is there for it, or an allocation that the engine has not refused."""
+    """True if fewer groups wait in a quorum than may step, while one is still to come. It is being started, with a
+    timeout of its own; or a node is there for it, or an allocation not refused by the engine."""
     there = [g for g in r.groups.values() if g.phase in ("starting", "running") and _in_quorum(g, r.observed)]
     if not there or len(there) >= r.spec.groups.min_groups:
         return False

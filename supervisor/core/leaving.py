@@ -72,8 +72,7 @@ def leaving_allocations(r: Round) -> dict[str, str]:
 
 
 def _there(r: Round, allocation: AllocationMemory) -> bool:
-    """Returns true if the allocation's node is there. Only then does a missing notice mean that it stays: an
-    administrator changed his mind."""
+    """True if the allocation's node is there: only then a missing notice means that it stays (a drain was undone)."""
     grant = r.observed.grants.get(allocation.key)
     if allocation.state != "wanted" or grant is None or grant.state != "granted":
         return False
@@ -122,8 +121,7 @@ def _many(r: Round, successors: Set[str]) -> bool:
 
 
 def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
-    """Gives back leaving allocations that hold no group any more. One without a successor is kept: a released one is
-    never asked about again."""
+    """Gives back leaving allocations without a group. One without a successor is kept, or it would never get one."""
     free = [key for key in sorted(words) if key not in held and r.allocations[key].successor]
     for key in free[:ASKED_A_ROUND]:
         r.release(key, f"it is leaving and holds no group: {words[key]}")
@@ -168,8 +166,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
 
 
 def _says_why_by(r: Round, group: GroupMemory) -> float:
-    """Time by which the engine has been asked about the node's notice: the signal is the same for a preemption and a
-    time limit."""
+    """Time when the engine has been asked about the node's notice: preemptions and time limits send the same signal."""
     node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
     if node is None or not node.leaving or (grant is not None and grant.leaving):
         return r.now

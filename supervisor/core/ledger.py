@@ -32,8 +32,7 @@ class Cause(StrEnum):
     RECOMPUTE = "recompute"
     """A step that was committed before, and was lost with all groups that had it."""
     HUNG = "hung"
-    """A group's step that stood still until something was done about it, and the others' waits for it beyond an
-    ordinary step."""
+    """A group's step that stood still until something was done, and the others' waits beyond an ordinary step."""
     STRAGGLING = "straggling"
     """Time of a step beyond an ordinary one, while a group was known to be slow."""
     LOST_STEP = "lost_step"
@@ -117,7 +116,7 @@ LONGER = 1.25
 
 def of_lines(lines: Iterable[Mapping[str, object]], redone: int = 0) -> list[Interval]:
     """Returns the intervals of one process, from the lines of its steps.jsonl that do not overlap. Steps up to `redone`
-    were committed before it was born."""
+    had been committed before."""
     found: list[Interval] = []
     for line in lines:
         start, end = line.get("start"), line.get("t")
@@ -240,8 +239,7 @@ Seconds = Mapping[str, float] | Mapping[Cause, float]
 
 
 def ettr(seconds: Seconds) -> float | None:
-    """Share of productive seconds in all seconds, by cause; None if there are none. Every output of an ETTR comes from
-    here."""
+    """Share of productive seconds, by cause; None if there are no seconds. Every output of an ETTR comes from here."""
     whole = sum(seconds.values())
     return seconds.get(Cause.PRODUCTIVE, 0.0) / whole if whole > 0 else None
 

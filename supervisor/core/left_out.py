@@ -1,6 +1,6 @@
-"""Suspends a group while the others train; a person is notified. One cause is an end that comes at once after each
-start, on two hosts, or a shared outage for too long: the group waits until a person asks for it. The other cause is a
-spent budget: the others are not halted, and the group is tried again once a budget has one left."""
+"""Suspends a group while the others train; a person is notified. If it ends at once after each start, on two hosts, or
+by a shared outage for too long, it waits until a person asks for it. If its budgets are spent the others are not
+halted, and it is tried again once a budget has one left."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from supervisor.core.words import say
 
 
 def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
-    """Explains why a group is suspended from now on; None if something else may mend it, or too few would be left to
-    step. `choice`: the alternative."""
+    """Why a group is suspended from now on; None if something else may mend it, or too few would be left to step.
+    `choice`: the alternative."""
     if not shadow.trains_beside(r, group) or cost.idle_groups(r, group) > 1:
         return None
     if away.may_pass(failure) and (too_long := away.for_too_long(r, group, failure)):
@@ -59,8 +59,7 @@ def sentence(group: GroupMemory) -> str:
 
 
 def stays_out(r: Round, group: GroupMemory) -> bool:
-    """Returns true if the group was suspended. A person who asks for it has looked: it then begins again, with its past
-    forgotten."""
+    """True if the group was suspended. If a person asks for it, it begins again with its past forgotten."""
     if not group.left_out:
         return False
     asked, full = r.observed.control.restarts.get(group.group, 0), r.full(group.group)

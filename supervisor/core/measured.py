@@ -24,8 +24,7 @@ class Measured:
     pause_s: float = 0.0
     """Longest time that the evaluations, or the compiles, of one step took."""
     start_s: float = 0.0
-    """Longest time from the start of a rank's process to its first commit, without waits for a lighthouse that was
-    away."""
+    """Longest time from a rank's start to its first commit, without waits for a lighthouse that was away."""
     gate_ms: float = 0.0
     """Round trip from a forwarder to the gate: the median of the slowest's last ones, rounded up to a power of two."""
     store_ms: float = 0.0

@@ -146,8 +146,7 @@ class GpuFact:
     rank: int | None = None
     """Local rank that uses it; None: unknown."""
     during: frozenset[tuple[int, int]] | None = None
-    """(group, generation) of this run that ran on the node when it happened. None: it holds now, for all that run
-    there."""
+    """(group, generation) of this run that ran on the node when it happened. None: it holds now, for all there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +170,7 @@ class NodeView:
     failed: str = ""
     """Sentence about its own newest checks that failed: no group is started there any more, not even in place."""
     unsure: str = ""
-    """Why its checks could not be done, and so show nothing. No group is placed there, but may be started again in
-    place."""
+    """Why its checks could not be done. No group is placed there, but one may be started again in place."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Other conditions of the machine now, as its agent reports them: kind -> a sentence."""
     gpus: tuple[GpuFact, ...] = ()
@@ -215,8 +213,7 @@ class Grant:
     leaves_in_s: float = 0.0
     """Seconds from that notice until it takes it away (preempted, with a grace); 0: unstated."""
     ended: bool = False
-    """Gone, and the engine reports that its processes have ended: not so if its host failed, or while it is being
-    ended."""
+    """Gone, and the engine reports that its processes have ended: not so after a failed host, or while it ends them."""
     exhausted: bool = False
     """Pending without a queue: the engine has no node left to give until a person adds some, or one is given back."""
 
@@ -366,8 +363,7 @@ class SlowSince:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """Step of the others when a group began to wait though they had gone on, or when they went on without its unseen
-    ranks."""
+    """Step of the others when a group began to wait though they had gone on, or when they left it behind, unseen."""
 
     generation: int
     step: int
@@ -465,14 +461,11 @@ class AllocationMemory:
     successor: str = ""
     """Key of the one allocation asked for because this one is leaving."""
     late: bool = False
-    """True if it was pending for longer than `policy.allocation_timeout_s` while a group waited: the run goes on
-    without."""
+    """True if it was pending beyond `policy.allocation_timeout_s` while a group waited: the run goes on without."""
     unheard_since: float | None = None
-    """Time since when it is granted and its node is not there, on the run clock. None: it is there, or nothing was
-    granted."""
+    """Run-clock time since when it is granted without its node. None: the node is there, or nothing was granted."""
     unheard: tuple[str, ...] = ()
-    """Hosts for which it was released: their nodes did not register, or have a GPU that cannot be used. Others are
-    asked for."""
+    """Hosts for which it was released: their nodes did not register, or have an unusable GPU. Others are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,8 +497,7 @@ class Incident:
     error: str = ""
     """Error text that the rank left, if any."""
     shadow: bool = False
-    """True if it is only observed: nothing was done, and `rung` is what would have been. If it recovered, it did so by
-    itself."""
+    """True if only observed: nothing was done, and `rung` is what would have been. It recovers only by itself."""
     trace: str = ""
     """Traceback of that error."""
     rank: int | None = None
@@ -517,8 +509,7 @@ class Incident:
     outside: bool = False
     """As in Failure, for all that happened in it."""
     resumed: str = ""
-    """Checkpoint from which the group was started, and those passed over. Empty: it healed from peers, or was not
-    started."""
+    """Checkpoint that the group was started from, and those passed over. Empty: it healed, or was not started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -547,8 +538,7 @@ class Resumed:
     said: str
     """As Incident.resumed."""
     generations: Mapping[int, int] = field(default_factory=dict)
-    """Group -> its generation then, unless it was the first. Checkpoints that an older one saves later belong to steps
-    that were given up."""
+    """Group -> its generation then, unless the first. What older ones save later is of steps that were given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -580,8 +570,7 @@ class Memory:
     spent_by_kind: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """As `spent`, for the kinds that have a budget of their own."""
     tried: Mapping[str, tuple[Tried, ...]] = field(default_factory=dict)
-    """Remedy -> its newest tries: a rung, from its decision until the group trains or fails again; or the wait for an
-    allocation."""
+    """Remedy -> its newest tries: a rung, until the group trains or fails again; or the wait for an allocation."""
     all_lost_at: float | None = None
     """Time when the engine last took every allocation of the run, on the run clock."""
     allocations_above: int = 0

@@ -28,15 +28,14 @@ class Notice:
 
 
 def due(run: str, before: Memory, decision: Decision) -> list[Notice]:
-    """Returns the notices that are new: a rung 3 or 4 just decided, a group just suspended, a breaker just tripped, a
-    hang just held."""
+    """Returns the new notices: rung 3 or 4 decided, a group suspended, the breaker tripped, a hang held."""
     known = {notice.about for notice in _standing(run, before, before.incidents.values(), ())}
     return [n for n in notices(run, decision) if n.about not in known]
 
 
 def notices(run: str, decision: Decision, kept: Iterable[Incident] = ()) -> list[Notice]:
     """Returns all that a person must know after a decision. `kept`: incidents that are over; one that halted the run
-    counts while it is halted."""
+    counts while the halt lasts."""
     halted = [i for i in kept if i.state == "halted" and decision.memory.phase == "halted"]
     incidents = {i.id: i for i in (*halted, *decision.memory.incidents.values(), *decision.incidents)}
     return _standing(run, decision.memory, incidents.values(), decision.waits)

@@ -16,8 +16,7 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 
 OWN = frozenset({"own", "group"})
-"""Words of a group whose own number it was. Its first rank to end may be the only one that reports it: the others are
-ended with it."""
+"""Words of a group whose own number it was. Its first rank to end may alone report it: the others end with it."""
 
 BY_WORD = that_are(Is.BY_WORD)
 

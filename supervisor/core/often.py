@@ -1,5 +1,4 @@
-"""Detects flapping hosts: frequent restarts, too slow to spend a budget, and much oftener than on others. Bad hardware
-comes back like this."""
+"""Detects flapping hosts: frequent restarts, too slow to spend a budget, and much oftener than on other hosts."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
 
 
 def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
-    """Explains why the group leaves its host: the many failures there within a day. None: there are none, or others
-    have them too."""
+    """Why the group leaves its host: the many failures there within a day. None: there are few, or others have them
+    too."""
     host = r.host_of(group.node)
     times = _lately(r, group)
     if kind in OF_THE_PROGRAM or group.restarts_host != host or times < WINDOWS * r.spec.policy.budget.restart:

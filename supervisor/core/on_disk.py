@@ -1,5 +1,5 @@
-"""Chooses the checkpoint for a start from disk: the newest complete one in the run's folder. The record in etcd is a
-hint (ADR 15)."""
+"""Chooses the checkpoint for a start: the newest complete one in the run's folder. The record in etcd is a hint (ADR
+15)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ AGAIN_S = 0.1
 
 
 def waits_for_list(r: Round, group: GroupMemory) -> str:
-    """Explains why the start of a group from disk must wait: the folder was not listed since its old generation was
-    gone."""
+    """Why a group's start from disk must wait: the folder was not listed since its old generation was gone."""
     disk = r.observed.disk
     if disk is None or disk.at >= group.since:
         return ""
@@ -26,8 +25,8 @@ def waits_for_list(r: Round, group: GroupMemory) -> str:
 def choose(
     known: Checkpoint | None, disk: DiskView | None, generations: Mapping[int, int]
 ) -> tuple[Checkpoint | None, str]:
-    """Returns the checkpoint to start from, and a sentence on which and why. `known`: the record in etcd.
-    `generations`: as Resumed."""
+    """Returns the checkpoint to start from, and a sentence on it. `known`: the record in etcd. `generations`: as
+    Resumed."""
     if disk is None:
         return known, ""
     if disk.unseen:
@@ -44,8 +43,7 @@ def choose(
 
 
 def _is_given_up(mark: Checkpoint, known: Checkpoint | None, generations: Mapping[int, int]) -> bool:
-    """Returns true if a frozen writer has thawed: these steps are not those that the run made since it started from an
-    older one."""
+    """True if a thawed writer saved it: the run started from an older one, and its steps are others since."""
     return mark.generation < generations.get(mark.group, 0) and (known is None or mark.step > known.step)
 
 
@@ -68,8 +66,7 @@ def _and_passed(said: str, passed: list[str]) -> str:
 
 
 def take(r: Round, group: GroupMemory) -> str:
-    """Makes a group that starts from disk, and all that start after it, take the newest complete checkpoint. Returns
-    the sentence."""
+    """Takes the newest complete checkpoint for a start of groups from disk; returns the sentence on it."""
     if r.observed.disk is None:
         return ""
     before: Resumed | None = r.draft.resumed

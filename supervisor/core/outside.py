@@ -13,8 +13,7 @@ import re
 from supervisor.core.errors import of_a_lost_peer
 
 _NAMED = r"(?<![\w'\"]){}(?=:|\((?!\))|\)|$| in \w)"
-"""Places where a text names the type of an exception: `Type: ...`, `(Type)`, `Caught Type in ...`, `Caused by
-Type(...`, or alone on a line."""
+"""Places of an exception's type: `Type: ...`, `(Type)`, `Caught Type in ...`, `Caused by Type(...`, alone on a line."""
 
 _PASSES = re.compile(
     _NAMED.format(
@@ -25,8 +24,8 @@ _PASSES = re.compile(
     + r"|\ATimeout:",
     re.MULTILINE,
 )
-"""Types that suffice alone: of Python, torch (DistNetworkError), requests, urllib3, httpx, aiohttp, fsspec, botocore
-and google.api_core."""
+"""Types that suffice alone: Python, torch (DistNetworkError), requests, urllib3, httpx, aiohttp, fsspec, botocore,
+google."""
 
 _OF_IO = re.compile(
     _NAMED.format(
@@ -74,8 +73,7 @@ _PLACES = re.compile(r"\b\w+://[^\s'\"]+|(?<![\w.])(?:\.{0,2})/[^\s'\",:;)\]]+")
 
 
 def of_what_is_shared(error: str) -> bool:
-    """Returns true if an error may be that of a network, a file system or a service that all nodes use, and so may
-    pass."""
+    """True if an error may come from a network, a file system or a service that all nodes use, and so may pass."""
     if of_a_lost_peer(error) or _PASSES.search(error):
         return True
     said = _PLACES.sub("*", error)

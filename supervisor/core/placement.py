@@ -70,8 +70,7 @@ def passed_over(r: Round) -> list[str]:
 
 
 def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> bool:
-    """Returns true if groups may start. The first ones start together, so that none trains alone for want of a few
-    seconds."""
+    """True if groups may start: the first ones together, so that none trains alone for want of a few seconds."""
     unplaced = [g for g in waiting if g.phase == "unplaced"]
     if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
         return True
@@ -219,8 +218,7 @@ def _newest_step(r: Round, group: GroupMemory) -> int:
 
 
 def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
-    """Finds a node for a group without one, or reports the wait. `last`: nodes that are taken when nothing else
-    comes."""
+    """Finds a node for a group without one, or reports why it waits. `last`: nodes taken when nothing else comes."""
     if r.full(group.group):
         return
     if checking := r.checking():

@@ -225,14 +225,12 @@ class Reason:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        """Describes its JSON: an object of code and about. A string is read too: versions before this one kept
-        sentences."""
+        """Describes its JSON: an object of code and about. A string is read too: older versions kept sentences."""
         return {"type": "function-plain", "function": {"type": "no-info", "function": of_json}}
 
 
 def of_json(value: Any) -> Reason | None:
-    """Reads a reason. None: an empty string, by which older versions stated that there is none. Raises ValueError for
-    anything else."""
+    """Reads a reason. None: an empty string, by which older versions recorded that. ValueError for anything else."""
     if isinstance(value, Reason):
         return value
     if isinstance(value, str):

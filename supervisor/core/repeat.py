@@ -1,8 +1,8 @@
 """Detects crash loops: remembers the last end of a group, and judges when the program is at fault and no machine.
 
-A program's error comes back wherever it is started again. It may be the same error at the same step in every group, or
-at the same step again after resuming from the checkpoint before it. Or it comes before the first commit, whatever was
-tried. Starting once more then burns budgets and hosts for nothing.
+A program's error comes back wherever it is started again. It is the same at the same step in every group, or at the
+same step again after a resume from the checkpoint before. Or it comes before the first commit, whatever was tried.
+Starting once more then burns budgets and hosts for nothing.
 
 An error of what all nodes share (a store that is away) looks the same, but passes (`away`).
 """
@@ -131,8 +131,7 @@ def _all_alike(r: Round, seen: Seen) -> bool:
 
 
 def _others_are_held(r: Round, group: GroupMemory) -> bool:
-    """Returns true if the breaker holds others for what is not the program's doing. It has called a person, and they
-    may go on without this group."""
+    """True if the breaker holds others for another cause: a person was called, and they may go on without this one."""
     return breaker.tripped(r) and any(_is_nobodys(r, g) for g in _there(r) if g.group != group.group)
 
 
@@ -178,6 +177,6 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 
 def as_the_programs(failure: Failure) -> Failure:
-    """Turns the failure into the program's fault. Its own kind stays a cause: a policy that only observes that kind
-    wants no halt for it."""
+    """Turns the failure into the program's fault. Its own kind stays a cause: if that is only observed, no halt
+    follows."""
     return replace(failure, kind=Kind.SAME_ERROR, causes=(failure.kind, *failure.causes))

@@ -10,11 +10,10 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 
 GENERATIONS = 1000
-"""Numbers that are skipped, since a backup is older than what happened since, and no number may be used again. With the
+"""Numbers that are skipped: a backup is older than what happened since, and no number may be used again. With the
 default budgets a group is started at most 10 times an hour (3 restarts, and the run's 4 replacements and 3
 allocations). So this is four days of a run that fails as often as it may, and months of one that does not. A store that
-is away adds some 40 in half an hour, and then halts the run. It is added to the generations that the names of
-checkpoints show."""
+is away adds some 40 in half an hour, and then halts the run. Generations in the names of checkpoints are added to."""
 
 DECISIONS = 1_000_000
 """Decisions that are skipped. They are what changes memory: a few for each start, and one for each checkpoint."""

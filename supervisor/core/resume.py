@@ -1,5 +1,4 @@
-"""Leads a run out of a halt, a stop, or a restored state: every group starts again from the newest checkpoint, above
-all its generations."""
+"""Leads a run out of a halt, a stop or a restored state: all groups start again from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:
 
 
 def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
-    """Returns a memory from which the run starts again. Its budgets are full and no host is cordoned: a person has
-    looked."""
+    """Returns a memory to start again from. Budgets are full and no host is cordoned: a person has looked."""
     return replace(
         memory,
         phase="new",

@@ -117,8 +117,7 @@ class Round:
         return [name for name in self._free() if name not in self.ill]
 
     def last_resort(self) -> list[str]:
-        """Nodes that would be spares if their disks could be used: for when there is no other, and none can be asked
-        for."""
+        """Nodes that lack only a usable disk, for when there is no spare and none can be asked for."""
         return [name for name in self._free() if name in self.ill]
 
     @property
@@ -130,8 +129,7 @@ class Round:
 
     @property
     def next_spare(self) -> str:
-        """The first of the spares, or an empty string. It looks at no more nodes than it needs, since one failure after
-        the other asks."""
+        """The first spare, or empty. It looks at no more nodes than needed, since failures ask one by one."""
         return next((name for name in self._free() if name not in self.ill), "")
 
     @property
@@ -180,8 +178,7 @@ class Round:
         return self.unfit() | said
 
     def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
-        """Explains why no group is placed on a node: its own checks, or a condition of its GPUs (`for_good`: one that
-        will hold)."""
+        """Why no group is placed on a node: its checks, or a condition of its GPUs (`for_good`: a lasting one)."""
         return node.failed or node.unsure or gpu.unfit(node, self.spec, for_good)
 
     @property
@@ -197,8 +194,7 @@ class Round:
         return self.cordons.get(host) or self._barred_for_all.get(host, "")
 
     def checking(self) -> str:
-        """States that nodes which could take a group are being checked; empty: none is. Their agents limit the time of
-        the checks."""
+        """States that nodes which could take a group are being checked, within a limit of their agents; else empty."""
         held = self.taken()
         nodes = self.observed.nodes.values()
         found = sorted(n.name for n in nodes if n.checking and n.name not in held and self._may_serve(n))
@@ -233,8 +229,7 @@ class Round:
         return {g.allocation or self.placed_by(g) for g in there}
 
     def leaving(self, node: str) -> str:
-        """Explains why a node must be left: the engine is about to take it away, or a person drains its host. Empty: it
-        may stay."""
+        """Why a node must be left: the engine will take it away, or a person drains its host. Empty: it may stay."""
         view = self.observed.nodes.get(node)
         grant = self.observed.grants.get(self.allocation_of(node))
         if grant is not None and grant.state == "granted" and grant.leaving:
@@ -293,8 +288,7 @@ class Round:
         return grant is not None and grant.state == "pending" and grant.exhausted
 
     def queued(self) -> list[AllocationMemory]:
-        """Wanted allocations that the engine has taken on and not granted yet: asking again would only lose their
-        place."""
+        """Wanted allocations that the engine has queued and not granted: asking again would lose their place."""
         grants = self.observed.grants
         wanted = [a for a in self.allocations.values() if a.state == "wanted" and a.key in grants]
         return [a for a in wanted if grants[a.key].state == "pending" and grants[a.key].engine_id]
@@ -438,8 +432,7 @@ class Round:
         self.spent_by_kind = budgets.draw_of_kind(self.spent_by_kind, self.spec.policy, kind, group, self.now)
 
     def acquire(self, reason: str, *, rung: Rung | None = None, instead_of: str = "") -> str:
-        """Asks for one more allocation of one node, and returns its key. `rung` is the one whose budget pays for it, if
-        any does."""
+        """Asks for one more allocation of one node; returns its key. `rung`: the one whose budget pays, if any."""
         key = f"{self.spec.name}-a{self.before.allocations_above + len(self.allocations) + 1}"
         window_s = self.spec.policy.budget.window_s
         unheard = {
@@ -470,8 +463,7 @@ class Round:
             self.act("release", f"release:{key}", reason)
 
     def cordon(self, host: str, node: str, incident: Incident) -> None:
-        """Holds an incident against a host. More groups of the run that fail there have the same trouble: it counts
-        once."""
+        """Holds an incident against a host. Further groups of the run that fail there count as the same trouble."""
         if host not in self.cordons:
             self.suspicions.append(
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)

@@ -134,7 +134,7 @@ def _ours(r: Round) -> list[RankView]:
 
 
 def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
-    """Groups that the old gate admits and that surely do not reach it: their node lives, or the engine or a person
+    """Groups that the old gate admits and that surely do not reach it. Their node lives, or the engine or a person
     reports that their processes have ended. Callers check first that no forwarder on a live node still reaches it."""
     gate = _gate(r, seat)
     if gate is None or all(group.phase == "unplaced" for group in r.groups.values()):

@@ -17,8 +17,7 @@ from supervisor.core.round import MAY_COME_BACK, Round
 from supervisor.core.words import say
 
 BY_WORD = that_are(Is.BY_WORD)
-"""Kinds whose sign may pass before they are over: the other groups have started again, or a driver no longer reports
-it."""
+"""Kinds whose sign may pass before they are over: the others have started again, or a driver reports it no more."""
 
 
 def only_observed(r: Round, failure: Failure) -> bool:
@@ -29,8 +28,8 @@ def only_observed(r: Round, failure: Failure) -> bool:
 
 
 def has_ended(group: GroupMemory, incidents: Mapping[str, Incident], observed: Observed) -> bool:
-    """Returns true if a group has ended or lost its node, and is left so because that is only observed. It trains no
-    more, and no group can heal from it."""
+    """True if a group has ended or lost its node and is left so, since that is only observed: no group can heal from
+    it."""
     incident = incidents.get(group.incident)
     if incident is None or not incident.shadow or group.phase not in ("starting", "running"):
         return False

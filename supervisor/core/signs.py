@@ -1,5 +1,4 @@
-"""Signs: what is seen of a node or a group before it counts as a failure. Memory keeps since when each was there, by
-its key."""
+"""Signs: what is seen of a node or a group before it counts as a failure. Memory keeps since when each is there."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ RENEWED_A_ROUND = 10
 
 
 def renew(r: Round) -> None:
-    """Gives up allocations without a group that are of no use: the host is cordoned, the engine has taken it, or its
-    node does not come. Asks for others while there are fewer than the run was launched with.
+    """Gives up allocations without a group that are of no use: a cordoned host, one that the engine took, a node that
+    does not come. Asks for others while there are fewer than the run was launched with.
 
     A taken one is asked for again only as long after its request as an allocation may take to come. That draws on the
     budget for allocations, whose last draw is left to the groups. A job that ends at once must not be submitted for
@@ -114,7 +114,7 @@ def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:
 
 def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool]:
     """Returns why it is of no use (empty: it is of use), the time before which nothing is done about it, and whether
-    its successor is free of budget."""
+    its successor is free."""
     grant = r.observed.grants.get(allocation.key)
     timeout_s = r.spec.policy.allocation_timeout_s
     if grant is None or grant.state == "pending":
@@ -147,8 +147,7 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
 
 
 def _unfit(r: Round, grant: Grant) -> str:
-    """Explains why no group can be placed on the nodes that it brought: none has passed its checks, or has GPUs that
-    can be used. Else empty."""
+    """Why no group can be placed on the nodes that it brought: none passed its checks with usable GPUs. Else empty."""
     first = ""
     for node in grant.nodes:
         view = r.observed.nodes.get(node)

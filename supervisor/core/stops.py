@@ -1,5 +1,4 @@
-"""Detects ranks that the kernel shows as stopped. That is a fact: no step must take too long first, and no other group
-report."""
+"""Detects ranks that the kernel shows as stopped: a fact, for which no step has to take too long first."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ def for_long(groups: Mapping[int, GroupMemory], observed: Observed, limit_s: flo
 
 
 def together(groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
-    """Returns true if a rank of every group is stopped now, for however short a time: one hand did it, and may undo
-    it."""
+    """True if a rank of every group is stopped now, for however short a time: one hand did it, and may undo it."""
     alive = [g for g in groups.values() if any(rank.state != "exited" for rank in _ranks(g, observed))]
     return len(alive) > 1 and all(any(rank.stopped for rank in _ranks(g, observed)) for g in alive)
 

@@ -170,8 +170,7 @@ def _since(r: Round, slow: Slow) -> SlowSince:
 
 
 def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
-    """Returns true if the group was slow on another host too. Then it is reported, and the next slowest may have its
-    turn."""
+    """True if the group was slow on another host too: it is reported, and the next slowest may have its turn."""
     earlier = follows.before(r, group, Kind.STRAGGLER, at=since.since)
     if group.incident or earlier is None:
         return False

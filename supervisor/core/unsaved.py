@@ -48,8 +48,7 @@ def sentence(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, obser
 
 
 def with_reason(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec) -> str:
-    """Adds the writer's report on the newest one that failed. Its words differ each time, so they are for a person who
-    asks now."""
+    """Adds the writer's report on the newest failed one. Its words change, so it is for a person who asks now."""
     said = sentence(groups, newest, observed, spec)
     return f"{said}; {_why(groups, observed)}" if said else ""
 

@@ -21,8 +21,7 @@ def drain_s(spec: RunSpec, measured: Measured) -> float:
 
 
 def longest_s(spec: RunSpec, measured: Measured) -> float:
-    """Seconds within which a run ends from any state, while a supervisor leads: the drain, and an engine's time to take
-    its nodes back."""
+    """Seconds within which a led run ends from any state: the drain, and an engine's time to take its nodes back."""
     return drain_s(spec, measured) + detect.ENGINE_AWAY_S
 
 

@@ -40,9 +40,9 @@ WORKFLOW_NVLINK5_ERR: restart, unless the driver asks for more, which NVML then 
 NVML reports something new."""
 
 AT_ONCE = frozenset({79, 95})
-"""Xids after which nothing on that GPU can go on, so that no one waits for the process to notice. The bus does not
-reach it any more, or memory that may be wrong has been used (NVIDIA, "GPU Memory Error Management": all work there is
-ended, a reset is due)."""
+"""Xids after which nothing on that GPU goes on, so no one waits for the process to notice. The bus does not reach it
+any more, or memory that may be wrong was used (NVIDIA, "GPU Memory Error Management": all work there is ended, a reset
+is due)."""
 
 
 @dataclass(frozen=True, slots=True)
