@@ -32,8 +32,7 @@ STEPS_BEHIND = 2
 NONE_ENDED = "it is a cause that they share, so none is ended"
 
 TOLD_S = 10.0
-"""Seconds after which all earlier steps are reported, and that a group goes on: twice the 5 s between a node's reports.
-"""
+"""Seconds after which all earlier steps are reported, and that a group goes on: twice the 5 s between reports."""
 
 OTHERS_AT_LEAST = 2
 """Ranks of other groups that must wait at one place: of two ranks that differ, either may be the odd one."""
@@ -65,10 +64,9 @@ class Blame:
     groups: tuple[int, ...] = ()
     """Groups to blame; several may hang, each on its own."""
     held: str = ""
-    """Why no group is blamed although one hangs; empty if one is blamed, or none hangs."""
+    """Reason why no group is blamed although one hangs; empty if one is blamed, or none hangs."""
     unsure: bool = False
-    """True if others may hang from the same cause and have not reported it yet: held for that, or held for long enough.
-    """
+    """True if others may hang from the same cause and have not reported it yet: held for that, or for long enough."""
     behind: Mapping[int, Behind] = field(default_factory=dict)
     """Groups that take too long while others are ahead of them. The lead at first sight proves nothing: the others may
     have gained it while the group was stopped, and be busy by themselves since."""

@@ -90,7 +90,7 @@ def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
 
 
 def in_place(r: Round, kind: Kind) -> Reason | None:
-    """Why an ended process starts again in place, while the breaker holds or shortly after; None if judged as usual."""
+    """Explains why an ended process starts again in place, in a hold or shortly after; None if judged as usual."""
     again = (tripped(r) and kind in HELD) or (kind in ENDED and _patience(r, kind) is not None)
     return Reason.of(Code.BREAKER_HOLDS) if again else None
 
@@ -239,8 +239,7 @@ def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:
 
 
 def _by_what_is_shared(group: GroupMemory) -> bool:
-    """True if a shared outage ended the group, and it has not come past that. Groups of one outage may end long after
-    each other."""
+    """True if a shared outage ended the group, and it has not come past that: one cause, however far apart the ends."""
     return group.seen is not None and group.seen.outside_since is not None
 
 

@@ -64,7 +64,7 @@ def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[str, ...]:
 
 
 def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
-    """Why a spare is cheaper than the ladder's next restart in place; None if it is not, or too little is known."""
+    """Explains why a spare is cheaper than another restart in place; None if it is not, or too little is known."""
     policy, tried = r.spec.policy, _tried(r)
     restarts = tried.get("restart", ())
     spare_s = usual_s(tried, "replace")

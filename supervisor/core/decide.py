@@ -273,8 +273,7 @@ def _place(r: Round) -> None:
 
 
 def _in_order(r: Round) -> list[int]:
-    """Orders groups by number, but those whose own number was not finite first, while the others still report whose it
-    was."""
+    """Orders groups by number, after those whose own was not finite, while the others still report whose it was."""
     order = sorted(r.groups)
     if any(kind_of(key) == SignKind.NAN for key in r.before.suspects):
         order.sort(key=lambda g: not numerics.said(r.groups[g], r.observed) & numerics.OWN)

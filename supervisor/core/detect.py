@@ -204,7 +204,7 @@ class Compared:
     hanging: Collection[int] = ()
     """Groups to blame for a hang."""
     slow: Mapping[int, Failure] = field(default_factory=dict)
-    """Groups that are too slow and must be acted on."""
+    """The slow group to act on, with its failure, if any."""
     numbers: NotFinite | None = None
     """Evidence of numbers that are not finite; None: gathered for each group by itself."""
     excused: Mapping[int, float] = field(default_factory=dict)

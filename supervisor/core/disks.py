@@ -18,9 +18,8 @@ NAMED = 5
 
 
 def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
-    """Node -> what is wrong there. A fact that all nodes report is of a file system that all share, and tells none
-    apart. Spares do not use the run's folder: a fact that all nodes with ranks report, running or ended, is shared too.
-    """
+    """Node -> what is wrong there. A fact that all nodes report is of a shared file system, and tells none apart.
+    Spares do not use the run's folder, so a fact of all nodes with ranks, running or ended, is of a shared one too."""
     there = [node for node in nodes if node.registered and node.role == "trainer"]
     told = (node for node in there if node.facts or node.ranks)
     found = {node.name: says for node in told if (says := _fact(node) or _last_word(node))}

@@ -75,8 +75,7 @@ _OF_A_LOST_PEER = re.compile(
 
 
 def printable(text: str) -> str:
-    """Removes what colours a terminal, moves its cursor or sets its title. Lines and tabs stay; a carriage return ends
-    a line."""
+    """Removes colours, cursor moves and titles of a terminal. Lines and tabs stay; a carriage return ends a line."""
     text = _FOR_A_TERMINAL.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub(" ", text)
 

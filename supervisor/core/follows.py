@@ -12,12 +12,10 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 WITHIN_S = REPEATED_S
-"""Seconds within which a failure counts as the same, as for two incidents of one host. Later each host may have its
-own."""
+"""Seconds within which failures on two hosts count as one, as two incidents of a host do; later each is its own."""
 
 BY_KIND = that_are(Is.ALIKE)
-"""Kinds that are alike whatever their words: the step or the factor may differ, and a start that hangs reports nothing.
-"""
+"""Kinds that are alike whatever their words: step or factor may differ, and a hanging start reports nothing."""
 BY_END = that_are(Is.ALIKE_BY_END)
 """Kinds that are alike if the exception, or the signal, is the same. A SIGKILL of unknown origin is never alike."""
 
@@ -45,8 +43,8 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
 def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
     """Explains why a number that is not finite stops the run; None if it does not. Each one ends all groups, another
     host gets the same data, and only a person may leave some of it out. A group that has come past that data shows that
-    it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps is that
-    late."""
+    it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps reaches
+    its data that much later."""
     if step > earlier.step + r.spec.titan.checkpoint_interval_steps and not earlier.followed:
         return None
     return Reason.of(

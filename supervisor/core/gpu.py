@@ -99,7 +99,7 @@ def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunS
 
 
 def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
-    """Why no group is placed on a node: a condition holds (`for_good`: and will not pass); empty if none does."""
+    """Explains why no group is placed on a node: a condition holds (`for_good`: and will not pass); else empty."""
     if not node.gpus:
         return ""
     holds = (fact for fact in node.gpus if fact.kind in CONDITIONS and _used(fact, spec) and _replaces(fact))

@@ -19,8 +19,7 @@ AHEAD_S = 10.0
 
 
 EARLY_S = 60.0
-"""Seconds of a warning that are not counted on, or a fifth of a short one: Slurm looks for time limits once a minute.
-"""
+"""Seconds of a warning that are not counted on, or a fifth of a short one: Slurm checks limits once a minute."""
 
 SAVING_S = 30.0
 """Seconds for the checkpoint of the last step, or an eighth of a short warning."""

@@ -114,9 +114,9 @@ class _Limits:
 
     at_least: Rung
     passed: Reason | None
-    """Why the ladder begins at another node."""
+    """Reason to begin at another node."""
     in_place: Reason | None
-    """Why no other node would cure it."""
+    """Reason to stay: no other node would cure it."""
 
 
 def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, limits: _Limits) -> ladder.Choice:
@@ -173,8 +173,7 @@ def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
 
 
 def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:
-    """Finishes a group that fails while it drains, without another start. Neither a hiccup nor a requested restart
-    counts."""
+    """Finishes a group that fails while it drains. Neither a hiccup nor a requested restart counts."""
     if failure.kind == Kind.REQUESTED:
         return
     if failure.kind == Kind.SILENT:

@@ -69,7 +69,7 @@ class Is(Enum):
     MAY_COME_BACK = auto()
     """Nothing is heard of the group, and it may be heard again."""
     TAKEN = auto()
-    """A node that the engine takes away looks like it."""
+    """A node that the engine takes away shows it."""
 
     TELLS_ITS_END = auto()
     """The end of its process has a text of its own."""

@@ -13,7 +13,7 @@ from supervisor.core.model import GroupMemory, Observed, Waited
 from supervisor.core.round import Round
 
 STEPS_ON = 2
-"""Steps of the others without it from which on it does not wait for them: one is in flight as it comes."""
+"""Steps of the others without it that show that it does not wait for them: one is in flight as it comes."""
 
 FROM = 0.5
 """Share of the start's timeout after which a start is watched: most are over by then, and nothing is remembered."""

@@ -1,5 +1,4 @@
-"""Leaves nodes before they are taken away: by the engine (drain, preemption, time limit; ADR 8), or by a person's drain
-(ADR 9).
+"""Leaves nodes that are about to go: the engine takes them away (ADR 8), or a person drains their host (ADR 9).
 
 Such a node takes no group any more. A successor is asked for at once. The groups move one at a time, while another
 trains that they can heal from. Where that is impossible, all are handed over through a checkpoint (`handover.py`). None

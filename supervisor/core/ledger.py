@@ -116,7 +116,7 @@ LONGER = 1.25
 
 def of_lines(lines: Iterable[Mapping[str, object]], redone: int = 0) -> list[Interval]:
     """Returns the intervals of one process, from the lines of its steps.jsonl that do not overlap. Steps up to `redone`
-    had been committed before."""
+    were committed by an earlier one."""
     found: list[Interval] = []
     for line in lines:
         start, end = line.get("start"), line.get("t")

@@ -1,5 +1,5 @@
-"""Suspends a group while the others train; a person is notified. If it ends at once after each start, on two hosts, or
-by a shared outage for too long, it waits until a person asks for it. If its budgets are spent the others are not
+"""Suspends a group while the others train; a person is notified. One that ends at once after each start, on two hosts,
+or by a shared outage for too long, waits until a person asks for it. If its budgets are spent the others are not
 halted, and it is tried again once a budget has one left."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from supervisor.core.words import say
 
 
 def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
-    """Why a group is suspended from now on; None if something else may mend it, or too few would be left to step.
-    `choice`: the alternative."""
+    """Explains why a group is suspended from now on; None if something else may mend it, or too few would be left to
+    step. `choice`: the alternative."""
     if not shadow.trains_beside(r, group) or cost.idle_groups(r, group) > 1:
         return None
     if away.may_pass(failure) and (too_long := away.for_too_long(r, group, failure)):

@@ -89,7 +89,7 @@ class RankView:
     last_words: str = ""
     """Last words of its log."""
     told: str | None = None
-    """Why the node's own supervisor sent the signal that ended it; empty: it sent none. None: unknown."""
+    """Reason why the node's own supervisor sent the signal that ended it; empty: it sent none. None: unknown."""
     oom: bool | None = None
     """True if the kernel killed for memory where it ran, shortly before its end. None: unknown."""
     kernel: str = ""
@@ -97,14 +97,14 @@ class RankView:
     ended_s: float = 0.0
     """Time by its node's clock, which orders the ends of the node's ranks. 0: unknown."""
     disk: str = ""
-    """Why nothing could be written on its node when it ended; empty: something could, or unknown."""
+    """Reason why nothing could be written on its node when it ended; empty: something could, or unknown."""
     phase: str = "starting"
     step: int = 0
     commits: int = 0
     step_s: float = 0.0
     checkpoint: Checkpoint | None = None
     save_failed: str = ""
-    """Why its newest checkpoint failed, while it runs; empty: it did not."""
+    """Reason why its newest checkpoint failed, while it runs; empty: it did not."""
     heal_failed: str = ""
     """Sentence about its heals that fail again and again; empty: they do not."""
     quorum_id: int = -1
@@ -129,7 +129,7 @@ class RankView:
     stuck: StuckView | None = None
     """Set if its step has taken longer than its agent has learned that it may."""
     stopped: str = ""
-    """Why the kernel lets it do nothing, as the end of a sentence; empty: it may run, or unknown."""
+    """Reason why the kernel lets it do nothing, as the end of a sentence; empty: it may run, or unknown."""
     stopped_s: float = 0.0
     measured: Measured = NOTHING
 
@@ -158,7 +158,7 @@ class NodeView:
     host: str = ""
     """Machine, as its engine names it; empty: the same name."""
     leaving: str = ""
-    """Why the scheduler will end the node soon, as it has announced there; empty: it has not."""
+    """Reason why the scheduler will end the node soon, as it has announced there; empty: it has not."""
     allocation: str = ""
     role: Literal["trainer", "service"] = "trainer"
     slots: int = 1
@@ -170,7 +170,7 @@ class NodeView:
     failed: str = ""
     """Sentence about its own newest checks that failed: no group is started there any more, not even in place."""
     unsure: str = ""
-    """Why its checks could not be done. No group is placed there, but one may be started again in place."""
+    """Reason why its checks could not be done. No group is placed there, but one may be started again in place."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Other conditions of the machine now, as its agent reports them: kind -> a sentence."""
     gpus: tuple[GpuFact, ...] = ()
@@ -209,7 +209,7 @@ class Grant:
     reason: str = ""
     """Reason for this state, in the engine's own words."""
     leaving: str = ""
-    """Why the engine is about to take a granted allocation away; empty: it is not."""
+    """Reason why the engine is about to take a granted allocation away; empty: it is not."""
     leaves_in_s: float = 0.0
     """Seconds from that notice until it takes it away (preempted, with a grace); 0: unstated."""
     ended: bool = False
@@ -238,9 +238,9 @@ class CordonView:
     """Reasons that keep groups away from a host."""
 
     why: str = ""
-    """Why it is barred for every run; empty: it is not."""
+    """Reason why it is barred for every run; empty: it is not."""
     drain: str = ""
-    """Why its groups must leave it; empty: they may stay."""
+    """Reason why its groups must leave it; empty: they may stay."""
     ours: bool = False
     """True if an incident of this run is held against it."""
     passed: str = ""
@@ -260,7 +260,7 @@ class DiskView:
     others: tuple[str, ...] = ()
     """A sentence for each entry that is no complete checkpoint of the run: torn, or foreign."""
     unseen: str = ""
-    """Why the folder cannot be listed from here; empty: it was listed."""
+    """Reason why the folder cannot be listed from here; empty: it was listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +304,7 @@ class Failure:
     blameless: bool = False
     """True if another group is known to be the cause: this one is started again, charged to no budget."""
     of_the_model: Reason | None = None
-    """Why the model or its data is at fault: too many groups computed a number that is not finite. None: not so."""
+    """Evidence that the model or its data is at fault: many groups computed a non-finite number. None: not so."""
     misconfigured: bool = False
     """True if the rank reported that no machine could train it with this run file."""
     causes: tuple[Kind, ...] = ()
@@ -428,7 +428,7 @@ class GroupMemory:
     shown: tuple[Shown, ...] = ()
     """Newest failure of each kind that may follow it to another host."""
     left_out: Reason | None = None
-    """Why it is suspended, until a person asks for it or a budget has one left. None: it is not."""
+    """Reason why it is suspended, until a person asks for it or a budget has one left. None: it is not."""
 
     def waits_for_long(self, now: float, for_s: float) -> bool:
         """Returns true if it has had no node for that many seconds. Its allocation may take hours. No group waits for
@@ -551,7 +551,7 @@ class Memory:
     """Number of decisions that changed this memory; it names each of them."""
     phase: RunPhase = "new"
     halt_reason: Reason | None = None
-    """Why the run is halted; None: it is not."""
+    """Reason why the run is halted; None: it is not."""
     stop_at_step: int | None = None
     stop_by: float | None = None
     """Time when groups that have not ended after that step are ended, on the run clock. None: it is not stopping."""
@@ -574,7 +574,7 @@ class Memory:
     all_lost_at: float | None = None
     """Time when the engine last took every allocation of the run, on the run clock."""
     allocations_above: int = 0
-    """Number above which allocations are counted, since a backup does not know those up to it."""
+    """Number above which allocation keys count, since a backup does not know the lower ones."""
     restarts_done: Mapping[int, int] = field(default_factory=dict)
     resumes_done: int = 0
     downs_done: int = 0
@@ -593,7 +593,7 @@ class Memory:
     suspects: Mapping[str, float] = field(default_factory=dict)
     """Keys of signs (core/signs.py) -> since when."""
     held_hang: Reason | None = None
-    """Why nothing is done about a hang. None: there is none, or something is done."""
+    """Reason why nothing is done about a hang. None: there is none, or something is done."""
     slow: Mapping[int, SlowSince] = field(default_factory=dict)
     """Groups that take longer for a step than the others, if the policy acts on it."""
     behind: Mapping[int, Behind] = field(default_factory=dict)

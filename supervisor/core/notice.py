@@ -43,7 +43,7 @@ def notices(run: str, decision: Decision, kept: Iterable[Incident] = ()) -> list
 
 def _standing(run: str, memory: Memory, incidents: Iterable[Incident], waits: Iterable[str]) -> list[Notice]:
     found = [_of_incident(run, i) for i in incidents if _told(i)]
-    # a group whose incident is closed in the same round is not reported: the run is at its end, which is
+    # a suspended group whose incident closes in this round is left to the report of the run's end
     out = [g for g in memory.groups.values() if g.left_out and g.incident in memory.incidents]
     found += [_of_left_out(run, group, memory.incidents[group.incident]) for group in out]
     if memory.breaker_since is not None:

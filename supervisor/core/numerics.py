@@ -44,7 +44,7 @@ def told(memory: Memory, observed: Observed) -> Told:
 
 
 def speaking(memory: Memory, observed: Observed) -> list[GroupMemory]:
-    """Groups of which ended ranks report such a number, in order."""
+    """Groups of which ended ranks report such a number, by their own number."""
     there = {node.name for node in observed.nodes.values() for rank in node.ranks if rank.numerics}
     groups = [group for group in memory.groups.values() if group.node in there] if there else []
     return sorted((group for group in groups if said(group, observed)), key=lambda group: group.group)

@@ -28,8 +28,7 @@ def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
 
 
 def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
-    """Why the group leaves its host: the many failures there within a day. None: there are few, or others have them
-    too."""
+    """Explains why the group leaves its host: many failures there within a day. None: few, or others have them too."""
     host = r.host_of(group.node)
     times = _lately(r, group)
     if kind in OF_THE_PROGRAM or group.restarts_host != host or times < WINDOWS * r.spec.policy.budget.restart:

@@ -1,5 +1,4 @@
-"""Chooses the checkpoint for a start: the newest complete one in the run's folder. The record in etcd is a hint (ADR
-15)."""
+"""Chooses the checkpoint of a start from disk: the newest complete one there. The etcd record is a hint (ADR 15)."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ AGAIN_S = 0.1
 
 
 def waits_for_list(r: Round, group: GroupMemory) -> str:
-    """Why a group's start from disk must wait: the folder was not listed since its old generation was gone."""
+    """Explains why a start from disk must wait: the folder was not listed since the old generation was gone."""
     disk = r.observed.disk
     if disk is None or disk.at >= group.since:
         return ""
@@ -25,8 +24,7 @@ def waits_for_list(r: Round, group: GroupMemory) -> str:
 def choose(
     known: Checkpoint | None, disk: DiskView | None, generations: Mapping[int, int]
 ) -> tuple[Checkpoint | None, str]:
-    """Returns the checkpoint to start from, and a sentence on it. `known`: the record in etcd. `generations`: as
-    Resumed."""
+    """Returns the checkpoint to start from, and a sentence on it. `known`: etcd's. `generations`: as Resumed."""
     if disk is None:
         return known, ""
     if disk.unseen:

@@ -24,8 +24,8 @@ _PASSES = re.compile(
     + r"|\ATimeout:",
     re.MULTILINE,
 )
-"""Types that suffice alone: Python, torch (DistNetworkError), requests, urllib3, httpx, aiohttp, fsspec, botocore,
-google."""
+"""Types that suffice alone: of Python, torch (DistNetworkError), requests, urllib3, httpx, aiohttp, fsspec, botocore
+and google.api_core."""
 
 _OF_IO = re.compile(
     _NAMED.format(

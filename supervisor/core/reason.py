@@ -230,7 +230,7 @@ class Reason:
 
 
 def of_json(value: Any) -> Reason | None:
-    """Reads a reason. None: an empty string, by which older versions recorded that. ValueError for anything else."""
+    """Reads a reason; an empty string, which older versions kept for none, gives None. ValueError: anything else."""
     if isinstance(value, Reason):
         return value
     if isinstance(value, str):

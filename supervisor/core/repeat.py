@@ -177,6 +177,5 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 
 def as_the_programs(failure: Failure) -> Failure:
-    """Turns the failure into the program's fault. Its own kind stays a cause: if that is only observed, no halt
-    follows."""
+    """Turns the failure into the program's fault. Its own kind stays a cause: if that is only observed, so is this."""
     return replace(failure, kind=Kind.SAME_ERROR, causes=(failure.kind, *failure.causes))

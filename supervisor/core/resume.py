@@ -1,4 +1,4 @@
-"""Leads a run out of a halt, a stop or a restored state: all groups start again from the newest checkpoint."""
+"""Leads a run out of a halt, a stop or a restore: all groups start from the newest checkpoint, in new generations."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Round:
         return self.unfit() | said
 
     def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
-        """Why no group is placed on a node: its checks, or a condition of its GPUs (`for_good`: a lasting one)."""
+        """Explains why no group is placed on a node: its checks, or its GPUs (`for_good`: a lasting condition)."""
         return node.failed or node.unsure or gpu.unfit(node, self.spec, for_good)
 
     @property
@@ -229,7 +229,7 @@ class Round:
         return {g.allocation or self.placed_by(g) for g in there}
 
     def leaving(self, node: str) -> str:
-        """Why a node must be left: the engine will take it away, or a person drains its host. Empty: it may stay."""
+        """Explains why a node must be left: the engine takes it, or a person drains its host. Empty: it may stay."""
         view = self.observed.nodes.get(node)
         grant = self.observed.grants.get(self.allocation_of(node))
         if grant is not None and grant.state == "granted" and grant.leaving:

@@ -141,7 +141,7 @@ def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
         # The gate never reported that it listens, so no group knows where it is; or none was started since.
         return sorted(r.groups) or [0]
     if r.observed.control.down > r.before.downs_done:
-        return sorted(r.groups) or [0]  # as a person reports
+        return sorted(r.groups) or [0]  # a person reports that they are down
     lost = []
     for g, generation in sorted(gate.admitted.items()):
         group = r.groups.get(g)

@@ -28,8 +28,7 @@ def only_observed(r: Round, failure: Failure) -> bool:
 
 
 def has_ended(group: GroupMemory, incidents: Mapping[str, Incident], observed: Observed) -> bool:
-    """True if a group has ended or lost its node and is left so, since that is only observed: no group can heal from
-    it."""
+    """True if a group has ended or lost its node, and is left so as that is only observed: none can heal from it."""
     incident = incidents.get(group.incident)
     if incident is None or not incident.shadow or group.phase not in ("starting", "running"):
         return False

@@ -113,8 +113,7 @@ def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:
 
 
 def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool]:
-    """Returns why it is of no use (empty: it is of use), the time before which nothing is done about it, and whether
-    its successor is free."""
+    """Returns why it is of no use (else empty), the time before which nothing is done, and if its successor is free."""
     grant = r.observed.grants.get(allocation.key)
     timeout_s = r.spec.policy.allocation_timeout_s
     if grant is None or grant.state == "pending":
@@ -147,7 +146,7 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
 
 
 def _unfit(r: Round, grant: Grant) -> str:
-    """Why no group can be placed on the nodes that it brought: none passed its checks with usable GPUs. Else empty."""
+    """Explains why its nodes can take no group: none passed its checks with usable GPUs. Else empty."""
     first = ""
     for node in grant.nodes:
         view = r.observed.nodes.get(node)

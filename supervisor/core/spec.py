@@ -209,8 +209,7 @@ class HangSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerSpec:
-    """If many groups, nodes or checks fail at once, no node is given up, what ends restarts in place, and a person
-    looks."""
+    """If many groups, nodes or checks fail at once, no node is given up, ended groups restart, and a person looks."""
 
     share: float = setting(
         0.2,

@@ -1,10 +1,9 @@
-"""The timeouts of a run as one chain: for each the value in force, the least that is safe, the most sensible one, and
-why.
+"""The timeouts of a run as one chain, each with the value in force, the least safe one, the best one, and why.
 
 Each must outlast what goes on beneath it: beats of a heartbeat, a heartbeat timeout, a join, a collective, the freeing
 of survivors, a hang. The quorum timeout stands apart: it is the longest outage of the control plane that trainers
-survive, since waiting for a lighthouse is no hang. Where nothing is measured yet, the run file's own values show what
-to expect.
+survive, since waiting for a lighthouse is no hang. Until something is measured, the run file's values show what to
+expect.
 """
 
 from __future__ import annotations
