@@ -1,5 +1,5 @@
-"""Suspends a group while the others train; a person is notified. One that ends at once after each start, on two hosts,
-or by a shared outage for too long, waits until a person asks for it. If its budgets are spent the others are not
+"""Suspends a group while the others train; a person is notified. One that ends right after each start, on two hosts,
+or by too long a shared outage, waits until a person asks for it. If its budgets are spent the others are not
 halted, and it is tried again once a budget has one left."""
 
 from __future__ import annotations
