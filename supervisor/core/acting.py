@@ -1,4 +1,4 @@
-"""What a rung does, in memory: the records in etcd follow it."""
+"""Applies the chosen rung to the memory; the records in etcd follow from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.core.words import say
 
 
 def apply(r: Round, group: GroupMemory, incident: Incident, choice: ladder.Choice, followed: bool = False) -> None:
-    """Do what the rung says, in memory. `followed`: it has befallen the group on another host too."""
+    """Applies the chosen rung to the memory. `followed`: the same failure befell the group on another host too."""
     incident = replace(incident, followed=followed)
     about = {"group": group.group, "node": group.node, "rung": choice.rung, "incident": incident.id}
     after = group.generation if choice.rung in (Rung.RIDE_THROUGH, Rung.STOP) else group.generation + 1
@@ -61,7 +61,7 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
     allocation = r.placed_by(group) if old else ""
     known = r.allocations.get(allocation)
     suspect = give_up_node(r, group, replace(incident, followed=followed), say(choice.reason))
-    # Nothing was started yet when the group was only waiting for a node: then there is nothing to fence.
+    # A group that only waited for a node has started nothing, so there is nothing to fence.
     phase: GroupPhase = "fencing" if old or group.phase == "fencing" else "placing"
     r.set_group(replace(group, phase=phase, node="", host="", old_node=old or group.old_node))
     if choice.rung == Rung.REALLOCATE or (known is not None and known.state == "wanted"):
@@ -71,12 +71,13 @@ def _move_away(r: Round, group: GroupMemory, incident: Incident, choice: ladder.
 
 
 def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: str) -> bool:
-    """Give back the node of a group that leaves it. Returns whether its host was cordoned: the failure speaks against it."""
+    """Gives back the node of a group that leaves it. Returns true if the failure cordoned its host."""
     if not group.node:
         return False
     allocation = r.placed_by(group)
     known = r.allocations.get(allocation)
-    # What the engine takes away by its own will says nothing against the host; one that it knows to be bad it will not give.
+    # An allocation that the engine takes back does not count against its host: the engine gives out no host that it
+    # knows is bad.
     leaves = known is not None and known.leaving_since is not None
     suspect = not (leaves or incident.followed or incident.outside or incident.kind == Kind.ALLOCATION_LOST)
     host = r.host_of(group.node)
@@ -88,7 +89,7 @@ def give_up_node(r: Round, group: GroupMemory, incident: Incident, reason: str) 
 
 
 def _refill(r: Round, reason: str, choice: ladder.Choice, known: AllocationMemory | None, suspect: bool) -> None:
-    """Ask for a node in the place of the one that is given up, unless that was done when it began to leave."""
+    """Asks for a node to replace the one given up, unless its successor was asked for when it began to leave."""
     if known is not None and (r.successor(known.key) or _was_refused(r, known.successor)):
         return
     instead_of = known.key if known is not None and suspect else ""
@@ -101,7 +102,7 @@ def _was_refused(r: Round, key: str) -> bool:
 
 
 def _replace_spares(r: Round) -> None:
-    """The spares went with the rest: ask for as many again."""
+    """Replaces the spares that were lost together with all other allocations."""
     held = {r.placed_by(g) for g in r.groups.values() if g.node}
     for allocation in list(r.allocations.values()):
         grant = r.observed.grants.get(allocation.key)
@@ -114,6 +115,6 @@ def _replace_spares(r: Round) -> None:
 
 
 def look_at_silence(r: Round, group: GroupMemory, incident: Incident) -> None:
-    """Again when a hiccup has lasted long enough."""
+    """Schedules the next look for when the silence has lasted `silent_timeout_s`."""
     since = detect.silent_since(group, incident, r.observed, r.before)
     r.look_again(since + r.spec.policy.silent_timeout_s + 0.001)

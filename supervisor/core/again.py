@@ -1,4 +1,4 @@
-"""Whether `decide` gives the answer today that it gave once."""
+"""Compares the answer that `decide` gives today with the one that it gave once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.core.words import say
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was decided: the actions and the incidents that changed."""
+    """The part of a decision that is compared: its actions, and the incidents that changed."""
 
     actions: tuple[Action, ...] = ()
     incidents: tuple[Incident, ...] = ()
@@ -21,19 +21,19 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """same: word for word. words: the same is done, told in other words. another: something else is done."""
+    """How two answers compare. same: word for word. words: same actions, other reasons. another: other actions."""
 
     verdict: Literal["same", "words", "another"]
     differences: tuple[str, ...] = ()
 
 
 def answer(decision: Decision) -> Answer:
-    """What of a decision is compared. What it waits for is not: a wait does nothing."""
+    """Returns the part of a decision that is compared. Its waits are left out: a wait does nothing."""
     return Answer(decision.actions, decision.incidents)
 
 
 def compare(then: Answer, today: Answer) -> Compared:
-    """Each difference is a sentence."""
+    """Compares two answers; each difference is a sentence."""
     told, done = _differences(then, today), _differences(_without_words(then), _without_words(today))
     verdict: Literal["same", "words", "another"] = "another" if done else "words" if told else "same"
     return Compared(verdict, tuple(done or told))
@@ -60,7 +60,7 @@ def _in(then: Mapping[str, Action | Incident], today: Mapping[str, Action | Inci
 
 
 def _told(value: object) -> object:
-    """A reason as its sentence: that of an older version has no other form."""
+    """Renders reasons as sentences: an older version recorded no other form."""
     if isinstance(value, Reason):
         return say(value)
     return tuple(map(_told, value)) if isinstance(value, tuple) else value
@@ -72,7 +72,7 @@ def _short(value: object) -> str:
 
 
 def _without_words(given: Answer) -> Answer:
-    """Without what only says why."""
+    """Drops the fields that only explain an answer."""
     incidents = (
         replace(i, reason=None, evidence=(), considered=(), costs=(), trace="", error="", took_s=0.0)
         for i in given.incidents

@@ -1,4 +1,4 @@
-"""The engine has taken every allocation of a run: whether that is anybody's failure."""
+"""Handles a full preemption: the engine has taken every allocation of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisor.core.round import Round
 
 
 def nobody_left(r: Round) -> bool:
-    """Whether no group has an allocation any more: the whole run is down, and nobody's failure is judged."""
+    """True if no placed group has an allocation any more: the run as a whole is down."""
     for group in r.before.groups.values():
         if group.node and group.phase in ("starting", "running", "placing"):
             grant = r.observed.grants.get(r.placed_by(group))
@@ -21,8 +21,8 @@ def nobody_left(r: Round) -> bool:
 
 
 def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
-    """The whole run starts again. At no budget if it had got anywhere since it started: an engine that takes everything at
-    once, again and again, is not asked for ever. One loss draws once, however many groups it takes."""
+    """Chooses to start the whole run again, for free if any group got somewhere since its start. Otherwise it draws on
+    a budget: an engine that keeps taking everything is not asked for ever. One loss draws once, whatever it takes."""
     last = r.draft.all_lost_at
     if last is not None and group.since <= last:
         return ladder.Choice(Rung.REALLOCATE, Reason.of(Code.EVERYTHING_GONE), free=True)
@@ -34,7 +34,7 @@ def all_lost(r: Round, group: GroupMemory) -> ladder.Choice:
 
 
 def _got_somewhere(r: Round, group: GroupMemory) -> bool:
-    """Whether a group ran for long enough to be healthy, or a checkpoint is newer than what it was started with."""
+    """Returns true if the group ran long enough to be healthy, or a checkpoint is newer than what it started from."""
     if not group.node or group.phase not in ("starting", "running"):
         return False
     known, resumed = r.draft.checkpoint, r.before.resumed

@@ -1,6 +1,6 @@
-"""What nodes share (a network, a store) is away, as the ends of groups tell. It passes, and no other node cures it: once it was seen on two
-hosts, those that it ends are started again in place at nobody's budget, for as long as the run is to survive without it. Of a run so large
-that the breaker holds by then, and has called a person, there is no such end."""
+"""Detects a transient shared outage (a network, a store) from the ends of groups. No other node cures it. Once it was
+seen on two hosts, the groups that it ends restart in place, charged to no budget, until `quorum_timeout_ms` has passed.
+There is no such limit while the breaker holds: it has called a person."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 OF_A_FILE = "ended by SIGBUS"
-"""As the kernel ends who reads a mapped file whose store is away, on every host alike."""
+"""How the kernel ends a process that reads a mapped file whose store is away, on every host alike."""
 
 ENDS = 3
-"""At least, before it is waited for no more: one may itself come only after a long wait, or a long start."""
+"""Ends that it takes before the outage counts as too long: one end may come only after a long wait, or a long start."""
 
 
 def may_pass(failure: Failure) -> bool:
-    """Whether an end may be the doing of what nodes share."""
+    """Returns true if a shared outage may have caused this end."""
     return failure.same == OF_A_FILE or outside.of_what_is_shared(failure.error)
 
 
 def waited_for(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
-    """Why a group is started again where it was; None when it is not for that, or has been for too long."""
+    """Explains why a group restarts where it was; None if no shared outage ended it, or if that has lasted too long."""
     since = _since(r, group, failure)
     if since is None and may_pass(failure) and group.seen is not None and _is_shown(r, group):
         since = group.seen.outside_since
@@ -31,8 +31,8 @@ def waited_for(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 
 def _is_shown(r: Round, group: GroupMemory) -> bool:
-    """Whether another group has shown it on two hosts, and waits for it still: then no other node need be tried for this one. But only
-    for as long as that is waited for: its own node may be at fault as well."""
+    """Returns true if another group has shown the outage on two hosts, and still waits for it. Then no other node need
+    be tried for this group either. That ends with the other's wait: its own node may be at fault as well."""
     return any(
         g.seen is not None and g.seen.outside_since is not None and len(g.seen.hosts) > 1
         for g in r.groups.values()
@@ -41,9 +41,9 @@ def _is_shown(r: Round, group: GroupMemory) -> bool:
 
 
 def for_too_long(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
-    """Why it is waited for no more; None while it is, or where that never began."""
+    """Explains why the outage is waited for no more; None while it is, or if there was none."""
     since = _since(r, group, failure)
-    # while the breaker speaks for it a person was called, or has said what is to be done
+    # the breaker has called a person, or a person has decided already
     called = breaker.evicting(r) or breaker.in_place(r, failure.kind)
     if since is None or called or not _too_long(r, group, since):
         return None
@@ -54,15 +54,15 @@ def for_too_long(r: Round, group: GroupMemory, failure: Failure) -> Reason | Non
 def _too_long(r: Round, group: GroupMemory, since: float) -> bool:
     if breaker.tripped(r):
         return False
-    # one that trains for a while in between, and ends at the same step again, has no attempts
+    # a group that trains for a while in between, and ends at the same step again, has no attempts
     ends = max(group.attempts + 1, group.seen.times if group.seen is not None else 0)
     return r.now - since >= r.spec.torchft.quorum_timeout_ms / 1000 and ends >= ENDS
 
 
 def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:
-    """Since when it ends a group, on the run clock. None: one host alone has shown it, or this end was another."""
+    """Run-clock time since when the outage ends a group. None: only one host has shown it, or the cause is another."""
     seen = group.seen
-    # Who was to heal from another that has ended by it too says that its peers are gone.
+    # A group that was healing from a peer that the outage ended reports that its peers are gone.
     if failure.kind not in (Kind.ERROR, Kind.CRASH, Kind.PEERS_GONE) or seen is None or seen.outside_since is None:
         return None
     if failure.kind != Kind.PEERS_GONE and seen.generation != group.generation:
@@ -71,7 +71,7 @@ def _since(r: Round, group: GroupMemory, failure: Failure) -> float | None:
 
 
 def since_it_ends_all(r: Round) -> float | None:
-    """Since when it ends every group, on two hosts at least, none of which has come past it since. None: it does not."""
+    """Run-clock time since when the outage ends every group, on at least two hosts. None: some group came past it."""
     since: list[float] = []
     hosts: set[str] = set()
     for g in r.groups.values():

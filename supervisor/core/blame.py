@@ -1,5 +1,5 @@
-"""Who hangs. One that hangs makes all others wait, so each of them takes too long for a step: what it does tells them apart,
-and where that is a wait for all of them, their stacks do."""
+"""Finds the group that hangs. It makes all others wait, so each of them takes too long for a step. The activities of
+the ranks tell them apart; where all wait for other groups, their stacks do."""
 
 from __future__ import annotations
 
@@ -17,63 +17,61 @@ from supervisor.core.signs import Sign, SignKind
 from supervisor.core.spec import HangSpec, RunSpec
 
 ACROSS = frozenset({"quorum", "collective", "heal"})
-"""What waits for other groups."""
+"""Activities that wait for other groups."""
 WAITING = ACROSS | {"commit"}
-"""What waits for other ranks. In all else a rank waits for nobody, or, unseen, for the shards of its own group."""
+"""Activities that wait for other ranks. Other ones wait for no one or, unseen, for the shards of the group."""
 
 ALONE = frozenset({"data", "save"})
-"""What a rank does without any other."""
+"""Activities that involve no other rank."""
 ITS_OWN = ALONE | {"checkpoint", "evaluate", "compile"}
-"""What a rank that is still at it waits for in vain from nobody who has come as far as a wait for other groups: that one is through
-with it."""
+"""Activities that a rank has completed once it waits for other groups: those still at them do not wait for it."""
 
 STEPS_BEHIND = 2
-"""One that waits while others are so far ahead does not wait for them: steps are reported at different times, and one is
-in flight."""
+"""Lead of others that shows that a waiting group does not wait for them: reports lag, and one step is in flight."""
 
 NONE_ENDED = "it is a cause that they share, so none is ended"
 
 TOLD_S = 10.0
-"""A node tells its steps every 5 s: by twice that all that were made before are told, and that a group goes on."""
+"""Seconds after which all earlier steps are reported, and that a group goes on: twice the 5 s between reports."""
 
 OTHERS_AT_LEAST = 2
-"""So many ranks of other groups must wait at one place: of two that differ either may be the odd one."""
+"""Ranks of other groups that must wait at one place: of two ranks that differ, either may be the odd one."""
 
 EXPLAINS_NOTHING = frozenset({"clock_unsynchronised"})
-"""Facts of a machine that are no reason for a failure."""
+"""Facts of a machine that explain no failure."""
 
 UNSEEN = "ranks_unseen"
-"""The fact of a machine whose agent cannot read what its ranks do."""
+"""Fact of a machine whose agent cannot read what its ranks do."""
 
 COLLECTIVES = "(distributed_c10d.py:"
 """File of torch.distributed's collectives, as an innermost frame names it."""
 
 LOCKED_BY_ANOTHER = "another thread holds the interpreter's lock"
-"""Words of a stack whose main thread can go on nowhere: it is no wait for others, whatever it was about to do."""
+"""Words in the stack of a process whose main thread cannot go on: it waits for no others, whatever it was doing."""
 
 _LINE = re.compile(r":\d+\)")
 
 UNSURE = Sign(SignKind.UNSURE).key
 
 TOGETHER = Sign(SignKind.TOGETHER).key
-"""As `Blame.together`, when that was last so."""
+"""Sign whose time is when `Blame.together` was last true."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What is known of a hang of the run."""
+    """Findings about a hang of the run."""
 
     groups: tuple[int, ...] = ()
-    """Whose fault it is; several hang on their own."""
+    """Groups to blame; several may hang, each on its own."""
     held: str = ""
-    """Why nobody is blamed though somebody hangs; empty: somebody is, or nobody hangs."""
+    """Reason why no group is blamed although one hangs; empty if one is blamed, or none hangs."""
     unsure: bool = False
-    """Others may hang of the same cause and have not said so yet: held because of that, or held for long enough."""
+    """True if others may hang from the same cause and have not reported it yet: held for that, or for long enough."""
     behind: Mapping[int, Behind] = field(default_factory=dict)
-    """Groups that take too long while others are ahead of them. How far those had come before says nothing: they may have passed
-    it while it was stopped, and be busy by themselves since."""
+    """Groups that take too long while others are ahead of them. The lead at first sight proves nothing: the others may
+    have gained it while the group was stopped, and be busy by themselves since."""
     together: bool = False
-    """Every group hangs by itself, or a rank of each is stopped: one hand did that, and may undo it."""
+    """True if every group hangs by itself, or a rank of each is stopped: one hand did that, and may undo it."""
 
 
 def blame(
@@ -82,15 +80,15 @@ def blame(
     spec: RunSpec,
     known: Memory,
 ) -> Blame:
-    """Of the groups that run, those by whose own doing a step takes too long, or of which a rank is stopped. `known`: what was
-    noted the last time."""
+    """Blames running groups whose own activity makes a step take too long, or of which a rank is stopped. `known`: the
+    memory of the round before."""
     if observed.store_stable_s < spec.policy.node_lease_s:
-        return Blame()  # what was reported before the store was away may be over
+        return Blame()  # reports from before the store was away may be out of date
     found = _by_their_steps(groups, observed, spec, known.suspects.get(UNSURE), known.behind)
     limit_s = spec.policy.hang.stopped_s
     stopped, together = stops.for_long(groups, observed, limit_s), stops.together(groups, observed)
     found = replace(found, together=found.together or together)
-    # they go on one after the other, and each node's agent tells it at its next look
+    # stopped groups go on one after the other, and each node's agent reports it at its next look
     ago_s = observed.now - known.suspects.get(TOGETHER, -math.inf)
     if stopped and (together or ago_s < limit_s):
         return replace(found, groups=(), held=f"{stops.SHARED}: {NONE_ENDED}", unsure=False)
@@ -137,14 +135,14 @@ def _when_lost(group: GroupMemory, ahead: int, now: float, known: Mapping[int, B
 
 
 def _without(running: Mapping[int, GroupMemory], unseen: tuple[int, ...], observed: Observed) -> tuple[int, ...]:
-    """The one group whose ranks cannot be seen, while the others make their steps without it. That they are ahead of it says
-    nothing: its own steps are not told."""
+    """Returns the one group with unseen ranks, if the others make their steps without it. Their lead proves nothing, as
+    its own steps are not reported."""
     others = running.keys() - set(unseen)
     return unseen if len(unseen) == 1 and 0 < _most_together(running, others, observed) <= len(others) else ()
 
 
 def steps_unseen(group: GroupMemory, groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
-    """Whether a group whose ranks cannot be seen makes steps all the same: the others make theirs with more than they are."""
+    """True if a group with unseen ranks makes steps: more groups made the others' newest step than they number."""
     others = {g: each for g, each in groups.items() if g != group.group and each.phase in ("starting", "running")}
     return _unseen(group, observed) and _most_together(others, others.keys(), observed) > len(others)
 
@@ -156,8 +154,9 @@ def _left_out(
     observed: Observed,
     spec: RunSpec,
 ) -> tuple[int, ...]:
-    """Without whom the others have made steps all the while for as long as a hang takes: one quorum that it missed is none. Of the
-    others who has made none meanwhile is in no quorum either: then those that do may step with it."""
+    """Returns the groups without which the others have made steps for as long as a hang takes: one missed quorum is
+    none. Another group that made no step meanwhile is in no quorum either. If more take part than made steps, the late
+    group may be one of them."""
     found = []
     for g, seen in late.items():
         others = running.keys() - {g}
@@ -169,14 +168,14 @@ def _left_out(
 
 
 def _bound_s(group: GroupMemory, observed: Observed, limits: HangSpec) -> float:
-    """How long a step of it may take, by what its ranks had told while they were seen: it may be at a checkpoint, or evaluate."""
+    """Seconds that a step may take, by what the ranks reported while seen: it may write a checkpoint, or evaluate."""
     seen = [rank.measured for rank in _ranks(group, observed)]
     usual = max((each.step_s + each.apart_s + each.pause_s for each in seen), default=0.0)
     return min(limits.at_most_s, max(limits.at_least_s, limits.factor * usual))
 
 
 def _most_together(running: Mapping[int, GroupMemory], groups: Collection[int], observed: Observed) -> int:
-    """How many groups made the newest step of any of these; 0: not all have told."""
+    """Number of groups that made the newest step of any of these; 0 if not all have reported it."""
     made_by = [rank.participants for g in sorted(groups) for rank in _ranks(running[g], observed)]
     return max(made_by, default=0) if all(made_by) else 0
 
@@ -184,7 +183,7 @@ def _most_together(running: Mapping[int, GroupMemory], groups: Collection[int], 
 def _when_seen(
     group: GroupMemory, ahead: int, ranks: list[RankView], now: float, known: Mapping[int, Behind] | None
 ) -> Behind:
-    """What is told in the first seconds of its wait may be of steps that were made before."""
+    """Notes when the group was left behind, at which step of the others. At first reports may be of earlier steps."""
     seen = (known or {}).get(group.group)
     if seen is None or seen.generation != group.generation:
         waited_s = min(rank.stuck.activity_s for rank in ranks if rank.stuck is not None)
@@ -194,7 +193,7 @@ def _when_seen(
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """Groups whose steps take too long, beside the others."""
+    """The groups whose steps take too long, beside the others."""
 
     running: Mapping[int, GroupMemory]
     stuck: Mapping[int, list[RankView]]
@@ -204,7 +203,7 @@ class _Waits:
     left: tuple[int, ...]
     """Groups that the others went on without."""
     phases: Set[str]
-    """Phases of all groups that anyone waits for."""
+    """Phases of all groups that others wait for."""
 
 
 def _blame(waits: _Waits, observed: Observed, spec: RunSpec, unsure_since: float | None) -> Blame:
@@ -219,8 +218,8 @@ def _blame(waits: _Waits, observed: Observed, spec: RunSpec, unsure_since: float
 def _by_themselves(
     own: tuple[int, ...], waits: _Waits, observed: Observed, spec: RunSpec, unsure_since: float | None
 ) -> Blame:
-    """Blames groups that hang in their own doing. A hang stalls all others, or is left behind: until each of them shows one or the
-    other, the cause may be shared."""
+    """Blames groups that hang in their own activity. Such a hang stalls all others, or is left behind. Until each of
+    them shows one or the other, the cause may be shared."""
     least = min(waits.steps[g] for g in own)
     alive = {g for g, group in waits.running.items() if _runs(group, observed)}
     silent = [g for g in sorted(alive - waits.stuck.keys()) if waits.steps[g] < least + STEPS_BEHIND]
@@ -233,15 +232,15 @@ def _by_themselves(
 
 
 def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
-    """Blames one of the groups that all wait for others, or holds."""
+    """Blames one of several groups that all wait for others, or holds."""
     running, stuck, phases, left = waits.running, waits.stuck, waits.phases, waits.left
     # a group that does not wait may be what they wait for: it may evaluate, or save
     all_wait = stuck.keys() | set(waits.unseen) == running.keys()
     broken = tuple(sorted(g for g in stuck if gpu.replaces(running[g], observed, spec)))
     if all_wait and broken and len(broken) < len(running):
-        return Blame(broken)  # a collective with a GPU that has failed ends for nobody
+        return Blame(broken)  # a collective with a failed GPU ends for no one
     if left or not phases <= {"running", "finished"}:
-        return Blame(left)  # who waits for one that is being started is to blame for nothing
+        return Blame(left)  # a group that waits for one that is starting is not to blame
     over = "finished" in phases
     if len(running) < spec.groups.min_groups and not over:
         return Blame(
@@ -251,7 +250,7 @@ def _for_each_other(waits: _Waits, observed: Observed, spec: RunSpec) -> Blame:
     if all_told and (odd := _elsewhere(stuck)):
         return Blame(odd)
     if all_told and (over or len(running) == 1):
-        return Blame(tuple(sorted(stuck)))  # nobody is there, or comes, whom they could wait for
+        return Blame(tuple(sorted(stuck)))  # there is no other group, now or later, to wait for
     if set(stuck) == set(running) and len(running) > 1 and all(any(map(_own, ranks)) for ranks in stuck.values()):
         # some of their ranks wait in the next quorum for those that hang
         return Blame(held=_shared(stuck), together=True)
@@ -269,7 +268,7 @@ def _shared(stuck: Mapping[int, list[RankView]]) -> str:
 
 
 def _runs(group: GroupMemory, observed: Observed) -> bool:
-    """Whether it could say that it hangs: its node answers, and all its processes are there."""
+    """Returns true if the group could report a hang: its node answers, and all its processes are there."""
     node = observed.nodes.get(group.node)
     ranks = node.ranks if node is not None and node.registered else ()
     own = [r.state for r in ranks if (r.group, r.generation) == (group.group, group.generation)]
@@ -285,9 +284,9 @@ def _hang(groups: Collection[int]) -> str:
 
 
 def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
-    """The one group of which a rank is where no rank of another group is, while those wait only where ranks of several groups do: as
-    one is that left a collective out. Empty while a stack is not known; and where it waits for others and several of those do not:
-    then it is for these."""
+    """Returns the one group with a rank where no rank of another group is, while all others wait where several groups
+    do. Such a rank left a collective out. Empty while a stack is unknown. Empty too if that rank waits for others and
+    several of those do not wait: then it waits for them."""
     places = {g: [_place(rank) for rank in ranks] for g, ranks in stuck.items()}
     if any(place is None for at in places.values() for place in at):
         return ()
@@ -303,14 +302,14 @@ def _elsewhere(stuck: Mapping[int, list[RankView]]) -> tuple[int, ...]:
 
 
 def _ill(running: Mapping[int, GroupMemory], observed: Observed) -> tuple[int, ...]:
-    """Groups on whose machine something holds that may keep a process from going on: a library that cannot write its log, for
-    one, may wait like the others."""
+    """Groups whose machine reports a fact that may keep a process from going on. Such a process may wait like the
+    others: in a library that cannot write its log, for one."""
     nodes = {g: observed.nodes.get(group.node) for g, group in running.items()}
     return tuple(g for g, node in nodes.items() if node is not None and set(node.facts) - EXPLAINS_NOTHING)
 
 
 def _unseen(group: GroupMemory, observed: Observed) -> bool:
-    """Whether its agent cannot say that it hangs."""
+    """Returns true if the group's agent cannot see whether it hangs."""
     node = observed.nodes.get(group.node)
     return node is not None and node.registered and UNSEEN in node.facts
 
@@ -318,11 +317,11 @@ def _unseen(group: GroupMemory, observed: Observed) -> bool:
 class _Place(NamedTuple):
     activity: str
     where: str
-    """By its stack, without line numbers: a loop that waits is seen at any of its lines."""
+    """Its stack without line numbers: a loop that waits is seen at any of its lines."""
 
 
 def _place(rank: RankView) -> _Place | None:
-    """Where it waits; None: not known. That a stack cannot be read since the process is in uninterruptible sleep is a place of its own."""
+    """Where a rank waits; None if unknown. A stack made unreadable by uninterruptible sleep is a place of its own."""
     stuck = rank.stuck
     if stuck is None:
         return None
@@ -333,9 +332,9 @@ def _place(rank: RankView) -> _Place | None:
 
 
 def failure(group: GroupMemory, observed: Observed) -> Failure:
-    """The hang of a group that is to blame, with a reason for each rank that takes too long, the ones that are stopped or wait
-    for nobody first, and those inside a collective of the group, which may be seen by their stacks alone, last: they wait for the
-    others. Of two of which either may wait for the other's shard none is named."""
+    """Describes the hang of a group that is at fault, with a reason for each rank that takes too long. Ranks that are
+    stopped, or wait for no one, come first. Ranks inside a collective of the group come last: they wait for the others,
+    which only their stacks may show. No rank is named if either of two may wait for the other's shard."""
     ranks = sorted(stuck_ranks(group, observed), key=lambda r: (_likely(r), r.rank))
     stuck = [(rank, rank.stuck) for rank in ranks if rank.stuck is not None]
     own = any(_own(rank) for rank in ranks)
@@ -352,18 +351,18 @@ def failure(group: GroupMemory, observed: Observed) -> Failure:
 
 
 def _likely(rank: RankView) -> tuple[bool, ...]:
-    """How likely it is the one for which the others of its group wait: the smallest is."""
+    """Sort key: the smallest marks the rank for which the others of its group most likely wait."""
     return not _stands(rank), not _alone(rank), _in_a_collective(rank), not _own(rank)
 
 
 def _left_it_out(ranks: list[RankView]) -> bool:
-    """Whether the first is at the commit while others of its group are inside a collective: they wait for it there."""
+    """Returns true if the first rank is at the commit while others of its group wait for it inside a collective."""
     first = ranks[0].stuck
     return first is not None and first.activity == "commit" and _in_a_collective(ranks[-1])
 
 
 def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
-    """Of the group's current generation; a node that does not answer says nothing of now."""
+    """Ranks of the group's current generation that take too long; none if the node does not answer now."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return []
@@ -378,8 +377,8 @@ def stuck_ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
 
 
 def _by_itself(ranks: list[RankView]) -> bool:
-    """Whether a group waits for no other. Where one of its ranks does, the others may wait for that one's shard, unless they are at
-    something of their own."""
+    """Returns true if the group waits for no other. If one of its ranks does, the others may wait for that rank's
+    shard, unless they are at something of their own."""
     if any(_stands(r) or _at_its_own(r) for r in ranks):
         return True
     return any(map(_own, ranks)) and not any(r.stuck is not None and r.stuck.activity in ACROSS for r in ranks)
@@ -394,19 +393,19 @@ def _alone(rank: RankView) -> bool:
 
 
 def _wait_for_one_of_theirs(ranks: list[RankView], of: int) -> bool:
-    """Whether all that is known of a group's hang is who waits for another of its ranks: each has learned a bound of its own, and
-    that of one that waits may be the shorter."""
+    """Returns true if not all ranks are known to take too long, and those that do wait for another rank of the group.
+    Each rank has learned a bound of its own, and that of one that waits may be the shorter."""
     return len(ranks) < of and _wait_inside(ranks)
 
 
 def _wait_inside(ranks: list[RankView]) -> bool:
-    """Whether each waits for another of its group: which one for which is not seen."""
+    """Returns true if each rank waits for another one of its group; the stacks do not show for which."""
     return all(_in_a_collective(r) and not _stands(r) for r in ranks)
 
 
 def _own(rank: RankView) -> bool:
-    """A stopped process hangs wherever it was stopped, and so does one without the interpreter's lock. Of one that does not say what
-    it does nothing is known."""
+    """Returns true if the rank itself hangs. A process that is stopped, or lacks the interpreter's lock, hangs whatever
+    it was doing. Nothing is known of a rank that reports no activity."""
     return _stands(rank) or (rank.stuck is not None and rank.stuck.activity not in WAITING | {""})
 
 
@@ -427,7 +426,7 @@ def _step(group: GroupMemory, observed: Observed) -> int:
 
 
 def _ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
-    """Of its current generation."""
+    """Ranks of the group's current generation."""
     node = observed.nodes.get(group.node)
     ranks = node.ranks if node is not None else ()
     return [rank for rank in ranks if (rank.group, rank.generation) == (group.group, group.generation)]

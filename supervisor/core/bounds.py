@@ -1,4 +1,4 @@
-"""One row of the table of timeouts, and the arithmetic of bounds."""
+"""Defines a row of the table of timeouts, and the arithmetic of bounds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One timeout. `unit` is that of all its values."""
+    """One timeout. All its values are in `unit`."""
 
     key: str
-    """As in the run file; "the engine's word" is none of its keys."""
+    """Name in the run file; "the engine's word" is the one row without."""
     unit: Literal["ms", "s", ""]
     value: float
     least: Bound
     best: Bound
     most: Bound | None = None
     measured: str = ""
-    """What `best` and `least` come from, or that it is not measured yet; empty: a choice, which nothing is measured for."""
+    """Source of `best` and `least`, or that they are not measured yet; empty for a choice that needs no measurement."""
 
     @property
     def state(self) -> Literal["unsafe", "tight", "fits"]:
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def sentence(self) -> str:
-        """What is wrong with it; empty when it fits."""
+        """The problem with the value; empty if it fits."""
         unit = f" {self.unit}" if self.unit else ""
         if self.value < self.least.value:
             least = f"{self.least.value:.10g}"
@@ -53,17 +53,17 @@ class Row:
 
 
 def made(*, least: Bound, best: Bound, **rest: Any) -> Row:
-    """The most sensible value is never below the least safe one."""
+    """Makes a row whose best value is never below the least safe one."""
     return Row(least=least, best=highest(best, least), **rest)
 
 
 def top(row: Row) -> float:
-    """What rows above have to reckon with: this one may still be raised to its best."""
+    """The value that rows above must reckon with: this one may still be raised to its best."""
     return max(row.value, row.best.value)
 
 
 def highest(*bounds: Bound) -> Bound:
-    """The highest; of equal ones the first."""
+    """Returns the highest bound; of equal ones the first."""
     return max(bounds, key=lambda bound: bound.value)
 
 
@@ -76,7 +76,7 @@ def above_ms(seconds: float) -> int:
 
 
 def up(seconds: float) -> float:
-    """To the next tenth."""
+    """Rounds up to the next tenth."""
     return math.ceil(round(10 * seconds, 6)) / 10
 
 

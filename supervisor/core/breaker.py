@@ -1,6 +1,7 @@
-"""Many groups that fail at once, many nodes that are lost, or whose checks do not pass, are one cause that is not the nodes': a
-switch, a store, a power line, a driver. Nobody is evicted for it, nothing that lives is ended, and no run is halted because
-its budgets are smaller than a rack. What has ended is started again where it was: so it is seen that the cause has gone."""
+"""Circuit breaker: many groups that fail, nodes that are lost, or checks that do not pass at once have one cause. That
+is a switch, a store, a power line or a driver, not the nodes. While it holds, no node is given up and no living process
+is ended. Nor is a run halted because its budgets are smaller than a rack. Ended processes start again in place, which
+shows when the cause has gone."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from supervisor.core.spec import PolicySpec
 from supervisor.core.words import say
 
 LIVES = that_are(Is.LIVES)
-"""To start such a group again ends processes that live, and that may go on when a switch or a store is back."""
+"""Kinds whose restart ends living processes, which may go on when a switch or a store is back."""
 
 ENDED = that_are(Is.ENDED)
 
 HELD = LIVES | ENDED | that_are(Is.LOST)
-"""What a network, a store or a driver does that fails everywhere. What the engine or a person says is no guess; that a number is
-not finite, or a group slow, is no such thing's doing."""
+"""Kinds that a network, a store or a driver may cause everywhere. Excluded: the word of the engine or a person, which
+is no guess; numbers that are not finite; slow groups."""
 
 COUNTED = HELD | that_are(Is.MAY_COME_BACK)
 
@@ -32,16 +33,16 @@ OF_A_NETWORK = that_are(Is.OF_A_NETWORK)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What may be one cause's doing."""
+    """The failures that may have one cause."""
 
     groups: Mapping[int, Kind]
-    """Those that fail, or were started again in place and do not train yet."""
+    """Groups that fail, or that were started again in place and do not train yet."""
     lost: frozenset[int]
-    """Of them those whose node, or whose GPU, is lost."""
+    """Groups among them whose node, or whose GPU, is lost."""
     dear: frozenset[int]
-    """Of them those that it takes more for than a first restart in place."""
+    """Groups among them that need more than a first restart in place."""
     given_up: int
-    """Nodes that were given up within the window, but for those whose group fails on the next one too."""
+    """Nodes that were given up within the window, without those whose group fails on the next one too."""
 
     @property
     def count(self) -> int:
@@ -49,8 +50,8 @@ class Hit:
 
 
 def look(r: Round, failing: Mapping[int, Failure]) -> None:
-    """Hold, or let go, by how many fail now or were given up within the window. A person may end it. `failing`: the failures
-    that groups show now."""
+    """Trips or releases the breaker, by how many fail now or were given up within the window. A person may end it.
+    `failing`: the failures that groups show now."""
     if r.observed.control.evictions > r.before.evictions_done:
         r.draft = replace(r.draft, evictions_done=r.observed.control.evictions)
         r.draft = replace(r.draft, evict_until=r.now + r.spec.policy.breaker.window_s)
@@ -73,13 +74,13 @@ def look(r: Round, failing: Mapping[int, Failure]) -> None:
 
 
 def over(r: Round) -> None:
-    """Nothing is held of a run that ends."""
+    """Releases the breaker of a run that ends."""
     if r.phase not in ("new", "running") and tripped(r):
         r.draft = replace(r.draft, breaker_since=None)
 
 
 def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
-    """Whether nothing is done about a failure: it is over by itself, or its process can be started again, when the cause has gone."""
+    """True if nothing is done about a failure: it ends, or its process can start again, when the cause has gone."""
     if tripped(r):
         return kind in LIVES or (kind in HELD and not _may_start_again(r, group))
     until = _patience(r, kind) if kind in LIVES else None
@@ -89,20 +90,20 @@ def holds(r: Round, group: GroupMemory, kind: Kind) -> bool:
 
 
 def in_place(r: Round, kind: Kind) -> Reason | None:
-    """Why what has ended is started again where it was while it holds; None when it is judged as ever."""
+    """Explains why an ended process starts again in place, in a hold or shortly after; None if judged as usual."""
     again = (tripped(r) and kind in HELD) or (kind in ENDED and _patience(r, kind) is not None)
     return Reason.of(Code.BREAKER_HOLDS) if again else None
 
 
 def are_many(r: Round, count: int) -> bool:
-    """Whether so many of the groups are no chance."""
+    """Returns true if this many of the groups cannot be chance."""
     policy = r.spec.policy.breaker
     return count >= policy.at_least and count > policy.share * max(1, len(r.groups))
 
 
 def passes(r: Round, kind: Kind, known: Incident | None) -> Rung:
-    """Where the ladder begins for what a person has given up: past a restart in place that has not mended it. Of a process that lives
-    only one that a person's word has made counts: to start it again is what that is for."""
+    """Rung where the ladder begins for what a person has given up: past a restart in place that has not mended it. For
+    a living process only a restart since the person's word counts: starting it again is what that word is for."""
     if known is None or known.decided is None or known.rung < Rung.RESTART or kind not in HELD or not evicting(r):
         return Rung.RIDE_THROUGH
     said = r.before.evict_until
@@ -111,13 +112,13 @@ def passes(r: Round, kind: Kind, known: Incident | None) -> Rung:
 
 
 def tripped(r: Round) -> bool:
-    """Whether it holds now."""
+    """Returns true if the breaker holds now."""
     since: float | None = r.draft.breaker_since
     return since is not None
 
 
 def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
-    """Of some nodes those of this run that are there and whose checks do not pass, unless a group runs there."""
+    """Returns those of the nodes that the run holds and whose checks do not pass, unless a group runs there."""
     found = []
     for name in nodes:
         view = r.observed.nodes.get(name)
@@ -129,13 +130,13 @@ def unchecked(r: Round, nodes: Iterable[str]) -> list[str]:
 
 
 def evicting(r: Round) -> bool:
-    """Whether a person has said that the lost nodes are to be given up: at no budget."""
+    """Returns true while a person's word holds that lost nodes are given up, charged to no budget."""
     until: float | None = r.draft.evict_until
     return until is not None and r.now < until
 
 
 def sentence(r: Round, failing: Mapping[int, Failure] | None = None) -> str:
-    """Why it holds, and what a person can do. `failing`: as for look. None: as incidents have it."""
+    """Explains why the breaker holds, and what a person can do. `failing`: as for look; None: as incidents have it."""
     policy = r.spec.policy.breaker
     person = f'a person says so: supervisor resume {r.spec.name} --because "..."'
     hit = _hit(r, failing)
@@ -169,7 +170,7 @@ def _first_word(r: Round, hit: Hit, failing: Mapping[int, Failure]) -> str:
 
 
 def _patience(r: Round, kind: Kind) -> float | None:
-    """Until when, after it has let go, those that are late are given the time that they had before it held. None: it is past."""
+    """Time until which late groups, after a release, get as long as they had before. None: it is past."""
     ended: float | None = r.draft.breaker_ended
     until = ended + _patience_s(kind, r.spec.policy) if ended is not None and not evicting(r) else r.now
     return until if r.now < until else None
@@ -184,7 +185,7 @@ def _patience_s(kind: Kind, policy: PolicySpec) -> float:
 
 
 def _may_start_again(r: Round, group: GroupMemory) -> bool:
-    """Whether its process has ended, and another may be started there."""
+    """Returns true if the group's process has ended, and another may be started there."""
     node = r.observed.nodes.get(group.node)
     if node is None or not node.registered or node.failed or gpu.unfit(node, r.spec):
         return False
@@ -198,8 +199,8 @@ def _too_many(r: Round, hit: Hit) -> bool:
 
 
 def _would_halt(r: Round, hit: Hit) -> bool:
-    """Whether several nodes are lost at one time, more than the run may have others for, and too few groups train on to leave the rest
-    out: held they may come back, where the last of them would halt the run. A GPU that is lost does not come back."""
+    """True if several nodes are lost at once, more than the run may replace, and too few groups train on to suspend the
+    rest. If held, the nodes may come back; else the last of them would halt the run. A lost GPU does not come back."""
     nodes = [g for g in hit.lost if hit.groups[g] == Kind.NODE_LOST]
     on = sum(g.phase == "running" and g.group not in hit.groups and not g.left_out for g in r.groups.values())
     if len(nodes) < 2 or on >= max(1, r.spec.groups.min_groups):
@@ -226,7 +227,7 @@ def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:
     began = [r.incidents[i].opened for g in sorted(dear) if (i := r.groups[g].incident) in r.incidents] or [r.now]
     outside = any(_by_what_is_shared(r.groups[g]) for g in dear)
     for g, incident in again.items():
-        # how long a start takes is no matter: that of one cause began at one time
+        # failures of one cause begin at one time, however long their restarts take
         together = min(began) - window_s <= incident.opened <= max(began) + window_s
         if held or together or (outside and _by_what_is_shared(r.groups[g])):
             found[g] = incident.kind
@@ -238,19 +239,18 @@ def _hit(r: Round, failing: Mapping[int, Failure] | None) -> Hit:
 
 
 def _by_what_is_shared(group: GroupMemory) -> bool:
-    """Whether it has ended by what nodes share, and has not come past that: of one cause with the others of which that is so,
-    though it takes one long after the other."""
+    """True if a shared outage ended the group, and it has not come past that: one cause, however far apart the ends."""
     return group.seen is not None and group.seen.outside_since is not None
 
 
 def _has_moved(r: Round, group: GroupMemory) -> bool:
-    """Whether it has left its node for what it shows still."""
+    """Returns true if the group has left its node for a failure that it still shows."""
     incident = r.incidents.get(group.incident)
     return incident is not None and bool(group.node) and incident.node != group.node
 
 
 def _fails(group: int, incident: Incident | None, failing: Mapping[int, Failure] | None) -> Kind | None:
-    """The kind of what a group shows now, if it counts."""
+    """Kind of the failure that a group shows now, if it counts."""
     if failing is None:
         open_ = incident is not None and (incident.decided is None or incident.rung == Rung.RIDE_THROUGH)
         return incident.kind if incident is not None and open_ and incident.kind in COUNTED else None
@@ -261,13 +261,13 @@ def _fails(group: int, incident: Incident | None, failing: Mapping[int, Failure]
 
 
 def _is_restarted(incident: Incident) -> bool:
-    """Whether its group was started again in place for it, and does not train yet."""
+    """Returns true if the group was started again in place for the incident, and does not train yet."""
     acted = incident.decided is not None and incident.rung == Rung.RESTART and incident.kind in COUNTED
     return acted and _code(incident) != Code.ANOTHERS_FAULT
 
 
 def _was_dear(incident: Incident) -> bool:
-    """Whether it was not the first restart, or one that no budget would have paid."""
+    """Returns true if it was not the first restart, or one that no budget would have paid."""
     return incident.generation_after > incident.generation_before + 1 or _code(incident) == Code.BREAKER_HOLDS
 
 
@@ -276,20 +276,20 @@ def _code(incident: Incident) -> str:
 
 
 def _only_seen(r: Round, incident: Incident | None) -> bool:
-    """Whether it is left as it is because the policy is only to observe, and has been for a while."""
+    """Returns true if nothing is done about it because the policy only observes, and has for a while."""
     window_s = r.spec.policy.breaker.window_s
     return incident is not None and incident.shadow and r.now - incident.opened > window_s
 
 
 def _is_left_so(r: Round, kind: Kind, failure: Failure | None) -> bool:
-    """Whether its kind is only observed while others are acted on: else what is not to be done would keep these from being mended.
-    Where all is observed it counts: nobody would be given up for it."""
+    """Returns true if the kind is only observed while others are acted on: it must not keep those from being mended. In
+    observe mode it counts, since no node is given up for it."""
     kinds = {kind, *(failure.causes if failure is not None else ())}
     return r.spec.policy.mode != "observe" and any(k.value in r.spec.policy.observe for k in kinds)
 
 
 def _is_dear(r: Round, group: int, kind: Kind, incident: Incident | None) -> bool:
-    """Whether a node would be left for it, or a process that lives ended, or a restart in place has not mended it."""
+    """Returns true if a node would be left for it, a living process ended, or a restart in place has not mended it."""
     if kind not in ENDED:
         return kind != Kind.SILENT
     tried = incident is not None and incident.decided is not None and incident.rung >= Rung.RESTART
@@ -297,8 +297,7 @@ def _is_dear(r: Round, group: int, kind: Kind, incident: Incident | None) -> boo
 
 
 def _unchecked_too_many(r: Round) -> list[str]:
-    """Nodes whose checks do not pass, where they are, with those that were given up a short while ago, too many to be so
-    many nodes' own fault; else none."""
+    """Nodes whose checks do not pass, if with those given up lately they are too many to be at fault; else none."""
     policy, found = r.spec.policy.breaker, _unchecked(r)
     count = len(found) + _given_up(r)
     return found if count >= policy.at_least and count > policy.share * _asked_for(r) else []
@@ -313,7 +312,7 @@ def _asked_for(r: Round) -> int:
 
 
 def _lost(r: Round) -> dict[int, Kind]:
-    """Groups whose node, or whose GPU, is lost now. Of a node it is known before the engine has had its time to say that it took it."""
+    """Groups whose node, or GPU, is lost now. A node counts before the engine has had its time to claim it."""
     found = {}
     for g, group in r.groups.items():
         node = r.observed.nodes.get(group.node)

@@ -1,4 +1,4 @@
-"""Windowed budgets: so many within so long (after Erlang/OTP's restart intensity)."""
+"""Windowed budgets: at most N draws within a window (after Erlang/OTP's restart intensity)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def scope(rung: Rung, group: int) -> str:
 
 
 def allowed(budget: BudgetSpec, rung: Rung) -> int:
-    """How many times within the window."""
+    """Number of draws allowed within the window."""
     return {Rung.RESTART: budget.restart, Rung.REPLACE: budget.replace, Rung.REALLOCATE: budget.reallocate}[rung]
 
 
 def within(instants: tuple[float, ...], now: float, window_s: float) -> tuple[float, ...]:
-    """Those instants that are not yet forgotten."""
+    """Returns the instants that lie within the window."""
     return tuple(t for t in instants if now - t < window_s)
 
 
 def left(spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Rung, group: int, now: float) -> int:
-    """How many are left; never below 0."""
+    """Number of draws left; never below 0."""
     used = len(within(spent.get(scope(rung, group), ()), now, budget.window_s))
     return max(0, allowed(budget, rung) - used)
 
 
 def next_at(spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Rung, group: int, now: float) -> float:
-    """When the oldest draw is forgotten, and one more is left; `now` if nothing was drawn."""
+    """Time when the oldest draw leaves the window, and one more is left; `now` if nothing was drawn."""
     used = within(spent.get(scope(rung, group), ()), now, budget.window_s)
     return min(used) + budget.window_s if used else now
 
@@ -38,7 +38,7 @@ def next_at(spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Ru
 def draw(
     spent: Mapping[str, tuple[float, ...]], budget: BudgetSpec, rung: Rung, group: int, now: float
 ) -> dict[str, tuple[float, ...]]:
-    """The budgets after drawing once; instants out of the window are dropped. ValueError when nothing is left."""
+    """Returns the budgets after one draw, without draws that left the window. ValueError when nothing is left."""
     if left(spent, budget, rung, group, now) == 0:
         raise ValueError(f"budget of {scope(rung, group)} is spent")
     name = scope(rung, group)
@@ -46,18 +46,18 @@ def draw(
 
 
 def kind_scope(kind: Kind, group: int) -> str:
-    """Name of a kind's own budget: each group has one."""
+    """Name of a kind's own budget; each group has one."""
     return f"{kind}:{group}"
 
 
 def of_kind_left(instants: tuple[float, ...], policy: PolicySpec, kind: Kind, now: float) -> int | None:
-    """How many a kind's own budget has left, never below 0; None: it has no budget of its own."""
+    """Number of draws that a kind's own budget has left, never below 0; None if the kind has none."""
     allowed_ = policy.kind_budget.get(kind)
     return None if allowed_ is None else max(0, allowed_ - len(within(instants, now, policy.budget.window_s)))
 
 
 def kinds_left(spent: Mapping[str, tuple[float, ...]], policy: PolicySpec, group: int, now: float) -> dict[str, int]:
-    """By scope, what a group has left of the kinds that have a budget of their own."""
+    """Draws that a group has left, by scope, for the kinds that have a budget of their own."""
     scopes = {kind_scope(Kind(kind), group): Kind(kind) for kind in policy.kind_budget}
     return {s: of_kind_left(spent.get(s, ()), policy, kind, now) or 0 for s, kind in scopes.items()}
 
@@ -65,7 +65,7 @@ def kinds_left(spent: Mapping[str, tuple[float, ...]], policy: PolicySpec, group
 def draw_of_kind(
     spent: Mapping[str, tuple[float, ...]], policy: PolicySpec, kind: Kind, group: int, now: float
 ) -> dict[str, tuple[float, ...]]:
-    """The kinds' own budgets after one more was acted on. One that is spent takes no more: the rung's own budget pays then."""
+    """Returns the kinds' own budgets after one draw. A spent one takes no more: the rung's own budget pays then."""
     name = kind_scope(kind, group)
     drawn = within(spent.get(name, ()), now, policy.budget.window_s)
     return {**spent, name: (*drawn, now)} if of_kind_left(drawn, policy, kind, now) else dict(spent)

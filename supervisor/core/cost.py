@@ -1,4 +1,4 @@
-"""What each thing that can be done about a failure costs, in lost group-seconds, by what this run has measured."""
+"""Estimates what each remedy for a failure costs, in lost group-seconds, by what this run has measured."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round, trains
 
 KEPT = 8
-"""Newest tries that are remembered, of each thing."""
+"""Newest tries that are remembered of each remedy."""
 ALLOCATION = "allocation"
-"""From asking for an allocation until a group is started on it."""
+"""Name of the time from asking for an allocation until a group starts on it."""
 HISTORY = 4
-"""Tries before anything is chosen by them."""
+"""Tries that it takes before a choice is made by them."""
 OF_A_MACHINE = that_are(Is.OF_A_MACHINE)
-"""What another node may cure. What a program says of itself is no reason to leave a host."""
+"""Kinds that another node may cure. A program's own report is no reason to leave a host."""
 
 
 def after(
     tried: Mapping[str, tuple[Tried, ...]], what: str, seconds: float, mended: bool
 ) -> dict[str, tuple[Tried, ...]]:
-    """With one more try."""
+    """Returns the tries with one more."""
     one = Tried(seconds=round(max(0.0, seconds), 2), mended=mended)
     return {**tried, what: (*tried.get(what, ()), one)[-KEPT:]}
 
 
 def usual_s(tried: Mapping[str, tuple[Tried, ...]], what: str, mended: bool = True) -> float | None:
-    """Median duration of the tries that mended it (or that did not); None: there was none."""
+    """Median duration of the tries that mended it (or that did not); None if there was none."""
     known = sorted(t.seconds for t in tried.get(what, ()) if t.mended == mended)
     return known[(len(known) - 1) // 2] if known else None
 
 
 def note(r: Round, incident: Incident | None, mended: bool) -> None:
-    """A rung was tried for an incident, and it is over: mended, or failed again."""
+    """Notes that the rung tried for an incident is over: mended, or failed again."""
     if incident is None or incident.shadow or incident.decided is None or incident.acted is None:
         return
     if Rung.RESTART <= incident.rung <= Rung.REALLOCATE:
@@ -44,7 +44,7 @@ def note(r: Round, incident: Incident | None, mended: bool) -> None:
 
 
 def note_placed(r: Round, group: GroupMemory, key: str) -> None:
-    """A group that waited for a node is started on the one that an allocation brought."""
+    """Notes how long an allocation took, when a group that waited for a node starts on it."""
     incident, allocation = r.incidents.get(group.incident), r.allocations.get(key)
     since = incident.decided if incident is not None and incident.decided is not None else 0.0
     waited = group.phase == "unplaced" or incident is not None
@@ -53,7 +53,7 @@ def note_placed(r: Round, group: GroupMemory, key: str) -> None:
 
 
 def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[str, ...]:
-    """A sentence for each rung from the first one for this kind on, and one for leaving it as it is."""
+    """States the cost of each rung from the kind's first one on, and of leaving the group as it is, a sentence each."""
     idle, tried = idle_groups(r, group), _tried(r)
     first = max(Rung.RESTART, first_rung(kind, r.spec.policy))
     found = [_sentence(r, Rung(rung), idle, tried) for rung in range(first, Rung.STOP)]
@@ -64,7 +64,7 @@ def of(r: Round, group: GroupMemory, kind: Kind) -> tuple[str, ...]:
 
 
 def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
-    """Why a spare is cheaper than one more restart in place, though that is the ladder's; None: it is not, or too little is known."""
+    """Explains why a spare is cheaper than another restart in place; None if it is not, or too little is known."""
     policy, tried = r.spec.policy, _tried(r)
     restarts = tried.get("restart", ())
     spare_s = usual_s(tried, "replace")
@@ -90,13 +90,13 @@ def elsewhere(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
 
 
 def usual_wait(r: Round, allocation: AllocationMemory) -> str:
-    """How long one took before, in brackets; empty when none was measured."""
+    """How long an allocation took before, in brackets; empty if none was measured, or this one is late already."""
     seconds = usual_s(_tried(r), ALLOCATION)
     return f" (before, one took {seconds:.0f} s)" if seconds is not None and not allocation.late else ""
 
 
 def idle_groups(r: Round, group: GroupMemory) -> int:
-    """How many stand still while this one does: itself, or all where too few are left to step."""
+    """Number of groups that stand still while this one does: itself, or all where too few are left to step."""
     return 1 if _others(r, group) >= max(1, r.spec.groups.min_groups) else len(r.groups)
 
 

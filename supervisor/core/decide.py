@@ -1,7 +1,7 @@
 """The supervisor's whole brain: one pure function.
 
-`decide(observed, spec, memory)` looks at one etcd revision and says what to remember, what was done and why, what is
-waited for, and when to look again. It never asks for the time, never blocks, and gives the same answer for the same
+`decide(observed, spec, memory)` reads one etcd revision and returns what to remember, what was done and why, what it
+waits for, and when to look again. It never asks for the time, never blocks, and gives the same answer for the same
 input. The records in etcd are a projection of the memory that it returns.
 
 A round goes through `STAGES`, in this order.
@@ -59,16 +59,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of a round."""
+    """One part of a round."""
 
     name: str
     run: Callable[[Round, Found], None]
     writes: frozenset[str]
-    """Fields of Memory. A test holds all decisions of the corpus against this."""
+    """Fields of Memory that the stage may change. A test holds all decisions of the corpus against them."""
     why_here: str
 
 
-# each calls by name, so that a test may put another function in its place
+# each calls by name, so that a test may replace the function
 STAGES: tuple[Stage, ...] = (
     Stage(
         "lighthouse",
@@ -215,7 +215,7 @@ STAGES: tuple[Stage, ...] = (
 
 
 def decide(observed: Observed, spec: RunSpec, memory: Memory) -> Decision:
-    """One round. Pure: same input, same output."""
+    """Runs one round. Pure: same input, same output."""
     r = Round(observed, spec, memory)
     if memory.phase in ("halted", "stopped", "resuming"):
         resume(r)
@@ -247,7 +247,7 @@ def _note_slow(r: Round, found: Found) -> None:
 
 
 def _find_failures(r: Round, found: Found) -> None:
-    """Finds who fails. Adds the waits that lead to nothing."""
+    """Finds the groups that fail, and adds the waits about which nothing is done."""
     spike = numerics.spike(r.groups, r.observed, r.spec)
     no_way = detect.without_a_way(r.groups, r.observed, r.spec, r.before.lighthouse.opened)
     behind = unsaved.sentence(r.groups, r.draft.checkpoint, r.observed, r.spec)
@@ -273,7 +273,7 @@ def _place(r: Round) -> None:
 
 
 def _in_order(r: Round) -> list[int]:
-    """By number; but whose own number was not finite comes first, while all that ended by it still say whose it was."""
+    """Orders groups by number, after those whose own was not finite, while the others still report whose it was."""
     order = sorted(r.groups)
     if any(kind_of(key) == SignKind.NAN for key in r.before.suspects):
         order.sort(key=lambda g: not numerics.said(r.groups[g], r.observed) & numerics.OWN)
@@ -285,7 +285,7 @@ def _note_checkpoint(r: Round) -> None:
     for group in r.groups.values():
         for rank in detect.ranks_of(group, r.observed):
             mark = rank.checkpoint
-            # Only the current generation's word counts: an older one may have thawed in the middle of a write.
+            # Only the current generation counts: an older one may have thawed in the middle of a write.
             if mark is not None and mark.generation == group.generation and (best is None or mark.step > best.step):
                 best = mark
     if best is not None and best != r.before.checkpoint:
@@ -331,7 +331,7 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
     if hanging.unsure:
         suspects[UNSURE] = r.before.suspects.get(UNSURE, r.now)
     elif hanging.held:
-        # since when: whatever was said of it then
+        # the time of the first hold stays, whatever its sentence was then
         known = (since for key, since in r.before.suspects.items() if kind_of(key) == SignKind.HELD)
         suspects[HELD] = next(known, r.now)
     why = Reason.of(Code.TEXT, text=hanging.held) if HELD in suspects else None
@@ -343,7 +343,7 @@ def _note_suspects(r: Round, hanging: Blame) -> None:
 
 
 def _note_together(r: Round, hanging: Blame, suspects: dict[str, float]) -> None:
-    """When all groups were last held up by one hand, for as long as that counts."""
+    """Keeps the time when one hand last held up all groups, for as long as that counts."""
     at = r.now if hanging.together else r.before.suspects.get(TOGETHER)
     if at is None:
         return

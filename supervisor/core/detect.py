@@ -1,4 +1,4 @@
-"""What the evidence says: the verdict of a node, the failure of a group."""
+"""Reads the evidence: the verdict on a node, the failure of a group."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from supervisor.core.signs import Sign, SignKind
 from supervisor.core.spec import RunSpec
 
 ENGINE_AWAY_S = 10.0
-"""An engine that has not been asked since a sign was seen, because it is away or others' requests come first, is waited for no
-longer: what failed is mended, and at worst a healthy host is cordoned."""
+"""Seconds to wait for an engine that has not been asked since a sign was seen, because it is away or serves others
+first. Then what failed is mended; at worst a healthy host is cordoned."""
 
 GATE_ETCD_SILENCE_S = 5.0
-"""A gate that has not heard etcd for this long goes on only while it hears every admitted group. Its watch asks for a sign
+"""Seconds without etcd after which a gate goes on only while it hears every admitted group. Its watch asks for a sign
 of life every second and changes streams after 3 s, so this is no hiccup."""
 
 
 def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec: RunSpec) -> tuple[Verdict, Reason]:
-    """Whether a node lives, and why. `group` is the one that lives there, if any."""
+    """Returns the verdict on a node, and why. `group` is the one that runs there, if any."""
     node = observed.nodes.get(name)
     if node is not None and node.registered:
         return Verdict.HEALTHY, Reason.of(Code.LEASE_RENEWED, node=name)
@@ -53,7 +53,7 @@ def node_verdict(name: str, group: GroupMemory | None, observed: Observed, spec:
 
 
 def listening(observed: Observed) -> GateView | None:
-    """The gate, if its lease lives: the record of what it heard outlives it."""
+    """Returns the gate if its lease lives: the record of what it heard outlives it."""
     gate = observed.gate
     return gate if gate is not None and gate.present else None
 
@@ -70,9 +70,10 @@ def ranks_of(group: GroupMemory, observed: Observed) -> tuple[RankView, ...]:
 
 
 def gone(group: int, below: int, node: str, observed: Observed) -> bool:
-    """True when the node's own live agent says that the generation before `below` ended there, and none older is left.
+    """Returns true if the node's own live agent reports that the generation before `below` ended there, and none older
+    is left.
 
-    One that it does not speak of may be about to start: that is no word of its end.
+    A generation that it does not mention may be about to start: that proves no end.
     """
     view = observed.nodes.get(node)
     if view is None or not view.registered:
@@ -82,13 +83,13 @@ def gone(group: int, below: int, node: str, observed: Observed) -> bool:
 
 
 def finished(group: GroupMemory, observed: Observed, world_size: int) -> bool:
-    """All ranks of the current generation said that they are finished, and ended with exit code 0."""
+    """Returns true if all ranks of the current generation reported that they finished, and ended with exit code 0."""
     ranks = ranks_of(group, observed)
     return len(ranks) == world_size and all(map(ending.clean, ranks))
 
 
 def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
-    """A sign that a lost node or process gives, and a lost allocation too; None when there is none."""
+    """Returns the sign of a lost node or process that a lost allocation gives as well; None if there is none."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return Sign(SignKind.LEASE, group.node)
@@ -96,7 +97,7 @@ def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
         if ending.taken(ranks_of(group, observed)):
             return Sign(SignKind.TERM, str(group.group), str(group.generation))
         if numerics.said(group, observed):
-            # the others end at the same step: a moment later all have said whose it was
+            # the others end at the same step: a moment later all have reported whose number it was
             return Sign(SignKind.NAN, str(group.group), str(group.generation))
     if node.allocation != group.allocation and under_another(group, observed):
         return Sign(SignKind.OTHER, group.node, node.allocation)
@@ -104,7 +105,7 @@ def suspect(group: GroupMemory, observed: Observed) -> Sign | None:
 
 
 def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float | None:
-    """Since when the group's node is there again. None: it is not, or it was there since its incident was opened."""
+    """Time since when the group's node is back. None: it is not, or was never away since its incident was opened."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered:
         return None
@@ -114,13 +115,13 @@ def back_since(group: GroupMemory, observed: Observed, memory: Memory) -> float 
 
 
 def silent_since(group: GroupMemory, incident: Incident, observed: Observed, memory: Memory) -> float:
-    """Since when a group is silent on a node that lives: while the node was away, nothing was to be heard from it."""
+    """Time since when a group is silent on a node that lives: nothing can be heard from a node that is away."""
     back = back_since(group, observed, memory)
     return incident.opened if back is None else max(incident.opened, back)
 
 
 def under_another(group: GroupMemory, observed: Observed) -> Reason | None:
-    """That the group's node is registered under another allocation than the one by which it was placed; else None."""
+    """Reason: the group's node is registered under another allocation than the one that placed it. None: it is not."""
     node = observed.nodes.get(group.node)
     if node is None or node.allocation == group.allocation:
         return None
@@ -130,16 +131,16 @@ def under_another(group: GroupMemory, observed: Observed) -> Reason | None:
 
 
 def engine_word_s(observed: Observed, spec: RunSpec) -> float:
-    """How long the engine takes to say that it took an allocation away."""
+    """Seconds that the engine takes to report that it took an allocation away."""
     return max(engines.word_s(spec.allocation), observed.engine_word_s)
 
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """Of all groups that ended because of a number that is not finite, put together once a round."""
+    """Evidence of all groups that ended because of a number that is not finite, put together once a round."""
 
     newest: float
-    """When the newest sign of it came, on the run clock."""
+    """Time of the newest sign of it, on the run clock."""
     told: numerics.Told
 
 
@@ -150,7 +151,7 @@ def not_finite(observed: Observed, memory: Memory) -> NotFinite:
 
 
 def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, numbers: NotFinite) -> bool:
-    """Whether the engine had time to say that it took the allocation away."""
+    """Returns true if the engine has had time to report that it took the allocation away."""
     sign = suspect(group, observed)
     if sign is None:
         return True
@@ -158,7 +159,7 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
     waited_s = observed.now - since
     if waited_s < still_to_wait_s(group, observed, spec):
         return False
-    # judged together: one that is already being started again does not say any more whose number it was
+    # judged together: a group that is already being started again no longer reports whose number it was
     together = sign.kind == SignKind.NAN and waited_s < ENGINE_AWAY_S
     if together and observed.now - numbers.newest < engine_word_s(observed, spec):
         return False
@@ -168,8 +169,8 @@ def settled(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memor
 
 
 def still_to_wait_s(group: GroupMemory, observed: Observed, spec: RunSpec) -> float:
-    """How long the engine still has for its word, from the first sign on. An agent gives its lease back only when nothing
-    runs any more: one that vanished before its ranks had ended was silent for a whole lease, and so long the engine had."""
+    """Seconds that the engine still has to report, from the first sign on. An agent gives its lease back once nothing
+    runs. One that vanished before its ranks ended was silent for a whole lease: so long the engine had."""
     return max(0.0, engine_word_s(observed, spec) - (spec.policy.node_lease_s if _lapsed(group, observed) else 0.0))
 
 
@@ -181,11 +182,11 @@ def _lapsed(group: GroupMemory, observed: Observed) -> bool:
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
 
 ON_THE_NODE = that_are(Is.ON_THE_NODE)
-"""What the state of the machine may explain."""
+"""Kinds that the state of the machine may explain."""
 
 
 def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
-    """With what its node's agent says of the machine, as further evidence."""
+    """Adds what the node's agent reports of the machine, as further evidence."""
     node = observed.nodes.get(group.node)
     if node is None or failure.kind not in ON_THE_NODE:
         return failure
@@ -198,16 +199,16 @@ def with_facts(failure: Failure, group: GroupMemory, observed: Observed, spec: R
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Findings of comparing all groups, put together once a round."""
+    """Findings from comparing all groups, put together once a round."""
 
     hanging: Collection[int] = ()
-    """Groups that are to blame for a hang."""
+    """Groups to blame for a hang."""
     slow: Mapping[int, Failure] = field(default_factory=dict)
-    """The group that is to be acted on for being slow."""
+    """The slow group to act on, with its failure, if any."""
     numbers: NotFinite | None = None
-    """None: each asks for itself."""
+    """Evidence of numbers that are not finite; None: gathered for each group by itself."""
     excused: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a start that were not its own (core/late.py)."""
+    """Seconds of a group's start that were not its own (core/late.py)."""
 
 
 ALONE = Compared()
@@ -216,7 +217,7 @@ ALONE = Compared()
 def failure(
     group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, compared: Compared = ALONE
 ) -> Failure | None:
-    """The gravest failure that a group shows now, or None."""
+    """Returns the gravest failure that a group shows now, or None."""
     found = _gravest(group, observed, spec, memory, compared)
     if found is None or found.kind in PLANNED:
         return found
@@ -224,8 +225,8 @@ def failure(
 
 
 def _since_a_sign_s(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory) -> float:
-    """How long ago the group gave the first sign of its failure: an end, or the last sign of life of a node whose lease has lapsed. 0:
-    it shows none but the failure itself."""
+    """Seconds since the first sign of the group's failure: an end, or the last sign of life of a node whose lease has
+    lapsed. 0 if the failure is its own first sign."""
     sign = suspect(group, observed)
     if sign is None:
         return 0.0
@@ -269,7 +270,8 @@ def _gravest(
     silence = _silence(group, observed, spec, memory)
     if silence is not None:
         return gpu.judged(silence, group, observed, spec)
-    # After an outage of the store its first commit may not be reported yet, and without a gate it waits at no fault of its own.
+    # After an outage of the store the first commit may not be reported yet; without a gate the group waits through no
+    # fault of its own.
     gate = listening(observed)
     if group.phase == "starting" and observed.store_stable_s >= spec.policy.node_lease_s and gate is not None:
         waited_s = spec.policy.start_timeout_s
@@ -295,11 +297,11 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
         lasted_s = observed.now - max(group.since, memory.lighthouse.opened)
         return Failure(Kind.STALLED, evidence, confidence=Confidence.LIKELY, took_s=lasted_s)
     if gate.hearing.get(group.group) != "silent" or any(map(ending.clean, ranks_of(group, observed))):
-        return None  # the rank that beats for the others may be the first that has finished
+        return None  # the rank that beats for the others may be the first to finish
     heard = Reason.of(Code.UNHEARD, timeout_ms=spec.torchft.heartbeat_timeout_ms)
     incident = memory.incidents.get(group.incident)
     if incident is None and observed.store_stable_s < spec.policy.node_lease_s:
-        # A gate that closed while etcd was away had cut everybody: that it did not hear them says nothing of them.
+        # A gate that closed while etcd was away had cut every group: its hearing says nothing about them.
         return None
     if (
         incident is not None
@@ -318,7 +320,7 @@ def _silence(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memo
 
 
 def _was_never_heard(group: GroupMemory, observed: Observed, spec: RunSpec, memory: Memory, gate: GateView) -> bool:
-    """Whether the gate has moved to where this group's node does not reach it, while others do."""
+    """Returns true if the gate has moved to where this group's node does not reach it, while others do."""
     return (
         gate.hearing.get(group.group, "absent") == "absent"
         and cut_off(group, observed)
@@ -330,12 +332,12 @@ def _was_never_heard(group: GroupMemory, observed: Observed, spec: RunSpec, memo
 
 
 def _has_no_way(group: GroupMemory, observed: Observed, gate: GateView) -> bool:
-    """Whether it waits for a gate that nobody reaches: that is no fault of its own, and no other process would reach it."""
+    """True if the group waits for a gate that no group reaches: no fault of its own, and no other process would."""
     return cut_off(group, observed) and "beating" not in gate.hearing.values()
 
 
 def cut_off(group: GroupMemory, observed: Observed) -> bool:
-    """Whether its node's agent says that its forwarder does not reach the gate, which does not hear it either."""
+    """True if the agent reports that its forwarder does not reach the gate, which does not hear the group either."""
     gate = listening(observed)
     if gate is not None and gate.hearing.get(group.group) == "beating":
         return False
@@ -350,7 +352,7 @@ def _not_reached(group: GroupMemory, observed: Observed, gate: GateView) -> tupl
 
 
 def heals_failed(group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
-    """One for each rank that cannot take its peers' state."""
+    """One reason for each rank that cannot take its peers' state."""
     ranks = (rank for rank in ranks_of(group, observed) if rank.state != "exited")
     return tuple(
         Reason.of(Code.HEAL_FAILED, rank=rank.rank, why=rank.heal_failed) for rank in ranks if rank.heal_failed
@@ -358,8 +360,9 @@ def heals_failed(group: GroupMemory, observed: Observed) -> tuple[Reason, ...]:
 
 
 def without_a_way(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec, opened: float) -> str:
-    """Of groups that wait for a gate that nobody reaches, and that nobody ends for it; empty: there are none. `opened`: since when
-    the lighthouse is where it is. What has just started, or is to find it anew, may not reach it yet."""
+    """Sentence about groups that wait for a gate that no group reaches, and are not ended for it; empty: none do.
+    `opened`: since when the lighthouse is where it is. A group that has just started, or must find it again, may not
+    reach it yet."""
     gate = listening(observed)
     if gate is None or "beating" in gate.hearing.values() or observed.store_stable_s < spec.policy.node_lease_s:
         return ""

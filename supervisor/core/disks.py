@@ -1,5 +1,5 @@
-"""Nodes whose disk or file system cannot be used now: no group is placed there while another node is to be had. It may pass by
-itself, so such a node is kept."""
+"""Detects nodes whose disk or file system cannot be used now. No group is placed there while another node is available.
+The node is kept, since the trouble may pass by itself."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from supervisor.core import ending
 from supervisor.core.model import GroupMemory, NodeView, Observed
 
 UNUSABLE = frozenset({"disk_full", "disk_read_only", "file_system_error", "file_system_stalled", "ranks_unseen"})
-"""Kinds of facts, of an agent's folder or of a run's."""
+"""Kinds of facts about an agent's folder, or a run's."""
 STALLED = "file_system_stalled"
 OF_A_RUN = frozenset({"file_system_error", STALLED})
-"""Those of them that a run's folder may have."""
+"""Kinds among them that a run's folder may have."""
 NAMED = 5
-"""A file system that all share is everybody's."""
+"""Most groups that are named: a file system that all share concerns every one."""
 
 
 def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
-    """Node -> what is wrong there. What all of them say is of a file system that all share, and tells none apart. A spare does not use
-    the run's folder, and says nothing of it: what all say that run something, or have until just now, is the same."""
+    """Node -> what is wrong there. A fact that all nodes report is of a shared file system, and tells none apart.
+    Spares do not use the run's folder, so a fact of all nodes with ranks, running or ended, is of a shared one too."""
     there = [node for node in nodes if node.registered and node.role == "trainer"]
     told = (node for node in there if node.facts or node.ranks)
     found = {node.name: says for node in told if (says := _fact(node) or _last_word(node))}
@@ -30,7 +30,7 @@ def ill(nodes: Iterable[NodeView]) -> dict[str, str]:
 
 
 def away_for_all(nodes: Iterable[NodeView | None]) -> str:
-    """That a file system which all these nodes may share does not answer, as one of them says it; empty: it does, or there is only one."""
+    """Report that a file system which these nodes may share does not answer; empty: it does, or there is one node."""
     there = [node for node in nodes if node is not None]
     if len(there) < 2 or not all(STALLED in node.facts and _may_share(node) for node in there):
         return ""
@@ -38,12 +38,12 @@ def away_for_all(nodes: Iterable[NodeView | None]) -> str:
 
 
 def _may_share(node: NodeView) -> bool:
-    """Whether what it says may be of the run's folder: that is only read, and its ranks are seen all the while."""
+    """Returns true if the node's facts may be of the run's folder: that is only read, and its ranks stay visible."""
     return bool(OF_A_RUN & node.facts.keys()) and not (UNUSABLE - OF_A_RUN) & node.facts.keys()
 
 
 def untold(groups: Mapping[int, GroupMemory], observed: Observed) -> list[str]:
-    """A sentence for each group that runs on such a node, NAMED of them at most: what is known of it may be old."""
+    """A sentence for each group that runs on such a node, at most NAMED of them: news of the group may be old."""
     found: list[str] = []
     for group in groups.values():
         node = observed.nodes.get(group.node)
@@ -59,6 +59,6 @@ def _fact(node: NodeView) -> str:
 
 
 def _last_word(node: NodeView) -> str:
-    """Of a rank that has ended there: said at once, where facts are looked for every few seconds."""
+    """Disk report of a rank that ended there: it comes at once, while facts are looked for every few seconds."""
     said = [rank.disk for rank in node.ranks if rank.disk and rank.state == "exited" and not ending.clean(rank)]
     return said[0] if said else ""

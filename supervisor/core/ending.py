@@ -1,4 +1,4 @@
-"""How a rank ended: what kind of failure that is, and what shows it."""
+"""Classifies how a rank ended: the kind of failure, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from supervisor.core.model import Confidence, Failure, Kind, RankView
 from supervisor.core.reason import Code, Reason
 
 PEERS_GONE_EXIT = 75
-"""As `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
+"""Same as `supervisor.wire.records.PEERS_GONE`; a test holds the two equal (the core imports nothing)."""
 
 MISCONFIGURED_EXIT = 78
-"""As `supervisor.wire.records.MISCONFIGURED`."""
+"""Same as `supervisor.wire.records.MISCONFIGURED`."""
 
 TERMINATED_EXIT = 143
-"""As `supervisor.wire.records.TERMINATED`."""
+"""Same as `supervisor.wire.records.TERMINATED`."""
 
 SIGKILL = 9
 SIGTERM = 15
@@ -25,28 +25,28 @@ SIGNALS = {
     SIGKILL: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", SIGTERM: "SIGTERM",
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
-"""Linux's numbers, on x86 and ARM."""
+"""Linux's signal numbers, on x86 and ARM."""
 
 OWN_FAULT = frozenset({4, 7, 8, 11})
-"""Signals that the kernel sends a process for what it itself did (SIGILL, SIGBUS, SIGFPE, SIGSEGV)."""
+"""Signals that the kernel sends a process for its own fault (SIGILL, SIGBUS, SIGFPE, SIGSEGV)."""
 
 SIGABRT = 6
-"""Sent by a process to itself: for its own fault, or because it lost a peer and its library gave up."""
+"""Signal that a process sends itself: for its own fault, or because it lost a peer and its library gave up."""
 
 
 def clean(rank: RankView) -> bool:
-    """It said that it is finished, and ended with exit code 0."""
+    """Returns true if the rank reported that it finished, and ended with exit code 0."""
     return rank.state == "exited" and rank.exit_code == 0 and rank.phase == "finished"
 
 
 def terminated(rank: RankView) -> bool:
-    """It was told to end by SIGTERM, by whomever."""
+    """Returns true if the rank was ended by SIGTERM, from any sender."""
     return rank.signal == SIGTERM or rank.exit_code == TERMINATED_EXIT
 
 
 def taken(ranks: tuple[RankView, ...]) -> bool:
-    """Whether ranks were told to end, maybe because an engine takes their node: unless it was their own agent, for one of them
-    that had ended on its own account."""
+    """Returns true if SIGTERM ended ranks, maybe because an engine takes their node. Returns false if their own agent
+    sent it, for one of them that had ended by itself."""
     told = [r for r in ranks if r.state == "exited" and terminated(r)]
     return any(not r.told for r in told) or (bool(told) and not any(_on_its_own(r) for r in ranks))
 
@@ -58,7 +58,7 @@ def _on_its_own(rank: RankView) -> bool:
 
 
 def ended(ranks: tuple[RankView, ...]) -> Failure | None:
-    """The failure of a group of which ranks have ended, from the one that was first; None when none failed."""
+    """Returns the failure of a group of which ranks have ended, judged by the first of them; None if none failed."""
     bad = [r for r in ranks if r.state == "exited" and not clean(r)]
     if not bad:
         return None
@@ -78,8 +78,8 @@ def _judged(first: RankView) -> Failure:
 
 
 def _order(rank: RankView) -> tuple[int, bool, bool, float, int]:
-    """The cause before its echoes: an exception, or an abort, may be a peer's loss, and one that says so is; those that were
-    told to end come last."""
+    """Sort key: the cause before its echoes. An exception or an abort may be an echo of a peer's loss, and is one if it
+    reports that. Ranks that were asked to end come last."""
     told = terminated(rank) or bool(rank.told)
     cause = rank.signal is not None and rank.signal != SIGABRT
     echo = errors.of_a_lost_peer(rank.error)

@@ -10,17 +10,17 @@ from supervisor.core.spec import AllocationSpec
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What the rules need to know of an engine."""
+    """Answers to the questions that the rules ask about an engine."""
 
     word_s: float
-    """Seconds until it reports that it took an allocation away, where it is not slower than usual (Observed.engine_word_s). Without its
-    word a job that was cancelled looks like a lost node, whose host is cordoned."""
+    """Seconds until it reports that it took an allocation away, unless it is slower than usual
+    (Observed.engine_word_s). Without that report a cancelled job looks like a lost node, whose host is cordoned."""
     warns: bool
-    """It announces that it will take a node, as long before as its key `warn_s` says."""
+    """True if it announces that it will take a node, as long before as its key `warn_s` states."""
 
 
 TRAITS: Mapping[str, EngineTraits] = {
-    # the leader asks it every 0.25 s: within two such periods it has said that an allocation is gone
+    # the leader asks it every 0.25 s: within two such periods it has reported that an allocation is gone
     "local": EngineTraits(word_s=0.6, warns=False),
     # asked every second
     "slurm": EngineTraits(word_s=2.2, warns=True),
@@ -28,10 +28,10 @@ TRAITS: Mapping[str, EngineTraits] = {
 
 
 def word_s(allocation: AllocationSpec) -> float:
-    """As EngineTraits.word_s, of the run's engine."""
+    """EngineTraits.word_s of the run's engine."""
     return TRAITS[allocation.engine].word_s
 
 
 def warning_s(allocation: AllocationSpec) -> float:
-    """Seconds between the warning and the end of a node, where the engine does not set another."""
+    """Seconds between the warning and the end of a node, unless the engine sets another time."""
     return float(allocation.slurm.warn_s)

@@ -1,4 +1,4 @@
-"""What an error's text says, and how it is shown: where it was raised, what a log's end has of it, and whether two are the same."""
+"""Reads the text of errors and logs: where an error was raised, its last words, and whether two errors are the same."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Sequence
 
 SAME_CHARACTERS = 240
-"""Of an error, to compare it: what is longer are tables, stacks and the like."""
+"""Characters of an error that are compared: the rest is tables, stacks and the like."""
 
 WORDS_CHARACTERS = 300
 WORDS_LINES = 20
-"""From the end: an error that was logged long before is of something else."""
+"""Lines from the end of a log that are searched: an error that was logged long before has another cause."""
 
 _FOR_A_TERMINAL = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # a colour, a move of the cursor
     r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])(?:[^\x07\x1b\n\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c))?"  # a title, a link; or no end of it
     r"|\x1b[ -/]*[0-~]?"
 )
-"""Whole sequences of ECMA-48: without their first byte alone the rest would stay as `[31m`."""
+"""Whole sequences of ECMA-48: removing only their first byte would leave the rest, as `[31m`."""
 
 _CONTROL = re.compile(r"[^\n\t -~\xa0-\U0010ffff]")
 
@@ -71,25 +71,24 @@ _OF_A_LOST_PEER = re.compile(
     r"|broken pipe",
     re.IGNORECASE,
 )
-"""TorchFT's and TCPStore's clients, gloo and NCCL, of another that is no longer there."""
+"""Messages by TorchFT's and TCPStore's clients, gloo and NCCL about a peer that is no longer there."""
 
 
 def printable(text: str) -> str:
-    """What a program wrote, without what colours a terminal, moves its cursor or sets its title. Lines and tabs stay; a carriage return
-    ends a line, as of a bar of progress."""
+    """Removes colours, cursor moves and titles of a terminal. Lines and tabs stay; a carriage return ends a line."""
     text = _FOR_A_TERMINAL.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub(" ", text)
 
 
 def normal(text: str) -> str:
-    """An error without what differs between two of a kind: addresses, ports, process ids, times, sizes, folders."""
+    """Replaces what differs between two errors of a kind: addresses, ports, process ids, times, sizes, folders."""
     for pattern, instead in _DIFFERS:
         text = pattern.sub(instead, text)
     return text.strip()[:SAME_CHARACTERS]
 
 
 def signature(error: str, trace: str) -> str:
-    """Equal for two errors of the same type, message and place; empty when there is no error."""
+    """Text that is equal for two errors of the same type, message and place; empty without an error."""
     if not error:
         return ""
     place = where(trace)
@@ -97,7 +96,7 @@ def signature(error: str, trace: str) -> str:
 
 
 def where(trace: str) -> str:
-    """File, line and function of the last frame of a traceback that is no library's (else of the last one); or empty."""
+    """File, line and function of the last frame outside of libraries (else of the last one); empty without frames."""
     frames = list(_FRAME.finditer(trace))
     own = [f for f in frames if not _LIBRARY.search(f["file"])] or frames
     if not own:
@@ -108,7 +107,7 @@ def where(trace: str) -> str:
 
 
 def raised(log: str) -> tuple[str, str]:
-    """The error and its traceback with which a log ends; two empty texts when it does not end with one."""
+    """Returns the error and the traceback with which a log ends; two empty texts if it does not end with one."""
     at = log.rfind(_TRACEBACK)
     if at < 0:
         return "", ""
@@ -120,7 +119,7 @@ def raised(log: str) -> tuple[str, str]:
 
 
 def last_words(log: str) -> str:
-    """What the end of a log says: its last lines that tell of an error, else its last line."""
+    """Returns the last lines of a log that report an error, else its last line."""
     fatal = log.rfind(_FATAL)
     end = log.find("\n", fatal) if fatal >= 0 else -1
     head, stacks = (log[:end], log[end:]) if end >= 0 else (log, "")
@@ -138,10 +137,10 @@ def last_words(log: str) -> str:
 
 
 def of_the_machine(text: str) -> bool:
-    """Whether an error may be the fault of the node that it came from: of its devices, files or libraries."""
+    """Returns true if an error may be the fault of its node: of its devices, files or libraries."""
     return _OF_THE_MACHINE.search(text) is not None
 
 
 def of_a_lost_peer(text: str) -> bool:
-    """Whether an error tells that another process went away: the end of that one is its cause."""
+    """Returns true if an error reports that another process went away: the end of that one is its cause."""
     return _OF_A_LOST_PEER.search(text) is not None

@@ -1,4 +1,4 @@
-"""An incident in plain words."""
+"""Explains an incident in plain words."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LEFT = "The group left its node before it was taken away; no host was cordoned a
 MOVED = "The group's processes were started again, on another node; no host was cordoned."
 
 FRAMES = 6
-"""Of a traceback those that are told, the newest; of a number that is not finite the one that found it."""
+"""Newest frames of a traceback that are shown; of a number that is not finite only the frame that found it."""
 
 AT_LEAST_S = 0.01
-"""Less than this that the run clock does not have is not told."""
+"""Seconds missing on the run clock that are shown, at least."""
 
 
 def explain(
@@ -41,9 +41,11 @@ def explain(
     waits: Sequence[str] = (),
     stood: Sequence[tuple[float, float]] = (),
 ) -> list[str]:
-    """Lines: what happened, when, what was done and why, and what else was considered. `detected` is when that was, for people;
-    `became`: since when it was of which kind, on the run clock; `waits`: why nothing was decided at first; `stood`: as
-    Account.stood."""
+    """Returns lines: what happened, when, what was done and why, and what else was considered.
+
+    `detected`: when that was, for people. `became`: since when it was of which kind, on the run clock. `waits`: why
+    nothing was decided at first. `stood`: as Account.stood.
+    """
     lines = [
         f"Incident {incident.id}: group {incident.group}{_rank(incident)} on node {incident.node or '-'}: {incident.kind.value}"
         f" ({incident.confidence.value})",
@@ -77,7 +79,7 @@ def explain(
 def _when(
     incident: Incident, detected: str, became: Sequence[tuple[float, Kind]], stood: Sequence[tuple[float, float]]
 ) -> list[str]:
-    """Each instant, how long after the one before, and after the first."""
+    """Lists each instant, with the seconds since the one before and since the first."""
     rows = [
         (at, name, what)
         for at, name, what in (
@@ -99,9 +101,9 @@ def _when(
         lines.append(f"  {name:8}  {lasted_s(before, at, stood):.2f} s later{total}{what}")
         before = at
     whole_s = incident_s(incident, stood)
-    if whole_s is not None and incident.took_s:  # else the line above says it
+    if whole_s is not None and incident.took_s:  # else the line above shows it
         lines.append(f"  lasted    {whole_s:.2f} s, from its first sign")
-    # whether anybody led then is not known: who leads and changes nothing leaves no memory
+    # it is unknown if anyone led then: a leader that changes nothing leaves no memory
     more_s = lasted_s(incident.opened, before, stood) - (before - incident.opened)
     told = f"  ({more_s:.2f} s of it are not on the run clock: another supervisor took the lead)"
     return [*lines, told] if more_s >= AT_LEAST_S else lines
@@ -109,13 +111,13 @@ def _when(
 
 def _first(incident: Incident, became: Sequence[tuple[float, Kind]]) -> str:
     took = f"{round(incident.took_s, 2):g} s"
-    if len(became) > 1:  # how long the newest kind had lasted until it was one is not what took_s says
+    if len(became) > 1:  # took_s is not about the newest kind
         return f", as {became[0][1].value}" + (f" (its first sign was {took} before that)" if incident.took_s else "")
     return f" (it had lasted {took} before it counted as a failure)" if incident.took_s else ""
 
 
 def started(incident: Incident) -> bool:
-    """Whether its group's processes were started again for it."""
+    """Returns true if the group's processes were started again for the incident."""
     return incident.generation_after > incident.generation_before
 
 
@@ -133,29 +135,29 @@ def _rank(incident: Incident) -> str:
 
 
 def is_open(incident: Incident) -> bool:
-    """Whether it goes on."""
+    """Returns true if the incident goes on."""
     return incident.state in ("open", "acting")
 
 
 def named(rung: Rung) -> str:
-    """Its number and its name."""
+    """Number and name of a rung."""
     return f"rung {rung.value} ({rung.name.lower().replace('_', ' ')})"
 
 
 def not_done(incident: Incident) -> str:
-    """The sentence in the place of what was done, where that was not done, or not yet; empty: it was, or would have been."""
+    """Sentence that nothing was done, or not yet; empty if something was, or would have been."""
     if incident.shadow or incident.acted is not None:
         return ""
     if incident.decided is None:
         return "Nothing was done yet: nothing was decided." if is_open(incident) else "Nothing was done."
-    if incident.rung in (Rung.RIDE_THROUGH, Rung.STOP):  # nothing is started for these: nothing has to be seen
+    if incident.rung in (Rung.RIDE_THROUGH, Rung.STOP):  # these start nothing, so nothing has to be seen
         return ""
     how = "it is under way" if is_open(incident) else "it was not carried out any more"
     return f"Decided: {named(incident.rung)}; {how}."
 
 
 def done(incident: Incident) -> list[str]:
-    """What was done, or would have been: the rung, and a sentence of it; or that it was not."""
+    """Lines on what was, or would have been, done: the rung and a sentence; or a sentence that nothing was."""
     if sentence := not_done(incident):
         return [sentence]
     rung = named(incident.rung)

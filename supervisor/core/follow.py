@@ -19,7 +19,7 @@ from supervisor.core.round import Round, is_rider, trains
 
 
 def follow(r: Round, group: GroupMemory) -> None:
-    """Move a group's phase by what is observed."""
+    """Moves a group's phase by what is observed."""
     if r.full(group.group):
         return
     if group.phase == "fencing":
@@ -59,7 +59,7 @@ def follow(r: Round, group: GroupMemory) -> None:
 
 
 def with_the_others(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> bool:
-    """The group has committed a step with the others: they made it together, it healed from them, or no other group trains."""
+    """True if the group committed a step with the others: made together, healed from them, or no other trains."""
     committed = [rank for rank in ranks if rank.commits > 0]
     alone = all(rank.participants == 1 and rank.healed is False for rank in committed)
     return bool(committed) and not (
@@ -68,7 +68,7 @@ def with_the_others(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -
 
 
 def _steps_alone(group: GroupMemory, incident: Incident | None) -> bool:
-    """Its new generation has committed steps, none of them with the others."""
+    """Returns true if the new generation has committed steps, none of them with the others."""
     if incident is None or incident.state != "acting" or incident.shadow or group.phase != "running":
         return False
     return incident.generation_before < incident.generation_after == group.generation

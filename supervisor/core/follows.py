@@ -1,5 +1,5 @@
-"""A failure that comes again when its group is on another host: it follows the group. What moves with a group is its data, its
-ranks' work and its program, so no host is to blame, the one before is not held to it, and no further node is spent on it."""
+"""Detects failures that come again on another host, and so follow the group. Its data, its ranks' work and its program
+move with it, so no host is at fault. The host before is freed of the failure, and no further node is spent on it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 WITHIN_S = REPEATED_S
-"""After a day two hosts may each have had a trouble of their own; as long as two incidents of one host count as repeated."""
+"""Seconds within which failures on two hosts count as one, as two incidents of a host do; later each is its own."""
 
 BY_KIND = that_are(Is.ALIKE)
-"""Alike whatever was said of them: at another step, by another factor; a start that hangs says nothing at all."""
+"""Kinds that are alike whatever their words: step or factor may differ, and a hanging start reports nothing."""
 BY_END = that_are(Is.ALIKE_BY_END)
-"""Alike when they are the same exception, or the same signal. Of a SIGKILL that nobody owns to nothing is known."""
+"""Kinds that are alike if the exception, or the signal, is the same. A SIGKILL of unknown origin is never alike."""
 
 
 def before(r: Round, group: GroupMemory, kind: Kind, same: str = "", at: float | None = None) -> Shown | None:
-    """How this failure was seen on another host within a day; None: it was not. `at`: when it began. None: now."""
+    """Returns how this failure was seen on another host within a day, or None. `at`: when it began; None: now."""
     if kind not in BY_KIND and not (kind in BY_END and same):
         return None
     host, at = r.host_of(group.node), r.now if at is None else at
@@ -33,7 +33,7 @@ def before(r: Round, group: GroupMemory, kind: Kind, same: str = "", at: float |
 
 
 def told(failure: Failure, earlier: Shown | None) -> Failure:
-    """The failure, with where it was seen before."""
+    """Adds to the failure's evidence where it was seen before."""
     if earlier is None:
         return failure
     follows = Reason.of(Code.FOLLOWS, host=earlier.host, incident=earlier.incident)
@@ -41,9 +41,10 @@ def told(failure: Failure, earlier: Shown | None) -> Failure:
 
 
 def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reason | None:
-    """Why a number that is not finite stops the run; None: it does not. Each one ends all groups, another host gets the same
-    data, and to leave some of it out is for a person to say. Who has come past that data has shown that it was not the cause: two
-    such are no reason yet, three are. A group that was away for some steps comes to its data so much later."""
+    """Explains why a number that is not finite stops the run; None if it does not. Each one ends all groups, another
+    host gets the same data, and only a person may leave some of it out. A group that has come past that data shows that
+    it was not the cause: two such failures are no reason yet, three are. A group that was away for some steps reaches
+    its data that much later."""
     if step > earlier.step + r.spec.titan.checkpoint_interval_steps and not earlier.followed:
         return None
     return Reason.of(
@@ -53,7 +54,7 @@ def not_finite(r: Round, group: GroupMemory, step: int, earlier: Shown) -> Reaso
 
 
 def remember(r: Round, group: GroupMemory, shown: Shown, earlier: Shown | None) -> None:
-    """Something is done about a failure here. If it was seen on another host before, that one is free of it."""
+    """Remembers a failure that is acted on here. If another host showed it before, that host is freed of it."""
     if shown.kind not in BY_KIND | BY_END:
         return
     shown = replace(shown, same=shown.same if shown.kind in BY_END else "")
@@ -65,7 +66,7 @@ def remember(r: Round, group: GroupMemory, shown: Shown, earlier: Shown | None) 
 
 
 def acquit(r: Round, group: GroupMemory, earlier: Shown) -> None:
-    """Once: what came after the first was held against nobody."""
+    """Frees the earlier host of the failure, once: what came after was held against no host."""
     if earlier.followed:
         return
     r.acquit(

@@ -1,7 +1,7 @@
-"""What agents say of GPUs, and when a group's failure is its GPU's fault.
+"""Reads what agents report of GPUs, and judges when a group's failure is its GPU's fault.
 
-Two sorts. A condition holds now, for whoever runs there: a GPU that is lost, one that needs a reset. An event (an Xid) was: it
-says something of the generations that ran on the node when it came, and of no later one.
+A condition holds now, for any group that runs there: a GPU that is lost, one that needs a reset. An event (an Xid) is
+past: it concerns the generations that ran on the node when it came, and no later one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ XID = "gpu_xid"
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Of a condition. `replaces`: a group that fails there moves, and none is placed there. `at_once`: it has failed. `passes`: it
-    may be over by itself, so the node is kept."""
+    """Effect of a condition. `replaces`: a group that fails there moves, and none is placed there. `at_once`: the group
+    has failed. `passes`: it may be over by itself, so the node is kept."""
 
     meaning: str
     replaces: bool = False
@@ -44,19 +44,18 @@ CONDITIONS: Mapping[str, Effect] = {
     "gpu_nvlink_errors": Effect("new errors were counted on an NVLink"),
     "gpu_throttled": Effect("it runs slower for its temperature, a power brake or a slowdown by its hardware"),
 }
-"""gpu_rows_failed: a row could not be remapped, ever; NVIDIA's "GPU Memory Error Management" has that GPU replaced.
-gpu_rows_pending: new work may be started there, says the same document."""
+"""By NVIDIA's "GPU Memory Error Management": gpu_rows_failed has a GPU replaced; gpu_rows_pending allows new work."""
 
 KINDS = frozenset({XID, *CONDITIONS})
 
 EXPLAINS_NOTHING = frozenset({"gpu_ecc_lifetime"})
 
 MAY_BE_ITS_FAULT = that_are(Is.MAY_BE_A_GPU)
-"""What a GPU that fails looks like from its process."""
+"""Kinds as which a failing GPU may appear in its process."""
 
 
 def signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
-    """What is said of GPUs that this generation of the group uses, while it ran. A node that does not answer says nothing."""
+    """Facts about this generation's GPUs, from while it ran. None from a node that does not answer."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered or not node.gpus:
         return []
@@ -65,19 +64,19 @@ def signs(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact
 
 
 def replaces(group: GroupMemory, observed: Observed, spec: RunSpec) -> list[GpuFact]:
-    """Those after which it has to leave its node, if it fails."""
+    """Facts for which the group must leave its node, if it fails."""
     return [fact for fact in signs(group, observed, spec) if _replaces(fact)]
 
 
 def at_once(group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure | None:
-    """The failure of a group that cannot go on, whatever its processes still do."""
+    """Returns the failure of a group that its GPU keeps from going on, whatever its processes still do; else None."""
     found = [fact for fact in replaces(group, observed, spec) if _at_once(fact)]
     return Failure(Kind.GPU, _reasons(found, group, observed), rank=found[0].rank) if found else None
 
 
 def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> Failure:
-    """The failure, as its GPU's fault if that may be and the GPU says so. What was seen of the process stays as evidence. That
-    the one led to the other nobody has said, so it is likely."""
+    """Turns the failure into its GPU's fault, if the kind allows it and the GPU reports one. The evidence from the
+    process stays. The confidence is likely: nothing reports that the one led to the other."""
     found = replaces(group, observed, spec) if failure.kind in MAY_BE_ITS_FAULT else []
     if not found:
         return failure
@@ -94,13 +93,13 @@ def judged(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSp
 
 
 def further(failure: Failure, group: GroupMemory, observed: Observed, spec: RunSpec) -> tuple[Reason, ...]:
-    """What else is said of its GPUs, as evidence."""
+    """Further facts about the group's GPUs, as evidence."""
     found = [fact for fact in signs(group, observed, spec) if fact.kind not in EXPLAINS_NOTHING]
     return tuple(why for why in _reasons(found, group, observed) if why not in failure.evidence)
 
 
 def unfit(node: NodeView, spec: RunSpec, for_good: bool = False) -> str:
-    """Why no group is placed on a node: a condition that holds (`for_good`: and will); empty when there is none."""
+    """Explains why no group is placed on a node: a condition holds (`for_good`: and will not pass); else empty."""
     if not node.gpus:
         return ""
     holds = (fact for fact in node.gpus if fact.kind in CONDITIONS and _used(fact, spec) and _replaces(fact))

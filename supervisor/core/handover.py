@@ -1,5 +1,5 @@
-"""All groups at once from nodes that are leaving to the next ones: they end after one step with a checkpoint, and start again
-from it. For when nobody stays to heal from (ADR 8)."""
+"""Hands all groups over at once from leaving nodes to the next ones. They end after one step with a checkpoint, and
+start again from it. This serves when no group stays to heal from (ADR 8)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from supervisor.core.round import Round
 from supervisor.core.words import say
 
 AHEAD_S = 10.0
-"""How far ahead the common last step is: progress may be 5 s old, and an agent hears of it within a second or two."""
+"""Seconds until the common last step: progress may be 5 s old, and an agent hears of it within a second or two."""
 
 
 EARLY_S = 60.0
-"""Slurm looks for time limits once a minute: of a warning this much is not counted on, or a fifth of a short one."""
+"""Seconds of a warning that are not counted on, or a fifth of a short one: Slurm checks limits once a minute."""
 
 SAVING_S = 30.0
-"""For the checkpoint of the last step, or an eighth of a short warning."""
+"""Seconds for the checkpoint of the last step, or an eighth of a short warning."""
 
 
 def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
-    """A step that no group has passed yet, so that all end at the same one: `margin_s` away at the measured pace."""
+    """Returns a step that no group has passed, `margin_s` away at the measured pace, so that all can end at it."""
     ranks = [rank for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)]
     newest = max((rank.step for rank in ranks), default=0)
     pace = max((rank.step_s for rank in ranks), default=0.0)
@@ -34,7 +34,7 @@ def step_ahead(r: Round, margin_s: float, at_most: float = math.inf) -> int:
 
 
 def consider(r: Round, words: Mapping[str, str]) -> None:
-    """Begin, if everybody's time runs out, or if a group alone can go at once."""
+    """Begins the handover if all groups run out of time, or if the only group can go at once."""
     there = [g for g in r.groups.values() if g.node and g.phase in ("starting", "running", "placing")]
     running = [g for g in there if g.phase == "running" and not shadow.has_ended(g, r.incidents, r.observed)]
     if not running or any(r.placed_by(g) not in words for g in running):
@@ -49,20 +49,20 @@ def consider(r: Round, words: Mapping[str, str]) -> None:
         _begin(r, f"node {running[0].node} is leaving ({why}), and the group has nobody to heal from")
         return
     if max(notice_s(r, g) for g in there) == math.inf:
-        return  # whoever was only drained has no deadline
+        return  # a node that is only drained has no deadline
     if not _due(r, running, 1 / 2):
         return
     if spares and any(
         g.phase in ("unplaced", "fencing", "placing", "starting") and not g.left_out for g in r.groups.values()
     ):
-        # One of those takes it, and the next can heal from it.
+        # One of those takes a spare, and the next can heal from it.
         _not_without_an_heir(r, running, why)
         return
     _begin(r, f"every group's node is leaving ({why}), and no other came in time{_too_short(r)}")
 
 
 def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None:
-    """Whoever starts on a node that stays may not have healed when the last of those that train is ended."""
+    """Begins the handover, if a group on a node that stays may not have healed before the last other is ended."""
     if max(notice_s(r, g) for g in running) == math.inf or not _due(r, running, 3 / 4):
         return
     about = f"every group that trains is on a node that is leaving ({why}), and no other could heal in time"
@@ -70,7 +70,7 @@ def _not_without_an_heir(r: Round, running: list[GroupMemory], why: str) -> None
 
 
 def notice_s(r: Round, group: GroupMemory) -> float:
-    """How long after it was said that its node is leaving it is ended; inf: whoever says so has set no end."""
+    """Seconds from the notice that its node is leaving until the group is ended; inf if the notice sets no end."""
     node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
     if grant is not None and grant.state == "granted" and grant.leaves_in_s:
         return grant.leaves_in_s
@@ -78,13 +78,13 @@ def notice_s(r: Round, group: GroupMemory) -> float:
 
 
 def _warning_s(r: Round) -> float:
-    """The shortest that any group's node was given."""
+    """Shortest warning of any group's node, in seconds."""
     shortest = min((notice_s(r, g) for g in r.groups.values()), default=math.inf)
     return shortest if shortest < math.inf else engines.warning_s(r.spec.allocation)
 
 
 def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
-    """Whether so large a part of the warning is over, or what is left of it is only enough for the last steps."""
+    """Returns true if that part of the warning is over, or what is left is only enough for the last steps."""
     warn_s = _warning_s(r)
     since = min(r.allocations[r.placed_by(g)].leaving_since or r.now for g in running)
     due = since + max(0.0, min(part * warn_s, _usable_s(r) - _steps(r) * _pace(r)))
@@ -94,7 +94,7 @@ def _due(r: Round, running: list[GroupMemory], part: float) -> bool:
 
 
 def _usable_s(r: Round) -> float:
-    """What of the warning can be spent on the way to the last step."""
+    """Seconds of the warning that can be spent on the way to the last step."""
     warn_s = _warning_s(r)
     return warn_s - min(EARLY_S, warn_s / 5) - min(SAVING_S, warn_s / 8)
 
@@ -107,13 +107,13 @@ def _too_short(r: Round) -> str:
 
 
 def _pace(r: Round) -> float:
-    """Seconds for a step, of the slowest group."""
+    """Seconds that a step of the slowest group takes."""
     return max((rank.step_s for group in r.groups.values() for rank in detect.ranks_of(group, r.observed)), default=0.0)
 
 
 def _steps(r: Round) -> int:
-    """How many steps the last one is ahead of the newest that is known. No more than an eighth of the warning is spent on
-    the way, but for long steps: one is under way, and may be over before every agent has heard of it."""
+    """Steps from the newest known one to the last. The way takes no more than an eighth of the warning, unless steps
+    are long. One step is under way, and may be over before every agent has heard of the last."""
     pace, margin_s = _pace(r), min(AHEAD_S, _warning_s(r) / 8)
     return 2 if pace >= margin_s or pace <= 0 else 2 + math.ceil(margin_s / pace)
 
@@ -126,9 +126,10 @@ def _begin(r: Round, reason: str) -> None:
 
 
 def go_on(r: Round) -> None:
-    """Until every group has ended: only then may the first start again, so that all do from one checkpoint.
+    """Goes on until every group has ended: only then may the first start again, so that all start from one checkpoint.
 
-    One that only starts has nothing to save and ends at once. What did not end within the time of a start is ended.
+    A group that only starts has nothing to save and ends at once. One that has not ended within the time of a start is
+    ended.
     """
     step = r.handover_at_step
     late = r.now >= r.draft.handover_since + r.spec.policy.start_timeout_s
@@ -159,7 +160,7 @@ def go_on(r: Round) -> None:
 
 
 def ended(r: Round, group: GroupMemory) -> bool:
-    """Whether a group that has ended cleanly did so to be handed over; then its next generation is to be started."""
+    """Returns true if a group that ended cleanly did so for the handover; it is then taken off its node."""
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
     if r.handover_at_step is None or step >= r.spec.titan.steps:
         return False
@@ -168,10 +169,10 @@ def ended(r: Round, group: GroupMemory) -> bool:
 
 
 def off(r: Round, group: GroupMemory, why: Reason) -> None:
-    """Take a group from its node: the next generation is started elsewhere, once this one is proved gone.
+    """Takes a group off its node: the next generation starts elsewhere, once this one is proved gone.
 
-    An incident that something was decided about goes on; else one says why it moves, be it that which was only opened while
-    the run was paused. One that is only observed ends with it.
+    An incident with a decision goes on. Otherwise a new reason states why the group moves, also for an incident that
+    was only opened while the run was paused. An incident that is only observed ends here.
     """
     step = max((rank.step for rank in detect.ranks_of(group, r.observed)), default=0)
     after = group.generation + 1 if group.phase in ("starting", "running") else group.generation

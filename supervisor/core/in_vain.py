@@ -1,4 +1,4 @@
-"""What a restart in place cannot mend, so that a spare is better taken at once: each such try takes the time of a whole start."""
+"""Finds failures that no restart in place can mend: each would take a whole start, so a spare is taken at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from supervisor.core.round import Round
 
 
 def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
-    """Why this group is not to be started where it is, if a spare is there and paid for; else None."""
+    """Explains why the group must not start where it is, if a spare is there and paid for; else None."""
     if ladder.first_rung(failure.kind, r.spec.policy) != Rung.RESTART:
         return None
     if not r.next_spare or r.left(Rung.REPLACE, group.group) == 0:
-        return None  # then the ladder says why
+        return None  # the ladder reports why
     if failure.kind == Kind.HANG:
         return _cannot_be_ended(r, group, failure)
     if failure.kind not in (Kind.STALLED, Kind.START_TIMEOUT):
@@ -24,7 +24,7 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
 
 
 def _cannot_be_ended(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
-    """No signal ends a process in uninterruptible sleep, and its agent starts nothing beside one that has not ended."""
+    """Finds a rank in uninterruptible sleep: no signal ends it, and its agent starts nothing beside it."""
     for rank in detect.ranks_of(group, r.observed):
         if rank.rank == failure.rank and rank.stuck is not None and rank.stuck.process == "uninterruptible":
             return Reason.of(Code.UNINTERRUPTIBLE, rank=rank.rank)
@@ -32,7 +32,7 @@ def _cannot_be_ended(r: Round, group: GroupMemory, failure: Failure) -> Reason |
 
 
 def _has_not_ended(r: Round, group: GroupMemory) -> Reason | None:
-    """As above, of one that was told to end a whole start ago."""
+    """Finds a rank of an older generation that was signalled to end a whole start ago, and has not."""
     node = r.observed.nodes.get(group.node)
     older = [x for x in node.ranks if x.group == group.group and x.generation < group.generation] if node else []
     left = next((x for x in older if x.state != "exited"), None)

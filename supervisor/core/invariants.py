@@ -1,4 +1,4 @@
-"""What must hold of a memory, and of a step from one memory to the next. Numbered as in docs/INVARIANTS.md."""
+"""Checks what must hold of a memory, and of a step from one memory to the next. Numbered as in docs/INVARIANTS.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.core.spec import RunSpec
 
 
 def violations(before: Memory, after: Memory, observed: Observed, spec: RunSpec) -> list[str]:
-    """Sentences, one for each invariant that the step from `before` to `after` breaks; empty when all hold."""
+    """Returns a sentence for each invariant that the step from `before` to `after` breaks; empty if all hold."""
     found = _owners(after) + _budgets(before, after, spec, observed.now) + _seat(before, after, observed)
     found += _handed_over(before, after) + _successors(before, after)
     for g, group in after.groups.items():

@@ -34,11 +34,11 @@ from supervisor.core.round import Round, is_rider
 from supervisor.core.words import say
 
 TAKEN = that_are(Is.TAKEN)
-"""How it looks when the engine takes a node away."""
+"""Kinds as which a node that the engine takes away may appear."""
 
 
 def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
-    """Open or escalate the incident of a group that shows a failure."""
+    """Opens or escalates the incident of a group that shows a failure."""
     if failure is None:
         _say_unknown(r, group)
         if group.incident:
@@ -63,7 +63,7 @@ def judge(r: Round, group: GroupMemory, failure: Failure | None) -> None:
 
 
 def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | None, step: int) -> None:
-    """Whose fault it is, and what is done about it. `known`: the incident that the group has already."""
+    """Decides whose fault a failure is, and acts on it. `known`: the incident that the group already has."""
     failure = repeat.told(group, failure)
     kind, earlier = failure.kind, follows.before(r, group, failure.kind, failure.same)
     failure = follows.told(failure, earlier)
@@ -77,9 +77,10 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
         r.wait(f"group {group.group}: {say(failure.evidence[0])}; the run is paused, nothing is done")
         return
     if breaker.holds(r, group, incident.kind):
-        return  # it was opened, and is over by itself if its node comes back
+        return  # the incident is open, and ends by itself if its node comes back
     in_place = breaker.in_place(r, incident.kind) or away.waited_for(r, group, failure)
-    # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a node.
+    # An incident that was only opened, while the run was paused, has tried nothing yet; nor has one that only left a
+    # node.
     tried = known is not None and known.decided is not None and known.kind != Kind.LEAVING
     at_least = min(known.rung, Rung.REALLOCATE) if known is not None and tried else Rung.RIDE_THROUGH
     if tried and incident.kind != Kind.REQUESTED and not in_place:
@@ -109,17 +110,17 @@ def _weigh(r: Round, group: GroupMemory, failure: Failure, known: Incident | Non
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Where the ladder may begin, and end."""
+    """Bounds of the ladder, each with its reason."""
 
     at_least: Rung
     passed: Reason | None
-    """Why another node is to be tried."""
+    """Reason to begin at another node."""
     in_place: Reason | None
-    """Why no other node would cure it."""
+    """Reason to stay: no other node would cure it."""
 
 
 def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, limits: _Limits) -> ladder.Choice:
-    """The rung."""
+    """Chooses the rung for an incident."""
     kind, known = incident.kind, r.before.incidents.get(incident.id)
     at_least, passed = limits.at_least, None
     if limits.passed is not None and at_least < Rung.REPLACE:
@@ -143,12 +144,12 @@ def _choice(r: Round, group: GroupMemory, failure: Failure, incident: Incident, 
 
 
 def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
-    """It is to be started again where it was, and that machine has failed its checks since: a rung higher."""
+    """Moves a group one rung up, if it waits to start again in place and that machine has failed its checks since."""
     incident, node = r.incidents.get(group.incident), r.observed.nodes.get(group.node)
     if group.phase != "placing" or incident is None or node is None or not node.failed:
         return
     if r.paused or r.phase != "running" or breaker.tripped(r) or r.full(group.group):
-        return  # placing says what is waited for
+        return  # the placement reports what is waited for
     seen = Reason.of(Code.TEXT, text=node.failed)
     if seen not in incident.evidence:
         incident = replace(incident, evidence=(*incident.evidence, seen)[-8:])
@@ -162,7 +163,7 @@ def _leave_what_failed_its_checks(r: Round, group: GroupMemory) -> None:
 
 
 def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
-    """Its node was leaving and has gone before the group moved: what rung 3 would ask for is asked for already."""
+    """Choice for a group whose node has gone before it moved: the allocation of rung 3 is asked for already."""
     passed = range(ladder.first_rung(incident.kind, r.spec.policy), Rung.REALLOCATE)
     considered = tuple(
         Reason.of(Code.ASKED_BEFORE, rung=ladder.name(Rung(rung)), allocation=successor) for rung in passed
@@ -172,8 +173,7 @@ def _succeeded(r: Round, incident: Incident, successor: str) -> ladder.Choice:
 
 
 def _judge_draining(r: Round, group: GroupMemory, failure: Failure, step: int) -> None:
-    """A group that fails while it drains is not started again. A hiccup, or a restart that a person asks for, is no
-    failure to drain."""
+    """Finishes a group that fails while it drains. Neither a hiccup nor a requested restart counts."""
     if failure.kind == Kind.REQUESTED:
         return
     if failure.kind == Kind.SILENT:
@@ -193,11 +193,11 @@ def _say_unknown(r: Round, group: GroupMemory) -> None:
 
 
 def _close_untouched(r: Round, group: GroupMemory) -> None:
-    """An incident about which nothing was done, as the run was paused or the breaker held, and whose cause has gone by itself."""
+    """Closes an incident whose cause has gone while a pause, or the breaker, kept anything from being done."""
     incident = r.incidents.get(group.incident)
     if incident is None or group.phase not in ("starting", "running"):
         return
-    # one that began as a hiccup was decided: to be ridden through
+    # a hiccup counts as decided: it is ridden through
     if incident.decided is not None and (incident.generation_after > incident.generation_before or is_rider(incident)):
         return
     if not detect.suspect(group, r.observed) and not r.full(group.group):

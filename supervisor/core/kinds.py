@@ -1,4 +1,4 @@
-"""Kinds of failure, and what the rules need to know of each: one row a kind. Every set of kinds is derived from these rows."""
+"""Kinds of failure, one row each with what the rules need to know of it. Every set of kinds derives from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Rung(IntEnum):
 
 
 class Kind(StrEnum):
-    """What failed."""
+    """The kind of a failure."""
 
     CRASH = "crash"
     """A signal ended a rank."""
@@ -31,23 +31,23 @@ class Kind(StrEnum):
     PEERS_GONE = "peers_gone"
     """A rank that was to heal from its peers found none."""
     START_TIMEOUT = "start_timeout"
-    """It never committed."""
+    """The group never committed a step."""
     STALLED = "stalled"
-    """Silent for longer than a hiccup lasts, on a node that lives."""
+    """The group is silent for longer than a hiccup lasts, on a node that lives."""
     SILENT = "silent"
-    """The gate hears a group no more, while its node still renews its lease."""
+    """The gate no longer hears the group, while its node still renews its lease."""
     NODE_LOST = "node_lost"
     ALLOCATION_LOST = "allocation_lost"
     LEAVING = "leaving"
-    """No failure: its node is about to be taken away by the engine's own will, and is left before."""
+    """No failure: the node is about to be taken away, and its group leaves it before."""
     STRAGGLER = "straggler"
-    """No failure: it takes longer for a step than the others, which wait for it."""
+    """No failure: the group takes longer for a step than the others, which wait for it."""
     NUMERICS = "numerics"
     """A number that is not finite, in this group alone: its hardware is suspect."""
     GPU = "gpu"
-    """Its GPU is not to be used any more, as the driver says."""
+    """Its GPU cannot be used any more, as the driver reports."""
     HANG = "hang"
-    """A rank's step takes far longer than it did, and it is not one that waits for others."""
+    """A rank's step takes far longer than it did, and the rank does not wait for others."""
     REQUESTED = "requested"
     """A person asked for a restart."""
 
@@ -65,42 +65,42 @@ class Is(Enum):
     LIVES = auto()
     """Its process lives, and may go on by itself when a switch or a store is back."""
     LOST = auto()
-    """Its node, or its GPU, is not to be used any more, as far as anyone knows."""
+    """Its node, or its GPU, cannot be used any more, as far as anyone knows."""
     MAY_COME_BACK = auto()
     """Nothing is heard of the group, and it may be heard again."""
     TAKEN = auto()
-    """It looks so when the engine takes a node away."""
+    """A node that the engine takes away shows it."""
 
     TELLS_ITS_END = auto()
-    """What ended the process has a text of its own."""
+    """The end of its process has a text of its own."""
     SAYS_NOTHING_OF_PROGRAM = auto()
-    """What was seen of the program before it is not over."""
+    """Failures that the program showed before it still count."""
     OF_THE_PROGRAM = auto()
-    """A program says it of itself: it bars a host for its own run alone."""
+    """A program reports it of itself: it bars a host for its own run alone."""
     OF_A_MACHINE = auto()
     """Another node may cure it, and what is done about it draws on a budget."""
     OF_A_NETWORK = auto()
-    """A switch or a power line does it to hosts that are well."""
+    """A switch or a power line may cause it on healthy hosts."""
     ON_THE_NODE = auto()
     """The state of the machine may explain it."""
     MAY_BE_A_GPU = auto()
-    """A GPU that fails may look so from its process."""
+    """A failing GPU may appear as it in its process."""
 
     ALIKE = auto()
-    """Two of the kind are the same failure, whatever was said of them."""
+    """Two of the kind are the same failure, whatever was reported of them."""
     ALIKE_BY_END = auto()
     """Two of the kind are the same failure where the exception, or the signal, is the same."""
     BY_WORD = auto()
-    """What shows it may pass before it is over."""
+    """Its sign may pass before the failure is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the rules need to know of a kind."""
+    """Answers to the questions that the rules ask about a kind."""
 
     answers: frozenset[Is]
     fixed_rung: Rung | None = None
-    """Where the ladder begins. None: the policy says (`policy.first_rung`)."""
+    """Rung where the ladder begins; None: the policy sets it (`policy.first_rung`)."""
 
 
 def _row(*answers: Is, rung: Rung | None = None) -> Traits:
@@ -130,7 +130,7 @@ TRAITS: Mapping[Kind, Traits] = {
 
 
 def that_are(answer: Is) -> frozenset[Kind]:
-    """All kinds of which this is true."""
+    """Returns all kinds to which this answer applies."""
     return frozenset(kind for kind, traits in TRAITS.items() if answer in traits.answers)
 
 

@@ -1,4 +1,4 @@
-"""The ladder: which rung a failure starts at, and when it climbs."""
+"""The ladder: at which rung a failure starts, and when it climbs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import FirstRungSpec, PolicySpec
 
 FIXED: Mapping[Kind, Rung] = {kind: t.fixed_rung for kind, t in TRAITS.items() if t.fixed_rung is not None}
-"""Kinds whose rung is not for the policy to say."""
+"""Kinds whose first rung the policy does not set."""
 
 _DEFAULT = FirstRungSpec()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A rung, why, and each rung that was passed over with the reason."""
+    """A rung, its reason, and a reason for each rung that was passed over."""
 
     rung: Rung
     reason: Reason
     considered: tuple[Reason, ...] = ()
     free: bool = False
-    """Draws on no budget: nobody's failure."""
+    """True if it draws on no budget, since no group is at fault."""
 
 
 def first_rung(kind: Kind, policy: PolicySpec) -> Rung:
-    """Where the ladder begins."""
+    """Rung where the ladder begins for a kind."""
     return FIXED[kind] if kind in FIXED else Rung[getattr(policy.first_rung, kind).upper()]
 
 
 def why_first(kind: Kind, policy: PolicySpec) -> Reason:
-    """The reason for that rung."""
+    """Reason for that rung."""
     if kind in FIXED or getattr(policy.first_rung, kind) == getattr(_DEFAULT, kind):
         return Reason.of(Code.FIRST_RUNG, kind=kind.value)
     return Reason.of(Code.POLICY_RUNG, kind=kind.value, rung=getattr(policy.first_rung, kind))
@@ -42,15 +42,15 @@ def why_first(kind: Kind, policy: PolicySpec) -> Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Budgets and nodes that a rung may be paid with."""
+    """Budgets and nodes that pay for a rung."""
 
     now: float
     spent: Mapping[str, tuple[float, ...]]
     """As Memory.spent."""
     of_kind: tuple[float, ...] = ()
-    """When this group's failures of this kind were acted on."""
+    """Times when this group's failures of this kind were acted on."""
     spare: bool
-    """There is a node for it."""
+    """True if there is a node for it."""
 
 
 def choose(
@@ -61,10 +61,10 @@ def choose(
     at_least: Rung = Rung.RIDE_THROUGH,
     passed: Reason | None = None,
 ) -> Choice:
-    """The cheapest rung that this kind may take and that has budget left.
+    """Chooses the cheapest rung that this kind may take and that has budget left.
 
-    `at_least` is the rung below which this incident may
-    not go, and `passed` is why (it has tried). A rung is never skipped without a reason in `considered`.
+    `at_least` is the rung below which this incident may not go, and `passed` is the reason (None: it has tried them).
+    No rung is skipped without a reason in `considered`.
     """
     first, why = first_rung(kind, policy), why_first(kind, policy)
     budget = policy.budget
@@ -94,7 +94,7 @@ def choose(
 
 
 def in_place(choice: Choice, why: Reason) -> Choice:
-    """What is done instead of a choice where no node is at fault: `why` is one of ONE_CAUSE."""
+    """Returns a free restart in place of a choice, where no node is at fault: `why` is one of ONE_CAUSE."""
     dearer = (Reason.of(Code.NO_NODE_LEFT, rung=name(choice.rung)),) if choice.rung > Rung.RESTART else ()
     return replace(choice, rung=Rung.RESTART, reason=why, considered=(*choice.considered, *dearer), free=True)
 
@@ -104,5 +104,5 @@ def _passed(rung: Rung, why: Reason | None) -> Reason:
 
 
 def name(rung: Rung) -> str:
-    """As policies and reasons name it."""
+    """Name of a rung in policies and reasons."""
     return rung.name.lower()

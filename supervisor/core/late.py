@@ -1,6 +1,6 @@
-"""How long a start takes by its own doing. A group that is built waits in its first quorum for as long as the others are at something
-long (an evaluation, a checkpoint, one slow step), or too few of them are there to step: they come to it, and starting the group
-again would not bring them."""
+"""Measures how much of a start is the group's own doing. A built group waits in its first quorum while the others are
+at something long (an evaluation, a checkpoint, one slow step), or while they are too few to step. They will come, and
+starting the group again would not bring them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from supervisor.core.model import GroupMemory, Observed, Waited
 from supervisor.core.round import Round
 
 STEPS_ON = 2
-"""So many steps of the others without it are no wait for them: one is in flight as it comes."""
+"""Steps of the others without it that show that it does not wait for them: one is in flight as it comes."""
 
 FROM = 0.5
-"""Share of the start's timeout after which it is looked at: most starts are over by then, and nothing is remembered of them."""
+"""Share of the start's timeout after which a start is watched: most are over by then, and nothing is remembered."""
 
 LOOKED_AT = 10
-"""So often within the timeout it is seen whether the others make steps: in what part of it they do counts whole."""
+"""Looks within the timeout at whether the others make steps; a part of it in which they do counts whole."""
 
 
 SHOWN = 8
-"""Of many groups so many are named in a sentence."""
+"""Most groups that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """The groups that train, or are to."""
+    """The groups that train, or will."""
 
     step: int
-    """The newest that one of them has told."""
+    """Newest step that one of them has reported."""
     awaited: bool
-    """One that trains is in no quorum: it is at something else. Or too few wait in one to step, and others are still to come."""
+    """True if a training group is in no quorum, or too few wait in one while others are still to come."""
 
 
 def excused(r: Round) -> Mapping[int, float]:
-    """Of each start that is late, the seconds in which it waited for others that made no steps."""
+    """Seconds of each late start in which it waited for others that made no steps."""
     timeout_s = r.spec.policy.start_timeout_s
     late: list[GroupMemory] = []
     for group in r.groups.values():
@@ -52,7 +52,7 @@ def excused(r: Round) -> Mapping[int, float]:
 
 
 def _weigh(r: Round, late: list[GroupMemory], every_s: float) -> tuple[dict[int, float], dict[int, Waited]]:
-    """What is excused now, and what is remembered."""
+    """Returns the seconds that are excused now, and the waits to remember."""
     seconds, found, others = dict[int, float](), dict[int, Waited](), _others(r)
     for group in late:
         seen = r.before.waited.get(group.group)
@@ -68,7 +68,7 @@ def _weigh(r: Round, late: list[GroupMemory], every_s: float) -> tuple[dict[int,
 
 
 def _after(group: GroupMemory, r: Round, seen: Waited | None, others: _Others, every_s: float) -> Waited | None:
-    """What is remembered of one from now on."""
+    """The wait of one group to remember from now on."""
     waits = others.awaited and _in_quorum(group, r.observed)
     if seen is None or seen.since is None:
         if not waits:
@@ -78,7 +78,7 @@ def _after(group: GroupMemory, r: Round, seen: Waited | None, others: _Others, e
     if not waits:
         return replace(seen, since=None, excused_s=_excused_s(seen, r.now, others))
     if r.now >= seen.since + every_s:
-        # kept from now on: as they come to it, they may have told of steps with it before it has told of any
+        # kept from now on: as they come to it, they may report steps with it before it reports any
         return replace(seen, step=others.step, since=r.now, excused_s=_excused_s(seen, r.now, others))
     return seen
 
@@ -97,8 +97,8 @@ def _others(r: Round) -> _Others:
 
 
 def _too_few(r: Round, alive: Mapping[int, GroupMemory]) -> bool:
-    """Whether fewer groups wait in a quorum than may step, while one is still to come: it is being started, by a timeout of its own, or
-    there is a node for it, or an allocation that the engine has not refused."""
+    """True if fewer groups wait in a quorum than may step, while one is still to come. It is being started, with a
+    timeout of its own; or a node is there for it, or an allocation not refused by the engine."""
     there = [g for g in r.groups.values() if g.phase in ("starting", "running") and _in_quorum(g, r.observed)]
     if not there or len(there) >= r.spec.groups.min_groups:
         return False
@@ -120,6 +120,6 @@ def _listed(groups: list[GroupMemory]) -> str:
 
 
 def _in_quorum(group: GroupMemory, observed: Observed) -> bool:
-    """Whether all its ranks are."""
+    """Returns true if all ranks of the group are in the quorum."""
     ranks = ranks_of(group, observed)
     return bool(ranks) and all(rank.phase == "quorum" for rank in ranks)

@@ -1,8 +1,7 @@
-"""Nodes that are about to be taken away by the engine's own will (ADR 8): drained, preempted, or near their time limit; and
-those of a host that a person drains (ADR 9).
+"""Leaves nodes that are about to go: the engine takes them away (ADR 8), or a person drains their host (ADR 9).
 
-Such a node takes no group any more. A successor is asked for at once, the groups move one at a time while another
-trains that they can heal from, and where that can't be, all are handed over through a checkpoint (`handover.py`). None
+Such a node takes no group any more. A successor is asked for at once. The groups move one at a time, while another
+trains that they can heal from. Where that is impossible, all are handed over through a checkpoint (`handover.py`). None
 of it is a failure: no budget is drawn and no host cordoned.
 """
 
@@ -19,19 +18,19 @@ from supervisor.core.round import Round, trains
 from supervisor.core.words import say
 
 ASKED_A_ROUND = 15
-"""Successors that one round asks for: two operations each, beside what placing costs; a transaction holds 100."""
+"""Successors that one round asks for: each takes two operations beside what placing costs, a transaction holds 100."""
 
 
 SUCCESSORS_A_NODE = 6
-"""Within the budgets' window (an hour), free of budget. Hosts are drained one after the other for maintenance now and then;
-a time limit that is shorter comes back at once."""
+"""Successors a node within the budgets' window (an hour) that are free. Hosts are drained one by one for maintenance
+now and then; a time limit that is too short comes back at once."""
 
 
 def leave(r: Round) -> None:
-    """What is to be done about leaving nodes in this round."""
+    """Decides about leaving nodes in this round."""
     if r.phase != "running":
         if r.before.handover_at_step is not None:
-            r.draft = replace(r.draft, handover_at_step=None)  # the run ends: nobody starts again
+            r.draft = replace(r.draft, handover_at_step=None)  # the run ends: no group starts again
         return
     words = leaving_allocations(r)
     stay = [a for a in r.allocations.values() if a.leaving_since is not None and a.key not in words and _there(r, a)]
@@ -44,7 +43,7 @@ def leave(r: Round) -> None:
         r.wait("the store was away: nodes that are leaving are left after one lease", until=r.now + 1.0)
         return
     if not r.quiet:
-        r.look_again(r.now)  # a transaction holds only so much
+        r.look_again(r.now)  # a transaction is limited
         return
     for allocation in stay[:ASKED_A_ROUND]:
         r.set_allocation(replace(allocation, leaving_since=None))
@@ -58,13 +57,13 @@ def leave(r: Round) -> None:
 
 
 def leaving_allocations(r: Round) -> dict[str, str]:
-    """Wanted allocations that are to be left, and why."""
+    """Wanted allocations that must be left, and why."""
     drained = {host: cordon.drain for host, cordon in r.observed.cordons.items() if cordon.drain}
     found = {}
     if drained:
         found = {n.allocation: drained.get(n.machine, "") for n in r.observed.nodes.values() if n.registered}
     found |= {n.allocation: n.leaving for n in r.observed.nodes.values() if n.leaving and n.registered}
-    # the node's signal says only that it will be ended: the engine says why
+    # the node's signal announces only its end: the engine knows why
     found |= {g.key: g.leaving for g in r.observed.grants.values() if g.leaving and g.state == "granted"}
     return {
         key: why for key, why in found.items() if why and key in r.allocations and r.allocations[key].state == "wanted"
@@ -72,7 +71,7 @@ def leaving_allocations(r: Round) -> dict[str, str]:
 
 
 def _there(r: Round, allocation: AllocationMemory) -> bool:
-    """Whether its node is there: then that nobody says that it leaves is a word (an administrator changed his mind)."""
+    """True if the allocation's node is there: only then a missing notice means that it stays (a drain was undone)."""
     grant = r.observed.grants.get(allocation.key)
     if allocation.state != "wanted" or grant is None or grant.state != "granted":
         return False
@@ -81,9 +80,9 @@ def _there(r: Round, allocation: AllocationMemory) -> bool:
 
 
 def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> None:
-    """One for each, once. A successor that leaves before it got a group waits for its own, and one that leaves soon after it
-    was asked for is, after many of its kind, replaced at the budget of allocations: else a time limit that is not well above
-    its warning would ask for ever more."""
+    """Asks for one successor of each, once. A successor that leaves before it got a group waits for its own. One that
+    leaves soon after it was asked for is, after many of its kind, replaced at the budget of allocations. Otherwise a
+    time limit not well above its warning would ask for ever more."""
     successors = {a.successor for a in r.allocations.values() if a.successor}
     asked = 0
     for key in sorted(words):
@@ -114,15 +113,14 @@ def _ask_for_successors(r: Round, words: Mapping[str, str], held: set[str]) -> N
 
 
 def _many(r: Round, successors: Set[str]) -> bool:
-    """Whether more successors were asked for lately than drains and long time limits need."""
+    """Returns true if more successors were asked for lately than drains and long time limits need."""
     since = r.now - r.spec.policy.budget.window_s
     lately = sum(a.since > since for a in r.allocations.values() if a.key in successors)
     return lately >= SUCCESSORS_A_NODE * (r.spec.allocation.nodes + r.spec.allocation.spares)
 
 
 def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
-    """Leaving allocations that hold no group any more. What has no successor yet is kept: once it is released it is never
-    asked about again."""
+    """Gives back leaving allocations without a group. One without a successor is kept, or it would never get one."""
     free = [key for key in sorted(words) if key not in held and r.allocations[key].successor]
     for key in free[:ASKED_A_ROUND]:
         r.release(key, f"it is leaving and holds no group: {words[key]}")
@@ -131,7 +129,7 @@ def _give_back(r: Round, words: Mapping[str, str], held: set[str]) -> None:
 
 
 def _move(r: Round, words: Mapping[str, str]) -> bool:
-    """Move the next group to a node that stays, or say why not yet. Whether one moved."""
+    """Moves the next group to a node that stays, or reports why not yet. Returns true if one moved."""
     there = [g for g in r.groups.values() if g.phase == "running" and r.placed_by(g) in words]
     if not there:
         return False
@@ -167,7 +165,7 @@ def _move(r: Round, words: Mapping[str, str]) -> bool:
 
 
 def _says_why_by(r: Round, group: GroupMemory) -> float:
-    """When what the node was told has been asked of the engine too: a signal is the same for a preemption and a time limit."""
+    """Time when the engine has been asked about the node's notice: preemptions and time limits send the same signal."""
     node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
     if node is None or not node.leaving or (grant is not None and grant.leaving):
         return r.now
@@ -178,7 +176,7 @@ def _says_why_by(r: Round, group: GroupMemory) -> float:
 
 
 def _has_a_deadline(r: Round, group: GroupMemory) -> bool:
-    """Whether its node is taken away: one that a person drains may stay until another is there."""
+    """Returns true if its node will be taken away: one that a person drains may stay until another is there."""
     node, grant = r.observed.nodes.get(group.node), r.observed.grants.get(r.placed_by(group))
     return bool((node is not None and node.leaving) or (grant is not None and grant.leaving))
 

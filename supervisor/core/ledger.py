@@ -1,4 +1,4 @@
-"""The badput ledger: every second of every group under exactly one cause."""
+"""Badput ledger: every second of every group under exactly one cause."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Where a second went. All but `productive` are badput."""
+    """The cause that a second counts under. All but `productive` are badput."""
 
     PRODUCTIVE = "productive"
-    """Compute and commit of a step that was committed; waiting for a slow peer inside its collectives is in it."""
+    """Compute and commit of a step that was committed, with waits for a slow peer inside its collectives."""
     ALLOCATE = "allocate"
     """No process yet: waiting for nodes, the lighthouse and the first decision."""
     START = "start"
-    """From the birth of a process until it is built: what it loads of a checkpoint too."""
+    """From the birth of a process until it is built, with what it loads of a checkpoint."""
     ADMISSION = "admission"
     """Built, waiting for the gate."""
     DATA = "data"
     QUORUM = "quorum"
-    """Waiting for the quorum: also for a peer that is gone until TorchFT drops it."""
+    """Waiting for the quorum, also for a peer that is gone until TorchFT drops it."""
     HEAL = "heal"
     FAILED_STEP = "failed_step"
     """A step that was not committed."""
@@ -30,19 +30,19 @@ class Cause(StrEnum):
     """torch.compile, in a step or, at first, in many."""
     DIGEST = "digest"
     RECOMPUTE = "recompute"
-    """A step that was committed before, and was lost with all who had it."""
+    """A step that was committed before, and was lost with all groups that had it."""
     HUNG = "hung"
-    """A group whose step stood still until something was done about it, and the others' waits for it beyond an ordinary step."""
+    """A group's step that stood still until something was done, and the others' waits beyond an ordinary step."""
     STRAGGLING = "straggling"
-    """What a step took beyond an ordinary one while a group was known to be slow."""
+    """Time of a step beyond an ordinary one, while a group was known to be slow."""
     LOST_STEP = "lost_step"
-    """The step in flight when its process ended, by whatever it did."""
+    """The step in flight when its process ended, whatever that was doing."""
     DETECT = "detect"
     """From the end of a process, or its last sign of life, until an incident is open."""
     DECIDE = "decide"
-    """Detected and not decided on: it may be heard again, the run is paused, or lost nodes are too many to be the nodes' fault."""
+    """Detected and not decided on: it may be heard again, the run is paused, or the breaker holds."""
     STORE_AWAY = "store_away"
-    """No process, and nothing could be detected, decided or wanted, since the store was away."""
+    """No process, and nothing could be detected, decided or wanted, because the store was away."""
     PLACE = "place"
     """Decided, but still fencing, backing off, or waiting for a node."""
     ACT = "act"
@@ -73,7 +73,7 @@ OF_EVENT: Mapping[str, Cause] = {
     "peers_gone": Cause.LOST_STEP,
     "closed": Cause.END,
 }
-"""By what a trainer calls the line (`ledger.event` in titan_actor)."""
+"""Causes by a trainer's name for the line (`ledger.event` in titan_actor)."""
 
 _OF_PART: Mapping[str, Cause] = {
     "data": Cause.DATA,
@@ -100,7 +100,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """From `at` on, a group without a working process is under this cause."""
+    """A change of cause: from `at` on, a group without a working process is under it."""
 
     at: float
     cause: Cause
@@ -111,12 +111,12 @@ WITHOUT_A_PROCESS = frozenset({Cause.ALLOCATE, Cause.DETECT, Cause.DECIDE, Cause
 IN_A_STEP = frozenset({Cause.PRODUCTIVE, Cause.FAILED_STEP, Cause.RECOMPUTE})
 
 LONGER = 1.25
-"""A step that took so many times an ordinary one was kept waiting."""
+"""Times an ordinary step beyond which a step was kept waiting."""
 
 
 def of_lines(lines: Iterable[Mapping[str, object]], redone: int = 0) -> list[Interval]:
-    """The intervals of one process, from the lines of its steps.jsonl that do not overlap. Steps up to `redone` had been
-    committed before it was born."""
+    """Returns the intervals of one process, from the lines of its steps.jsonl that do not overlap. Steps up to `redone`
+    were committed by an earlier one."""
     found: list[Interval] = []
     for line in lines:
         start, end = line.get("start"), line.get("t")
@@ -146,10 +146,10 @@ def _parts(start: float, end: float, seconds: object) -> list[Interval]:
 
 
 def cover(processes: Sequence[Sequence[Interval]], marks: Sequence[Mark], begin: float, end: float) -> list[Interval]:
-    """One group's whole time, each second once.
+    """Covers one group's whole time, each second once.
 
     `processes` are the intervals of its generations, oldest first; a later one wins where two overlap (a fenced process
-    may live on). What no process covers is under the newest mark before it; before the first mark it is ALLOCATE.
+    may live on). Time without a process is under the newest mark before it; before the first mark it is ALLOCATE.
     """
     covered: list[Interval] = []
     limit = end
@@ -186,7 +186,7 @@ def _gap(start: float, end: float, marks: Sequence[Mark]) -> list[Interval]:
 def during(
     intervals: Iterable[Interval], start: float, end: float, cause: Cause, only: Collection[Cause] | None = None
 ) -> list[Interval]:
-    """The same seconds, where those between start and end that are under one of `only` (None: any) are under `cause`."""
+    """Puts the seconds between start and end that are under one of `only` (None: any) under `cause`."""
     found = []
     for i in intervals:
         first, last = max(i.start, start), min(i.end, end)
@@ -199,7 +199,7 @@ def during(
 
 
 def without(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:
-    """The same seconds but those between start and end."""
+    """Drops the seconds between start and end."""
     cut = (part for i in intervals for part in (replace(i, end=min(i.end, start)), replace(i, start=max(i.start, end))))
     return [part for part in cut if part.seconds > 0]
 
@@ -207,8 +207,8 @@ def without(intervals: Iterable[Interval], start: float, end: float) -> list[Int
 def kept_waiting(
     intervals: Iterable[Interval], start: float, end: float, cause: Cause, ordinary_s: float
 ) -> list[Interval]:
-    """The same seconds, where of a step that touches start..end, and took clearly longer than an ordinary one, the rest is
-    under `cause`. `ordinary_s`: what an ordinary one takes; 0: not known, nothing is changed."""
+    """Puts waits under `cause`: the rest of a step that touches start..end and took clearly longer than an ordinary
+    one. `ordinary_s`: seconds of an ordinary step; 0: unknown, nothing is changed."""
     found = []
     for i in intervals:
         beyond = i.start + ordinary_s
@@ -226,25 +226,25 @@ def totals(intervals: Iterable[Interval]) -> dict[Cause, float]:
 
 
 def ratios(groups: Iterable[Iterable[Interval]]) -> tuple[float, dict[str, float]]:
-    """(ETTR, badput by cause) of the whole run, as shares of all group-seconds: they add up to 1."""
+    """Returns (ETTR, badput by cause) of the whole run, as shares of all group-seconds: they add up to 1."""
     seconds = totals(interval for group in groups for interval in group)
     return ettr(seconds) or 0.0, badput(seconds)
 
 
 DIGITS = 3
-"""An ETTR is known to a tenth of a percent, and rounded once: all that print it print the same."""
+"""Digits of an ETTR: it is known to a tenth of a percent, and rounded once, so that all outputs are the same."""
 
 Seconds = Mapping[str, float] | Mapping[Cause, float]
-"""By cause."""
+"""Seconds by cause."""
 
 
 def ettr(seconds: Seconds) -> float | None:
-    """The share of productive seconds in those of all groups, by cause. None: there is no second. Whoever prints an ETTR asks here."""
+    """Share of productive seconds, by cause; None if there are no seconds. Every output of an ETTR comes from here."""
     whole = sum(seconds.values())
     return seconds.get(Cause.PRODUCTIVE, 0.0) / whole if whole > 0 else None
 
 
 def badput(seconds: Seconds) -> dict[str, float]:
-    """All other shares, by cause; with the ETTR they add up to 1."""
+    """Returns all other shares, by cause; with the ETTR they add up to 1."""
     whole = sum(seconds.values())
     return {str(c): v / whole for c, v in sorted(seconds.items()) if c != Cause.PRODUCTIVE} if whole > 0 else {}

@@ -1,6 +1,6 @@
-"""A group that is left out while the others train, and a person is told. One that ends in the same way at once after each start, on two
-hosts: no node cures that, and it stays out until a person asks for it again. And one that the budgets allow nothing for any more: those that
-train are not halted for it, and it is tried again once a budget has one left."""
+"""Suspends a group while the others train; a person is notified. One that ends right after each start, on two hosts,
+or by too long a shared outage, waits until a person asks for it. If its budgets are spent the others are not
+halted, and it is tried again once a budget has one left."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from supervisor.core.words import say
 
 
 def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reason | None:
-    """Why a group is left out from now on; None when it is not: something else may mend it, or too few would be left to step.
-    `choice`: what would be done else."""
+    """Explains why a group is suspended from now on; None if something else may mend it, or too few would be left to
+    step. `choice`: the alternative."""
     if not shadow.trains_beside(r, group) or cost.idle_groups(r, group) > 1:
         return None
     if away.may_pass(failure) and (too_long := away.for_too_long(r, group, failure)):
@@ -29,8 +29,8 @@ def why(r: Round, group: GroupMemory, failure: Failure, choice: Choice) -> Reaso
 
 
 def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, choice: Choice) -> None:
-    """Nothing more is started or asked for. Its node is a spare from now on, unless the failure speaks against it. `choice`: what would be
-    done else."""
+    """Suspends a group: nothing more is started or asked for. Its node is a spare from now on, unless the failure
+    counts against it. `choice`: the alternative."""
     kind, policy, spent = incident.kind, r.spec.policy, reason.code == Code.NOTHING_LEFT
     passed = range(first_rung(kind, policy), Rung.STOP)
     considered = choice.considered if spent else tuple(Reason.of(Code.SAME_END, rung=name(Rung(p))) for p in passed)
@@ -51,7 +51,7 @@ def leave_out(r: Round, group: GroupMemory, incident: Incident, reason: Reason, 
 
 
 def sentence(group: GroupMemory) -> str:
-    """That it is left out, and what a person can do."""
+    """States that the group is suspended, and what a person can do."""
     again = f"supervisor restart {group.group} tries it once more"
     if group.left_out is not None and group.left_out.code == Code.NOTHING_LEFT:
         again = f"it is tried again once a budget has one left, or at once by supervisor restart {group.group}"
@@ -59,7 +59,7 @@ def sentence(group: GroupMemory) -> str:
 
 
 def stays_out(r: Round, group: GroupMemory) -> bool:
-    """Whether it is left out still. A person who asks for it has looked: it begins anew."""
+    """True if the group was suspended. If a person asks for it, it begins again with its past forgotten."""
     if not group.left_out:
         return False
     asked, full = r.observed.control.restarts.get(group.group, 0), r.full(group.group)
@@ -79,14 +79,14 @@ def _anew(group: GroupMemory) -> GroupMemory:
 
 
 def _tried_again(r: Round, group: GroupMemory) -> bool:
-    """Whether a budget had one left for who was left out for want of that."""
+    """Starts a group again that was suspended for want of budget, if a budget has one left. Returns true if it did."""
     incident = r.incidents.get(group.incident)
     if incident is None or group.left_out is None or group.left_out.code != Code.NOTHING_LEFT:
         return False
     if breaker.tripped(r) or r.observed.store_stable_s < r.spec.policy.node_lease_s:
         return False
     if r.before.groups[group.group].phase == "fencing":
-        r.look_again(r.now)  # what this round says of its generation is to hold
+        r.look_again(r.now)  # its generation of this round must hold
         return False
     choice = r.choose(incident.kind, group.group, Rung.REPLACE, Reason.of(Code.BUDGET_BACK))
     if choice.rung == Rung.STOP:

@@ -1,4 +1,4 @@
-"""What a run was seen to take: what timeouts have to leave room for."""
+"""Durations that a run was seen to take, for which its timeouts must leave room."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 CLASS = 2.0
-"""A measurement is written down again when it is so many times what is known: a step that goes well writes nothing."""
+"""Factor by which a measurement must differ from the known one to be written: a step that goes well writes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """0: not measured (yet)."""
+    """Measured durations; 0: not measured (yet)."""
 
     step_s: float = 0.0
-    """An ordinary step: the median of the slowest rank's last ones."""
+    """Ordinary step: the median of the slowest rank's last ones."""
     longest_step_s: float = 0.0
-    """The longest of the same ones."""
+    """Longest of the same steps."""
     collective_s: float = 0.0
-    """The longest that a rank was inside a collective of a step that it committed; seen ten times a second."""
+    """Longest time of a rank inside a collective of a step that it committed; seen ten times a second."""
     apart_s: float = 0.0
-    """The longest that a checkpoint or a heal took."""
+    """Longest checkpoint or heal."""
     pause_s: float = 0.0
-    """The longest that the evaluations, or the compiles, of one step took."""
+    """Longest time that the evaluations, or the compiles, of one step took."""
     start_s: float = 0.0
-    """The longest from the start of a rank's process to its first commit, but for waits for a lighthouse that was away."""
+    """Longest time from a rank's start to its first commit, without waits for a lighthouse that was away."""
     gate_ms: float = 0.0
-    """There and back from a forwarder to the gate: the median of the slowest's last ones, rounded up to a power of two."""
+    """Round trip from a forwarder to the gate: the median of the slowest's last ones, rounded up to a power of two."""
     store_ms: float = 0.0
-    """Of etcd's answer to an agent's report; as `gate_ms`."""
+    """Time of etcd's answer to an agent's report; as `gate_ms`."""
     engine_word_s: float = 0.0
-    """The longest that the engine took to say that an allocation is gone."""
+    """Longest time that the engine took to report that an allocation is gone."""
 
 
 NOTHING = Measured()
@@ -38,13 +38,13 @@ USUAL = ("step_s", "gate_ms", "store_ms")
 
 
 def together(found: Iterable[Measured]) -> Measured:
-    """The longest of each."""
+    """Takes the longest of each."""
     told = [each for each in found if each is not NOTHING] or [NOTHING]
     return Measured(**{name: max([getattr(each, name) for each in told]) for name in _NAMES})
 
 
 def remembered(known: Measured, seen: Measured) -> Measured:
-    """What is to be known of a run from now on. Longest times only grow; usual ones may become shorter."""
+    """Merges new measurements into the known ones. Longest times only grow; usual ones may become shorter."""
     return Measured(**{name: _kept(name, getattr(known, name), getattr(seen, name)) for name in _NAMES})
 
 

@@ -1,4 +1,4 @@
-"""What a person is told of without asking: what the supervisor cannot mend alone, or what is dear."""
+"""Notices to a person: what the supervisor cannot mend alone, or what is dear."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ class Notice:
 
 
 def due(run: str, before: Memory, decision: Decision) -> list[Notice]:
-    """A rung 3 or 4 that was just decided, a group that was just left out, a breaker that has just opened, and a hang about which
-    nothing has been done since just now."""
+    """Returns the new notices: rung 3 or 4 decided, a group suspended, the breaker tripped, a hang held."""
     known = {notice.about for notice in _standing(run, before, before.incidents.values(), ())}
     return [n for n in notices(run, decision) if n.about not in known]
 
 
 def notices(run: str, decision: Decision, kept: Iterable[Incident] = ()) -> list[Notice]:
-    """All that a person is to know after a decision. `kept`: incidents that are over, of which one that has halted the run still counts
-    while it is halted."""
+    """Returns all that a person must know after a decision. `kept`: incidents that are over; one that halted the run
+    counts while the halt lasts."""
     halted = [i for i in kept if i.state == "halted" and decision.memory.phase == "halted"]
     incidents = {i.id: i for i in (*halted, *decision.memory.incidents.values(), *decision.incidents)}
     return _standing(run, decision.memory, incidents.values(), decision.waits)
@@ -44,7 +43,7 @@ def notices(run: str, decision: Decision, kept: Iterable[Incident] = ()) -> list
 
 def _standing(run: str, memory: Memory, incidents: Iterable[Incident], waits: Iterable[str]) -> list[Notice]:
     found = [_of_incident(run, i) for i in incidents if _told(i)]
-    # of one whose incident is closed in the same round the run is at its end: that is told
+    # a suspended group whose incident closes in this round is left to the report of the run's end
     out = [g for g in memory.groups.values() if g.left_out and g.incident in memory.incidents]
     found += [_of_left_out(run, group, memory.incidents[group.incident]) for group in out]
     if memory.breaker_since is not None:
@@ -59,7 +58,7 @@ def _standing(run: str, memory: Memory, incidents: Iterable[Incident], waits: It
 
 
 def _ms(run_clock: float) -> int:
-    """Of what has no number of its own: when it began."""
+    """Identifies what has no number of its own by when it began."""
     return round(1000 * run_clock)
 
 

@@ -1,8 +1,8 @@
-"""A number that is not finite: the model's fault where every group computed it, the hardware's suspect where one did.
+"""Judges numbers that are not finite: the model's fault if every group computed one, suspect hardware if one group did.
 
-The mean over the groups is not finite for all of them at once, so all end, at the same step and with the same error. Whose own
-loss it was, before it was averaged, tells them apart. So it is with a loss that is finite and far above the last ones; that is
-reported alone.
+The mean over the groups is not finite for all of them at once, so all end at the same step with the same error. The
+loss of each before it was averaged tells them apart. A finite loss far above the last ones is attributed in the same
+way, and only reported.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.spec import RunSpec
 
 OWN = frozenset({"own", "group"})
-"""It was the group's. Of its ranks the first to end may be the only one that speaks: the others are ended with it."""
+"""Words of a group whose own number it was. Its first rank to end may alone report it: the others end with it."""
 
 BY_WORD = that_are(Is.BY_WORD)
 
 NAMED = 5
-"""So many groups in a reason."""
+"""Most groups that a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What all groups say, put together once a round: one number ends all of them."""
+    """Reports of all groups, put together once a round: one number ends all of them."""
 
     own: frozenset[int]
-    """Groups whose own it was."""
+    """Groups whose own number it was."""
     finite: tuple[int, ...]
-    """Those whose own was finite."""
+    """Groups whose own number was finite."""
     mended: Mapping[int, float]
-    """Groups whose own it was, and about which something is done -> since when."""
+    """Groups whose own number it was, and about which something is done -> since when."""
 
 
 def told(memory: Memory, observed: Observed) -> Told:
@@ -44,14 +44,14 @@ def told(memory: Memory, observed: Observed) -> Told:
 
 
 def speaking(memory: Memory, observed: Observed) -> list[GroupMemory]:
-    """Groups of which ended ranks say something, by number."""
+    """Groups of which ended ranks report such a number, by their own number."""
     there = {node.name for node in observed.nodes.values() for rank in node.ranks if rank.numerics}
     groups = [group for group in memory.groups.values() if group.node in there] if there else []
     return sorted((group for group in groups if said(group, observed)), key=lambda group: group.group)
 
 
 def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observed) -> Failure:
-    """The failure of an ended group, as far as a number that is not finite was its cause and others say whose it was."""
+    """Judges an ended group, if a number that is not finite was the cause and others report whose it was."""
     mine = said(group, observed)
     if failure.kind != Kind.ERROR or not mine:
         return failure
@@ -68,7 +68,7 @@ def judged(failure: Failure, group: GroupMemory, by_all: Told, observed: Observe
     if mine & OWN and by_all.finite:
         of_many = _of_groups(Code.NUMBERS_OF_MANY, sorted(by_all.own))
         return replace(failure, evidence=(*failure.evidence, of_many), of_the_model=of_many)
-    # A round changes only so many: whose own it was may be being mended already, and says so no more.
+    # A round changes a limited number of groups: one whose own it was may be mended already, and no longer reports it.
     spoilt = sorted(by_all.own | {g for g, at in by_all.mended.items() if g != group.group and group.since <= at})
     if mine == {"peers"} and spoilt:
         others = _of_groups(Code.OTHERS_NUMBERS, spoilt)
@@ -81,7 +81,7 @@ def _of_groups(code: Code, groups: Sequence[int]) -> Reason:
 
 
 def said(group: GroupMemory, observed: Observed) -> set[str]:
-    """What its ended ranks say: own, group, peers, parameters; empty when it is not this that ended them."""
+    """Words of its ended ranks: own, group, peers, parameters; empty if no such number ended them."""
     return {rank.numerics for rank in _ended(group, observed)}
 
 
@@ -96,8 +96,8 @@ def _ended(group: GroupMemory, observed: Observed) -> list[RankView]:
 
 
 def spike(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> str:
-    """The newest step whose loss was far above the last ones, and whose it was; empty when there is none, or when a group
-    has not said yet that it is past it."""
+    """Describes the newest step whose loss was far above the last ones, and whose it was. Empty if there is none, or
+    until every group has reported that it is past it."""
     factor = spec.policy.loss_spike_factor
     running = [g for g in groups.values() if g.phase == "running" and g.node in observed.nodes]
     if not any(rank.spike is not None for g in running for rank in observed.nodes[g.node].ranks):

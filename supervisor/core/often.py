@@ -1,5 +1,4 @@
-"""A host on which a group fails too seldom to spend a window's budget, and much oftener than the others on theirs: as bad hardware does
-that comes back."""
+"""Detects flapping hosts: frequent restarts, too slow to spend a budget, and much oftener than on other hosts."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.round import Round
 
 WINDOWS = 2
-"""So many windows' budget of restarts within a day are no chance. Llama 3's 16,384 GPUs had 419 unplanned interruptions in 54 days: a host
-of eight one in 264 days."""
+"""Windows' budgets of restarts within a day that are no chance. Llama 3's 16,384 GPUs had 419 unplanned interruptions
+in 54 days: a host of eight one in 264 days."""
 KEPT = 32
-"""A budget of which twice is more is never reached by this rule."""
+"""Restarts that are kept. A budget of which twice is more is never reached by this rule."""
 OTHERS_ALIKE = 2
-"""Where another group had so many too, it is no single host's doing."""
+"""Restarts of another group from which on no single host is at fault."""
 
 
 def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
-    """It is started again in place."""
+    """Notes that the group is started again in place."""
     if kind == Kind.REQUESTED or kind in OF_THE_PROGRAM:
         return group
     host = r.host_of(group.node)
@@ -29,7 +28,7 @@ def remember(r: Round, group: GroupMemory, kind: Kind) -> GroupMemory:
 
 
 def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
-    """Why the group leaves its host: the many failures there within a day. None: there are none, or others have them too."""
+    """Explains why the group leaves its host: many failures there within a day. None: few, or others have them too."""
     host = r.host_of(group.node)
     times = _lately(r, group)
     if kind in OF_THE_PROGRAM or group.restarts_host != host or times < WINDOWS * r.spec.policy.budget.restart:
@@ -41,8 +40,8 @@ def here(r: Round, group: GroupMemory, kind: Kind) -> Reason | None:
 
 
 def hold(r: Round, group: GroupMemory, incident: Incident) -> None:
-    """Where there is no spare to leave it for, the group is started there once more, and the host is held to it all the same: no other
-    group comes, and what befalls another run there within a day bars it for all."""
+    """Cordons a flapping host on which the group is started once more, for want of a spare. No other group comes, and
+    what befalls another run there within a day bars the host for all."""
     host, known = r.host_of(group.node), r.allocations.get(r.placed_by(group))
     leaves = known is not None and known.leaving_since is not None
     if not (incident.followed or leaves or host in r.cordons) and here(r, group, incident.kind):
@@ -50,7 +49,7 @@ def hold(r: Round, group: GroupMemory, incident: Incident) -> None:
 
 
 def freed(r: Round, host: str) -> None:
-    """A person, or a check that it passed, has freed the host: what was there before is not held against it again."""
+    """Forgets the restarts on a host that a person or a passed check has freed: they are not held against it again."""
     for group in r.groups.values():
         if group.restarts_host == host and group.restarts_here:
             r.groups[group.group] = replace(group, restarts_here=())

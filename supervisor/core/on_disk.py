@@ -1,4 +1,4 @@
-"""Which checkpoint a start from disk takes: the newest complete one in the run's folder. The record in etcd is a hint (ADR 15)."""
+"""Chooses the checkpoint of a start from disk: the newest complete one there. The etcd record is a hint (ADR 15)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from supervisor.core.model import Checkpoint, DiskView, GroupMemory, Resumed
 from supervisor.core.round import Round
 
 AGAIN_S = 0.1
-"""A listing of a few folders takes milliseconds."""
+"""Seconds until the next look: a listing of a few folders takes milliseconds."""
 
 
 def waits_for_list(r: Round, group: GroupMemory) -> str:
-    """Why the start of a group from disk has to wait: the folder was not listed since its old generation was gone."""
+    """Explains why a start from disk must wait: the folder was not listed since the old generation was gone."""
     disk = r.observed.disk
     if disk is None or disk.at >= group.since:
         return ""
@@ -24,7 +24,7 @@ def waits_for_list(r: Round, group: GroupMemory) -> str:
 def choose(
     known: Checkpoint | None, disk: DiskView | None, generations: Mapping[int, int]
 ) -> tuple[Checkpoint | None, str]:
-    """The checkpoint to start from, and a sentence that says which and why. `known`: the record in etcd. `generations`: as Resumed."""
+    """Returns the checkpoint to start from, and a sentence on it. `known`: etcd's. `generations`: as Resumed."""
     if disk is None:
         return known, ""
     if disk.unseen:
@@ -33,14 +33,15 @@ def choose(
     left = [mark for mark in disk.complete if mark not in given_up]
     passed = [*map(_why_given_up, given_up), *disk.others]
     if not left:
-        # the trainers say so themselves where the record's cannot be read: to begin at step 0 would throw its steps away
+        # to begin at step 0 would throw the record's steps away; where its checkpoint cannot be read the trainers
+        # report that
         said = f"{_named(known)}, as the record in etcd has it: no complete one is there" if known is not None else ""
         return known, _and_passed(said or "step 0: no complete checkpoint is there", passed) if said or passed else ""
     return left[0], _and_passed(f"{_named(left[0])}, the newest complete one{_against(known, left)}", passed)
 
 
 def _is_given_up(mark: Checkpoint, known: Checkpoint | None, generations: Mapping[int, int]) -> bool:
-    """Whether its steps are not those that the run has made since it started from an older one: a frozen writer has thawed."""
+    """True if a thawed writer saved it: the run started from an older one, and its steps are others since."""
     return mark.generation < generations.get(mark.group, 0) and (known is None or mark.step > known.step)
 
 
@@ -49,7 +50,7 @@ def _why_given_up(mark: Checkpoint) -> str:
 
 
 def _against(known: Checkpoint | None, left: list[Checkpoint]) -> str:
-    """How the newest one compares with the record."""
+    """States how the newest one compares with the record."""
     if known is None:
         return "; etcd had no record of one"
     if _same(left[0], known):
@@ -63,7 +64,7 @@ def _and_passed(said: str, passed: list[str]) -> str:
 
 
 def take(r: Round, group: GroupMemory) -> str:
-    """Have a group that starts from disk, and all that start after it, take the newest complete checkpoint; returns the sentence."""
+    """Takes the newest complete checkpoint for a start of groups from disk; returns the sentence on it."""
     if r.observed.disk is None:
         return ""
     before: Resumed | None = r.draft.resumed
@@ -80,14 +81,14 @@ def take(r: Round, group: GroupMemory) -> str:
 
 
 def note(r: Round, group: GroupMemory, said: str) -> None:
-    """Say in the incident for which a group is started which checkpoint it was started from."""
+    """Notes the checkpoint from which a group is started in the incident for which it is."""
     incident = r.incidents.get(group.incident)
     if incident is not None and incident.resumed != said:
         r.set_incident(replace(incident, resumed=said))
 
 
 def _same(one: Checkpoint, other: Checkpoint) -> bool:
-    """Whether both are one checkpoint: the folder may have been moved."""
+    """Returns true if both are one checkpoint: the folder may have been moved."""
     return (one.step, one.group, one.generation) == (other.step, other.group, other.generation)
 
 

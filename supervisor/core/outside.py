@@ -1,8 +1,9 @@
-"""Errors of what lies outside of a node and its program: a network, a file system or a service that all nodes use. They may pass.
+"""Recognises errors of what lies outside of a node and its program: a network, a file system or a service that all
+nodes use. They may pass.
 
-A bug's message may have the same words in it ("unknown option 'timeout_s'", a size of 500). So words and numbers count only where the
-type of the exception is one of input, output or networks; what counts whoever says it are sentences that operating systems and libraries
-of networks alone write.
+A bug's message may have the same words in it ("unknown option 'timeout_s'", a size of 500). So words and numbers count
+only if the type of the exception is one of input, output or networks. Sentences that only operating systems and network
+libraries write count with any type.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from supervisor.core.errors import of_a_lost_peer
 
 _NAMED = r"(?<![\w'\"]){}(?=:|\((?!\))|\)|$| in \w)"
-"""Where a text names the type of an exception: `Type: ...`, `(Type)`, `Caught Type in ...`, `Caused by Type(...`, or alone on a line."""
+"""Places of an exception's type: `Type: ...`, `(Type)`, `Caught Type in ...`, `Caused by Type(...`, alone on a line."""
 
 _PASSES = re.compile(
     _NAMED.format(
@@ -23,7 +24,8 @@ _PASSES = re.compile(
     + r"|\ATimeout:",
     re.MULTILINE,
 )
-"""Types that say it alone. Of Python, torch (DistNetworkError), requests, urllib3, httpx, aiohttp, fsspec, botocore and google.api_core."""
+"""Types that suffice alone: of Python, torch (DistNetworkError), requests, urllib3, httpx, aiohttp, fsspec, botocore
+and google.api_core."""
 
 _OF_IO = re.compile(
     _NAMED.format(
@@ -61,17 +63,17 @@ _WHOEVER_SAYS_IT = re.compile(
     # gloo, TCPStore, and TorchFT's clients: a RuntimeError each
     r"|connect timeout|socket timeout|timed out waiting \d+ ?ms for|wait timeout after|failed to connect to|quorum timeout"
     r"|status: (?:unavailable|deadlineexceeded|cancelled)\b|deadline has elapsed|timeout expired"
-    # torch's DataLoader; urllib3's last word in whatever is raised of it
+    # torch's DataLoader; urllib3's last words in any error that is raised from it
     r"|dataloader timed out|max retries exceeded with url",
     re.IGNORECASE,
 )
 
 _PLACES = re.compile(r"\b\w+://[^\s'\"]+|(?<![\w.])(?:\.{0,2})/[^\s'\",:;)\]]+")
-"""Addresses and paths: a file may be called anything."""
+"""Addresses and paths, which do not count: a file may have any name."""
 
 
 def of_what_is_shared(error: str) -> bool:
-    """Whether an error may be that of a network, a file system or a service that all nodes use: it may pass."""
+    """True if an error may come from a network, a file system or a service that all nodes use, and so may pass."""
     if of_a_lost_peer(error) or _PASSES.search(error):
         return True
     said = _PLACES.sub("*", error)

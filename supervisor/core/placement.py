@@ -1,4 +1,4 @@
-"""Which node gets which group."""
+"""Places groups on nodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from supervisor.core.round import MAX_GIVEN_BACK, Round
 from supervisor.core.words import say
 
 SHOWN = 5
-"""Nodes that are named each: one cause may make thousands unfit."""
+"""Most nodes that are named each: one cause may make thousands unfit."""
 
 
 def place(r: Round) -> None:
-    """Start the groups that are ready for a node and for which there is one; say why for the others."""
+    """Starts the groups that are ready for a node and for which there is one; reports why the others wait."""
     waiting = [g for g in r.groups.values() if g.phase in ("unplaced", "placing")]
     if not waiting:
         return
@@ -50,7 +50,7 @@ def place(r: Round) -> None:
 
 
 def _waits(r: Round, group: GroupMemory) -> bool:
-    """Whether it is not started yet, on whatever node."""
+    """Returns true if the group is not started yet, on any node, and reports why."""
     until = group.since + r.spec.policy.silent_timeout_s
     if group.not_before > r.now:
         r.wait(f"group {group.group}: backoff before attempt {group.attempts}", until=group.not_before)
@@ -64,25 +64,25 @@ def _waits(r: Round, group: GroupMemory) -> bool:
 
 
 def passed_over(r: Round) -> list[str]:
-    """Why nodes that are there are given no group: a sentence each for the first ones."""
+    """Explains why nodes that are there get no group: a sentence each for the first ones."""
     found = list(r.passed_over().values())
     return found if len(found) <= SHOWN else [*found[:SHOWN], f"{len(found) - SHOWN} more nodes are given no group"]
 
 
 def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> bool:
-    """The first groups start together, so that none trains alone for want of a few seconds."""
+    """True if groups may start: the first ones together, so that none trains alone for want of a few seconds."""
     unplaced = [g for g in waiting if g.phase == "unplaced"]
     if len(unplaced) < len(r.groups) or len(free) >= len(unplaced):
         return True
     if checking := r.checking():
         r.wait(f"{len(free)} of {len(unplaced)} nodes are there; {checking}")
         return False
-    # of what is wanted now: a run that was resumed has released ones, as old as it is itself
+    # wanted ones only: a run that was resumed has released ones, as old as it is itself
     since = min((a.since for a in r.allocations.values() if a.state == "wanted"), default=r.now)
     deadline = since + r.spec.policy.allocation_timeout_s
     pending, refused, least = r.pending(), r.refused(), max(1, r.spec.groups.min_groups)
     hope = not refused or len(free) + len(pending) >= least
-    repeated = breaker.unchecked(r, r.observed.nodes)  # their checks, and they may pass
+    repeated = breaker.unchecked(r, r.observed.nodes)  # their checks are repeated, and may pass
     coming = [a for a in pending if not r.exhausted(a)]
     if pending and not (coming or repeated or r.spec.allocation.wait_for_all) and len(free) >= least:
         return True
@@ -101,14 +101,14 @@ def _enough_to_begin(r: Round, waiting: list[GroupMemory], free: list[str]) -> b
             f"queue{r.engines_word(queued[0].key)}"
         )
         return False
-    # one that was asked for in the place of another, whose host failed its checks: it has had no time yet
+    # one that was asked for in place of another, whose host failed its checks, has had no time yet
     instead = [a.since + r.spec.policy.allocation_timeout_s for a in pending if any(map(r.why_barred, a.exclude))]
     if instead and r.now < max(instead) and not refused:
         about = f"{len(free)} of {len(unplaced)} nodes are there, and others were asked for in the place of barred ones"
         r.wait(about, until=max(instead))
         return False
     if breaker.tripped(r):
-        return False  # it says what is waited for
+        return False  # the breaker reports what is waited for
     why = f"the engine refused{r.engines_word(refused[0].key)}" if refused else "the engine gave too few in time"
     unfit = list(r.unfit().values())
     why += f"; {len(unfit)} more are there, {unfit[0]}" if unfit else ""
@@ -131,13 +131,14 @@ def _start_in_place(r: Round, group: GroupMemory) -> None:
         if not r.full(group.group):
             _start(r, group, group.node)
     else:
-        # A dead node is the business of the next round's judgement: it sees the group placed on it.
+        # The next round judges a dead node: it sees the group placed on it.
         r.wait(f"group {group.group}: {say(why)}", until=r.now + 1.0)
 
 
 def _nobody_to_heal_from(r: Round, group: GroupMemory) -> str:
-    """Why one that has found no peer would find none again; empty: it may find one, or starts from disk. Frozen ones count as training until
-    they are found hung, and a start a second would be lost on them. Bounded, as they may not be heard for a reason that is not theirs."""
+    """Explains why a group that has found no peer would find none again; empty: it may find one, or starts from disk.
+    Frozen groups count as training until they are found hung, and a start a second would be lost on them. The wait is
+    bounded, as they may be unheard through no fault of their own."""
     incident, gate = r.incidents.get(group.incident), detect.listening(r.observed)
     if incident is None or incident.kind != Kind.PEERS_GONE or gate is None or _is_asked_for(r, group):
         return ""
@@ -147,12 +148,12 @@ def _nobody_to_heal_from(r: Round, group: GroupMemory) -> str:
 
 
 def _is_asked_for(r: Round, group: GroupMemory) -> bool:
-    """A person asked for a restart that has not been made."""
+    """Returns true if a person asked for a restart that has not been made."""
     return r.observed.control.restarts.get(group.group, 0) > r.restarts_done.get(group.group, 0)
 
 
 def _why_not_there(r: Round, node: str) -> Reason | None:
-    """Why a group is not started again where it was, if another node is there; else None."""
+    """Explains why a group is not started again where it was, if another node is there; else None."""
     if leaving := r.leaving(node):
         return Reason.of(Code.NODE_LEAVING, node=node, why=leaving)
     return Reason.of(Code.DISK_UNUSABLE, node=node, why=r.ill[node]) if node in r.ill else None
@@ -174,7 +175,7 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
         on_disk.note(r, group, on_disk.take(r, group))
     incident = r.incidents.get(group.incident)
     if _is_asked_for(r, group):
-        r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # it is this start
+        r.restarts_done[group.group] = r.observed.control.restarts[group.group]  # that restart is this start
     cost.note_placed(r, group, r.allocation_of(node))
     r.set_group(
         replace(
@@ -205,19 +206,19 @@ def _start(r: Round, group: GroupMemory, node: str) -> None:
 
 def _resumes(r: Round, group: GroupMemory) -> Literal["disk", "peers"]:
     checkpoint = r.draft.checkpoint
-    # one that trains behind the checkpoint has none of its steps: it heals from this one then
+    # a group that trains behind the checkpoint has none of its steps: it heals from this one then
     behind = checkpoint is not None and _newest_step(r, group) < checkpoint.step
     return "peers" if shadow.trains_beside(r, group) and not behind else "disk"
 
 
 def _newest_step(r: Round, group: GroupMemory) -> int:
-    """Of the others that train, as far as they have told."""
+    """Newest step that the others that train have reported."""
     others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
     return max((rank.step for g in others for rank in detect.ranks_of(g, r.observed)), default=0)
 
 
 def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
-    """`last`: nodes that are taken when nothing else comes."""
+    """Finds a node for a group without one, or reports why it waits. `last`: nodes taken when nothing else comes."""
     if r.full(group.group):
         return
     if checking := r.checking():
@@ -231,7 +232,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
         _wait_for(r, group, min(pending, key=lambda a: (a.unheard_since is not None, a.since)))
         return
     if breaker.tripped(r) and breaker.unchecked(r, r.observed.nodes):
-        return  # it says what is waited for
+        return  # the breaker reports what is waited for
     if r.observed.store_stable_s < r.spec.policy.node_lease_s:
         r.wait("the store was away: the nodes may not have come back to it yet", until=r.now + 1.0)
         return
@@ -273,7 +274,7 @@ def _no_node(r: Round, group: GroupMemory, last: list[str]) -> None:
 
 
 def _may_train(r: Round, group: GroupMemory) -> bool:
-    """It does, or is to be started on a node that it has, or one that may come."""
+    """Returns true if the group trains, or will be started on a node that it has, or one that may come."""
     to_start = group.phase == "fencing" or (group.phase == "placing" and bool(group.node))
     return to_start or (group.phase in ("starting", "running") and not shadow.has_ended(group, r.incidents, r.observed))
 
@@ -295,7 +296,7 @@ def _wait_for(r: Round, group: GroupMemory, allocation: AllocationMemory) -> Non
 
 
 def _ask_again(r: Round, group: GroupMemory, refused: list[AllocationMemory]) -> None:
-    """A person asked for the group: once more for what the engine refused, or what no budget was left for."""
+    """Asks once more for a group that a person asked for: the engine refused, or no budget was left."""
     r.restarts_done[group.group] = r.observed.control.restarts[group.group]
     for allocation in refused[:MAX_GIVEN_BACK]:
         r.release(allocation.key, f"the engine refused it{r.engines_word(allocation.key)}")

@@ -1,4 +1,4 @@
-"""Why something was decided: a code, on which later decisions may depend, and the values that its sentence names.
+"""Reasons of decisions: a code, on which later decisions may depend, and the values that its sentence names.
 
 Sentences are made in `words` alone. No decision depends on one.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Code(StrEnum):
-    """What a reason says. Beside each: the names of its values."""
+    """Codes of reasons. Beside each: the names of its values."""
 
     TEXT = "text"
     """text: a sentence of an agent, an engine or a person."""
@@ -208,7 +208,7 @@ class Code(StrEnum):
 
 
 ONE_CAUSE = frozenset({Code.BREAKER_HOLDS, Code.SHARED_AWAY})
-"""What is away comes back, and no other node would cure it: started again in place, charged to no budget."""
+"""Causes that pass, and that no other node would cure: a group is started again in place, charged to no budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Reason:
     """A code and its values: strings, numbers, other reasons, or tuples of these."""
 
     code: str
-    """A Code; one of a newer version may be none."""
+    """A Code; one of a newer version may be unknown here."""
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -225,12 +225,12 @@ class Reason:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        """As JSON: an object of code and about. A string is read too: versions before this one kept sentences."""
+        """Describes its JSON: an object of code and about. A string is read too: older versions kept sentences."""
         return {"type": "function-plain", "function": {"type": "no-info", "function": of_json}}
 
 
 def of_json(value: Any) -> Reason | None:
-    """None: an empty string, by which older versions said that there is none. Raises ValueError for what is no reason."""
+    """Reads a reason; an empty string, which older versions kept for none, gives None. ValueError: anything else."""
     if isinstance(value, Reason):
         return value
     if isinstance(value, str):
@@ -258,11 +258,11 @@ OLDER = {
     "the same at step ": Code.SEEN_AGAIN,
     "the same before its first commit ": Code.SEEN_AGAIN,
 }
-"""How the sentences begin that versions before codes kept, and on which a decision depends."""
+"""Beginnings of the sentences that versions before codes kept, and on which a decision depends."""
 
 
 def strings(reasons: Iterable[Reason]) -> Iterator[str]:
-    """All texts among the values, of these reasons and of those that they are about."""
+    """Yields all texts among the values of these reasons, and of the reasons in them."""
     for reason in reasons:
         for value in reason.about.values():
             for each in value if isinstance(value, tuple) else (value,):

@@ -1,8 +1,8 @@
-"""The same end again: what is remembered of the last one, and when it is the program's fault and no machine's.
+"""Detects crash loops: remembers the last end of a group, and judges when the program is at fault and no machine.
 
-A program's error comes back wherever it is started again. Three shapes of it are known: the same error at the same step in
-every group; at the same step again after resuming from the checkpoint before it; and before the first commit, whatever was
-tried. Starting it once more then burns budgets and hosts for nothing.
+A program's error comes back wherever it is started again. It is the same at the same step in every group, or at the
+same step again after a resume from the checkpoint before. Or it comes before the first commit, whatever was tried.
+Starting once more then burns budgets and hosts for nothing.
 
 An error of what all nodes share (a store that is away) looks the same, but passes (`away`).
 """
@@ -19,17 +19,17 @@ from supervisor.core.reason import Code, Reason, strings
 from supervisor.core.round import Round
 
 TRIED = 3
-"""The same end so many times in a row: in place, again, and then elsewhere if there is a spare. Of an exception that comes
-after steps that went well, at the same step, two are enough."""
+"""Ends of the same kind in a row: in place, again, and then elsewhere if there is a spare. Two are enough for an
+exception that comes at the same step, after steps that went well."""
 
 BY_END = that_are(Is.ALIKE_BY_END)
 
 NOBODYS = that_are(Is.SAYS_NOTHING_OF_PROGRAM)
-"""Ends that say nothing of the program: what was seen before them is not over."""
+"""Kinds of ends that reveal nothing about the program: failures seen before them still count."""
 
 
 def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankView, ...]) -> GroupMemory:
-    """Take this end into the group's memory; once for a generation."""
+    """Notes this end in the group's memory, once for a generation."""
     seen = group.seen
     if failure.kind in NOBODYS or (seen is not None and seen.generation == group.generation):
         return group
@@ -39,7 +39,7 @@ def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankVi
     trained = any(rank.commits > 0 for rank in ranks)
     host = r.host_of(group.node)
     now = Seen(same=failure.same, step=step, generation=group.generation, trained=trained, hosts=(host,))
-    # While others train, what a start begins with is newer each time; that it commits nothing is the same.
+    # While others train, each start begins with a newer checkpoint; that it commits nothing is the same.
     never = seen is not None and not seen.trained and not trained
     if seen is not None and now.same and seen.same == now.same and (never or seen.step == now.step):
         hosts = seen.hosts if host in seen.hosts else (*seen.hosts, host)
@@ -54,7 +54,7 @@ def remember(r: Round, group: GroupMemory, failure: Failure, ranks: tuple[RankVi
 
 
 def forget(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> GroupMemory:
-    """A group that commits a step past the one it ended at has that behind it."""
+    """Forgets the last end of a group that has committed a step past it."""
     seen = group.seen
     if seen is None or seen.generation == group.generation:
         return group
@@ -66,7 +66,7 @@ def forget(r: Round, group: GroupMemory, ranks: tuple[RankView, ...]) -> GroupMe
 
 
 def told(group: GroupMemory, failure: Failure) -> Failure:
-    """The failure, with how often and where it was seen, if more than once."""
+    """Adds how often and where the end was seen, if more than once."""
     seen = again(group, failure.kind)
     if seen is None:
         return failure
@@ -75,12 +75,12 @@ def told(group: GroupMemory, failure: Failure) -> Failure:
 
 
 def step_of(seen: Seen) -> int:
-    """As a reason keeps it; -1: before the first commit."""
+    """Step as a reason keeps it; -1: before the first commit."""
     return seen.step if seen.trained else -1
 
 
 def again(group: GroupMemory, kind: Kind) -> Seen | None:
-    """What was seen now, and at least once before."""
+    """Returns the end that was seen now, if it was seen at least once before."""
     seen = group.seen
     if seen is None or seen.generation != group.generation or seen.times < 2:
         return None
@@ -88,14 +88,14 @@ def again(group: GroupMemory, kind: Kind) -> Seen | None:
 
 
 def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
-    """Why no machine is to blame; None when one may be."""
+    """Explains why no machine is at fault; None if one may be."""
     if away.may_pass(failure):
         others = away.since_it_ends_all(r) is None and shadow.trains_beside(r, group)
         return None if others else away.for_too_long(r, group, failure)
     if failure.misconfigured and group.resume == "disk":
         return Reason.of(
             Code.MISCONFIGURED, group=group.group
-        )  # beside others it is left out like any that cannot start
+        )  # beside others it is suspended like any that cannot start
     if _everywhere(r, group, failure):
         return Reason.of(Code.SAME_EVERYWHERE)
     if failure.of_the_model:
@@ -103,12 +103,12 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | N
     seen = again(group, failure.kind)
     if seen is None:
         return None
-    # A device, a file or a library of the node's own raises the same error again and again too.
+    # A device, a file or a library of the node itself raises the same error again and again too.
     hosts = _hosts(r, seen, failure)
     if len(hosts) < 2 and (failure.kind != Kind.ERROR or errors.of_the_machine(failure.error)):
         return None
     if shadow.trains_beside(r, group) or (not seen.trained and _others_are_held(r, group)):
-        return None  # the same program trains there, or does when what is held is over
+        return None  # the same program trains there, or will when the breaker lets go
     where = () if len(hosts) > len(seen.hosts) else seen.hosts
     if seen.trained and failure.kind == Kind.ERROR:
         return Reason.of(Code.SAME_STEP_AGAIN, step=seen.step, hosts=where)
@@ -118,7 +118,7 @@ def programs_fault(r: Round, group: GroupMemory, failure: Failure) -> Reason | N
 
 
 def _everywhere(r: Round, group: GroupMemory, failure: Failure) -> bool:
-    """The same error at the same step in every group, and none has come past it since."""
+    """Returns true if every group has ended with the same error at the same step, and none has come past it since."""
     seen = group.seen
     if failure.kind != Kind.ERROR or seen is None or seen.generation != group.generation or len(_there(r)) < 2:
         return False
@@ -131,7 +131,7 @@ def _all_alike(r: Round, seen: Seen) -> bool:
 
 
 def _others_are_held(r: Round, group: GroupMemory) -> bool:
-    """Whether the breaker holds others for what is no program's doing. A person was called; and they may go on without this one."""
+    """True if the breaker holds others for another cause: a person was called, and they may go on without this one."""
     return breaker.tripped(r) and any(_is_nobodys(r, g) for g in _there(r) if g.group != group.group)
 
 
@@ -143,26 +143,26 @@ def _is_nobodys(r: Round, group: GroupMemory) -> bool:
 
 
 def _there(r: Round) -> list[GroupMemory]:
-    """Who is left out has its own reason, and is started no more: it says nothing of what the others end by. Nor does who waits for
-    an allocation."""
+    """Groups whose ends count. A suspended group has its own reason and is not started again: it reveals nothing about
+    the others' ends. Nor does one that waits for an allocation."""
     for_s = r.spec.policy.hang.at_least_s
     return [g for g in r.groups.values() if not g.left_out and not g.waits_for_long(r.now, for_s)]
 
 
 def _hosts(r: Round, seen: Seen, failure: Failure) -> set[str]:
-    """Where it was seen: on all groups' hosts, where all ended in the same way at the same step. But what a store or a network may
-    have done, as far as its log says, is no sign against the program on however many."""
+    """Hosts where it was seen: those of all groups, if all ended in the same way at the same step. An end that a store
+    or a network may have caused, by its log, proves nothing against the program on any number of hosts."""
     if any(map(outside.of_what_is_shared, strings(failure.evidence))) or not _all_alike(r, seen):
         return set(seen.hosts)
     return {host for g in _there(r) if g.seen is not None for host in g.seen.hosts}
 
 
 def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
-    """Why another node is to be tried before this one again, if a spare is there and paid for; else None."""
+    """Explains why another node must be tried before this one again, if a spare is there and paid for; else None."""
     budget = r.spec.policy.budget
     left = [budgets.left(r.spent, budget, rung, group.group, r.now) for rung in (Rung.RESTART, Rung.REPLACE)]
     if not r.next_spare or not all(left):
-        return None  # then the ladder says why
+        return None  # the ladder reports why
     lately = group.oom_at is not None and r.now - group.oom_at < budget.window_s
     if failure.kind == Kind.OOM and lately and group.oom_host == r.host_of(group.node):
         return Reason.of(Code.OOM_TWICE, window_s=budget.window_s, host=group.oom_host)
@@ -172,10 +172,10 @@ def elsewhere(r: Round, group: GroupMemory, failure: Failure) -> Reason | None:
     if seen is None or len(seen.hosts) > 1 or outside.of_what_is_shared(failure.error):
         return None
     if seen.trained and failure.kind == Kind.ERROR and not errors.of_the_machine(failure.error):
-        return None  # where it had gone well until then the node is not suspect
+        return None  # a node where it had gone well until then is not suspect
     return Reason.of(Code.SAME_END_HERE, times=seen.times, host=seen.hosts[0])
 
 
 def as_the_programs(failure: Failure) -> Failure:
-    """The failure as the program's fault. It stays one of its own kind as well: who only observes that wants no halt for it."""
+    """Turns the failure into the program's fault. Its own kind stays a cause: if that is only observed, so is this."""
     return replace(failure, kind=Kind.SAME_ERROR, causes=(failure.kind, *failure.causes))

@@ -1,4 +1,4 @@
-"""The memory of a run after its state was brought back from a backup."""
+"""Prepares the memory of a run after its state was restored from a backup."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from supervisor.core.reason import Code, Reason
 from supervisor.core.resume import fresh_start
 
 GENERATIONS = 1000
-"""A backup is older than what happened since, and no number of it may be used again. With the default budgets a group is
-started at most 10 times an hour (3 restarts, and the run's 4 replacements and 3 allocations), so this is four days of a run
-that fails as often as it may, and months of one that does not. A store that is away adds some 40 in half an hour, and then
-halts the run. What the names of checkpoints say is added to."""
+"""Numbers that are skipped: a backup is older than what happened since, and no number may be used again. With the
+default budgets a group is started at most 10 times an hour (3 restarts, and the run's 4 replacements and 3
+allocations). So this is four days of a run that fails as often as it may, and months of one that does not. A store that
+is away adds some 40 in half an hour, and then halts the run. Generations in the names of checkpoints are added to."""
 
 DECISIONS = 1_000_000
-"""Decisions are what changes memory: a few for each start, and one for each checkpoint."""
+"""Decisions that are skipped. They are what changes memory: a few for each start, and one for each checkpoint."""
 
 ENDED = ("finished", "stopped", "halted")
 
 
 def restored(memory: Memory, groups: int, checkpoint: Checkpoint | None, on_disk: Mapping[int, int]) -> Memory:
-    """The memory from which the run resumes at `checkpoint`; a run that had ended stays ended.
+    """Returns the memory from which the run resumes at `checkpoint`; a run that had ended stays ended.
 
-    `groups` is how many the run has. `on_disk` is the newest generation of each group of which a checkpoint tells.
+    `groups` is the run's number of groups. `on_disk` is the newest generation of each group that a checkpoint shows.
     """
     known = memory
     if memory.phase not in ENDED:
@@ -32,7 +32,7 @@ def restored(memory: Memory, groups: int, checkpoint: Checkpoint | None, on_disk
         known = replace(memory, groups={g: memory.groups.get(g, GroupMemory(group=g)) for g in range(groups)})
     after = known if memory.phase in ENDED else fresh_start(known, memory.clock, GENERATIONS)
     if memory.phase == "stopping":
-        # Whoever wanted it to end still does: there is nothing left to drain.
+        # The wish to end the run stands: there is nothing left to drain.
         after = replace(after, phase="stopping", halt_reason=memory.halt_reason, stop_at_step=memory.stop_at_step)
     return replace(
         after,
@@ -49,5 +49,5 @@ def restored(memory: Memory, groups: int, checkpoint: Checkpoint | None, on_disk
 
 
 def closed(incident: Incident) -> Incident:
-    """An incident that was open when the backup was made: nobody knows how it ended."""
+    """Closes an incident that was open when the backup was made: how it ended is unknown."""
     return replace(incident, state="halted", considered=(*incident.considered, Reason.of(Code.RESTORED)))

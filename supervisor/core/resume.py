@@ -1,5 +1,4 @@
-"""Out of a halt, a stop, or a restored state: every group starts again, above all its generations, from the newest
-checkpoint."""
+"""Leads a run out of a halt, a stop or a restore: all groups start from the newest checkpoint, in new generations."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ from supervisor.core.model import GroupMemory, Lighthouse, Memory
 from supervisor.core.round import Round
 
 GROUPS_A_ROUND = 40
-"""One operation each; a transaction holds 100."""
+"""Groups that one round resets: one operation each; a transaction holds 100."""
 
 
 def fresh_group(group: GroupMemory, now: float, raise_by: int) -> GroupMemory:
-    """The group as if it was never placed, at a generation `raise_by` above its last one."""
+    """Returns the group as if it was never placed, at a generation `raise_by` above its last one."""
     return GroupMemory(group=group.group, generation=group.generation + raise_by, since=now)
 
 
 def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
-    """A memory from which the run starts again. Its budgets are full and no node is cordoned: a person has looked."""
+    """Returns a memory to start again from. Budgets are full and no host is cordoned: a person has looked."""
     return replace(
         memory,
         phase="new",
@@ -43,12 +42,12 @@ def fresh_start(memory: Memory, now: float, raise_by: int) -> Memory:
 
 
 def fresh_seat(seat: Lighthouse) -> Lighthouse:
-    """Nobody has the seat; the next one's generation and quorum ids go on."""
+    """Returns an empty seat; the next one's generation and quorum ids go on."""
     return Lighthouse(generation=seat.generation, quorum_ids_above=seat.quorum_ids_above)
 
 
 def resume(r: Round) -> None:
-    """A halted or stopped run that a person lets go on: in as many rounds as it has groups for."""
+    """Resumes a halted or stopped run that a person lets go on, in as many rounds as its groups take."""
     control = r.observed.control
     if r.before.phase != "resuming":
         if control.resumes <= r.before.resumes_done:

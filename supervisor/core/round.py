@@ -1,6 +1,6 @@
-"""One round of deciding: the working copy of memory that the steps of `decide` change, and what they did and why.
+"""One round of deciding: the working copy of memory that the stages of `decide` change, and what they did and why.
 
-Mutable, but it lives only inside one call of `decide`: what goes in and what comes out are frozen.
+It is mutable, but lives only inside one call of `decide`: input and output are frozen.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from supervisor.core.spec import RunSpec
 from supervisor.core.words import say
 
 MAX_CHANGES = 15
-"""Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission, what is
-desired), and a transaction holds 100."""
+"""Groups that one round may change. Each costs up to six operations (group, incident, two allocations, admission,
+desired state), and a transaction holds 100."""
 
 NEW_A_ROUND = 40
 """Allocations, and groups, that one round of a run's start makes: one operation each."""
 
 ROUNDED_S = 0.001
-"""Failures say in whole milliseconds how long they had lasted."""
+"""Precision of a failure's duration: whole milliseconds."""
 
 ENDS = that_are(Is.TELLS_ITS_END)
 MAY_COME_BACK = that_are(Is.MAY_COME_BACK)
@@ -50,7 +50,7 @@ MAX_GIVEN_BACK = 30
 
 
 class Round:
-    """The working copy."""
+    """The working copy of one round."""
 
     def __init__(self, observed: Observed, spec: RunSpec, memory: Memory) -> None:
         self.observed = observed
@@ -67,7 +67,7 @@ class Round:
         self.spent_by_kind = dict(memory.spent_by_kind)
         self.restarts_done = dict(memory.restarts_done)
         self.draft = memory
-        """What is to be remembered next, but for groups, allocations, incidents, cordons and budgets, which are kept above."""
+        """Memory of the next round, except groups, allocations, incidents, cordons and budgets, which are above."""
         self.seen = memory.incidents_seen
         self.suspicions: list[Suspicion] = []
         self.acquitted: list[tuple[str, str]] = []
@@ -80,7 +80,7 @@ class Round:
         self._ill: dict[str, str] | None = None
         self._well: int | None = None
         self._held_now: set[str] = set()
-        """Nodes that were given to a group in this round."""
+        """Nodes given to a group in this round."""
 
     # --- reading ---
 
@@ -93,7 +93,7 @@ class Round:
         return self.draft.phase
 
     def full(self, group: int) -> bool:
-        """Whether this round may change no more groups than it has; the next one follows at once."""
+        """Returns true if this round may change no further group; the next round follows at once."""
         if group in self._touched or len(self._touched) < MAX_CHANGES:
             return False
         self.look_again(self.now)
@@ -101,7 +101,7 @@ class Round:
 
     @property
     def quiet(self) -> bool:
-        """Whether this round has changed no group and no incident yet."""
+        """True if this round has changed no group and no incident yet."""
         return not self._touched
 
     @property
@@ -113,33 +113,33 @@ class Round:
         return {g.node for g in self.groups.values() if g.node and g.phase != "finished"}
 
     def spares(self) -> list[str]:
-        """Healthy nodes of our allocations that no group holds and no cordon bars: those that are warm first, then by name."""
+        """Healthy nodes of our allocations that no group holds and no cordon bars: warm ones first, then by name."""
         return [name for name in self._free() if name not in self.ill]
 
     def last_resort(self) -> list[str]:
-        """Nodes that would be spares if their disks could be used: for when there is no other, and none to be asked for."""
+        """Nodes that lack only a usable disk, for when there is no spare and none can be asked for."""
         return [name for name in self._free() if name in self.ill]
 
     @property
     def ill(self) -> dict[str, str]:
-        """Nodes whose disk cannot be used now, and why."""
+        """Nodes whose disk cannot be used now -> why."""
         if self._ill is None:
             self._ill = disks.ill(self.observed.nodes.values())
         return self._ill
 
     @property
     def next_spare(self) -> str:
-        """The first of the spares, or an empty string: one failure after the other asks, and looks at no more than it needs."""
+        """The first spare, or empty. It looks at no more nodes than needed, since failures ask one by one."""
         return next((name for name in self._free() if name not in self.ill), "")
 
     @property
     def one_in_need(self) -> str:
-        """The first that there is as a last resort, where no other may be asked for: for who cannot stay where it is."""
+        """The first node of last resort, if no other may be asked for: for a group that cannot stay where it is."""
         return next(iter(self.last_resort()), "") if self.ill and not self.left(Rung.REALLOCATE, 0) else ""
 
     @property
     def well(self) -> int:
-        """How many groups trained when this round began."""
+        """Number of groups that trained when this round began."""
         if self._well is None:
             running = [g for g in self.before.groups.values() if g.phase == "running"]
             failed = [g for g in running if g.incident and not trains(g, self.before.incidents)]
@@ -147,7 +147,7 @@ class Round:
         return self._well
 
     def busy(self, group: GroupMemory) -> str:
-        """Its open incident, if something is done about that; empty: there is none, or one that is only observed."""
+        """The group's open incident, if it is acted on; empty: there is none, or it is only observed."""
         incident = self.incidents.get(group.incident)
         return "" if incident is not None and incident.shadow else group.incident
 
@@ -164,37 +164,37 @@ class Round:
                 yield name
 
     def unfit(self) -> dict[str, str]:
-        """Nodes that are free, and no group is placed on: a sentence of why."""
+        """Free nodes on which no group is placed -> a sentence on why."""
         held, nodes = self.taken(), self.observed.nodes.values()
         told = (n for n in nodes if n.gpus or n.failed or n.unsure)
         free = (n for n in told if n.registered and n.role == "trainer" and n.name not in held)
         return {n.name: f"node {n.name} is given no group: {why}" for n in free if (why := self.unfit_for(n))}
 
     def passed_over(self) -> dict[str, str]:
-        """As unfit, and those that are given one only where there is no other."""
+        """Nodes as in unfit, and those that get a group only if there is no other."""
         held, nodes = self.taken(), self.observed.nodes
         ill = {name: why for name, why in self.ill.items() if name not in held and not self.unfit_for(nodes[name])}
         said = {name: f"node {name} is given no group while there is another: {why}" for name, why in ill.items()}
         return self.unfit() | said
 
     def unfit_for(self, node: NodeView, for_good: bool = False) -> str:
-        """Why no group is placed on a node: its own checks, or a condition of its GPUs (`for_good`: that will hold)."""
+        """Explains why no group is placed on a node: its checks, or its GPUs (`for_good`: a lasting condition)."""
         return node.failed or node.unsure or gpu.unfit(node, self.spec, for_good)
 
     @property
     def bars(self) -> bool:
-        """Whether any host is barred."""
+        """True if any host is barred."""
         return bool(self.cordons or self._barred_for_all)
 
     def is_barred(self, host: str) -> bool:
-        """Whether a cordon keeps new groups away from it: one of this run's own, or one for every run."""
+        """Returns true if a cordon keeps new groups away from the host: one of this run's own, or one for every run."""
         return host in self.cordons or host in self._barred_for_all
 
     def why_barred(self, host: str) -> str:
         return self.cordons.get(host) or self._barred_for_all.get(host, "")
 
     def checking(self) -> str:
-        """That nodes which could take a group are being checked; empty: none is. Their agents set the checks a limit."""
+        """States that nodes which could take a group are being checked, within a limit of their agents; else empty."""
         held = self.taken()
         nodes = self.observed.nodes.values()
         found = sorted(n.name for n in nodes if n.checking and n.name not in held and self._may_serve(n))
@@ -202,7 +202,7 @@ class Round:
         return f"node {found[0]}{more} is being checked before its first rank" if found else ""
 
     def drained(self, host: str) -> str:
-        """Why a person has its groups leave a host; empty when they may stay."""
+        """Explains why a person drains a host; empty if its groups may stay."""
         cordon = self.observed.cordons.get(host)
         return cordon.drain if cordon is not None else ""
 
@@ -217,7 +217,7 @@ class Round:
         return not (node.leaving or grant.leaving or (self.observed.cordons and self.drained(node.machine)))
 
     def host_of(self, node: str) -> str:
-        """The machine that a node is on, as far as it is known: a node that was never here is named as its host."""
+        """The machine of a node, as far as it is known: a node that was never here counts as its own host."""
         view = self.observed.nodes.get(node)
         if view is not None and (view.host or view.registered):
             return view.machine
@@ -229,7 +229,7 @@ class Round:
         return {g.allocation or self.placed_by(g) for g in there}
 
     def leaving(self, node: str) -> str:
-        """Why a node is to be left: the engine is about to take it away, or a person drains its host. Empty: it may stay."""
+        """Explains why a node must be left: the engine takes it, or a person drains its host. Empty: it may stay."""
         view = self.observed.nodes.get(node)
         grant = self.observed.grants.get(self.allocation_of(node))
         if grant is not None and grant.state == "granted" and grant.leaving:
@@ -239,7 +239,7 @@ class Round:
         return self.drained(self.host_of(node)) if self.observed.cordons else ""
 
     def successor(self, key: str) -> str:
-        """The allocation that was asked for in a leaving one's place, if it still may serve for it."""
+        """The allocation that was asked for in place of a leaving one, if it still may serve for it."""
         allocation = self.allocations.get(key)
         after = self.allocations.get(allocation.successor) if allocation is not None else None
         if after is None or after.state != "wanted":
@@ -259,7 +259,7 @@ class Round:
         return sorted(found, key=lambda a: a.since, reverse=True)
 
     def engines_word(self, key: str) -> str:
-        """What the engine says of an allocation, after a colon; empty when it says nothing."""
+        """The engine's words on an allocation, after a colon; empty if there are none."""
         grant = self.observed.grants.get(key)
         return f": {grant.reason}" if grant is not None and grant.reason else ""
 
@@ -272,7 +272,7 @@ class Round:
         view = self.observed.nodes.get(node)
         if view is not None and view.allocation:
             return view.allocation
-        # A node may have been given twice, one time after the other: the one that is still wanted counts.
+        # A node may have been given twice, one time after the other: the allocation that is still wanted counts.
         keys = [g.key for g in self.observed.grants.values() if node in g.nodes]
         return next(
             (k for k in keys if k in self.allocations and self.allocations[k].state == "wanted"), "".join(keys[-1:])
@@ -283,12 +283,12 @@ class Round:
         return [a for a in self.allocations.values() if a.state == "wanted" and not self._delivered(a)]
 
     def exhausted(self, allocation: AllocationMemory) -> bool:
-        """Whether the engine has no node left for it."""
+        """Returns true if the engine has no node left for it."""
         grant = self.observed.grants.get(allocation.key)
         return grant is not None and grant.state == "pending" and grant.exhausted
 
     def queued(self) -> list[AllocationMemory]:
-        """Wanted allocations that the engine has taken on and not granted yet: to ask anew would only lose their place."""
+        """Wanted allocations that the engine has queued and not granted: asking again would lose their place."""
         grants = self.observed.grants
         wanted = [a for a in self.allocations.values() if a.state == "wanted" and a.key in grants]
         return [a for a in wanted if grants[a.key].state == "pending" and grants[a.key].engine_id]
@@ -301,7 +301,7 @@ class Round:
             return True
         if allocation.key in self.here() or any(self.is_barred(self.host_of(node)) for node in grant.nodes):
             return True
-        # Granted, but its node does not come, or came and went: after a while nobody waits for it any more.
+        # Granted, but its node does not come, or came and went: after a while it is not waited for any more.
         since = allocation.unheard_since if allocation.unheard_since is not None else self.now
         deadline = since + self.spec.policy.allocation_timeout_s
         if self.now < deadline:
@@ -317,7 +317,7 @@ class Round:
     # --- saying ---
 
     def wait(self, sentence: str, until: float | None = None) -> None:
-        """Something is not done yet, and why."""
+        """Reports that something is not done yet, and why."""
         if sentence not in self.waits:
             self.waits.append(sentence)
         if until is not None:
@@ -346,7 +346,7 @@ class Round:
             self.incidents[incident.id] = incident
 
     def incident_for(self, group: GroupMemory, failure: Failure, step: int) -> Incident:
-        """The group's open incident, brought up to date with this failure, or a new one."""
+        """Returns the group's open incident, brought up to date with this failure, or a new one."""
         known = self.incidents.get(group.incident)
         if known is not None:
             seen = tuple(_as_kept(e, known.evidence) for e in failure.evidence)
@@ -354,9 +354,9 @@ class Round:
                 return known
             kept = [e for e in known.evidence if e.code != Code.SEEN_AGAIN]
             evidence = (*kept, *(e for e in seen if e not in kept))
-            # An end has its own text, or none: that of an earlier one says nothing of it.
+            # An end has its own text, or none: that of an earlier one does not describe it.
             newest = failure if failure.kind in ENDS else known
-            # it began when its first sign did, unless this one says that it did before
+            # it began with its first sign, unless this failure shows an earlier one
             took_s = failure.took_s - (self.now - known.opened)
             took_s = took_s if took_s > known.took_s + ROUNDED_S else known.took_s
             incident = replace(
@@ -392,7 +392,7 @@ class Round:
         return incident
 
     def decide_incident(self, incident: Incident, choice: Choice, generation: int) -> Incident:
-        """Record the choice of a rung."""
+        """Records the choice of a rung."""
         decided = replace(
             incident,
             rung=choice.rung,
@@ -415,14 +415,14 @@ class Round:
         *,
         unpaid: bool = False,
     ) -> Choice:
-        """The rung for a failure, as the ladder has it. `unpaid`: whatever the budgets have left."""
+        """Chooses the rung for a failure by the ladder. `unpaid`: whatever the budgets have left."""
         of_kind = self.spent_by_kind.get(budgets.kind_scope(kind, group), ())
         spare = bool(self.next_spare or (kind != Kind.STRAGGLER and self.one_in_need))
         means = Means(now=self.now, spent={} if unpaid else self.spent, of_kind=() if unpaid else of_kind, spare=spare)
         return choose(kind, group, self.spec.policy, means, at_least, passed)
 
     def left(self, rung: Rung, group: int) -> int:
-        """What a rung's budget has left."""
+        """Number of draws that a rung's budget has left."""
         return budgets.left(self.spent, self.spec.policy.budget, rung, group, self.now)
 
     def draw(self, rung: Rung, group: int) -> None:
@@ -432,7 +432,7 @@ class Round:
         self.spent_by_kind = budgets.draw_of_kind(self.spent_by_kind, self.spec.policy, kind, group, self.now)
 
     def acquire(self, reason: str, *, rung: Rung | None = None, instead_of: str = "") -> str:
-        """Want one more allocation of one node. `rung` is the one whose budget pays for it, if any does."""
+        """Asks for one more allocation of one node; returns its key. `rung`: the one whose budget pays, if any."""
         key = f"{self.spec.name}-a{self.before.allocations_above + len(self.allocations) + 1}"
         window_s = self.spec.policy.budget.window_s
         unheard = {
@@ -453,7 +453,7 @@ class Round:
         self.allocations[allocation.key] = allocation
 
     def release(self, key: str, reason: str) -> None:
-        """Give an allocation back; a second time does nothing."""
+        """Gives an allocation back; a second time does nothing."""
         allocation = self.allocations.get(key)
         if allocation is not None and allocation.state == "wanted":
             self.allocations[key] = replace(allocation, state="released", since=self.now)
@@ -463,7 +463,7 @@ class Round:
             self.act("release", f"release:{key}", reason)
 
     def cordon(self, host: str, node: str, incident: Incident) -> None:
-        """Hold an incident against a host. What befalls more groups of the run there is the same trouble: counted once."""
+        """Holds an incident against a host. Further groups of the run that fail there count as the same trouble."""
         if host not in self.cordons:
             self.suspicions.append(
                 Suspicion(host=host, run=self.spec.name, incident=incident.id, kind=incident.kind, at=self.now)
@@ -473,15 +473,15 @@ class Round:
         self.act("cordon", f"cordon:{host}:{incident.id}", held, node=node, incident=incident.id)
 
     def uncordon(self, host: str) -> None:
-        """A person, or a check that it passed, has freed it."""
+        """Lifts the cordon of a host that a person, or a passed check, has freed."""
         was = self.cordons.pop(host)
         view = self.observed.cordons.get(host)
         by = view.passed if view is not None and view.passed else "a person"
         self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", f"host {host} was freed by {by} ({was})")
 
     def acquit(self, host: str, incident: str, kind: Kind, why: str) -> None:
-        """An incident was not the host's doing after all. Another one that is held against it too keeps it where it is: of
-        several of one run on a host only the first has a record."""
+        """Clears a host of an incident that was not its doing after all. Nothing changes if another one is held against
+        it too: of several of one run on a host only the first has a record."""
         held = _held(incident, kind)
         if host in self.cordons and self.cordons[host] != held:
             return
@@ -491,7 +491,7 @@ class Round:
             self.act("uncordon", f"uncordon:{host}:{self.before.decisions}", about)
 
     def halt(self, reason: Reason, incident: Incident | None) -> None:
-        """Rung 4: drain what still runs, then stop, and say why."""
+        """Halts the run (rung 4): what still runs is drained, then stopped, and the reason is reported."""
         if self.phase not in ("new", "running"):
             return
         self.draft = replace(self.draft, phase="stopping", halt_reason=reason)
@@ -504,7 +504,7 @@ class Round:
         )
 
     def done(self) -> Decision:
-        """Freeze."""
+        """Freezes the working copy into a decision."""
         memory = replace(
             self.draft,
             groups=self.groups,
@@ -516,7 +516,7 @@ class Round:
             spent_by_kind=self.spent_by_kind,
             restarts_done=self.restarts_done,
         )
-        # what was due before and is not done waits for something else, that wakes us
+        # anything that was due before and is not done waits for another event, which wakes us
         wake = min((at for at in self._wake if at >= self.now), default=None)
         changed = memory != self.before
         if changed:
@@ -533,7 +533,7 @@ class Round:
 
 
 def _as_kept(reason: Reason, kept: tuple[Reason, ...]) -> Reason:
-    """As an incident of a version before codes kept it: as its sentence. Else itself."""
+    """Returns a reason as an incident of a version before codes kept it, as its sentence; else itself."""
     return next((older for older in kept if "text" in older.about and say(older) == say(reason)), reason)
 
 
@@ -542,13 +542,13 @@ def _held(incident: str, kind: Kind) -> str:
 
 
 def trains(group: GroupMemory, incidents: Mapping[str, Incident]) -> bool:
-    """Whether it steps, as far as incidents say: one that is only slow, and left so, does."""
+    """Returns true if the group steps, as far as incidents show: one that is only slow, and left so, does."""
     incident = incidents.get(group.incident)
     slow = incident is not None and incident.shadow and incident.kind == Kind.STRAGGLER
     return group.phase == "running" and (slow or not group.incident)
 
 
 def is_rider(incident: Incident | None) -> bool:
-    """Whether the incident is being ridden through."""
-    # While a run is paused the silence of one may become more, and nothing is decided about it: it still may come back.
+    """Returns true if the incident is being ridden through."""
+    # In a paused run a silence may turn into a graver kind without a decision: the group still may come back.
     return incident is not None and incident.rung == Rung.RIDE_THROUGH and incident.kind in MAY_COME_BACK

@@ -1,4 +1,4 @@
-"""The one seat of the lighthouse: who has it, when it is taken away, and when the next may open (ADR 6)."""
+"""Manages the one seat of the lighthouse: who has it, when it is taken away, and when the next may open (ADR 6)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from supervisor.core.model import GateView, Lighthouse, RankView
 from supervisor.core.round import Round
 
 QUORUM_ID_MARGIN = 100
-"""A node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
+"""Quorum ids that are skipped: a node's last report may be some quorums behind; raising by 2,000 takes 1.4 s."""
 
 MARGIN_S = 1.0
-"""For what a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
+"""Seconds that a gate's own timers add to their timeouts on a busy machine; they tick every 20 ms."""
 
 
 MAY_BE_THERE = (
@@ -22,7 +22,7 @@ MAY_BE_THERE = (
 
 
 def seat_lighthouse(r: Round) -> None:
-    """Give the seat to a service host, take it from a lighthouse that is dead, and note where its gate listens."""
+    """Gives the seat to a service host, takes it from a lighthouse that is dead, and notes where its gate listens."""
     seat = r.before.lighthouse
     if not seat.node:
         seat = _next(r, seat, "the run starts")
@@ -40,7 +40,7 @@ def seat_lighthouse(r: Round) -> None:
     if seat.mute_since is None and r.observed.control.down > r.before.downs_done:
         r.draft = replace(
             r.draft, downs_done=r.observed.control.down
-        )  # said of a lighthouse that has gone or come back meanwhile
+        )  # meant for a lighthouse that has gone or come back meanwhile
     if seat != r.before.lighthouse:
         r.draft = replace(r.draft, lighthouse=seat)
 
@@ -58,11 +58,11 @@ def _listening(r: Round, seat: Lighthouse) -> Lighthouse:
 
 
 def _note_mute(r: Round, seat: Lighthouse) -> Lighthouse:
-    """Since when its gate's lease is gone. A store that was away says nothing about it for one lease."""
+    """Notes since when its gate's lease is gone. For one lease after an outage of the store nothing is known of it."""
     gate, host = _gate(r, seat), r.observed.nodes.get(seat.node)
     present = gate.present if gate is not None else host is not None and host.registered
     if present:
-        # One that was closed before it ever listened is not started any more: its host's return is no sign of it.
+        # A gate that was closed before it ever listened is not started any more: its host's return is no sign of it.
         never_came = seat.closing and gate is None
         return replace(seat, mute_since=None) if seat.mute_since is not None and not never_came else seat
     if seat.mute_since is None and r.observed.store_stable_s >= r.spec.policy.node_lease_s:
@@ -73,7 +73,7 @@ def _note_mute(r: Round, seat: Lighthouse) -> Lighthouse:
 
 
 def _ended(r: Round, seat: Lighthouse) -> bool:
-    """Whether the shim of its host says that its process has ended."""
+    """Returns true if the shim of its host reports that its process has ended."""
     host = r.observed.nodes.get(seat.node)
     return host is not None and host.registered and seat.generation in host.lighthouses_ended
 
@@ -99,7 +99,7 @@ def _serving(r: Round, seat: Lighthouse) -> Lighthouse:
 def _closing(r: Round, seat: Lighthouse) -> Lighthouse:
     gate = _gate(r, seat)
     admitted = gate.admitted if gate is not None else {}
-    # what the old gate has fenced it has cut itself, and nobody points its forwarder elsewhere any more
+    # the old gate has cut all that it has fenced, and no one points those forwarders elsewhere any more
     uncut = sorted({x.group for x in _ours(r) if x.gate != "" and x.generation >= admitted.get(x.group, 0)})
     if uncut:
         r.wait(f"closing the lighthouse on {seat.node}: the forwarders of groups {uncut} have not cut yet: hold")
@@ -134,20 +134,20 @@ def _ours(r: Round) -> list[RankView]:
 
 
 def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
-    """Groups that the old gate admits and that are surely not at it: their node lives, and its forwarder has cut or the
-    group does not run there; or the engine says that the processes of their allocation have ended, or a person does."""
+    """Groups that the old gate admits and that surely do not reach it. Their node lives, or the engine or a person
+    reports that their processes have ended. Callers check first that no forwarder on a live node still reaches it."""
     gate = _gate(r, seat)
     if gate is None or all(group.phase == "unplaced" for group in r.groups.values()):
-        # It never said that it listens, so nobody was told where it is; or nobody was started since.
+        # The gate never reported that it listens, so no group knows where it is; or none was started since.
         return sorted(r.groups) or [0]
     if r.observed.control.down > r.before.downs_done:
-        return sorted(r.groups) or [0]  # a person says that they are down
+        return sorted(r.groups) or [0]  # a person reports that they are down
     lost = []
     for g, generation in sorted(gate.admitted.items()):
         group = r.groups.get(g)
         if group is None:
             continue
-        # What it admits may be older than what we want by now; where an older one lives is known until it is fenced.
+        # The gate may admit an older generation than we want by now; the node of that is known until it is fenced.
         at = group.node if generation == group.generation else group.old_node
         node = r.observed.nodes.get(at)
         by = r.observed.grants.get(r.placed_by(group)) if at and at == (group.node or group.old_node) else None
@@ -157,7 +157,7 @@ def _lost_to_the_gate(r: Round, seat: Lighthouse) -> list[int]:
 
 
 def _next(r: Round, seat: Lighthouse, reason: str) -> Lighthouse:
-    """The next generation, on the same host if that lives."""
+    """Opens the next generation, on the same host if that lives."""
     if r.paused:
         return seat
     hosts = sorted(n.name for n in r.observed.nodes.values() if n.role == "service" and n.registered)

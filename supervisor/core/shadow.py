@@ -1,4 +1,4 @@
-"""Shadow incidents: what would have been done to a group, where the policy is only to observe.
+"""Shadow incidents: what would have been done to a group, if the policy only observes.
 
 Nothing of the group changes. A shadow incident is over when its failure is: then it has recovered by itself.
 """
@@ -17,38 +17,37 @@ from supervisor.core.round import MAY_COME_BACK, Round
 from supervisor.core.words import say
 
 BY_WORD = that_are(Is.BY_WORD)
-"""What shows these may pass before they are over: the other groups have started again, a driver says no more of it."""
+"""Kinds whose sign may pass before they are over: the others have started again, or a driver reports it no more."""
 
 
 def only_observed(r: Round, failure: Failure) -> bool:
-    """Whether nothing is to be done about it: its kind, or one that it comes of, is only observed."""
+    """Returns true if nothing is done about a failure, since its kind, or one of its causes, is only observed."""
     policy = r.spec.policy
     observed = any(kind.value in policy.observe for kind in (failure.kind, *failure.causes))
     return failure.kind not in PLANNED and (policy.mode == "observe" or observed)
 
 
 def has_ended(group: GroupMemory, incidents: Mapping[str, Incident], observed: Observed) -> bool:
-    """Whether a group has ended or lost its node, and is left so, as that is only observed: it trains no more, and nobody can
-    heal from it."""
+    """True if a group has ended or lost its node, and is left so as that is only observed: none can heal from it."""
     incident = incidents.get(group.incident)
     if incident is None or not incident.shadow or group.phase not in ("starting", "running"):
         return False
     if incident.kind == Kind.ALLOCATION_LOST or ending.ended(detect.ranks_of(group, observed)) is not None:
-        return True  # a rank that has finished says nothing of those that still save
+        return True  # a finished rank proves nothing about those that still save
     node = observed.nodes.get(group.node)
     away = node is None or not node.registered
     return away and incident.kind == Kind.NODE_LOST and not _heard(group, observed)
 
 
 def _heard(group: GroupMemory, observed: Observed) -> bool:
-    """Whether it trains, though its node says nothing."""
+    """Returns true if the group trains although its node is silent."""
     gate = detect.listening(observed)
     admitted = gate is not None and gate.admitted.get(group.group) == group.generation
     return admitted and gate is not None and gate.hearing.get(group.group) == "beating"
 
 
 def training_beside(r: Round, group: GroupMemory) -> Iterator[int]:
-    """The other groups that train, or may: one that is only silent does."""
+    """Yields the other groups that train, or may: one that is only silent does."""
     others = (g for g in r.groups.values() if g.group != group.group and g.phase == "running")
     return (g.group for g in others if not has_ended(g, r.incidents, r.observed))
 
@@ -60,15 +59,15 @@ def trains_beside(r: Round, group: GroupMemory) -> bool:
 def there(
     groups: Mapping[int, GroupMemory], incidents: Mapping[str, Incident], observed: Observed
 ) -> dict[int, GroupMemory]:
-    """The groups but those that have ended so, or are left out: nobody waits for these."""
+    """Returns the groups that others wait for: not those that have ended so, or are suspended."""
     if not any(incident.shadow for incident in incidents.values()):
         return {g: group for g, group in groups.items() if not group.left_out}
     return {g: group for g, group in groups.items() if not (group.left_out or has_ended(group, incidents, observed))}
 
 
 def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:
-    """The failure, as the kind by which it was observed: the same end is none of another kind because nobody shows it any more, nor is
-    the same silence because the store was away for a moment."""
+    """Returns the failure under the kind by which it was first observed. An end does not change its kind because its
+    sign has passed, nor a silence because the store was away for a moment."""
     known = r.incidents.get(group.incident)
     if known is None or not known.shadow:
         return failure
@@ -83,7 +82,7 @@ def as_told_first(r: Round, group: GroupMemory, failure: Failure) -> Failure:
 
 
 def or_asked_for(r: Round, group: GroupMemory, failure: Failure) -> Failure:
-    """What a person asks for is done, also about a failure that is only observed."""
+    """Turns a failure that is only observed into a restart, if a person asks for one: that is done all the same."""
     asked = r.observed.control.restarts.get(group.group, 0) > r.before.restarts_done.get(group.group, 0)
     if not asked or not only_observed(r, failure):
         return failure
@@ -91,7 +90,7 @@ def or_asked_for(r: Round, group: GroupMemory, failure: Failure) -> Failure:
 
 
 def observe(r: Round, incident: Incident, choice: Choice) -> None:
-    """Write down what would be done, as it was when it was first seen."""
+    """Records what would be done, as it was when it was first seen."""
     before = r.before.incidents.get(incident.id)
     if before is None or not before.shadow or before.kind != incident.kind:
         incident = replace(
@@ -108,12 +107,12 @@ def observe(r: Round, incident: Incident, choice: Choice) -> None:
 
 
 def ended(r: Round, incident: Incident, failure: Failure, step: int) -> Incident:
-    """The incident that is to be acted on: a new one where this one was a shadow, which has not recovered by itself."""
+    """Returns the incident to act on: a new one if this one was a shadow, which has not recovered by itself."""
     return r.incident_for(close(r, incident), failure, step) if incident.shadow else incident
 
 
 def close(r: Round, incident: Incident) -> GroupMemory:
-    """A shadow incident that has not recovered by itself; its group, without it."""
+    """Closes a shadow incident that has not recovered by itself; returns its group without it."""
     r.set_incident(replace(incident, state="halted"))
     group = replace(r.groups[incident.group], incident="")
     r.set_group(group)

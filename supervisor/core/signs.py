@@ -1,4 +1,4 @@
-"""Signs: what is seen of a node or a group before it counts as a failure. Memory keeps since when each was there, by its key."""
+"""Signs: what is seen of a node or a group before it counts as a failure. Memory keeps since when each is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class SignKind(StrEnum):
-    """What is seen. The values begin the keys in memory."""
+    """Kinds of signs. The values begin the keys in memory."""
 
     LEASE = "lease"
     """The node's lease is gone."""
@@ -46,5 +46,5 @@ HELD = Sign(SignKind.HELD).key
 
 
 def kind_of(key: str) -> str:
-    """The kind of the sign whose key this is."""
+    """Returns the kind of the sign with this key."""
     return key.partition(":")[0]

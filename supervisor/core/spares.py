@@ -1,4 +1,4 @@
-"""Allocations that are of no use any more: asked for again, so that the run keeps as many as it was launched with."""
+"""Replaces allocations that are of no use any more, so that the run keeps as many as it was launched with."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from supervisor.core.model import AllocationMemory, Grant, Rung
 from supervisor.core.round import Round
 
 RENEWED_A_ROUND = 10
-"""Two operations each; a transaction holds 100."""
+"""Allocations that one round renews: two operations each; a transaction holds 100."""
 
 
 def renew(r: Round) -> None:
-    """Give up what holds no group and is of no use: its host is cordoned by now, the engine has taken it, or its node
-    does not come. Ask for others, as long as there are fewer than the run was launched with.
+    """Gives up allocations without a group that are of no use: a cordoned host, one that the engine took, a node that
+    does not come. Asks for others while there are fewer than the run was launched with.
 
-    What was taken is asked for again only so long after it had been asked for as an allocation may take to come, and on
-    the budget for allocations, of which the last is left to the groups: a job that ends at once must not be submitted
-    for ever. A cordoned host is not given again.
+    A taken one is asked for again only as long after its request as an allocation may take to come. That draws on the
+    budget for allocations, whose last draw is left to the groups. A job that ends at once must not be submitted for
+    ever. A cordoned host is not given again.
     """
     if r.phase != "running" or r.paused or r.observed.store_stable_s < r.spec.policy.node_lease_s:
         return
@@ -56,7 +56,7 @@ def renew(r: Round) -> None:
 
 
 def give_up_one(r: Round) -> None:
-    """Release one allocation that is of no use, if there is any: another is asked for, for a group that has no node."""
+    """Releases one allocation that is of no use, if there is any: another is asked for, for a group without a node."""
     for allocation in _idle(r):
         why, not_before, _ = _of_no_use(r, allocation)
         if why and (r.now >= not_before or _gone(r, allocation)):
@@ -65,7 +65,7 @@ def give_up_one(r: Round) -> None:
 
 
 def _idle(r: Round) -> list[AllocationMemory]:
-    """Wanted, with no group on it and no successor."""
+    """Wanted allocations with no group on them and no successor."""
     held = r.held()
     found = [a for a in r.allocations.values() if a.state == "wanted" and a.key not in held and not a.successor]
     return sorted(found, key=lambda a: a.key)
@@ -77,7 +77,7 @@ def _gone(r: Round, allocation: AllocationMemory) -> bool:
 
 
 def _enough_without(r: Round, allocation: AllocationMemory) -> bool:
-    """Whether the run has as many as it was launched with if this one is released."""
+    """Returns true if the run has as many as it was launched with once this one is released."""
     others = [
         a
         for a in r.allocations.values()
@@ -89,7 +89,7 @@ def _enough_without(r: Round, allocation: AllocationMemory) -> bool:
 
 def _give_up(r: Round, allocation: AllocationMemory, why: str) -> None:
     grant = r.observed.grants.get(allocation.key)
-    # Once it is released its node says nothing of its GPUs any more, and the engine would give it again.
+    # Once it is released its node no longer reports its GPUs, and the engine would give it again.
     bad = grant is not None and grant.state == "granted" and (allocation.unheard_since is not None or _unfit(r, grant))
     if grant is not None and bad:
         r.set_allocation(replace(allocation, unheard=tuple(sorted({r.host_of(node) for node in grant.nodes}))))
@@ -97,7 +97,7 @@ def _give_up(r: Round, allocation: AllocationMemory, why: str) -> None:
 
 
 def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:
-    """Since when an allocation is granted and its node is not there; of how many that is another word now."""
+    """Notes since when an allocation is granted and its node is not there. Returns the number of those that changed."""
     noted = 0
     for allocation in idle:
         grant = r.observed.grants.get(allocation.key)
@@ -113,12 +113,11 @@ def _note_unheard(r: Round, idle: list[AllocationMemory]) -> int:
 
 
 def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool]:
-    """Why, the instant before which nothing is done about it, and whether its successor is free of budget; an empty string
-    when it is of use."""
+    """Returns why it is of no use (else empty), the time before which nothing is done, and if its successor is free."""
     grant = r.observed.grants.get(allocation.key)
     timeout_s = r.spec.policy.allocation_timeout_s
     if grant is None or grant.state == "pending":
-        # The engine was told to leave that host out, and would for as long as it has nothing else to give.
+        # The engine was asked to leave that host out, and would for as long as it has nothing else to give.
         host = _free_again(r, allocation)
         return (f"it was asked for without host {host}, which is free again" if host else ""), 0.0, True
     if grant.state == "gone":
@@ -130,10 +129,10 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
         return "", 0.0, True
     hosts = {r.host_of(node) for node in grant.nodes} if r.bars else set()
     if hosts and all(r.is_barred(host) for host in hosts):
-        # One that it was told not to give it may give for ever.
+        # A host that it was asked not to give it may give for ever.
         told = any(host in allocation.exclude for host in hosts)
         host = min(hosts)
-        # What fails on every host it is given, as a driver or an environment does, is not to be tried on all of them.
+        # A check that fails on every host, as for a driver or an environment, must not be tried on all of them.
         failed = any((view := r.observed.cordons.get(host)) is not None and view.failed for host in hosts)
         free = not (told or failed) or breaker.evicting(r)
         return f"its host {host} was cordoned meanwhile ({r.why_barred(host)})", 0.0, free
@@ -147,8 +146,7 @@ def _of_no_use(r: Round, allocation: AllocationMemory) -> tuple[str, float, bool
 
 
 def _unfit(r: Round, grant: Grant) -> str:
-    """Why no group can be placed on the nodes that it brought: none of them has passed its checks, or has GPUs that can be
-    used. Else empty."""
+    """Explains why its nodes can take no group: none passed its checks with usable GPUs. Else empty."""
     first = ""
     for node in grant.nodes:
         view = r.observed.nodes.get(node)
@@ -161,7 +159,7 @@ def _unfit(r: Round, grant: Grant) -> str:
 
 
 def _free_again(r: Round, allocation: AllocationMemory) -> str:
-    """A host that it was asked for without, and from which nothing keeps groups away any more."""
+    """Returns a host that it was asked for without, and from which nothing keeps groups away any more; else empty."""
     if not allocation.exclude:
         return ""
     unheard = {host for a in r.allocations.values() for host in a.unheard}

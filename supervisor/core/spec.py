@@ -1,7 +1,7 @@
-"""RunSpec: what a user asks for in a run file.
+"""Defines RunSpec, the contents of a run file.
 
-Every field is made by `setting`: the default is written down with its reason, and a key that is a time or a size
-carries its unit as a suffix. `docs/RUN_FILE.md` is generated from this module.
+Every field is made by `setting`, with its default and the reason for it. A key that is a time or a size carries its
+unit as a suffix. `docs/RUN_FILE.md` is generated from this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 
 def setting(default: Any, reason: str) -> Any:
-    """A field with its default and the reason for it; `...` as default means that the user must give it."""
+    """Makes a field with its default and the reason for it; `...` as default means that the user must give it."""
     metadata = {"reason": reason}
     if default is ...:
         return field(metadata=metadata)
@@ -22,7 +22,7 @@ def setting(default: Any, reason: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Where the training text comes from."""
+    """The source of the training text."""
 
     source: Literal["python-stdlib", "folder"] = setting(
         "python-stdlib", "the standard library's own source is on every machine, so a first run needs no download"
@@ -35,7 +35,7 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TitanSpec:
-    """What TorchTitan trains."""
+    """The training by TorchTitan: recipe, length, data and checkpoints."""
 
     recipe: str = setting(
         "llama3-debug", "a shipped recipe, or MODULE:FUNCTION that returns a TorchTitan FaultTolerantTrainer config"
@@ -69,7 +69,7 @@ class GroupsSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSpec:
-    """How Slurm is asked for a node: one job each. Empty: as Slurm has it by default."""
+    """The request to Slurm for a node: one job each. An empty value leaves Slurm's default."""
 
     partition: str = setting("", "sbatch --partition; a cluster has its own default")
     account: str = setting("", "sbatch --account")
@@ -99,7 +99,7 @@ class SlurmSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationSpec:
-    """Which machines."""
+    """The machines, and the engine that gives them."""
 
     engine: Literal["local", "slurm"] = setting(
         "local", "processes on this machine, for a first run; slurm: a job a node"
@@ -138,7 +138,7 @@ class TorchFTSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSpec:
-    """So many within so long; past it the ladder climbs to the next rung."""
+    """Uses of each rung within a window; past it the ladder climbs to the next rung."""
 
     restart: int = setting(
         3, "per group: a crash that comes back three times in the window is not cured by a fourth restart"
@@ -150,7 +150,7 @@ class BudgetSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstRungSpec:
-    """At which rung the ladder begins for a kind of failure; from there on the budgets make it climb."""
+    """The rung at which the ladder begins for a kind of failure; from there on the budgets make it climb."""
 
     crash: Literal["restart", "replace", "reallocate", "stop"] = setting(
         "restart", "a process ended and its node lives: starting it again there is the cheapest cure"
@@ -191,7 +191,7 @@ class FirstRungSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class HangSpec:
-    """When a step has taken too long: `factor` times what it usually takes on that rank, within these bounds."""
+    """The time after which a step hangs: `factor` times what it usually takes on that rank, within these bounds."""
 
     factor: float = setting(10.0, "a step five times as slow is a neighbour's noise; ten times is none that was seen")
     at_least_s: float = setting(
@@ -209,7 +209,7 @@ class HangSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerSpec:
-    """Many groups that fail at once, or nodes that are lost or whose checks do not pass: hold, and have a person look. None is given up; what ends is started again in place."""
+    """If many groups, nodes or checks fail at once, no node is given up, ended groups restart, and a person looks."""
 
     share: float = setting(
         0.2,
@@ -223,7 +223,7 @@ class BreakerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
-    """When to do what."""
+    """The supervisor's decisions: budgets, rungs and timeouts."""
 
     mode: Literal["act", "observe"] = setting(
         "act", "observe: decide and write down, and do nothing; for a first week beside what you have"

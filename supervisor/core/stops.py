@@ -1,4 +1,4 @@
-"""Ranks that the kernel shows as stopped. That is a fact: no step has to take too long first, and no other group has to speak."""
+"""Detects ranks that the kernel shows as stopped: a fact, for which no step has to take too long first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ def for_long(groups: Mapping[int, GroupMemory], observed: Observed, limit_s: flo
 
 
 def together(groups: Mapping[int, GroupMemory], observed: Observed) -> bool:
-    """Whether a rank of every group is stopped now, for however short a time: they are stopped by one hand, and may be
-    let go on by it."""
+    """True if a rank of every group is stopped now, for however short a time: one hand did it, and may undo it."""
     alive = [g for g in groups.values() if any(rank.state != "exited" for rank in _ranks(g, observed))]
     return len(alive) > 1 and all(any(rank.stopped for rank in _ranks(g, observed)) for g in alive)
 
 
 def failure(group: GroupMemory, observed: Observed, limit_s: float) -> Failure | None:
-    """The hang of a group with such a rank; None: it has none."""
+    """Returns the hang of a group with such a rank; None if it has none."""
     ranks = _stopped(group, observed, limit_s) if limit_s else []
     if not ranks:
         return None
@@ -42,7 +41,7 @@ def _stopped(group: GroupMemory, observed: Observed, limit_s: float) -> list[Ran
 
 
 def _ranks(group: GroupMemory, observed: Observed) -> list[RankView]:
-    """Of its current generation; a node that does not answer says nothing of now."""
+    """Ranks of the group's current generation. None of a node that does not answer: its reports are old."""
     node = observed.nodes.get(group.node)
     if node is None or not node.registered or group.phase not in ("starting", "running"):
         return []

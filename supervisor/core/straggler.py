@@ -1,7 +1,8 @@
-"""Groups that take longer for a step than the others, or all of them than they did.
+"""Detects stragglers: groups that take longer for a step than the others, or all of them longer than they did.
 
-All step together, so their steps take as long as the slowest one's; what each takes itself, to compute and for its data, tells
-them apart. Reported first; acted on only where the policy says so."""
+All step together, so their steps take as long as the slowest one's. The time that each takes itself, to compute and for
+its data, tells them apart. It is reported first, and acted on only if the policy allows it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from supervisor.core.words import say
 from supervisor.core.words_seen import does
 
 DIFFERENCE_S = 0.02
-"""Below this a factor says nothing: steps of a few milliseconds differ by noise."""
+"""Seconds below which a factor proves nothing: steps of a few milliseconds differ by noise."""
 NAMED = 5
-"""So many at most, the slowest first: of more than that it is the others who are unusual."""
+"""Most groups that count as slow, the slowest first: of more than that it is the others that are unusual."""
 STEPS = 64
-"""Before anything is done about one: an agent's medians are of so many steps (agents/pace.py)."""
+"""Steps before a straggler is acted on: an agent's medians are of that many (agents/pace.py)."""
 ACTS = (Rung.RESTART, Rung.REPLACE)
-"""What may be done about one: no run is halted, and no group left without a node, because it is slow."""
+"""Rungs that a straggler may take: no run is halted, and no group left without a node, because it is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,15 @@ class Slow:
     rank: int
     confidence: Confidence
     sure: bool
-    """At least three groups were compared, or it is slower than it was itself as well."""
+    """True if at least three groups were compared, or it is slower than it was itself as well."""
     beyond: float
-    """Share of its step, and so of everybody's, that an ordinary one would not have taken."""
+    """Share of its step, and so of every group's, that an ordinary one would not have taken."""
     for_data: bool
-    """Not to compute."""
+    """True if its data takes the time, not computing."""
 
 
 def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> list[Slow]:
-    """The slowest first, NAMED of them at most."""
+    """Returns the slow groups, the slowest first, NAMED of them at most."""
     taken = _taken(groups, observed)
     if len(taken) < 2:
         return []
@@ -65,11 +66,13 @@ def stragglers(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunS
 
 
 def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> str:
-    """That most of the groups take longer than they did when their generations began; empty: they do not. Compared with each other
-    they may be as ever, and one alone has no other to be compared with. In the same words while it lasts.
+    """States that most of the groups take longer than they did when their generations began; empty: they do not.
+    Comparing groups would miss that, and a single group has no other to compare with. The words stay the same while it
+    lasts.
 
-    An agent's medians (agents/pace.py) are of ordinary steps: those with a new quorum, an evaluation, a checkpoint or a compile in
-    them count for nothing, and the first STEPS of a generation are all that there is to compare with."""
+    An agent's medians (agents/pace.py) are of ordinary steps: those with a new quorum, an evaluation, a checkpoint or a
+    compile in them do not count. The first STEPS of a generation are all that there is for comparison.
+    """
     running = sum(m.phase == "running" for m in groups.values())
     known = {g: rank for g, rank in _taken(groups, observed).items() if _past_s(rank) > 0}
     slow = {g: rank for g, rank in known.items() if _longer(_own_s(rank), _past_s(rank), spec)}
@@ -91,24 +94,24 @@ def together(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpe
 
 
 def _taken(groups: Mapping[int, GroupMemory], observed: Observed) -> dict[int, RankView]:
-    """The slowest rank of each group that runs and has learned what it takes."""
+    """The slowest rank of each group that runs and has learned its times."""
     return {g: rank for g, m in groups.items() if m.phase == "running" and (rank := _slowest(m, observed))}
 
 
 def _times(seconds: float, usual: float) -> float:
-    """In halves, so that the words stay the same while it lasts; below one and a half they would say nothing."""
+    """Rounds to halves, so that the words stay the same while it lasts; below one and a half these are too coarse."""
     times = seconds / usual
     return round(2 * times) / 2 if times >= 1.5 else round(times, 1)
 
 
 def _middle(values: Iterable[float]) -> float:
-    """The lower one of an even number."""
+    """Median; of an even number the lower one."""
     in_order = sorted(values)
     return in_order[(len(in_order) - 1) // 2]
 
 
 def _usual(in_order: list[float], mine: float) -> float:
-    """Of two the other is all there is to compare with."""
+    """Median of all; of two groups, the value of the other."""
     return sum(in_order) - mine if len(in_order) == 2 else in_order[(len(in_order) - 1) // 2]
 
 
@@ -134,12 +137,12 @@ def _slow(group: GroupMemory, rank: RankView, usual: float, others: int, spec: R
 
 
 def _shown(seconds: float) -> float:
-    """As a reason keeps it."""
+    """Rounds as a reason keeps it."""
     return float(f"{seconds:.3g}")
 
 
 def look(r: Round) -> dict[int, Failure]:
-    """Report those that are slow, and that all are. The one that is to be acted on now, if any."""
+    """Reports those that are slow, and that all are. Returns the failure of the one to act on now, if any."""
     policy, found = r.spec.policy, stragglers(r.groups, r.observed, r.spec)
     for slow in found:
         r.wait(slow.sentence)
@@ -159,7 +162,7 @@ def look(r: Round) -> dict[int, Failure]:
 
 
 def _since(r: Round, slow: Slow) -> SlowSince:
-    """Of another generation nothing counts."""
+    """Start of the slow time; that of another generation does not count."""
     known = r.before.slow.get(slow.group)
     if known is not None and known.generation == slow.generation:
         return known
@@ -167,7 +170,7 @@ def _since(r: Round, slow: Slow) -> SlowSince:
 
 
 def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
-    """Whether it was slow on another host too. Then it is reported, and the next slowest may have its turn."""
+    """True if the group was slow on another host too: it is reported, and the next slowest may have its turn."""
     earlier = follows.before(r, group, Kind.STRAGGLER, at=since.since)
     if group.incident or earlier is None:
         return False
@@ -178,10 +181,10 @@ def _follows(r: Round, group: GroupMemory, since: SlowSince) -> bool:
 
 
 def _due(r: Round, group: GroupMemory, slow: Slow, since: SlowSince) -> dict[int, Failure]:
-    """Unless something else goes on, or nothing that may be done is left."""
+    """Returns the failure to act on, unless something else goes on, or no permitted rung is left."""
     incident = r.incidents.get(group.incident)
     if incident is not None and incident.kind == Kind.STRAGGLER:
-        failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # the same for all its time
+        failure = Failure(Kind.STRAGGLER, incident.evidence, rank=incident.rank)  # the same while it lasts
         return {group.group: replace(failure, confidence=incident.confidence, took_s=incident.took_s)}
     others = [g for g in r.groups.values() if g.group != group.group]
     there = [g for g in r.groups.values() if not g.left_out]
@@ -208,7 +211,7 @@ def _longer(seconds: float, usual: float, spec: RunSpec) -> bool:
 
 
 def _slowest(group: GroupMemory, observed: Observed) -> RankView | None:
-    """The rank that takes longest itself; what a node said last that is silent now is old."""
+    """The rank that takes longest itself; the last report of a silent node is old."""
     node, found = observed.nodes.get(group.node), None
     for rank in node.ranks if node is not None and node.registered else ():
         if rank.compute_s <= 0:

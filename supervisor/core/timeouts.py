@@ -1,8 +1,9 @@
-"""The timeouts of a run as one chain: for each the value in force, the least that is safe, the most sensible one, and why.
+"""The timeouts of a run as one chain, each with the value in force, the least safe one, the best one, and why.
 
-Each has to outlast what goes on beneath it: beats of a heartbeat, a heartbeat timeout, a join, a collective, the freeing of
-survivors, a hang. The quorum timeout stands apart: to wait for a lighthouse that is away is no hang, and it is the longest outage
-of the control plane that trainers survive. Where nothing is measured yet, the run file's own values say what to expect.
+Each must outlast what goes on beneath it: beats of a heartbeat, a heartbeat timeout, a join, a collective, the freeing
+of survivors, a hang. The quorum timeout stands apart: it is the longest outage of the control plane that trainers
+survive, since waiting for a lighthouse is no hang. Until something is measured, the run file's values show what to
+expect.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from supervisor.core.model import Observed
 from supervisor.core.spec import RunSpec
 
 BEAT_MS = 100
-"""TorchFT's managers heartbeat so often."""
+"""Milliseconds between the heartbeats of TorchFT's managers."""
 
 MISSED = 3
-"""Beats that may be late: a lost packet is sent again after 200 ms, the least of TCP's retransmission timeouts on Linux."""
+"""Beats that may be late: a lost packet is sent again after 200 ms, the least TCP retransmission timeout on Linux."""
 
 NOISE = 5
-"""A step so many times as slow is a neighbour's noise (policy.hang.factor must be above it: supervisor/shell/runfile.py)."""
+"""Factor by which a neighbour's noise slows a step; policy.hang.factor is above it (supervisor/shell/runfile.py)."""
 
 RENEWED_AT = 3
-"""A lease is renewed when a third of it is over: one round trip that takes longer loses it."""
+"""Part of a lease, a third, after which it is renewed: one round trip that takes longer loses it."""
 
 LEASE_S = 5.0
-"""A gate's: a lighthouse whose host is lost is missed after this at the earliest."""
+"""Seconds of a gate's lease: a lighthouse whose host is lost is missed after this at the earliest."""
 
 SUCCESSOR_S = 5.0
-"""For the next lighthouse to start and the forwarders to reach it."""
+"""Seconds for the next lighthouse to start and the forwarders to reach it."""
 
 RETRY_MS = 100
-"""Shorter, and the retries of all managers are load for a lighthouse that has just come back."""
+"""Shortest pause in milliseconds before the retries of all managers are load for a lighthouse that is just back."""
 
 SENSIBLE_QUORUM_MS = 600_000
-"""Below ten minutes a control-plane host cannot be mended by a person before the trainers end. TorchFT's own 60 s ended both
-groups of a test, though the lighthouse was away for 4 s only (it retried not at all)."""
+"""Ten minutes: in less, no person can mend a control-plane host before the trainers end. TorchFT's own 60 s ended both
+groups of a test, though the lighthouse was away for 4 s only (it did not retry at all)."""
 
 WARN_AT_MOST_S = 65535
-"""The longest that `sbatch --signal` takes."""
+"""Longest warning in seconds that `sbatch --signal` takes."""
 
 
 def measured(observed: Observed) -> Measured:
-    """What is seen of a run now: the longest of its ranks that run, of their nodes, and of its engine."""
+    """Measures a run now: the longest times of its ranks that run, of their nodes, and of its engine."""
     nodes = [node for node in observed.nodes.values() if node.registered]
     of_ranks = together(
         [
@@ -64,7 +65,7 @@ def measured(observed: Observed) -> Measured:
 
 
 def rows(spec: RunSpec, seen: Measured = NOTHING) -> tuple[Row, ...]:
-    """The whole table, from the lowest to the highest."""
+    """Returns the whole table, from the lowest to the highest."""
     heartbeat = _heartbeat(spec, seen)
     join = _join(spec, seen, heartbeat)
     group = _process_group(spec, seen, heartbeat)
@@ -80,7 +81,7 @@ def rows(spec: RunSpec, seen: Measured = NOTHING) -> tuple[Row, ...]:
 
 
 def unsafe(spec: RunSpec, seen: Measured = NOTHING) -> list[Row]:
-    """Those with which the run must not be started, or be changed to."""
+    """Returns the rows with which the run must not be started, or be changed to."""
     return [row for row in rows(spec, seen) if row.settable and row.state == "unsafe"]
 
 

@@ -1,5 +1,5 @@
-"""Steps that no checkpoint holds although one was due: they are lost if all groups are lost at once. Reported alone: a disk that is
-full, or a folder that is gone, no restart mends, and the groups train on."""
+"""Detects steps that no checkpoint holds although one was due: they are lost if all groups are lost at once. They are
+only reported: no restart mends a full disk or a missing folder, and the groups train on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from supervisor.core.model import Checkpoint, GroupMemory, Observed
 from supervisor.core.spec import RunSpec
 
 BEHIND = 3
-"""Intervals. While one is written the next is due, so the newest complete one may be two intervals old and nothing is wrong; the third is
-for a write that is slow now and then, which is no failure."""
+"""Intervals that the newest complete checkpoint may be old. Two are normal, since the next is due while one is written.
+The third is for a write that is slow now and then, which is no failure."""
 
 
 def writer(groups: Mapping[int, GroupMemory]) -> int | None:
-    """The group that writes checkpoints: the lowest that trains, else the lowest that starts."""
+    """Returns the group that writes checkpoints: the lowest that trains, else the lowest that starts."""
     for phase in ("running", "starting"):
         found = [g.group for g in groups.values() if g.phase == phase]
         if found:
@@ -24,7 +24,7 @@ def writer(groups: Mapping[int, GroupMemory]) -> int | None:
 
 
 def steps(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed) -> int | None:
-    """How many committed steps there are since the newest complete checkpoint, or since the run began where none is known. None: no
+    """Number of committed steps since the newest complete checkpoint, or since the run began if none is known. None: no
     group trains, or nothing is heard of those that do."""
     train = [g for g in groups.values() if g.phase == "running"]
     reached = max((rank.step for g in train for rank in ranks_of(g, observed)), default=None)
@@ -34,8 +34,8 @@ def steps(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed
 
 
 def sentence(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec) -> str:
-    """That the newest complete checkpoint is more than BEHIND intervals old; empty: it is not. In the same words until twice as many
-    steps are unsaved."""
+    """States that the newest complete checkpoint is more than BEHIND intervals old; empty: it is not. The words stay
+    the same until twice as many steps are unsaved."""
     every = spec.titan.checkpoint_interval_steps
     unsaved, more_than = steps(groups, newest, observed) or 0, BEHIND * every
     if every <= 0 or unsaved <= more_than:
@@ -48,20 +48,20 @@ def sentence(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, obser
 
 
 def with_reason(groups: Mapping[int, GroupMemory], newest: Checkpoint | None, observed: Observed, spec: RunSpec) -> str:
-    """The same, with what the writer says of the newest one that failed: other words each time, which are for who asks now."""
+    """Adds the writer's report on the newest failed one. Its words change, so it is for a person who asks now."""
     said = sentence(groups, newest, observed, spec)
     return f"{said}; {_why(groups, observed)}" if said else ""
 
 
 def _began(train: list[GroupMemory], observed: Observed) -> int:
-    """The step that a run without a known checkpoint began with: a run of the same name may have left one in its folder. Who has
-    healed from peers has not made all steps since."""
+    """The step that a run without a known checkpoint began with: a run of the same name may have left one in its
+    folder. A group that has healed from peers has not made all steps since."""
     began = (g for g in train if g.resume == "disk")
     return min((rank.step - rank.commits for g in began for rank in ranks_of(g, observed)), default=0)
 
 
 def _why(groups: Mapping[int, GroupMemory], observed: Observed) -> str:
-    """Of the one group that writes: what another says that wrote before it is old."""
+    """Report of the one group that writes: that of an earlier writer is old."""
     number = writer(groups)
     ranks = ranks_of(groups[number], observed) if number is not None else ()
     failed = min((rank for rank in ranks if rank.save_failed), key=lambda rank: rank.rank, default=None)

@@ -1,11 +1,11 @@
-"""Text that others wrote, made harmless for a terminal: what would be obeyed is shown instead."""
+"""Makes text that others wrote harmless for a terminal: characters that it would obey are shown instead."""
 
 from __future__ import annotations
 
 import re
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-"""Left out: a colour carries no words, and TorchTitan's lines are full of them."""
+"""Colours, which are left out: they carry no words, and TorchTitan's lines are full of them."""
 
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but the tab and the line's end, among them ESC and the C1 set
@@ -15,9 +15,11 @@ _OBEYED = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text with one sign in the place of each character that a terminal obeys: ESC is shown as `␛`, a lone byte as `�`.
+    """Returns the text with one sign in place of each character that a terminal obeys: ESC is shown as `␛`, a lone byte
+    as `�`.
 
-    Lines, tabs and all other characters stay, so the result is as long as the text without its colours. Takes linear time.
+    Lines, tabs and all other characters stay, so the result is as long as the text without its colours. Takes linear
+    time.
     """
     return _OBEYED.sub(_sign, _COLOUR.sub("", text))
 

@@ -1,4 +1,4 @@
-"""The end of a run: its groups drain, what is open is closed, and what it holds is given back, within a stated time."""
+"""Ends a run: its groups drain, what is open is closed, and what it holds is given back, within a stated time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ DRAIN_STEPS = 4
 
 
 def drain_s(spec: RunSpec, measured: Measured) -> float:
-    """Seconds from the wish to stop until groups that have not ended are ended: those of a start, which hold a load and a
+    """Seconds from the wish to stop until groups that have not ended are ended. They hold a start, with its load, its
     first step and so a checkpoint, and the steps up to the last one."""
     return spec.policy.start_timeout_s + handover.AHEAD_S + DRAIN_STEPS * measured.step_s
 
 
 def longest_s(spec: RunSpec, measured: Measured) -> float:
-    """Seconds within which a run ends, whatever state it is in, while a supervisor leads: the drain, and an engine's time to
-    take its nodes back."""
+    """Seconds within which a led run ends from any state: the drain, and an engine's time to take its nodes back."""
     return drain_s(spec, measured) + detect.ENGINE_AWAY_S
 
 
@@ -44,8 +43,8 @@ def wind_down(r: Round) -> None:
 
 
 def _drain(r: Round) -> None:
-    """Groups that train end after one common step, and so do those that start beside them, which may be needed for it. The others
-    have nothing to save and end at once, as do all when the time is over."""
+    """Ends groups that train after one common step, with those that start beside them, which may be needed for it. The
+    others have nothing to save and end at once, as do all when the time is over."""
     if r.before.stop_at_step is None:
         r.draft = replace(r.draft, stop_at_step=handover.step_ahead(r, handover.AHEAD_S, at_most=20))
     stop_by = r.before.stop_by
@@ -73,7 +72,7 @@ def _drain(r: Round) -> None:
 
 
 def _wind_up(r: Round) -> None:
-    """All groups have ended: close what is open, give back what we hold, and only then end the run."""
+    """Closes what is open once all groups have ended, gives back what we hold, and only then ends the run."""
     halted = r.draft.halt_reason is not None
     end: RunPhase = "finished" if r.phase != "stopping" else "halted" if halted else "stopped"
     open_ = list(r.incidents.values())
@@ -89,8 +88,8 @@ def _wind_up(r: Round) -> None:
 
 
 def _still_taking_back(r: Round) -> bool:
-    """Whether the engine has not yet done what was asked of it just now: who reads that a run has ended may end the supervisors
-    too, and nobody would give its nodes back. An engine that is away is not waited for."""
+    """Returns true while the engine has not done what was asked of it just now. A person who reads that a run has ended
+    may end the supervisors too, and no one would give its nodes back. An engine that is away is not waited for."""
     waiting = []
     for allocation in r.allocations.values():
         grant = r.observed.grants.get(allocation.key)

@@ -1,4 +1,4 @@
-"""Reasons as sentences: the one place that makes them, with `words_seen`. No decision depends on how they are worded."""
+"""Turns reasons into sentences: the one place that does, with `words_seen`. No decision depends on the wording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHY_FIRST: Mapping[str, str] = {
     Kind.SAME_ERROR: "the same error comes back wherever it is started: starting it again would end the same way",
     **{Kind(f.name): f.metadata["reason"] for f in fields(FirstRungSpec)},
 }
-"""Why the ladder begins where it does, by default."""
+"""Reasons for the first rung of each kind, by default."""
 
 _ONE_CAUSE = "one cause, not its node's: started again where it was, at no budget"
 
@@ -128,7 +128,7 @@ _WORDS: Mapping[str, str | Callable[..., str]] = {
 
 
 def say(reason: Reason | None) -> str:
-    """A sentence, without its full stop; empty for None."""
+    """Returns a reason as a sentence, without its full stop; empty for None."""
     if reason is None:
         return ""
     if "text" in reason.about:  # of an older version
@@ -141,7 +141,7 @@ def say(reason: Reason | None) -> str:
 
 
 def said(reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """A sentence each."""
+    """Returns a sentence for each reason."""
     return tuple(map(say, reasons))
 
 

@@ -43,7 +43,7 @@ def _no_step(
 
 
 def does(times: float, for_data: bool) -> str:
-    """How much slower than the others a rank is."""
+    """Describes how much slower than the others a rank is."""
     as_the_others = f"about {times:g} times as long as the others"
     return f"takes {as_the_others}, for its data" if for_data else f"computes {as_the_others}"
 

@@ -1,9 +1,9 @@
-"""What the numbers mean by which NVIDIA's driver reports an error of a GPU (Xid), and which rung follows.
+"""Meanings of the numbers by which NVIDIA's driver reports errors of a GPU (Xid), and the rung that follows from each.
 
 Source: NVIDIA, Xid Errors, "Analyzing Xid Errors with the Xid Catalog"
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), as it was in October 2025: its column "Resolution Bucket
-(Immediate Action)" is `bucket` here, the meanings are in our words. It is for Ampere and newer. One that is not here has no
-documented action there, or is unused: it is shown, and nothing is done for it.
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), as it was in October 2025. Its column
+"Resolution Bucket (Immediate Action)" is `bucket` here; the meanings are in our words. It is for Ampere and newer. An
+Xid that is not here has no documented action there, or is unused: it is shown, and nothing is done for it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,22 @@ RUNGS: Mapping[Bucket, Rung | None] = {
     "WORKFLOW_NVLINK5_ERR": Rung.RESTART,
     "XID_154": None,
 }
-"""What becomes of a group that fails with it. RESTART: what any failure gets, the process is started again in place. REPLACE: the
-GPU needs a reset, its machine a restart or a hand, and we do none of these while others work there: the group moves.
-WORKFLOW_XID_45: it follows another one, or a process that was killed. WORKFLOW_XID_48: reset; drain first where rows are to be
-remapped. WORKFLOW_NVLINK_ERR: by bits of the message, a reset in most cases. WORKFLOW_NVLINK5_ERR: restart, unless the driver
-asks for more, which NVML then tells. XID_154: says just that NVML tells something new."""
+"""Rung of a group that fails with an Xid of the bucket. RESTART: as for any failure, the process is started again in
+place. REPLACE: the GPU needs a reset, its machine a restart or a hand. We do none of these while others work there, so
+the group moves. WORKFLOW_XID_45: it follows another one, or a process that was killed. WORKFLOW_XID_48: reset; drain
+first if rows must be remapped. WORKFLOW_NVLINK_ERR: by bits of the message, a reset in most cases.
+WORKFLOW_NVLINK5_ERR: restart, unless the driver asks for more, which NVML then reports. XID_154: announces just that
+NVML reports something new."""
 
 AT_ONCE = frozenset({79, 95})
-"""After these nothing on that GPU can go on, so nobody waits for the process to notice: the bus does not reach it any more, and
-memory that may be wrong has been used (NVIDIA, "GPU Memory Error Management": all work there is ended, a reset is due)."""
+"""Xids after which nothing on that GPU goes on, so no one waits for the process to notice. The bus does not reach it
+any more, or memory that may be wrong was used (NVIDIA, "GPU Memory Error Management": all work there is ended, a reset
+is due)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One of them."""
+    """One Xid: its meaning and its bucket."""
 
     meaning: str
     bucket: Bucket
@@ -111,5 +113,5 @@ XIDS: Mapping[int, Xid] = {
 
 
 def meaning(code: int) -> str:
-    """In a few words, after a comma; empty for one that is not known."""
+    """Meaning of an Xid in a few words, after a comma; empty if it is unknown."""
     return f", {XIDS[code].meaning}" if code in XIDS else ""
