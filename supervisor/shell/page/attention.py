@@ -246,7 +246,7 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
 
 def _of_incidents(seen: Seen) -> Iterable[Sign]:
     run, paused = seen.status.run, seen.status.paused
-    out = {g.group for g in seen.memory.groups.values() if g.left_out}  # the supervisor would act on none of these anyway
+    out = {g.group for g in seen.memory.groups.values() if g.left_out}  # the supervisor acts on none of these
     unwell = [i for i in seen.memory.incidents.values() if i.state in ("open", "acting") and i.group not in out]
     if paused and (unwell or any(v.worst == "d" for g, v in seen.verdicts.items() if g not in out)):
         yield (
