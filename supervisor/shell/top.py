@@ -48,7 +48,7 @@ def top(store: Looked, run: str, console: Printer) -> None:
             for line in Drawing(told, ENDLESS, _signs(console)).lines(word, ENDLESS):
                 console.print(line, soft_wrap=True)
             return
-        asking.start()  # its own thread, since the page goes on while etcd does not answer, and Ctrl-C must not wait for it
+        asking.start()  # in its own thread: neither the page nor Ctrl-C waits for etcd
         page.start()
         try:
             with (
