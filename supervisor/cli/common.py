@@ -33,8 +33,7 @@ console = Printer(soft_wrap=True)
 
 
 def endpoints_option(context: typer.Context, given: str) -> str:
-    """Refuses a malformed list of endpoints. An empty value that was written out is malformed: a script lacks its
-    variable."""
+    """Refuses a malformed list of endpoints, or an empty one that was written out: a script lacks its variable."""
     source = context.get_parameter_source("etcd")
     if given or (source is not None and source.name == "COMMANDLINE"):
         for endpoint in given.split(","):

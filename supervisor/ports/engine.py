@@ -31,17 +31,15 @@ class Request:
 
 
 class Engine(Protocol):
-    """A scheduler, seen through what the supervisor needs. Methods raise Retryable if it is away or late, and
-    RequestRefused if it refuses a request. They raise Fatal, with the scheduler's own words, for what it will never
-    do."""
+    """A scheduler, as far as the supervisor needs it. Methods raise Retryable if it is away or late, RequestRefused if
+    it refuses a request, and Fatal, with its own words, for what it will never do."""
 
     name: str
     poll_s: float
     """Least seconds between two calls of `list`."""
 
     def acquire(self, request: Request) -> None:
-        """Asks for an allocation and returns at once; its state appears in `list`. A second call with the same key does
-        nothing."""
+        """Asks for an allocation and returns at once; its state appears in `list`. Does nothing for a known key."""
         ...
 
     def replace(self, key: str, request: Request, because: str) -> None:

@@ -105,8 +105,7 @@ class Accounts:
     ran_s: float = 0.0
     """Seconds that the run has lasted, earlier terms included."""
     last: float | None = None
-    """Run clock at the newest look; initially, the run clock up to which earlier terms counted. None before any look.
-    """
+    """Run clock at the newest look; initially, that up to which earlier terms counted. None before any look."""
     stood: Sequence[tuple[float, float]] = ()
     """As Account.stood: seconds without a leader belong to the run as well."""
     held_before: Sequence[Held] = ()
@@ -156,8 +155,7 @@ class Accounts:
                 self._count_what_is_held(known, rank)
 
     def _taken_over(self, group: GroupMemory, newest: int, first: Cause | None) -> _Group:
-        """Returns a group at this term's first look, with its held seconds. Held seconds of an ended generation become
-        a lost step."""
+        """Returns a group at its first look, with its held seconds. Those of an ended generation are a lost step."""
         known = _Group(group.generation, newest, first)
         for held in self.held_before:
             if (held.group, held.generation) == (group.group, group.generation):

@@ -102,8 +102,7 @@ def _failed_checks(mirror: Mirror) -> dict[str, bytes]:
 
 
 def write(backup: Backup, out: Path) -> None:
-    """Writes the file completely or not at all, readable by its owner only; compresses it if its name ends in .gz.
-    Raises OSError."""
+    """Writes the file completely or not at all, for its owner only; a name in .gz compresses it. Raises OSError."""
     records = [_as_json(key, value) for key, value in sorted(backup.records.items())]
     body = {
         "what": WHAT,
@@ -136,8 +135,7 @@ def write(backup: Backup, out: Path) -> None:
 
 
 def read(path: Path) -> Backup:
-    """Reads a backup. Raises Fatal if it is torn, not a backup, or of a newer version; OSError if it cannot be read at
-    all."""
+    """Reads a backup. Raises Fatal if it is torn, none, or of a newer version; OSError if it is unreadable."""
     content = path.read_bytes()
     try:
         if content[:2] == b"\x1f\x8b":
@@ -198,8 +196,7 @@ class Plan:
 
 
 def plan(backup: Backup) -> Plan:
-    """Plans a restore: raises every number that must only grow, and resumes each unfinished run from its newest
-    checkpoint."""
+    """Plans a restore: raises every number that must only grow, and resumes unfinished runs from checkpoints."""
     items = tuple(Item(key, value, 1, 1) for key, value in backup.records.items())
     mirror = Mirror(Snapshot(backup.revision, items))
     records = {key: value for key, value in backup.records.items() if not key.startswith(keys.DESIRED)}

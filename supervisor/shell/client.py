@@ -114,8 +114,7 @@ def choose_run(mirror: Mirror, name: str) -> RunRecord:
 
 
 def not_over(mirror: Mirror, resumable: bool) -> dict[str, str]:
-    """Returns the phase of each run that a request can still reach, the newest first. `resumable` adds those that may
-    be resumed."""
+    """Returns the phases of runs that a request can reach, newest first. `resumable` adds those to be resumed."""
     ended = [phase for phase in ENDED if not (resumable and phase in RESUMABLE)]
     newest_first = sorted(views.runs(mirror).values(), key=lambda r: r.launched_unix_s, reverse=True)
     memories = {r.spec.name: mirror.record(keys.memory(r.spec.name, "run"), Memory) for r in newest_first}

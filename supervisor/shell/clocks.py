@@ -1,5 +1,4 @@
-"""Detects wrong clocks of nodes and of the leader. People compare logs, so they are shown; no decision reads a wall
-clock."""
+"""Detects wrong clocks of nodes and of the leader. They are shown for people; no decision reads a wall clock."""
 
 from __future__ import annotations
 

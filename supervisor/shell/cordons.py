@@ -32,7 +32,7 @@ class HostCordons:
     one_cause: bool = False
     """True if checks failed on so many hosts that they bar none for every run."""
     of_node: str = ""
-    """Reason why a node there gets no group, though the host is not barred: its checks could not be done, or those of
+    """Reason why a node there gets no group, though the host is not barred. Its checks could not be done, or those of
     another node there have passed since."""
     keys: list[str] = field(default_factory=list)
 

@@ -113,8 +113,8 @@ class EngineDriver:
         return 2 * self._engine.poll_s + WRITE_S if engine == self._engine.name else 0.0
 
     def listed_at(self, engine: str) -> float | None:
-        """Returns when this engine's newest list began that the last offered view contains in full, by
-        time.monotonic(). None if there is none, or for another engine."""
+        """Returns when this engine's newest list began, by time.monotonic(), of which the last offered view has all
+        results. None if there is none, or for another engine."""
         return self._listed_at if engine == self._engine.name else None
 
     def start(self) -> None:
@@ -165,8 +165,7 @@ class EngineDriver:
             self._stop.wait(pause_s)
 
     def attempt(self) -> float:
-        """Compares once what was last offered. Returns how long to leave the engine alone, in seconds. Raises
-        Fenced."""
+        """Compares once what was last offered. Returns the pause for the engine, in seconds. Raises Fenced."""
         wanted = self._wanted
         if wanted is None:
             return 0.0
@@ -271,8 +270,7 @@ class EngineDriver:
         reach("engine.after_release")
 
     def _write(self, wanted: _Wanted, known: dict[str, Grant], in_etcd: dict[str, Grant | None]) -> bool:
-        """Writes all changed grants together, because one look must show if one allocation or all are gone. Returns
-        true if any had changed."""
+        """Writes all changed grants together: one look must show if one or all are gone. Returns true if any had."""
         puts = {}
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)

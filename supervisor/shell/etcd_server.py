@@ -275,8 +275,7 @@ def _check_space(data_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(data_dir: Path, within_s: float) -> Iterator[None]:
-    """Serializes concurrent starts on one folder: the second `supervisor up` waits, then adopts the first one's
-    server."""
+    """Serializes starts on one folder: the second `supervisor up` waits, then adopts the first one's server."""
     end = time.monotonic() + within_s + 5.0
     with (data_dir / "start.lock").open("a") as lock:
         while True:

@@ -56,8 +56,7 @@ def short(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
 
 
 def pool_short(spec: RunSpec, system: Path) -> str:
-    """Returns how many nodes a local pool lacks for a run, what happens until then, and how to raise it; empty if it
-    lacks none."""
+    """Returns what a local pool lacks for a run, what happens until then, and how to raise it; empty: nothing."""
     pool = Pool.load(system) if spec.allocation.engine == "local" else None
     wanted = spec.allocation.nodes + spec.allocation.spares
     engine = LocalEngine(system)

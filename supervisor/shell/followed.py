@@ -53,8 +53,7 @@ class Followed:
         yield from (piece.decode(errors="replace") for piece in pieces)
 
     def _new(self, at_most: int) -> bytes:
-        """Returns what was appended since the last look. Reads a file that shrank without a rotation from its
-        beginning."""
+        """Returns what was appended since the last look. Rereads a file that shrank without a rotation."""
         data = b""
         try:
             while at_most < 0 or len(data) < at_most:

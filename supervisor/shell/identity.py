@@ -17,8 +17,7 @@ LENGTH = 8
 
 
 def system_id(store: Store) -> str:
-    """Returns the name: 8 small letters and digits, created if there is none. Raises Retryable; Fatal if the stored one
-    is invalid."""
+    """Returns the name: 8 small letters and digits, made if missing. Raises Retryable; Fatal for an invalid one."""
     while True:
         item = store.get(keys.SYSTEM)
         if item is not None:

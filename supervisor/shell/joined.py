@@ -49,8 +49,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Joined:
-    """The joined log of one run, or of one group or rank of it. Each call of `new` returns what came since the last
-    one."""
+    """The joined log of a run, or of one of its groups or ranks. Each call of `new` returns what came since."""
 
     system: Path
     run: str

@@ -35,8 +35,7 @@ def kept_port(system: Path) -> int:
 
 
 def keep_port(system: Path, port: int) -> None:
-    """Keeps the port for the next start here, so that browsers and scrapers find the page again. A home that cannot be
-    written is no error."""
+    """Keeps the port for the next start here, so that browsers and scrapers find the page. Ignores OSError."""
     with suppress(OSError):
         system.mkdir(parents=True, exist_ok=True)
         _file(system).write_text(f"{port}\n")

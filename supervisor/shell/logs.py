@@ -34,8 +34,7 @@ class LogTail:
     """The files that hold them, oldest first, and the byte of each at which to begin."""
 
     def text(self) -> Iterator[str]:
-        """Yields the text in blocks that are safe for a terminal. A carriage return ends a line, as in a progress
-        bar."""
+        """Yields the text in blocks that are safe for a terminal. Carriage returns end lines, as in progress bars."""
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
         rest = ""
         for block in self._blocks():
@@ -71,8 +70,7 @@ class LogTail:
 
 
 def kept_in(home: Path) -> Path:
-    """Returns the folder that holds `nodes/`: that of `supervisor up`, or an agent's own home, if an engine started
-    it."""
+    """Returns the folder that holds `nodes/`: that of `supervisor up`, or an agent's home under an engine."""
     return home if (home / "nodes").is_dir() else system_folder(home)
 
 

@@ -55,12 +55,10 @@ ACCOUNT_S = 30.0
 """Greatest age, in seconds, of the account that people are shown."""
 
 TERMS = 40
-"""Newest terms whose times an account keeps. Times of older terms are shown as if the oldest kept term had followed
-them at once."""
+"""Newest terms whose times an account keeps. Older terms are shown as if the oldest kept one had followed at once."""
 
 SET_S = 1.0
-"""Seconds of jump against the monotonic clock from which the wall clock counts as set, or the machine as having
-slept."""
+"""A wall clock that jumped by this many seconds against the monotonic clock was set, or this machine slept."""
 
 LAST_WORDS_S = 2.0
 """Seconds for which the end of a term waits for slow disks, for all journals together."""
@@ -78,7 +76,7 @@ class Allocator(Protocol):
         ...
 
     def listed_at(self, engine: str) -> float | None:
-        """Returns when its newest list began that the last offered mirror holds in full, by time.monotonic()."""
+        """Returns when its newest list began, by time.monotonic(), of which the last offered mirror has all results."""
         ...
 
 
@@ -117,7 +115,7 @@ class Loop:
         self._clocks = [(self._base, round(time.time() - self._base, 3))]
         """Clocks of this term, as in Account.clocks, for people alone."""
         self._stood: dict[str, tuple[tuple[float, float], ...]] = {}
-        """Times without a leader by run, as in Account.stood, including the one before this term."""
+        """Standstills of the run clock by run, as in Account.stood, including the one before this term."""
         self._stable_since = self._began
         self._made: dict[str, projection.Made] = {}
         self._store_up = True
@@ -147,8 +145,7 @@ class Loop:
                 journal.close(max(0.0, until - time.monotonic()))
 
     def now(self) -> float:
-        """Returns the run clock: it continues from the newest memory or account, by this machine's monotonic clock (ADR
-        3)."""
+        """Returns the run clock, which continues from the newest memory or account by the monotonic clock (ADR 3)."""
         return self._base + self._monotonic() - self._began
 
     def _on_run_clock(self, at: float | None) -> float | None:
@@ -277,8 +274,8 @@ class Loop:
         )
 
     def _stood_still(self, run: str) -> tuple[tuple[float, float], ...]:
-        """Returns the times without a leader as in Account.stood, with the time before this term. Only the term's first
-        look sees the previous term's clock."""
+        """Returns the standstills of the run clock as in Account.stood, with the one before this term. Only the term's
+        first look sees the previous term's clock."""
         if run not in self._stood:
             known = self._account_of(run)
             before = [more - known.off_s for began, more in known.clocks if began < self._base]
@@ -288,8 +285,7 @@ class Loop:
         return self._stood[run]
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
-        """Journals each policy that a person set, once in a term, including those that were replaced before anyone
-        looked."""
+        """Journals each policy that a person set, once in a term, including those replaced unseen."""
         found = self._mirror.record(keys.policy(run), PolicySet)
         known = self._policies.get(run, 0)
         if found is not None and known != found.version:

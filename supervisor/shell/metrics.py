@@ -1,5 +1,4 @@
-"""The metrics of one process, as the catalogue (`supervisor.shell.catalogue`) defines them, and the listener of an
-agent."""
+"""The metrics of one process, as defined by the catalogue (`supervisor.shell.catalogue`), and an agent's listener."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class Metrics:
         self._made: dict[str, Counter | Gauge | Histogram] = {}
 
     def counter(self, name: str, **labels: object) -> Counter:
-        """Returns the counter with these labels. Raises KeyError if the catalogue has none of that name, ValueError for
-        other labels."""
+        """Returns the counter with these labels. Raises KeyError for an unknown name, ValueError for other labels."""
         made = self._get(name, "counter", labels)
         assert isinstance(made, Counter)
         return made

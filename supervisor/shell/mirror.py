@@ -20,7 +20,7 @@ _LAST = "\U0010ffff"
 @lru_cache(maxsize=1 << 17)
 def sort_of(key: str) -> str:
     """Returns a key's sort: the record's name for a node or run (`check`, `spec`), or else the first part of the key
-    (`cordons`). A run's numbered records are a sort of their own (`runs/RUN/grants`)."""
+    (`cordons`). Records of which a run has many are a sort of their own (`runs/RUN/grants`)."""
     parts = key.removeprefix(keys.PREFIX).split("/", 3)
     if parts[0] == "runs" and len(parts) > 3:
         return "/".join(parts[:3])

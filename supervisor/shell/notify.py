@@ -109,8 +109,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
 
 
 def not_here(file: str) -> str:
-    """Returns a sentence if the policy's webhook file holds no URL on this machine; empty if it does, or if there is no
-    file."""
+    """Returns a sentence if the policy's webhook file holds no URL on this machine; empty if it does, or is not set."""
     if not file:
         return ""
     try:

@@ -97,8 +97,7 @@ def of_journal(lines: Iterable[Mapping[str, Any]], keep: Callable[[Mapping[str, 
 
 
 def _look_back(intents: list[Intent[T]]) -> None:
-    """Marks intents that later ones contradict. Skips refused decisions: their leader may have known less than the
-    store."""
+    """Marks intents that later ones contradict. A refused one proves nothing: its leader may have known less."""
     again: set[int] = set()
     least: int | None = None
     for intent in reversed(intents):

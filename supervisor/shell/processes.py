@@ -23,8 +23,7 @@ _DIE_WITH_PARENT = (
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns when the process started, in the kernel's ticks since boot; None if it has ended. With the pid, it
-    identifies the process."""
+    """Returns the start, in the kernel's ticks since boot; None if it has ended. With the pid, it is unique."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -14,8 +14,7 @@ __all__ = ["program", "version"]
 
 @cache
 def program() -> str:
-    """Returns the version and a digest of the rules: during development, two programs of one version may decide
-    differently."""
+    """Returns the version and a digest of the rules, since programs of one version may differ in development."""
     assert core.__file__ is not None
     rules = hashlib.sha256()
     for path in sorted(Path(core.__file__).parent.glob("*.py")):

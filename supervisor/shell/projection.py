@@ -64,8 +64,7 @@ def memory_records(
 
 
 def suspicion_records(found: Iterable[Suspicion]) -> dict[str, bytes]:
-    """Returns records of new suspicions. They are written once, with the memory that holds them, since a person may
-    delete them."""
+    """Returns records of new suspicions. They are written only once, with the memory: a person may delete them."""
     return {keys.suspicion(s.host, s.run, s.incident): encode(s) for s in found}
 
 

@@ -26,8 +26,7 @@ PORT = 9090
 """Prometheus's default, used if it is free."""
 
 EVERY_S = 5
-"""Seconds between scrapes: a demo lasts minutes. A cluster's Prometheus takes 15 s
-(deploy/monitoring/prometheus.yml)."""
+"""Seconds between scrapes: a demo lasts minutes. A cluster's take 15 s (deploy/monitoring/prometheus.yml)."""
 
 READY_WITHIN_S = 15.0
 """Measured: 0.1 to 0.4 s; after a kill it reads its log first."""
@@ -69,8 +68,7 @@ def config(supervisor: str, security: Security) -> dict[str, Any]:
 
 
 def start(folder: Path, supervisor: str, security: Security) -> Prometheus:
-    """Starts it on loopback, with its data below `folder`. Raises Fatal with a sentence if it is missing or does not
-    come up."""
+    """Starts it on loopback, with its data below `folder`. Raises Fatal if it is missing or does not come up."""
     binary = shutil.which(BINARY)
     if binary is None:
         raise Fatal(MISSING)

@@ -129,8 +129,7 @@ def _times(slurm: SlurmSpec) -> list[str]:
 
 
 def _nearest(text: str) -> str:
-    """Returns the nearest valid time limit: 2h -> 2:00:00, 1h30m -> 1:30:00, 90 s -> 1:30; unlimited becomes empty,
-    anything else a day."""
+    """Returns the nearest limit: 2h -> 2:00:00, 1h30m -> 1:30:00, 90 s -> 1:30, unlimited -> empty, others -> a day."""
     if text.lower() in ("0", "unlimited", "infinite", "infinity", "none"):
         return ""
     parts = re.findall(r"(\d+)\s*([dhms])[a-z]*", text.lower())

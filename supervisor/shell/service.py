@@ -95,8 +95,7 @@ def serve(
 
 
 def _connected(etcd: Sequence[str], security: Security, stop: threading.Event) -> tuple[EtcdStore, Mirror] | None:
-    """Returns an etcd and its content. Waits for one that is away, and logs it; None if `stop` was set first. Raises
-    Fatal."""
+    """Returns an etcd and its content. Waits while it is away, and logs it; None if `stop` came first. Raises Fatal."""
     said = False
     while not stop.is_set():
         try:
@@ -143,8 +142,8 @@ class Readable:
     """Checks if this program may lead on what etcd holds; logs once why not."""
 
     def __init__(self, store: EtcdStore, mirror: Mirror) -> None:
-        """`mirror`: etcd's content at the start. Raises Fatal if it is of a newer program: a person has started the
-        wrong one."""
+        """`mirror`: etcd's content at the start. Raises Fatal if a newer program wrote it: the wrong one was
+        started."""
         self._store = store
         self._said = ""
         if standing.newer_records(mirror, mirror.items):

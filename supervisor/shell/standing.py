@@ -33,8 +33,7 @@ def _agent_lives(mirror: Mirror, key: str) -> bool:
 
 
 def why_not(mirror: Mirror, changed: Iterable[str]) -> str:
-    """Returns why no supervisor of this version may lead, or an empty string. At the first look, pass every key as
-    changed."""
+    """Returns why this version may not lead, or an empty string. At the first look, pass every key as changed."""
     found = newer_records(mirror, changed)
     if found:
         key, why = min(found.items())

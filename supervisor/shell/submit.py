@@ -224,8 +224,7 @@ def succeed(commands: Commands, environment: Mapping[str, str]) -> str:
 
 
 def _submit(commands: Commands, plane: ControlPlane, comment: str, exclude: Sequence[str]) -> int:
-    """Submits a job, in two tries at most. Finds a job whose answer was lost by its comment, and looks up one that
-    succeeded."""
+    """Submits a job, in at most two tries. Looks it up by its comment, also if the answer was lost."""
     options, script = _options(plane, comment, exclude), _script(plane)
     before = frozenset(job.id for job in commands.jobs())
     said = ""

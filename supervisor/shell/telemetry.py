@@ -1,4 +1,4 @@
-"""Sets the supervisor's own metrics from what the loop sees. The catalogue has all names; ADR 14 says who exports
+"""Sets the supervisor's own metrics from what the loop sees. The catalogue has the names; ADR 14 says who exports
 what."""
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ FAULTS = 64
 
 
 LOOK_S = 1.0
-"""Seconds between looks at all groups and nodes while nothing is decided: a thousand agents cause rounds all the
-time."""
+"""Seconds between looks at all groups and nodes without a decision: a thousand agents cause constant rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def _follow(feed: Feed, console: Printer, live: Live) -> NoReturn:
 
 
 def _word(told: Mapping[str, Any], age_s: float) -> str:
-    """Says how old the picture is. `age_s`: seconds since the page's own thread published."""
+    """Returns the age of the picture in words. `age_s`: seconds since the page's own thread published."""
     if told["store_since"]:
         return f"no word from etcd since {clock(told['store_since'])}"
     if age_s > 3 * told["every_s"] + 4:  # a browser waits as long

@@ -56,9 +56,8 @@ def up(
     on_notice: Callable[[], str] | None = None,
 ) -> Iterator[Up]:
     """Adopts or starts all parts, and ends them on exit. Without nodes it runs only a supervisor and a service host,
-    for an existing etcd. `on_notice` handles SIGUSR1, even while it waits for its predecessor. Raises Fatal,
-    Retryable or SecurityError with a sentence if something is in the way; then it leaves an earlier `up`'s parts
-    alone."""
+    for an existing etcd. `on_notice` handles SIGUSR1, even while waiting for a predecessor. Raises Fatal, Retryable
+    or SecurityError with a sentence if something is in the way; an earlier `up`'s parts are then left alone."""
     security = security or Security()
     for node in (name, *(node.name for node in nodes)):
         file_of_node(security, node)
@@ -119,8 +118,7 @@ def _begin(
 
 
 def _refuse_another_system(started: Up, etcd: str) -> None:
-    """Refuses other settings than those of adopted parts, which keep their etcd, address and certificates: a mix would
-    be two half systems."""
+    """Refuses settings that differ from those of adopted parts, which keep their etcd, address and certificates."""
     about = noted(started.home.parent)
     wanted = {"given": etcd, "address": started.address, "security": started.security.path, "name": started.name}
     differ = {key: about[key] for key, value in wanted.items() if key in about and about[key] != value}
@@ -198,8 +196,7 @@ def down(home: Path, say: Callable[[str], None]) -> None:
 
 
 def _own(address: str, etcd: str, security: Security) -> str:
-    """Returns the address, resolved if it is `auto`. Raises Fatal if no one can listen there, SecurityError if no one
-    may."""
+    """Returns the address, `auto` resolved. Raises Fatal if it cannot be listened on, SecurityError if it may not."""
     try:
         found = told(address, etcd.split(",")[0].strip())
     except (OSError, ValueError) as error:

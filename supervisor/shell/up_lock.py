@@ -56,8 +56,7 @@ def alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _refuse_anothers(folder: Path) -> None:
-    """Refuses another user's folder: we cannot adopt that user's parts, and they could not change what we write
-    there."""
+    """Refuses another user's folder: we cannot adopt that user's parts, nor could they change our files."""
     owner = folder.stat().st_uid
     if owner != os.geteuid():
         with contextlib.suppress(KeyError):

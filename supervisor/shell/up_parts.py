@@ -131,8 +131,7 @@ class Up:
             self.parts.insert(0, Part(ETCD, self.start_etcd, lambda: self.home / "etcd" / "etcd.log"))
 
     def save(self) -> None:
-        """Notes its etcd for other commands, and its settings for `down`. Ignores errors: a full disk shows later
-        too."""
+        """Notes its etcd for other commands, and its settings for `down`. A full disk is no error here."""
         about = {"etcd": self.endpoint, "pid": os.getpid(), "security": self.security.path, "name": self.name}
         about |= {"address": self.address, "given": "" if any(p.name == ETCD for p in self.parts) else self.endpoint}
         with contextlib.suppress(OSError):
@@ -167,8 +166,7 @@ class Up:
         return [part.ended for part in self.parts if part.ended]
 
     def mend(self) -> list[str]:
-        """Restarts parts that have ended, and returns the news. Never gives up: training can do without them for a
-        while."""
+        """Restarts parts that have ended, and returns the news. Never gives up: training can wait for them."""
         return [news for part in self.parts if (news := part.mend())]
 
     @contextmanager

@@ -12,8 +12,7 @@ from supervisor.core.words import say
 
 
 def leaving(observed: Observed) -> dict[str, str]:
-    """Returns the nodes that their groups must leave, because the engine will take them away or a person drains their
-    hosts; and why."""
+    """Returns nodes to leave, because the engine will take them away or a person drains their hosts; and why."""
     drained = {host: cordon.drain for host, cordon in observed.cordons.items() if cordon.drain}
     trainers = [n for n in observed.nodes.values() if n.registered and n.role == "trainer"]
     found = {n.name: drained[n.machine] for n in trainers if n.machine in drained}
@@ -42,9 +41,9 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
-    """Returns sentences about problems that are left as they are. They cover suspended groups, slow groups, a risen
-    loss, an unreachable gate, failing heals, hangs without a culprit, what the breaker holds, missing checkpoints,
-    and nodes that are passed over or report unusable disks."""
+    """Returns sentences about problems that are left as they are: suspended and slow groups, a risen loss, an
+    unreachable gate, failing heals. Also hangs without a culprit, what the breaker holds, missing checkpoints, and
+    nodes that are passed over or have unusable disks."""
     if memory.phase != "running":
         return ()
     found = [left_out.sentence(group) for group in memory.groups.values() if group.left_out]

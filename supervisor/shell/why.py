@@ -91,7 +91,7 @@ class Why:
     gaps: tuple[str, ...] = ()
     """Parts that the journal lacks, because another supervisor led then."""
     stood: tuple[tuple[float, float], ...] = ()
-    """As Account.stood, with the times that only the journal shows."""
+    """Standstills of the run clock as in Account.stood, with those that only the journal shows."""
 
     @property
     def same(self) -> bool:
@@ -132,7 +132,7 @@ def why(
 
 
 def _stood(decided: Iterable[Decided], known: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """Returns times without a leader as in Account.stood: those in etcd, and for other changes of leader the gap
+    """Returns standstills of the run clock as in Account.stood: those in etcd, and for other changes of leader the gap
     between two decisions' wall clocks."""
     pairs = (
         (a, b, b.at_unix_s - b.clock - (a.at_unix_s - a.clock)) for a, b in pairwise(decided) if a.epoch != b.epoch
@@ -169,8 +169,7 @@ def digests(mirror: Mirror, run: str, incident: str) -> tuple[Digest, ...]:
 
 
 def incidents(journal: Path) -> dict[str, Incident]:
-    """Returns every incident in its newest state in the journal. Raises Fatal if there is no such file, OSError if it
-    cannot be read."""
+    """Returns every incident as last journaled. Raises Fatal if there is no such file, OSError if it is unreadable."""
     if not journal.is_file():
         raise Fatal(f"there is no journal {journal}: it is RUN_DIR/journal.jsonl on the machine whose supervisor led")
     found: dict[str, Incident] = {}
@@ -180,8 +179,7 @@ def incidents(journal: Path) -> dict[str, Incident]:
 
 
 def seen(journal: Path) -> dict[str, float]:
-    """Returns when each incident was detected, by the wall clock of the leader's machine; empty if the journal is not
-    here."""
+    """Returns when each incident was detected, by the leader's wall clock; empty if the journal is not here."""
     found: dict[str, float] = {}
     with contextlib.suppress(PermissionError):
         for line in read(journal, '"incidents":[{'):
@@ -194,8 +192,8 @@ def seen(journal: Path) -> dict[str, float]:
 
 
 def _decided(journal: Path, incident: str, made: Mapping[int, int]) -> list[Decided]:
-    """Returns the decisions about an incident that took effect, or may have, in order. `made`: epochs of the decisions
-    in etcd, by number."""
+    """Returns an incident's decisions that took effect, or may have, in order. `made`: decision -> epoch, of those in
+    etcd."""
     lines = read(journal, '"entry":"intent"', '"entry":"outcome"', '"event":"outcome_unknown"')
     outcomes = of_journal(lines, lambda line: _about(line, incident))
     found: list[Decided] = []
@@ -303,8 +301,7 @@ def page(told: Why) -> list[str]:
 
 
 def _became(told: Why) -> list[tuple[float, Kind]]:
-    """Returns the kinds that it had, and since when, on the run clock. If it began in another machine's journal, only
-    this journal's part."""
+    """Returns the kinds that it had, and since when, on the run clock, as far as this journal shows them."""
     found: list[tuple[float, Kind]] = []
     for d in told.decided:
         then = _then(d, told)

@@ -14,8 +14,7 @@ T = TypeVar("T")
 
 
 class Aside:
-    """A work queue with a daemon thread, which starts with the first item. It ends at `end`, or with the process, even
-    in the middle of an item."""
+    """A work queue with a daemon thread, which starts with the first item and ends at `end` or with the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name

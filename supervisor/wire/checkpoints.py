@@ -19,8 +19,7 @@ def folder_of(run_dir: str) -> Path:
 
 
 def mark_of(folder: Path) -> CheckpointMark | None:
-    """Returns the marker of a complete checkpoint, with its present folder; None if it is torn, or if marker and folder
-    name disagree."""
+    """Returns a complete checkpoint's marker, at its present folder; None if it is torn, or its name differs."""
     try:
         mark = decode((folder / MARKER).read_bytes(), CheckpointMark)
     except (OSError, RecordError):

@@ -46,8 +46,7 @@ class Later(TyperCommand):
 
 
 def later(app: typer.Typer, heading: str, name: str, module: str, line: str) -> None:
-    """Lists a command, which `register(app)` of its module adds once it is chosen. The line is the first sentence of
-    its help."""
+    """Lists a command, which its module's `register(app)` adds once chosen. The line is its help's first sentence."""
 
     def chosen() -> TyperCommand | TyperGroup:
         loaded = commands()
@@ -58,8 +57,7 @@ def later(app: typer.Typer, heading: str, name: str, module: str, line: str) -> 
 
 
 def commands(name: str | None = None, help_: str | None = None, *, completion: bool = False) -> typer.Typer:
-    """Returns an empty command group. It does not use rich, which reads markup in foreign text and is slow to
-    import."""
+    """Returns an empty command group, without rich, which reads markup in foreign text and is slow to import."""
     return typer.Typer(
         name=name,
         cls=Headed,

@@ -92,8 +92,7 @@ def of_etcd(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
 
 
 def found(of: Mapping[str, str], does: str) -> list[tuple[list[str], Rule]]:
-    """Returns the names in an environment that a rule for every process removes, or calls harmful, each with its
-    rule."""
+    """Returns names that a rule for every process removes, or calls harmful, each with its rule."""
     rows = [([name for name in sorted(of) if _rule(name, "all") is rule], rule) for rule in RULES if rule.does == does]
     return [(names, rule) for names, rule in rows if names]
 

@@ -29,7 +29,7 @@ def registration(node: str) -> str:
 
 
 def second(node: str) -> str:
-    """Exists while a second agent of the node's name waits for the first one's end, under its own lease. Written by the
+    """Exists, under its own lease, while a second agent of the node's name waits for the first. Written by the
     second."""
     return f"{NODES}{node}/second"
 
@@ -63,7 +63,7 @@ DESIRED = PREFIX + "desired/"
 
 
 def desired(node: str, run: str) -> str:
-    """What must run of a run on the node (with an empty run: the prefix). Written by the leader, fenced."""
+    """Everything of a run that must be on the node (with an empty run: the prefix). Written by the leader, fenced."""
     return f"{DESIRED}{node}/{run}"
 
 

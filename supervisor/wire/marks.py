@@ -9,13 +9,11 @@ STARTED_BY = "SUPERVISOR_STARTED_BY"
 
 ROOM = 128
 BLANK = " " * ROOM
-"""Value for a process that is marked later. It is as long as any mark, since the kernel shows the environment in its
-first place."""
+"""Placeholder as long as any mark: the kernel shows the environment only in its first place, which `put` overwrites."""
 
 
 def put(name: str) -> None:
-    """Marks this process, which was forked but not executed. A change of `os.environ` alone would show neither to the
-    kernel nor in a fork."""
+    """Marks this process, a fork without exec. `os.environ` alone would show neither to the kernel nor in a fork."""
     getenv = ctypes.CDLL(None).getenv
     getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
     at = getenv(STARTED_BY.encode())

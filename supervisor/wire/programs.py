@@ -28,8 +28,7 @@ CHECKS = "agents.checks.run"
 """`python -m agents.checks.run ...`: checks the machine, prints one CheckResult a line."""
 
 CHECK_DEVICE = "titan_actor.check_device"
-"""`python -m titan_actor.check_device --ranks N`: the same for checks that need torch: devices, arithmetic, their
-memory."""
+"""`python -m titan_actor.check_device --ranks N`: the same for what needs torch: devices, arithmetic, memory."""
 
 SEAM = "SUPERVISOR_PROGRAMS"
 """Environment variable, for tests only: a JSON object that replaces some of these module names by toys."""
@@ -50,8 +49,7 @@ CONTROL_PLANE = "SUPERVISOR_CONTROL_PLANE"
 not get it: it holds the run file's Slurm settings."""
 
 PART = "SUPERVISOR_PART"
-"""Environment variable by which the next `supervisor up` of a home finds the last one's parts. Their children do not
-get it."""
+"""Environment variable by which a home's next `supervisor up` finds the last one's parts. Children do not get it."""
 
 QUORUM_IDS_ABOVE = "SUPERVISOR_QUORUM_IDS_ABOVE"
 """Environment variable of the lighthouse: its quorum ids must begin above this. TorchFT would count from 1 again. A

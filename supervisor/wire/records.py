@@ -261,8 +261,7 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of its process so far, by cause of the ledger (supervisor.core.ledger); rank 0 only."""
     healed: bool = False
-    """True if this process loaded its peers' state. A process that did not may also report `heal` seconds, for giving
-    its own."""
+    """True if this process loaded its peers' state. Others may report `heal` seconds too, for giving their own."""
     gradient_norm: float | None = None
     """Norm of the averaged gradient, before it was clipped."""
     mfu: float | None = None
@@ -381,8 +380,7 @@ class Health:
     problems: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     store_ms: float = 0.0
-    """Milliseconds that etcd usually takes for a report of this agent, rounded up to a power of two; 0 if not
-    measured."""
+    """Milliseconds that etcd usually takes for this agent's report, up to the next power of two; 0: not measured."""
     unix_s: float = 0.0
     """The machine's clock at the time of writing, to warn people if it is off; 0 if not reported."""
 
@@ -431,8 +429,7 @@ class ExitObserved:
     kernel: str = ""
     """The kernel log's report of killing it for memory."""
     disk: str = ""
-    """Why nothing could be written in its node's folder just then: it may have ended for that reason, unable to report
-    it."""
+    """Why its node's folder was not writable just then: it may have ended for that, unable to report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,8 +469,7 @@ class TrainerObserved:
     """True if its forwarder is connected to the gate now. None if unknown (yet)."""
     stuck: Stuck | None = None
     stopped: str = ""
-    """Why the kernel does not let it run, as the end of a sentence: a signal, a tracer. Empty if it may run, or if
-    unknown."""
+    """Why the kernel does not let it run, as the end of a sentence: a signal, a tracer. Empty: it may, or unknown."""
     stopped_s: float = 0.0
     """For how long the node's agent has seen that."""
     compute_s: float = 0.0
@@ -568,8 +564,8 @@ class TrainerDesired:
     cut_off_stop_s: float = 0.0
     """`policy.cut_off_stop_s`; 0: never."""
     lost: tuple[int, ...] = ()
-    """Other groups that the gate no longer hears. A rank whose step has not moved for a heartbeat timeout must abort
-    its process group, since it may wait in a collective with one of them."""
+    """Other groups that the gate no longer hears. A rank must abort its process group if its step has not moved for a
+    heartbeat timeout, since it may wait in a collective with one of them."""
     hang: HangSpec = field(default_factory=HangSpec)
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
@@ -711,17 +707,15 @@ class Account:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of all groups, by cause of the ledger (supervisor.core.ledger)."""
     clock: float = 0.0
-    """Run clock up to which this account counts, from which the next leader continues; 0 if an older leader did not
-    record it."""
+    """Run clock up to which this account counts, where the next leader continues; 0: an older leader wrote it."""
     began_unix_s: float = 0.0
     """Start of the run: its first decision, by its leader's clock; 0 if unknown."""
     ended_unix_s: float = 0.0
-    """End of the run: the decision by which it finished, was stopped or halted, by that leader's clock. 0 while it goes
-    on."""
+    """End of the run: the decision by which it finished, stopped or halted, by its leader's clock. 0: it goes on."""
     ran_s: float = 0.0
     """Seconds from the start until `clock`, or until the end, without the time between a halt and its resume."""
     off_s: float = 0.0
-    """Seconds by which the leader's clock is ahead of most nodes'; 0 if by less than can be told."""
+    """Seconds by which the leader's clock is ahead of most nodes'; 0 if the difference is too small to tell."""
     clocks: tuple[tuple[float, float], ...] = ()
     """For each leadership term, oldest first: its first run clock, and the offset from there to the leader's wall clock
     (Unix). A new entry follows whenever that clock was set."""

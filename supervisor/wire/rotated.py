@@ -15,8 +15,7 @@ from pathlib import Path
 
 LIMIT_BYTES = 64 * 2**20
 KEPT = 3
-"""Numbered files of a log. With the log itself they take at most (KEPT + 1) * LIMIT_BYTES, and what is written between
-two looks."""
+"""Numbered files of a log. In all it takes at most (KEPT + 1) * LIMIT_BYTES, and what comes between two looks."""
 EVERY_S = 5.0
 """Seconds between looks."""
 
@@ -24,8 +23,7 @@ _COPYING = ".new"
 
 
 def parts(log: Path) -> list[Path]:
-    """Returns the numbered files of a log, the oldest first, without the log itself: `output.log.1` is older than
-    `output.log.2`."""
+    """Returns a log's numbered files, oldest first, without the log: `output.log.1` is older than `output.log.2`."""
     found = (path for path in log.parent.glob(f"{log.name}.*") if number(path))
     return sorted(found, key=number)
 
@@ -37,8 +35,7 @@ def number(part: Path) -> int:
 
 
 def copying(log: Path) -> Path:
-    """Returns the file that a rotation writes. It is complete once the log is shorter than it, and then gets its
-    number."""
+    """Returns the file that a rotation writes. Once the log is shorter, it is complete and gets its number."""
     return log.with_name(log.name + _COPYING)
 
 
@@ -51,8 +48,7 @@ def keep_small(logs: Iterable[Path], limit: int = LIMIT_BYTES, kept: int = KEPT)
 
 
 def rotate(log: Path, kept: int = KEPT) -> None:
-    """Moves the log's content to its next numbered file, and removes the oldest ones. Raises OSError; the log is then
-    unchanged."""
+    """Moves the log's content to its next numbered file, and removes the oldest. After an OSError it is unchanged."""
     new = copying(log)
     with log.open("r+b") as source:
         fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)  # supervisors that share a home look at the same files

@@ -90,8 +90,7 @@ def load(path: str | Path) -> Security:
 
 
 def checked(path: str | Path, endpoints: Iterable[str] = (), listeners: Iterable[tuple[str, str]] = ()) -> Security:
-    """Loads a security file, and checks the endpoints to reach and the listeners ((what, host) each). Raises
-    SecurityError."""
+    """Loads a file, and checks endpoints to reach and listeners ((what, host) each). Raises SecurityError."""
     security = load(path)
     refusals = [refuse_endpoint(endpoint.strip(), security) for endpoint in endpoints]
     refusals += [refuse_listener(what, host, security) for what, host in listeners]
@@ -157,8 +156,7 @@ def read_certificate(security: Security) -> Certificate:
     Raises SecurityError if the files cannot be read, do not belong together, or have no common name.
     """
     server, client = _context(ssl.PROTOCOL_TLS_SERVER, security), _context(ssl.PROTOCOL_TLS_CLIENT, security)
-    # the server reads the client's certificate, which is what this process shows to etcd, and the gate's clients to the
-    # gate
+    # only the client's certificate is read, which is what etcd and the gate see of this process
     client.verify_mode = ssl.CERT_NONE
     server.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -53,8 +53,7 @@ def _live(endpoints: list[str], security: Security) -> list[Finding]:
 
 
 def render(findings: list[Finding]) -> RenderableType:
-    """Renders one row for each finding, with its remedy; then each run's timeouts, which are findings only if they do
-    not fit."""
+    """Renders one row for each finding, with its remedy; then each run's timeouts, also those that fit."""
     table = Table(box=None, pad_edge=False, show_header=False)
     colour = {"good": "green", "note": "yellow", "bad": "red"}
     fits: dict[str, list[timeouts.Fit]] = {}

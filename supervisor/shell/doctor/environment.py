@@ -1,5 +1,4 @@
-"""Finds environment variables that are kept from our processes or may harm them: in the `up` of this home, else in the
-shell."""
+"""Finds variables that are kept from our processes or may harm them: of the `up` of this home, else of the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells a folder's file system, and if the folder can be written."""
+"""Finds the file system of a folder, and checks if the folder can be written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ NETWORKS = (
     *("nfs", "nfs4", "lustre", "gpfs", "ceph", "beegfs", "cifs", "smb3", "glusterfs", "wekafs", "pvfs2", "orangefs"),
     *("afs", "9p", "virtiofs", "panfs", "quobyte", "daos"),
 )
-"""File systems that several machines share. FUSE cannot be told, and counts as one."""
+"""File systems that several machines share. FUSE may be shared or not, and counts as shared."""
 
 
 def kind_of(folder: Path, mounts: str = "/proc/self/mounts") -> tuple[str, bool]:
-    """Returns the file system of a folder (or of its path as far as it exists), and true if several machines may share
-    it."""
+    """Returns a folder's file system (or that of its existing parents), and true if machines may share it."""
     path = folder.resolve()
     best, kind = "", "unknown"
     try:
@@ -33,8 +32,7 @@ def kind_of(folder: Path, mounts: str = "/proc/self/mounts") -> tuple[str, bool]
 
 
 def writable(folder: Path) -> bool:
-    """Returns true if a file can be written there. It tries, because permission bits mean little on a network file
-    system, or for root."""
+    """Returns true if writing there works. Permission bits mean little on a network file system, or for root."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return os.access(folder, os.X_OK)

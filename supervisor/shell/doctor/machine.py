@@ -146,8 +146,7 @@ def clock(status: int | None) -> Finding:
 
 
 def orphan(environment: str, system: Path, pid: str) -> str:
-    """Returns the pid of the dead shim of a process on a node below `system`; empty if the process is not ours, or its
-    shim lives."""
+    """Returns the pid of the dead shim of a node's process; empty if it is not ours, or its shim lives."""
     values = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
     folder = values.get("SUPERVISOR_NODE_DIR", "")
     shim = values.get("SUPERVISOR_SHIM_PID", "")

@@ -40,7 +40,7 @@ def examine(home: Path) -> Iterator[Finding]:
 
 
 def trainers(system: Path) -> Iterator[tuple[str, int]]:
-    """Yields (name, pid) of the trainers that run by the records of this machine's shims."""
+    """Yields (name, pid) of the running trainers in the records of this machine's shims."""
     for path in sorted(system.glob("nodes/*/processes/*.json")):
         try:
             body = json.loads(path.read_text())

@@ -26,8 +26,7 @@ NODE_ENDS_WITHIN_S = 14.0
 """Twice `--grace-s` (5 s) and four seconds (docs/NODES.md). After KillWait, Slurm kills what is left."""
 
 LEAST_JOB_AGE_S = 60
-"""Least MinJobAge. Below it, a supervisor that is replaced meanwhile may miss why a job ended, and report only that it
-is gone."""
+"""Least MinJobAge. Below it, a supervisor that is replaced meanwhile may miss why a job ended."""
 
 COMMENT = re.compile(r"supervisor/([^/]+)/.+")
 
@@ -37,8 +36,7 @@ class _Trouble(Exception):
 
 
 def wanted(environment: Mapping[str, str]) -> bool:
-    """Returns true if the environment shows that Slurm is meant to be used. Its commands may be installed without
-    that."""
+    """Returns true if the environment points to Slurm. Its commands may be installed without being used."""
     return bool(environment.get("SLURM_CONF") or environment.get("SLURM_JOB_ID"))
 
 

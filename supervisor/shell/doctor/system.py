@@ -58,8 +58,7 @@ def _leader(mirror: Mirror) -> Finding:
 
 
 def lighthouse(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
-    """Examines the run's lighthouse: its seat, if its gate takes a connection from here, and which groups the gate
-    hears."""
+    """Examines the run's lighthouse: its seat, the connection to its gate, and the groups that it hears."""
     seat = memory.lighthouse
     where = f"run {run}: the lighthouse of generation {seat.generation} on {seat.node}"
     if not seat.node:

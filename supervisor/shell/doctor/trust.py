@@ -63,7 +63,7 @@ def _authorities(ca: str) -> list[float]:
 
 
 def talk(endpoints: Sequence[str], security: Security) -> Finding:
-    """Says if the connection to etcd is encrypted."""
+    """Reports whether the connection to etcd is encrypted."""
     if security.tls and all(e.strip().startswith("https://") for e in endpoints):
         return good("TLS to etcd, both ways")
     if security.insecure:

@@ -144,8 +144,7 @@ class LocalEngine:
         return self._pool is not None and self._pool.host != socket.gethostname()
 
     def acquire(self, request: Request) -> None:
-        """Asks for an allocation. Without a pool it leaves no trace, so that a supervisor with one may be asked for the
-        same."""
+        """Asks for an allocation. Leaves no trace without a pool: another supervisor may get the same request."""
         if not self._here() or self._path(request.key).exists():
             return
         self._save(_Allocation(key=request.key, slots=request.slots, lease_s=request.lease_s, exclude=request.exclude))
@@ -214,8 +213,7 @@ class LocalEngine:
         return grants
 
     def _with_its_shim(self, allocation: _Allocation) -> _Allocation:
-        """Returns the allocation with its current shim, if another one has replaced the shim that was started for
-        it."""
+        """Returns the allocation with its current shim, which may have replaced the one started for it."""
         if allocation.state != "granted" or _alive(allocation):
             return allocation
         adopted = self._adopt(allocation)
@@ -303,8 +301,7 @@ class LocalEngine:
         return f"{held} nodes are held, of a pool of {len(pool.nodes)}; {pool.raised_to(max(held, len(pool.nodes)) + pending)}"
 
     def _withheld(self) -> str:
-        """Returns why no node is given; empty if nodes are given. Checks that the withholding process lives, since it
-        may have been killed."""
+        """Returns why no node is given; empty if nodes are, or if the withholding process was killed."""
         try:
             about = json.loads((_folder(self._home) / WITHHELD).read_text())
         except FileNotFoundError:
@@ -319,8 +316,7 @@ class LocalEngine:
         if pool.security:
             command += ["--security", _security(pool.security, node.name)]
         if node.netns:
-            # `ip netns exec` would mount a /sys without the memory cgroups in which the shim sees processes killed for
-            # memory
+            # `ip netns exec` would mount a /sys without the memory cgroups in which the shim sees out-of-memory kills
             command = ["nsenter", f"--net=/run/netns/{node.netns}", *command]
         folder = self._home / "nodes" / node.name
         try:
@@ -340,7 +336,7 @@ class LocalEngine:
         self._save(replace(allocation, state="granted", pid=process.pid, ticks=ticks))
 
     def _adopt(self, allocation: _Allocation) -> _Allocation | None:
-        """Returns the allocation with the shim that now holds the node's lock; None if no other shim does."""
+        """Returns the allocation with the shim that now holds the node's lock; None if none does."""
         try:
             with (self._home / "nodes" / allocation.node / "shim.lock").open() as lock:
                 try:

@@ -20,21 +20,17 @@ from supervisor.wire.security import SecurityError, load
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""Seconds between lists. A list is one request to slurmctld, which serves a whole cluster; a lost node shows by its
-lease anyway."""
+"""Seconds between lists, each a request to the cluster's slurmctld. A lost node shows by its lease anyway."""
 SHARE = 0.1
-"""Largest share of time spent on lists, however many jobs the cluster has (a list of 1000 takes 0.2 s in Slurm
-22.05)."""
+"""Largest share of time spent on lists, for any number of jobs (0.2 s for 1000 in Slurm 22.05)."""
 POLL_MAX_S = 10.0
-"""Longest pause between lists, even if one list is slow or slurmctld is busy. A lost node waits up to twice as long for
-Slurm's report."""
+"""Longest pause between lists, however slow. A lost node waits up to twice as long for Slurm's report."""
 BOOT_MARGIN_S = 30
 """Seconds by which a boot must follow the job's start: a registration may be late, and clocks differ."""
 
 _PENDING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
 _TAKEN = {"SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-"""States of jobs that may go on later, when another has their place: they are cancelled. States in none of these sets
-are ignored."""
+"""States of jobs that could go on later, in another's place: they are cancelled. Unknown states are ignored."""
 _ENDED = {
     "BOOT_FAIL",
     "CANCELLED",
@@ -71,8 +67,7 @@ class SlurmEngine:
         self._cluster = ""
         self._released: set[str] = set()
         self._submitted: dict[str, tuple[int, frozenset[int]]] = {}
-        """By key, the job number from sbatch, and the numbers of earlier jobs: no key is submitted again after a
-        success."""
+        """By key, the job's number and those of earlier jobs: no key is submitted again after a success."""
         self._replaced: set[str] = set()
         """Keys whose host was drained. It is not drained again after an administrator resumed it."""
         self._may_drain = True
@@ -115,8 +110,7 @@ class SlurmEngine:
             raise RequestRefused(words_of_it)
 
     def replace(self, key: str, request: Request, because: str) -> None:
-        """Drains the host first: Slurm must not give it to the new job, and a successor that repeats this call does the
-        same."""
+        """Drains the host first, so that Slurm does not give it to the new job. A repetition does the same."""
         job = self._jobs().get(key)
         if job is not None and job.node and request.spec.slurm.drain_suspects and key not in self._replaced:
             self._drain(job.node, f"supervisor, run {request.run}: {because}")
@@ -206,8 +200,8 @@ class SlurmEngine:
         )
 
     def _explained(self, request: Request, words: str) -> str:
-        """Adds to Slurm's words the keys of the run file of which Slurm accepts the job without any one. For a time
-        limit too long for its partition, it names both."""
+        """Adds to Slurm's words each key of the run file whose removal alone makes Slurm accept the job. For a time
+        limit too long for its partition, that is both."""
         spec = request.spec.slurm
         options, script = self._submission(request)
         if not self._commands.refusal(options, script):

@@ -19,8 +19,7 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.wire.programs import CONTROL_PLANE
 
 COMMAND_S = 30.0
-"""Deadline of a command. Slurm's commands give up by themselves after MessageTimeout, 10 s by default, or twice
-that."""
+"""Deadline of a command. Slurm's commands give up after MessageTimeout, 10 s by default, or twice that."""
 PING_S = 10.0
 ONCE_MORE_S = 0.5
 """Seconds before the second try: a controller that has just come back rejects the first one."""
@@ -86,8 +85,7 @@ class Node:
     reason: str
     """The reason given by the administrator or by Slurm."""
     booted_unix_s: int = 0
-    """Boot time by slurmctld's clock, from the uptime in slurmd's last registration; 0 if unknown, as in Slurm 23.02 or
-    later."""
+    """Boot time by slurmctld's clock, from slurmd's last registration; 0 if unknown, as in Slurm 23.02 or later."""
     slurmd_unix_s: int = 0
     """When its slurmd started, by the node's own clock; 0 if unknown."""
 

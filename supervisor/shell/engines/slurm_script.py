@@ -57,8 +57,7 @@ def options(request: Request, comment: str) -> list[str]:
 
 
 def node_folder(spec: SlurmSpec, system: str) -> str:
-    """Returns where a node keeps its records and logs. The default is below /tmp, because a unix socket and a lock need
-    a local disk."""
+    """Returns a node's folder for records and logs, by default below /tmp: unix sockets and locks need a local disk."""
     return spec.node_folder or f"/tmp/supervisor-{os.getuid()}/{system}"
 
 
@@ -94,8 +93,7 @@ def script(request: Request, etcd: Sequence[str], security: Security, system: st
 
 
 def _security(security: Security) -> str:
-    """Returns the node's own file beside the supervisor's, at the same path on every node; the supervisor's file if all
-    is insecure."""
+    """Returns the node's own file, at the same path on every node; the supervisor's if all is insecure."""
     if not security.tls:
         return shlex.quote(security.path)
     folder = shlex.quote(str(Path(security.path).parent))

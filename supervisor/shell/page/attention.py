@@ -28,8 +28,7 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True)
 class Lasts:
-    """Seconds for which conditions have lasted, as far as the viewer has seen; infinite: since before the first
-    look."""
+    """Seconds for which conditions have lasted, as far as was seen; infinite: since before the first look."""
 
     still_s: float = 0.0
     """No step was committed, though a group could have stepped."""
@@ -81,8 +80,8 @@ def _phase(status: RunStatus) -> str:
 def headline(
     status: RunStatus, verdicts: Mapping[int, GroupVerdict], still_s: float | None, unsaved: str = ""
 ) -> Headline:
-    """Says if the run trains. `still_s`: seconds without a committed step, if longer than steps take. `unsaved`: as in
-    core.unsaved.with_reason."""
+    """Returns the sentence about whether the run trains. `still_s`: seconds without a committed step, if longer than
+    steps take. `unsaved`: as in core.unsaved.with_reason."""
     if (phase := _phase(status)) in _ENDED:
         return _ENDED[phase]
     if status.phase == "resuming":

@@ -1,4 +1,4 @@
-"""Which alert calls a person, and when: one table for the page, each rule's severity, and each runbook's "When to get
+"""Alerts and when they call a person: one table for the page, the rules' severity and the runbooks' "When to get
 up"."""
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ class Feed:
         return self._dumped() if self._version else None
 
     def after(self, version: int, timeout_s: float) -> tuple[int, bytes]:
-        """Returns the newest version and the events that lead to it from `version` (0: from nothing). No bytes if
-        nothing came in time."""
+        """Returns the newest version and the events from `version` (0: nothing) to it; no bytes if nothing came."""
         with self._changed:
             self._changed.wait_for(lambda: self._version > version, timeout_s)
             newest, behind = self._version, self._version - version

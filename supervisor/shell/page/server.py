@@ -101,8 +101,7 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(registry: CollectorRegistry, page: Page, address: str, port: int, security: Security) -> Server:
-    """Serves in a thread. With certificates it is TLS, and only for clients that show one. Raises OSError if the port
-    is taken."""
+    """Serves in a thread. With certificates, only TLS clients with one. Raises OSError if the port is taken."""
     server = Server(address, port, registry, page, security)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return server
@@ -185,8 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         return not security.tls or common_name(self.connection) in READ_BY
 
     def _misled(self) -> bool:
-        """Returns true if a browser came by a foreign name for this loopback address, as from a web site that wants to
-        read the page."""
+        """Returns true if a browser came by a foreign name for this loopback address, as from a hostile web site."""
         name = urlsplit(f"//{self.headers.get('Host') or 'localhost'}").hostname or ""
         return is_loopback(str(self.server.server_address[0])) and not is_loopback(name)
 

@@ -1,5 +1,4 @@
-"""One look at a run, as the JSON that the page draws. A pure function of a mirror and of this supervisor's own
-observations."""
+"""One look at a run, as the JSON that the page draws. A pure function of a mirror and of the observations in `Live`."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ NODES = 64
 """Most nodes shown, those with problems first: for the others their number is enough."""
 
 STILL = 20.0
-"""The page reports a standstill after this many lengths of the last step, and at least STILL_S."""
+"""Lengths of the last step (STILL_S seconds at least) without a new one, after which the page reports a standstill."""
 
 STILL_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """What a mirror lacks: this supervisor's own observations, by its own clock."""
+    """The supervisor's own observations, by its own clock, which a mirror lacks."""
 
     now: float
     """Wall clock, for people only."""
@@ -172,8 +171,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
 
 
 def _is_over(found: RunStatus) -> bool:
-    """Returns true if the run will do no more. A halted run is not over: a person wants to know from where it would
-    resume."""
+    """Returns true if the run will do no more. Not so a halted run: people ask from where it would resume."""
     if found.phase in ("halted", "resuming"):
         return False
     ended = bool(found.groups) and all(g.phase == "finished" for g in found.groups)
@@ -266,8 +264,7 @@ def _incident(
 
 
 def _lost_s(i: Incident, now: float, stood: Sequence[tuple[float, float]]) -> float:
-    """Returns the seconds so far for which its group did not train. `now` is on the run clock; `stood` as in
-    Account."""
+    """Returns the seconds so far for which its group did not train. `now`: run clock; `stood` as in Account."""
     if i.shadow:
         return 0.0
     if i.kind not in TRAINS_ON:

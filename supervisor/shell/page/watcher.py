@@ -1,4 +1,4 @@
-"""Follows etcd with its own mirror, whoever leads, and feeds the browsers from it."""
+"""Follows etcd with a mirror of its own, on every supervisor, and feeds the browsers from it."""
 
 from __future__ import annotations
 
@@ -229,8 +229,8 @@ class Page:
             feed.publish(found)
 
     def _note_clocks(self, mirror: Mirror, changes: Changes) -> None:
-        """Notes each run's clock from a memory or account just written. A new leader resets them, since its clocks may
-        show less."""
+        """Notes each run's clock from a memory or account just written. A new leader resets all: its clocks may show
+        less."""
         if changes.reset:
             return
         for item in changes.puts:

@@ -120,8 +120,7 @@ class Connection:
             old.close()
 
     def _over(self) -> list[Any]:
-        """Removes and returns the channels to close: other calls on an old channel may be answered until their
-        deadlines."""
+        """Removes and returns the channels to close: calls on an old channel may be answered until their deadlines."""
         now = time.monotonic()
         over = [old for since, old in self._retired if now - since > 2 * self.timeout_s]
         self._retired = [(since, old) for since, old in self._retired if old not in over]

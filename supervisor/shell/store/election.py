@@ -43,8 +43,7 @@ class Leadership:
 
     @property
     def lapsed(self) -> bool:
-        """True if the lease expired by our own clock, or the key was given back or seen as lost. Safe from any
-        thread."""
+        """True if the lease expired by our own clock, or the key was given back or lost. Safe from any thread."""
         return self._replaced or self._lease.lost
 
     @property
@@ -80,8 +79,7 @@ class Election:
         """Lease of our last term."""
 
     def campaign(self, stop: threading.Event) -> Leadership | None:
-        """Waits until this candidate leads; None if `stop` was set first. Waits through a store outage. Raises
-        Fatal."""
+        """Waits until it leads; None if `stop` was set first. Waits through a store outage. Raises Fatal."""
         lease: Lease | None = None
         try:
             while not stop.is_set():

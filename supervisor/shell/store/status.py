@@ -81,7 +81,7 @@ def check_version(version: str) -> str | None:
     """Returns a warning about this server version, or None.
 
     etcd 3.5.0 to 3.5.2 are "not recommended for production" (etcd #13766: data may differ between members after a
-    SIGKILL); the warning covers versions up to 3.5.5. Of those, 3.5.1 was run here: once in 87 kills its revision went
+    SIGKILL). The warning covers versions up to 3.5.5. Of those, 3.5.1 was run here: once in 87 kills its revision went
     back.
     """
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)

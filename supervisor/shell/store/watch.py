@@ -38,8 +38,7 @@ _ENDED = object()
 
 
 class EtcdWatch:
-    """A resumable watch, created by `EtcdStore.watch`. Its own thread follows the stream and feeds a queue, which
-    `poll` reads."""
+    """A resumable watch, made by `EtcdStore.watch`. A thread follows the stream and feeds a queue for `poll`."""
 
     def __init__(
         self, connection: Connection, prefix: str, after_revision: int, list_prefix: Callable[[str], Snapshot]
