@@ -177,7 +177,7 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
 
 
 def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
-    """Notes what is wrong, yet does not keep the run from starting."""
+    """Notes problems that do not keep the run from starting."""
     from supervisor.shell import fit, notify
 
     for sentence in (*fit.short(spec, seen), *filter(None, [notify.not_here(spec.policy.webhook_file)])):

@@ -10,8 +10,8 @@ from supervisor.wire import keys
 from supervisor.wire.records import Health, Registration
 
 OFF_S = 60.0
-"""Least error that can be told from a report's age. A node reports its health every 5 s under a lease of some seconds,
-so no living node's report is a minute old."""
+"""Least error that a report's age cannot explain. A node reports its health every 5 s under a lease of some seconds, so
+no living node's report is a minute old."""
 
 
 def off(health: Health, now_unix_s: float) -> str:

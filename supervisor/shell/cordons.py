@@ -30,7 +30,7 @@ class HostCordons:
     failed: str = ""
     """Failures of its newest checks; empty if none failed or it was never checked."""
     one_cause: bool = False
-    """True if checks failed on so many hosts that they bar none for every run."""
+    """True if the checks failed on enough hosts to count as one cause: they then bar none for every run."""
     of_node: str = ""
     """Reason why a node there gets no group, though the host is not barred. Its checks could not be done, or those of
     another node there have passed since."""

@@ -113,8 +113,8 @@ class EngineDriver:
         return 2 * self._engine.poll_s + WRITE_S if engine == self._engine.name else 0.0
 
     def listed_at(self, engine: str) -> float | None:
-        """Returns when this engine's newest list began, by time.monotonic(), of which the last offered view has all
-        results. None if there is none, or for another engine."""
+        """Returns the start, by time.monotonic(), of this engine's newest list that the last offered view has in full.
+        None if there is none, or for another engine."""
         return self._listed_at if engine == self._engine.name else None
 
     def start(self) -> None:

@@ -76,7 +76,7 @@ class Allocator(Protocol):
         ...
 
     def listed_at(self, engine: str) -> float | None:
-        """Returns when its newest list began, by time.monotonic(), of which the last offered mirror has all results."""
+        """Returns the start, by time.monotonic(), of its newest list that the last offered mirror has in full."""
         ...
 
 
@@ -188,7 +188,7 @@ class Loop:
             self._clocks = [began, *others[2 - TERMS :], (self.now(), round(more, 3))]
 
     def _note_store(self, up: bool) -> None:
-        """Journals a change in whether etcd answers."""
+        """Journals when etcd stops answering or answers again."""
         if up != self._store_up:
             self._store_up = up
             for journal in self._journals.values():
@@ -408,7 +408,7 @@ class Loop:
         told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
         # So does a node that runs a part of it without a record: it came after the backup that was restored.
         ending = {*told, *(keys.desired(node, run) for node in views.runs_on(self._mirror, run))}
-        # Empty ones first: an agent that reads its old record would begin what has been moved away from it.
+        # Empty ones first: an agent that returns to its old record would begin what has been moved away from it.
         ordered = {key: _nothing(key) for key in sorted(ending - intents.keys())} | intents
         items = self._mirror.items
         for key, value in ordered.items():
