@@ -25,9 +25,8 @@ VERSION = 1
 """Version of every kind that is not in VERSIONS."""
 
 VERSIONS: dict[str, int] = {"Memory": 2, "GroupMemory": 2, "Incident": 2}
-"""Kinds that had an incompatible change, and their current version. Raise it only if a program that ignores unknown
-fields, and drops them when it writes, would do harm. A field with a good default does not need it
-(docs/UPGRADES.md)."""
+"""Kinds that had an incompatible change, and their current version. Raise one only if harm is done by a program that
+ignores unknown fields and drops them when it writes, not for a field with a good default (docs/UPGRADES.md)."""
 
 T = TypeVar("T")
 
@@ -707,7 +706,7 @@ class Account:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of all groups, by cause of the ledger (supervisor.core.ledger)."""
     clock: float = 0.0
-    """Run clock up to which this account counts, where the next leader continues; 0: an older leader wrote it."""
+    """Run clock up to which this account counts, where the next leader continues; 0 if an old program wrote it."""
     began_unix_s: float = 0.0
     """Start of the run: its first decision, by its leader's clock; 0 if unknown."""
     ended_unix_s: float = 0.0
@@ -759,7 +758,7 @@ class Cordon:
     by: str
     """The person: user@machine."""
     at_unix_s: float
-    """That machine's wall clock, for people only."""
+    """Wall clock of that machine, for people only."""
     drain: bool = False
     """True if the groups there must leave it, in an orderly way."""
 
