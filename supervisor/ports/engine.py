@@ -31,8 +31,8 @@ class Request:
 
 
 class Engine(Protocol):
-    """A scheduler, as far as the supervisor needs it. Methods raise Retryable if it is away or late, RequestRefused if
-    it refuses a request, and Fatal, with its own words, for what it will never do."""
+    """A scheduler, as far as the supervisor needs it. Methods raise Retryable if it is away or late, and RequestRefused
+    if it refuses a request. They raise Fatal, with its words, for what it will never do."""
 
     name: str
     poll_s: float

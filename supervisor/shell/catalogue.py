@@ -20,7 +20,7 @@ SECONDS_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0,
 RECOVERY_BUCKETS = (
     0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
 )  # fmt: skip
-"""Finer bounds, since a quantile is interpolated between two of them: for recoveries of 3 s and 13 s, the 90% quantile
+"""Finer bounds, since a quantile is interpolated between two of them. For recoveries of 3 s and 13 s, the 90% quantile
 would be 18 s. Only for supervisors: agents also export one series per bucket, and there are thousands of them."""
 
 QUICK_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)

@@ -145,9 +145,9 @@ def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:
 
 
 def clock_now(mirror: Mirror, run: str, memory: Memory, heard: float = 0.0) -> float:
-    """Returns the run clock now, in seconds, for people only: the last value that a leader wrote (at most half a minute
-    ago), or the reader's count since. It uses no wall clock, since the leader's may be hours off. `heard`: the
-    reader's count, by its own monotonic clock; 0 if it has just begun."""
+    """Returns the run clock now, in seconds, for people only. It is the last value that a leader wrote (at most half a
+    minute ago), or the reader's count since. It uses no wall clock, since the leader's may be hours off. `heard`:
+    the reader's count, by its own monotonic clock; 0 if it has just begun."""
     told = max(memory.clock, account(mirror, run).clock)
     return max(told, heard) if keys.LEADER in mirror.items else told
 

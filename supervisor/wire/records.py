@@ -25,8 +25,8 @@ VERSION = 1
 """Version of every kind that is not in VERSIONS."""
 
 VERSIONS: dict[str, int] = {"Memory": 2, "GroupMemory": 2, "Incident": 2}
-"""Kinds that had an incompatible change, and their current version. Raise one only if harm is done by a program that
-ignores unknown fields and drops them when it writes, not for a field with a good default (docs/UPGRADES.md)."""
+"""Kinds that had an incompatible change, and their current version. Raise one only if a program that drops unknown
+fields when it writes would do harm. A field with a good default needs no new version (docs/UPGRADES.md)."""
 
 T = TypeVar("T")
 
@@ -563,8 +563,8 @@ class TrainerDesired:
     cut_off_stop_s: float = 0.0
     """`policy.cut_off_stop_s`; 0: never."""
     lost: tuple[int, ...] = ()
-    """Other groups that the gate no longer hears. A rank must abort its process group if its step has not moved for a
-    heartbeat timeout, since it may wait in a collective with one of them."""
+    """Other groups that the gate no longer hears. A rank may wait in a collective with one of them. It must abort its
+    process group if its step has not moved for a heartbeat timeout."""
     hang: HangSpec = field(default_factory=HangSpec)
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
