@@ -1,4 +1,4 @@
-"""The command line: parses and calls. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+"""The command line: parses arguments and calls the shell. Exit codes: 0 done, 1 failed, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMMANDS = (
     (REPAIR, "backup", "system", "Save the state of all runs to a file."),
     (REPAIR, "restore", "system", "Load a backup into an etcd that holds no state."),
 )
-"""Heading, name, module here, and the first sentence of the command's help."""
+"""Each command's heading, name, module in this package, and the first sentence of its help."""
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -48,7 +48,7 @@ for _heading, _name, _module, _line in COMMANDS:
 
 
 def _add_commands() -> None:
-    """Add the commands of the other packages: they import us, we never import them."""
+    """Adds the commands of the other packages. They import the supervisor; the supervisor never imports them."""
     from importlib.metadata import entry_points  # slow to import, and not needed for a command of ours
 
     for point in sorted(entry_points(group="supervisor.commands"), key=lambda p: p.name):
@@ -56,7 +56,7 @@ def _add_commands() -> None:
 
 
 def _log_level() -> str:
-    """Level by SUPERVISOR_LOG; exits 2 when there is no such level."""
+    """Returns the log level that SUPERVISOR_LOG names; exits 2 if there is no such level."""
     level = os.environ.get("SUPERVISOR_LOG") or "WARNING"
     if level not in LEVELS:
         from supervisor.wire.printer import print_line
@@ -68,7 +68,7 @@ def _log_level() -> str:
 
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a file's name may be no UTF-8
+        sys.stdout.reconfigure(errors="replace")  # a file name may be invalid UTF-8
     handler = logging.StreamHandler()
     handler.setFormatter(TextLine("supervisor: %(message)s"))
     logging.basicConfig(level=_log_level(), handlers=[handler])

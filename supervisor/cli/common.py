@@ -1,6 +1,6 @@
-"""Shared by the commands: their options, errors as sentences, the store and the printing.
+"""Parts that the commands share: options, errors printed as sentences, the store, and printing.
 
-A command that finds no etcd fails with little more than is imported here. What it needs then, it imports itself.
+A command that finds no etcd imports little more than this module's header. Functions import what else they need.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ console = Printer(soft_wrap=True)
 
 
 def endpoints_option(context: typer.Context, given: str) -> str:
-    """Refuse what is no list of endpoints. An empty list that was written out is one: a script lacks its variable."""
+    """Refuses a malformed list of endpoints, or an empty one that was written out: a script lacks its variable."""
     source = context.get_parameter_source("etcd")
     if given or (source is not None and source.name == "COMMANDLINE"):
         for endpoint in given.split(","):
@@ -45,8 +45,8 @@ def endpoints_option(context: typer.Context, given: str) -> str:
 
 
 def text_option(given: Any) -> Any:
-    """Refuse words that are no UTF-8, in one text or several. Python holds half of a surrogate pair for each such byte, which no
-    record, page or terminal can show. Paths are free of this: a file may have such a name."""
+    """Refuses one or several texts with invalid UTF-8. Python holds half of a surrogate pair for each such byte, which
+    no record, page or terminal can show. Paths are exempt: a file may have such a name."""
     try:
         "".join(given).encode()
     except UnicodeEncodeError:
@@ -76,11 +76,11 @@ SecurityFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 HOME = Path("runs")
 DEFAULT = "127.0.0.1:2379"
-"""Address of etcd where none is given."""
+"""Default address of etcd."""
 
 
 def print_timeouts(run: str, rows: Sequence[Row]) -> None:
-    """Print all timeouts to stderr as the doctor does, where one of them is refused; without rows, nothing."""
+    """Prints all timeouts to stderr as the doctor does, after one of them was refused; prints nothing without rows."""
     if rows:
         from supervisor.shell.doctor.timeouts import table
 
@@ -89,7 +89,7 @@ def print_timeouts(run: str, rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turn a user's mistake (exit code 2) or a missing part (1) into a sentence, never a traceback."""
+    """Prints a user's mistake (exit code 2) or a missing part (1) as a sentence, never as a traceback."""
     try:
         yield
     except (SecurityError, failpoints.FailpointError, LogFormatError) as error:
@@ -113,12 +113,12 @@ def sentences() -> Iterator[None]:
 
 
 def endpoints_in(etcd: str, home: Path) -> list[str]:
-    """Endpoints as given, or of the `up` in a home, or etcd's own default."""
+    """Returns the endpoints as given, or those of the `up` in this home, or etcd's default."""
     return (etcd or endpoints_of(home) or DEFAULT).split(",")
 
 
 def connect(endpoints: Sequence[str], security: Security) -> EtcdStore:
-    """A store on the etcd there. Errors as of `supervisor.shell.store.connect`."""
+    """Returns a store on the etcd there. Raises what `supervisor.shell.store.connect` raises."""
     from supervisor.shell import store
 
     return store.connect(endpoints, security=security)
@@ -154,7 +154,7 @@ def _away(home: Path, endpoints: Sequence[str]) -> str:
 
 def _not_given(home: Path) -> str:
     return (
-        # an `up` without nodes of its own notes no etcd: it was given one
+        # an `up` without nodes of its own got its etcd as an option and notes none
         f"no `supervisor up` in {home} has noted its etcd, and none answers at {DEFAULT}, the default: "
         "give the --home of one that runs, or --etcd, or set SUPERVISOR_ETCD; for a first run, `supervisor up` starts an etcd. "
         f"The files of a run outlive its etcd: supervisor ledger {home / 'NAME'}, supervisor explain ID --journal {home / 'NAME' / 'journal.jsonl'}"
@@ -170,8 +170,8 @@ def opened_mirror(etcd: str, home: Path, security: str = "") -> Iterator[Mirror]
 
 
 def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = False) -> RunRecord:
-    """Choose the named run, or the only one that is not over. Among several a person is asked; a script is refused with exit
-    code 2, because stopping the wrong run loses hours. `resumable` as in client.not_over."""
+    """Returns the named run, or the only one that is not over. Among several it asks a person, and exits 2 in a script,
+    because stopping the wrong run loses hours. `resumable` as in client.not_over."""
     from supervisor.shell import client
 
     found = client.not_over(mirror, resumable)
@@ -188,7 +188,7 @@ def run_to_change(mirror: Mirror, run: str, command: str, resumable: bool = Fals
 
 
 def _asks() -> bool:
-    """Says that a person can answer."""
+    """Returns true if a person can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

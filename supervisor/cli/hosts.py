@@ -15,7 +15,7 @@ commands = command_line.commands()
 
 
 def register(app: typer.Typer) -> None:
-    """Add these to the command line."""
+    """Adds these commands to the command line."""
     app.add_typer(commands)
 
 

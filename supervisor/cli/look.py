@@ -1,4 +1,4 @@
-"""Commands that change nothing. Each imports what it needs, most of it once etcd has answered."""
+"""Commands that change nothing. Each imports what it needs, most of it only after etcd has answered."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ commands = command_line.commands()
 
 
 def register(app: typer.Typer) -> None:
-    """Add these to the command line."""
+    """Adds these commands to the command line."""
     app.add_typer(commands)
 
 
 FOLLOW_S = 0.25
-"""How often `logs --follow` looks."""
+"""Seconds between two looks of `logs --follow`."""
 
 
 @commands.command("status", epilog="Example: supervisor status --run demo --json")

@@ -28,7 +28,7 @@ commands = command_line.commands(help_="Show or change the policy of a run while
 
 
 def register(app: typer.Typer) -> None:
-    """Add `policy` to the command line."""
+    """Adds `policy` to the command line."""
     app.add_typer(commands, name="policy")
 
 

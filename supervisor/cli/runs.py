@@ -1,4 +1,4 @@
-"""Commands that start a run and steer it. Each imports what it needs: few of them read a run file or use Slurm."""
+"""Commands that start a run and control it. Each imports what it needs: few of them read a run file or use Slurm."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ commands = command_line.commands()
 
 
 def register(app: typer.Typer) -> None:
-    """Add these to the command line."""
+    """Adds these commands to the command line."""
     app.add_typer(commands)
 
 
@@ -144,7 +144,7 @@ def submit(
 
 
 def _checked_spec(file: Path) -> RunSpec:
-    """Read a run file. Exits 2 with all that is wrong with it."""
+    """Reads a run file. Exits 2 with all its problems."""
     from supervisor.shell import client, runfile
 
     try:
@@ -161,7 +161,7 @@ def _checked_spec(file: Path) -> RunSpec:
 
 
 def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
-    """Exit 2 with the timeouts that are unsafe, by what a run like this one was seen to take; note those that are short."""
+    """Exits 2 with the unsafe timeouts, judged by what a run of the same program took; notes those that are short."""
     from supervisor.core import timeouts
     from supervisor.shell import fit
     from supervisor.shell.mirror import Mirror
@@ -177,7 +177,7 @@ def _refuse_unsafe(file: Path, store: EtcdStore, spec: RunSpec) -> None:
 
 
 def _note_what_is_short(spec: RunSpec, seen: Measured = NOTHING) -> None:
-    """Note what does not keep the run from starting, and is not as it should be."""
+    """Notes problems that do not keep the run from starting."""
     from supervisor.shell import fit, notify
 
     for sentence in (*fit.short(spec, seen), *filter(None, [notify.not_here(spec.policy.webhook_file)])):
@@ -238,7 +238,7 @@ def stop(run: Run = "", etcd: Etcd = "", home: Home = HOME, security: SecurityFi
 
 
 def _changed(store: EtcdStore, run: str, wish: str, change: Callable[[Control], Control]) -> tuple[Mirror, RunRecord]:
-    """Change the control record of a run that goes on; returns the state before it, and the run."""
+    """Changes the control record of a run that is not over. Returns the state before the change, and the run."""
     from supervisor.shell import client
     from supervisor.shell.mirror import Mirror
 

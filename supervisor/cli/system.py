@@ -1,4 +1,4 @@
-"""Commands that run the system and keep its state. Each imports what it needs: a backup needs no part of a supervisor."""
+"""Commands that run the system and save its state. Each imports what it needs: a backup needs no supervisor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ commands = command_line.commands()
 
 
 def register(app: typer.Typer) -> None:
-    """Add these to the command line."""
+    """Adds these commands to the command line."""
     app.add_typer(commands)
 
 

@@ -1,4 +1,4 @@
-"""The allocator port: what the program needs of a scheduler."""
+"""The engine port: what the program needs of a scheduler."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from supervisor.ports.errors import Fatal
 
 
 class RequestRefused(Fatal):
-    """The scheduler itself does not take this one request. Any other Fatal says nothing of the request."""
+    """The scheduler refused this one request. Any other Fatal does not judge the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One allocation of one node. `key` is ours: asking twice with the same key gives one allocation."""
+    """A request for one allocation of one node. `key` is ours: two requests with the same key give one allocation."""
 
     key: str
     run: str
@@ -25,43 +25,43 @@ class Request:
     """Ranks that the node must hold."""
     lease_s: int
     exclude: tuple[str, ...] = ()
-    """Hosts that are not to be given."""
+    """Hosts that the engine must not give."""
     spec: AllocationSpec = field(default_factory=AllocationSpec)
-    """What the run file says of the engine."""
+    """Engine settings from the run file."""
 
 
 class Engine(Protocol):
-    """Raises Retryable when it is away or does not answer in time, RequestRefused when it does not take a request, and Fatal
-    when it will never do what is asked, with its own words."""
+    """A scheduler, as far as the supervisor needs it. Methods raise Retryable if it is away or late, and RequestRefused
+    if it refuses a request. They raise Fatal, with its words, for what it will never do."""
 
     name: str
     poll_s: float
-    """How often it may be asked for its list, in seconds."""
+    """Least seconds between two calls of `list`."""
 
     def acquire(self, request: Request) -> None:
-        """Ask for an allocation; returns at once. Its state appears in `list`. Again with the same key: nothing."""
+        """Asks for an allocation and returns at once; its state appears in `list`. Does nothing for a known key."""
         ...
 
     def replace(self, key: str, request: Request, because: str) -> None:
-        """Ask for `request` in the place of allocation `key`, whose host is suspect for this reason: that one is given
-        back, and the engine keeps others off its host where it can. Again: nothing."""
+        """Asks for `request` in place of allocation `key`, whose host is suspect for the reason `because`. The engine
+        takes `key` back and keeps others off its host where it can. A second call does nothing."""
         ...
 
     def release(self, key: str) -> None:
-        """Give it back; unknown or released keys are no error."""
+        """Gives the allocation back. Unknown or released keys are no error."""
         ...
 
     def list(self) -> Sequence[Grant]:
-        """All allocations of ours that the engine still knows, and those gone that were not released. `Grant.ended` only on a
-        proof: where the engine cannot tell, it is false."""
+        """Returns all our allocations that the engine still knows, and those that are gone but were not released.
+        `Grant.ended` needs a proof: it is false where the engine cannot tell."""
         ...
 
     def events(self, changed: Callable[[], None]) -> None:
-        """Call `changed`, from any thread, whenever `list` may say something new. An engine that can only be asked never
-        calls it: then `poll_s` is all there is."""
+        """Calls `changed`, from any thread, whenever `list` may have changed. An engine without notifications never
+        calls it: then only `poll_s` applies."""
         ...
 
     def knows(self, grant: Grant) -> bool:
-        """Whether this engine would know of this allocation if it still were there. Where it would not, that `list`
-        lacks it says nothing."""
+        """Returns true if this engine would list this allocation while it exists. If false, its absence from `list`
+        proves nothing."""
         ...

@@ -1,4 +1,4 @@
-"""The errors of the ports. The class of an error is the decision about it: nobody looks at its text."""
+"""The errors of the ports. An error's class decides how it is handled; no one parses its text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class PortError(Exception):
 
 
 class Retryable(PortError):
-    """It may work later: nothing is wrong with the request. `after_s` is the least to wait.
+    """The call may work later: nothing is wrong with the request. `after_s` is the least time to wait.
 
     The outcome of the failed call is unknown (a transaction may still commit): read again, never repeat blindly.
     """
@@ -19,8 +19,8 @@ class Retryable(PortError):
 
 
 class Fatal(PortError):
-    """It will never work as asked: a person has to change something. The text says what."""
+    """The call will never work as asked: a person must change something. The text says what."""
 
 
 class Fenced(PortError):
-    """Somebody else owns this now: a compare of the transaction failed. Nothing was written."""
+    """Another leader owns this now: an expectation of the transaction failed. Nothing was written."""

@@ -1,4 +1,4 @@
-"""The store port: what the program needs of etcd. One real implementation, `supervisor.shell.store`; fakes are held to
+"""The store port: what the program needs of etcd. `supervisor.shell.store` is the one real implementation; fakes pass
 the same contract tests."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed up to `revision`, in order. A reset says that the watch lost its place (compaction): `puts` is then
-    the whole prefix, and whatever is not in it is gone."""
+    """Changes up to `revision`, in order. After a reset (compaction made the watch lose its place), `puts` is the whole
+    prefix, and any key missing there is gone."""
 
     revision: int
     puts: tuple[Item, ...] = ()
@@ -40,7 +40,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """A condition of a transaction: the key's create revision or mod revision is this. 0 means that it does not exist."""
+    """A condition of a transaction: the key has this create or mod revision. 0 means that the key does not exist."""
 
     key: str
     create_revision: int | None = None
@@ -48,19 +48,18 @@ class Expect:
 
 
 class Lease(Protocol):
-    """A lease that a thread of ours keeps alive."""
+    """A lease that a background thread keeps alive."""
 
     @property
     def id(self) -> int: ...
 
     @property
     def lost(self) -> bool:
-        """True once the lease's time ran out by our own clock without a renewal, or the server said that it is gone.
-        It never turns False again."""
+        """True once the lease expired by our own clock, or the server reported it gone. It never turns False again."""
         ...
 
     def revoke(self) -> None:
-        """Give it back: its keys vanish at once. Never raises."""
+        """Revokes the lease: its keys vanish at once. Never raises."""
         ...
 
 
@@ -68,7 +67,7 @@ class Watch(Protocol):
     """A resumable watch: survives lost streams, a frozen leader, lost quorum and compaction."""
 
     def poll(self, timeout_s: float) -> Changes | None:
-        """The next changes, or None after `timeout_s` seconds."""
+        """Returns the next changes, or None after `timeout_s` seconds."""
         ...
 
     @property
@@ -85,22 +84,22 @@ class Store(Protocol):
     def get(self, key: str) -> Item | None: ...
 
     def list(self, prefix: str, *, after: str = "", limit: int = 0) -> Snapshot:
-        """In the order of keys; only those behind `after`, and so many (0: all)."""
+        """Returns keys in order: only those after `after`, and at most `limit` of them (0: all)."""
         ...
 
     def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        """Returns the revision."""
+        """Writes the key. Returns the revision."""
         ...
 
     def commit(
         self, puts: Mapping[str, bytes], deletes: Sequence[str] = (), expect: Sequence[Expect] = (), lease: int = 0
     ) -> int:
-        """One transaction; returns its revision. Raises Fenced when an expectation does not hold, and ValueError when
-        it has more operations than the store takes (MAX_OPERATIONS)."""
+        """Commits one transaction and returns its revision. Raises Fenced if an expectation fails, and ValueError if it
+        has more than MAX_OPERATIONS operations."""
         ...
 
     def watch(self, prefix: str, after_revision: int) -> Watch:
-        """Changes of all keys under `prefix` since `after_revision` (exclusive)."""
+        """Watches all keys under `prefix` after `after_revision` (exclusive)."""
         ...
 
     def lease(self, ttl_s: int) -> Lease: ...
@@ -109,7 +108,7 @@ class Store(Protocol):
 
 
 MAX_OPERATIONS = 100
-"""Operations of one transaction; etcd's default limit is 128 (--max-txn-ops)."""
+"""Most operations of one transaction; etcd's default limit is 128 (--max-txn-ops)."""
 
 __all__ = ["MAX_OPERATIONS", "Changes", "Expect", "Item", "Lease", "Snapshot", "Store", "Watch"]
 
@@ -121,14 +120,14 @@ class Term(Protocol):
 
     @property
     def lost(self) -> bool:
-        """It is over, as far as is known here. For the one thread that owns the term."""
+        """True if the term is over, as far as this process knows. Only for the thread that owns the term."""
         ...
 
     @property
     def lapsed(self) -> bool:
-        """Its lease ran out by our own clock. For any thread."""
+        """True if the term's lease expired by our own clock. Safe from any thread."""
         ...
 
     def expect(self) -> Expect:
-        """What every transaction of this leader has to expect."""
+        """Returns the expectation that fences every transaction of this leader."""
         ...

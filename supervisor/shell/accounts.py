@@ -1,7 +1,8 @@
-"""Where the seconds of a run's groups go, while it runs: the ledger as far as etcd tells it.
+"""The live ledger of a run: accounts each second of its groups by cause, from what etcd holds.
 
-A trainer tells, by cause, where the seconds of its process have gone so far; what it has not told yet is held back. The rest follows
-from the phase in which the supervisor has a group. The exact ledger is made afterwards, from the trainers' own records.
+A trainer reports, by cause, where the seconds of its process went; seconds that it has not reported yet are held back.
+The rest follows from the phase in which the supervisor has a group. The exact ledger is made afterwards, from the
+trainers' own records.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from supervisor.shell.mirror import Mirror
 from supervisor.wire.records import Held, NodeObserved
 
 HELD_S, HELD_STEPS = 60.0, 3.0
-"""Seconds of which a trainer says nothing for longer than this, and longer than so many steps, are counted by what it is in, where that
-is known."""
+"""Unreported seconds beyond both limits (seconds, and steps of the group) are counted by the rank's current phase,
+where that is known."""
 
 _BY_NAME = {cause.value: cause for cause in Cause}
 
@@ -44,18 +45,18 @@ _IN = {
     "finished": Cause.END,
     "failed": Cause.LOST_STEP,
 }
-"""By the phase that a rank says. In any other it hangs where it is longer in it than it may; before, it may evaluate or compile, and
-tells so with its step."""
+"""Cause by the phase that a rank reports. In any other phase, a rank hangs once it exceeds its limit. Before that it
+may evaluate or compile, which it reports with its step."""
 
 HELD = (Cause.START, Cause.PRODUCTIVE)
-"""What only the trainer can tell apart."""
+"""Causes that only the trainer can tell apart."""
 
 Told = Mapping[tuple[int, int], Mapping[str, float]]
-"""By group and generation, the seconds of its rank 0's process so far, by cause."""
+"""Seconds of the process of rank 0 so far, by cause, for each group and generation."""
 
 
 def told(mirror: Mirror, run: str) -> Told:
-    """What the agents have reported."""
+    """Returns the seconds that the agents have reported."""
     found: dict[tuple[int, int], Mapping[str, float]] = {}
     for key in mirror.of_sort("observed"):
         node = mirror.record(key, NodeObserved)
@@ -66,7 +67,7 @@ def told(mirror: Mirror, run: str) -> Told:
 
 
 def stepped_unix_s(mirror: Mirror, run: str) -> float:
-    """When the newest step was committed that agents tell of, by the clock of the node that did, for people only; 0: not known."""
+    """Returns when the newest reported step was committed, by its node's clock, for people only; 0 if unknown."""
     newest = 0.0
     for key in mirror.of_sort("observed"):
         node = mirror.record(key, NodeObserved)
@@ -80,43 +81,43 @@ def stepped_unix_s(mirror: Mirror, run: str) -> float:
 class _Group:
     generation: int
     mark: int
-    """The newest step of the run when this generation was first seen, in this term."""
+    """Newest step of the run when this term first saw this generation."""
     cause: Cause | None = None
-    """Since the last look."""
+    """Cause that applies since the last look."""
     told: Mapping[str, float] | None = None
     before_s: float = 0.0
-    """Seconds that its process had reported, of all causes, when the last term counted them."""
+    """Seconds, over all causes, that its process had reported when the last term counted them."""
     commits: int = 0
     held: float = 0.0
-    """Seconds of a process of which it has not told yet."""
+    """Seconds of its process that it has not reported yet."""
 
 
 @dataclass
 class Accounts:
-    """Of one run, in one term. `seconds` add up to the time of all groups since the first look, but for what is held, and for
-    what passes once the run has ended: from a halt until a person resumes it."""
+    """The account of one run in one term. `seconds` add up to the time of all groups since the first look. They lack
+    what is held, and the time between a halt and its resume."""
 
     step: int = 0
-    """The newest that was seen to be committed; at first, in the terms before this one."""
+    """Newest step seen as committed; initially that of earlier terms."""
     seconds: dict[Cause, float] = field(default_factory=dict)
     before: Mapping[str, float] = field(default_factory=dict)
-    """What the terms before this one counted, by cause."""
+    """Seconds that earlier terms counted, by cause."""
     ran_s: float = 0.0
-    """How long the run has lasted, in those terms too."""
+    """Seconds that the run has lasted, earlier terms included."""
     last: float | None = None
-    """The run clock at the newest look; at first, until when the terms before this one counted. None: there was no look."""
+    """Run clock at the newest look; initially, that up to which earlier terms counted. None before any look."""
     stood: Sequence[tuple[float, float]] = ()
-    """As Account.stood: seconds in which nobody led are the run's as well."""
+    """As Account.stood: seconds without a leader belong to the run as well."""
     held_before: Sequence[Held] = ()
-    """Seconds whose cause the terms before this one did not know."""
+    """Seconds whose cause earlier terms did not know."""
     began: float | None = None
-    """The run clock at its very first look. None: another term had it."""
+    """Run clock at the run's very first look. None if an earlier term made it."""
     _ended: bool = False
     _groups: dict[int, _Group] = field(default_factory=dict)
 
     def look(self, memory: Memory, observed: Observed, told: Told, slow: Sequence[Slow] = ()) -> None:
-        """Count what has passed since the last look. While groups are told to be slow, all step as slowly as the slowest: what a
-        step takes beyond an ordinary one is straggling, but for what such a group itself tells as waiting for its data."""
+        """Counts the time since the last look. While groups are slow, all step as slowly as the slowest. The excess
+        over an ordinary step counts as straggling, except for the groups that wait for their own data."""
         beyond, for_data = max((s.beyond for s in slow), default=0.0), {s.group for s in slow if s.for_data}
         now, last = observed.now, self.last
         if last is None:
@@ -131,7 +132,7 @@ class Accounts:
         away = last is not None and observed.store_stable_s < now - last
         for group in memory.groups.values():
             known = self._groups.get(group.group)
-            if known is None:  # of what passed before this term has seen it, it says how it stands now
+            if known is None:  # time before this term saw the group is counted by its present state
                 first = cause_of(group, memory.incidents.get(group.incident)) if elapsed else None
                 known = self._groups[group.group] = self._taken_over(group, newest, first)
             self._pass(known, elapsed, away)
@@ -146,7 +147,7 @@ class Accounts:
             if known.generation != group.generation or cause not in HELD:
                 self._give_up(known, cause, incident, now)
             elif known.cause == Cause.START and cause == Cause.PRODUCTIVE:
-                self._settle(known, Cause.ACT if known.told else Cause.START)  # until its process was born
+                self._settle(known, Cause.ACT if known.told else Cause.START)  # the time until its process was born
             if known.generation != group.generation:
                 known = self._groups[group.group] = _Group(group.generation, newest)
             known.cause = cause
@@ -154,7 +155,7 @@ class Accounts:
                 self._count_what_is_held(known, rank)
 
     def _taken_over(self, group: GroupMemory, newest: int, first: Cause | None) -> _Group:
-        """A group at this term's first look, with what is held of its process; of one that has ended, that was a lost step."""
+        """Returns a group at its first look, with its held seconds. Those of an ended generation are a lost step."""
         known = _Group(group.generation, newest, first)
         for held in self.held_before:
             if (held.group, held.generation) == (group.group, group.generation):
@@ -165,7 +166,7 @@ class Accounts:
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """For the next term: seconds that have passed, and are not in `seconds`."""
+        """Elapsed seconds that are not in `seconds` yet, for the next term."""
         return tuple(
             Held(
                 group=group,
@@ -201,19 +202,19 @@ class Accounts:
 
     @property
     def ettr(self) -> float | None:
-        """Share of productive seconds since the launch; None: none was counted."""
+        """Share of productive seconds since the launch; None if no seconds were counted."""
         return ledger.ettr(self.since_launch)
 
     def _hear(
         self, known: _Group, group: GroupMemory, told: Mapping[str, float], rank: RankView, beyond: float
     ) -> None:
         if told and known.told is None:
-            whole = sum(told.values())  # what an earlier term counted of it was of the same causes, as far as is known
+            whole = sum(told.values())  # what an earlier term counted had the same mix of causes, as far as is known
             new = max(0.0, 1.0 - known.before_s / whole) if whole > 0 else 0.0
             news = {cause: value * new for cause, value in told.items()}
         elif told:
             news = {cause: max(0.0, value - (known.told or {}).get(cause, 0.0)) for cause, value in told.items()}
-        else:  # a trainer that is older than that: what passed until a step was committed made it
+        else:  # an older trainer without `seconds`: it made what passed until it committed a step
             news = {Cause.PRODUCTIVE.value: known.held} if rank.commits > known.commits else {}
         whole = sum(news.values())
         share = min(1.0, known.held / whole) if whole > 0 else 0.0
@@ -229,8 +230,8 @@ class Accounts:
         known.told, known.commits = told or known.told, rank.commits
 
     def _give_up(self, known: _Group, cause: Cause, incident: Incident | None, now: float) -> None:
-        """What a process has not told that is over: of one that was silent, the end is what nobody saw, and what was waited then. One that
-        is started and fails while its incident is open was not silent."""
+        """Counts the unreported seconds of an ended process. If it fell silent, the last of them are detection and
+        decision. A process that started and failed during its incident was not silent."""
         if incident is not None and incident.kind == Kind.HANG:
             self._settle(known, Cause.HUNG)
         elif incident is not None and incident.kind not in TRAINS_ON and known.generation == incident.generation_before:
@@ -249,8 +250,8 @@ class Accounts:
 
 
 def cause_of(group: GroupMemory, incident: Incident | None = None) -> Cause:
-    """What a group's phase stands for. One with an incident waits for a decision, unless it is ridden through: it may train on, and
-    tells so itself."""
+    """Returns the cause that a group's phase stands for. A group with an incident waits for a decision, unless it is
+    ridden through. It may train on then, and reports so itself."""
     if group.phase != "running" or incident is None or incident.kind in TRAINS_ON or incident.rung == Rung.RIDE_THROUGH:
         return _CAUSE[group.phase]
     if incident.generation_before < incident.generation_after == group.generation:

@@ -1,4 +1,4 @@
-"""Which record belongs at which key, and what under our prefix is none of ours."""
+"""Checks that each key under our prefix is known and holds a readable record of its kind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _kind_at(key: str) -> Any:
 
 
 def audit(mirror: Mirror, changed: Iterable[str]) -> dict[str, str]:
-    """key -> why it cannot be read, for those of the changed keys that cannot."""
+    """Returns why a key cannot be read, for each changed key that cannot."""
     found = {}
     for key in changed:
         kind = _kind_at(key)

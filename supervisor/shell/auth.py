@@ -1,4 +1,4 @@
-"""`supervisor init-auth`: etcd's users and roles, as docs/adr/0007-security.md has them."""
+"""`supervisor init-auth`: creates etcd's users and roles as docs/adr/0007-security.md defines them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ READER = "reader"
 READ, READWRITE = "read", "readwrite"
 
 Permissions = Mapping[str, str]
-"""Prefix -> READ or READWRITE."""
+"""READ or READWRITE, by prefix."""
 
 OLDEST = (3, 4)
-"""Older servers have no users without a password, and would take an empty one."""
+"""Oldest etcd version that works: older servers have no users without a password, and would accept an empty one."""
 
 
 def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
-    """Role -> what it may do. Each has one user, of the same name."""
+    """Returns each role's permissions. Each role has one user, of the same name."""
     found: dict[str, Permissions] = {SUPERVISOR: {keys.PREFIX: READWRITE}, READER: {keys.PREFIX: READ}}
     for node in nodes:
         found[node_name(node)] = {keys.desired(node, ""): READ, f"{keys.NODES}{node}/": READWRITE}
@@ -35,10 +35,11 @@ def roles(nodes: Sequence[str]) -> dict[str, Permissions]:
 
 
 def init_auth(endpoints: Sequence[str], security: Security, nodes: Sequence[str]) -> list[str]:
-    """Make what is missing, take away what our roles may too much, and switch the checks on. Says what it changed.
+    """Creates what is missing, revokes excess permissions of our roles, and enables the checks. Returns a sentence for
+    each change.
 
-    Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`; Retryable when etcd
-    is away.
+    Raises SecurityError without certificates; Fatal, also when the certificate is not that of `root`; Retryable when
+    etcd is away.
     """
     if not security.tls:
         raise SecurityError(
@@ -104,7 +105,7 @@ class _Auth:
         self._store = store
 
     def ask(self, what: str, request: Any) -> Any:
-        """One call. Raises Retryable or Fatal."""
+        """Makes one call. Raises Retryable or Fatal."""
         with self._store.connection.call(what, writes=True) as client:
             make: Any = rpc.AuthStub  # generated code has no types
             return getattr(make(client.channel), what)(request, self._store.timeout_s)

@@ -1,7 +1,7 @@
-"""`supervisor backup` and `restore`: all that the supervisors know, in one file, and back into an empty etcd.
+"""`supervisor backup` and `restore`: save all that the supervisors know to one file, and load it into an empty etcd.
 
-What hangs on a lease or is an agent's is left out: it comes back by itself. Failed checks do not: the host's node may be
-gone.
+Keys on a lease or owned by an agent are left out, since they come back by themselves. Failed checks are kept: their
+node may be gone.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ FORMAT = 1
 WHAT = "supervisor-backup"
 
 EPOCHS = 1_000_000_000
-"""A backup is older than what happened since: at 1000 writes a second, etcd needs 11 days for so many revisions, and an
-epoch is one of them."""
+"""Distance between old and new epochs. A backup misses later revisions, and an epoch is a revision. At 1000 writes a
+second, etcd needs 11 days to make this many."""
 
 CHUNK_BYTES = 1 << 20
-"""Of one transaction; etcd takes 1.5 MiB by default."""
+"""Most bytes of one transaction; etcd takes 1.5 MiB by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backup:
-    """Everything under our prefix that is not an agent's, at one revision."""
+    """Everything under our prefix, except the agents' keys, at one revision."""
 
     revision: int
     epochs_before: int
-    """Of the etcd that it was taken from."""
+    """As recorded in the etcd that was backed up."""
     records: dict[str, bytes]
     program: str = ""
     """Version of the program that wrote it."""
     made: str = ""
-    """That machine's wall clock, for people only."""
+    """Wall clock of the machine that made it, for people only."""
 
     @property
     def runs(self) -> list[str]:
@@ -74,7 +74,7 @@ def _is_spec(key: str) -> bool:
 
 
 def _is_state(key: str) -> bool:
-    """Whether a key is for a backup: not the leader's, an agent's or a gate's own word."""
+    """Returns true if a backup holds the key: keys of the leader, of agents and of gates are left out."""
     return key.startswith(keys.PREFIX) and key not in (keys.LEADER, keys.RESTORING) and not key.startswith(keys.NODES)
 
 
@@ -82,7 +82,7 @@ def _is_state(key: str) -> bool:
 
 
 def take(store: Store) -> Backup:
-    """What etcd holds now. Raises Fatal when it holds the half of a restore."""
+    """Takes a backup of what etcd holds now. Raises Fatal if etcd holds half a restore."""
     mirror = Mirror(store.list(keys.PREFIX))
     if keys.RESTORING in mirror.items:
         raise Fatal("a restore into this etcd has begun and not ended: run `supervisor restore` again first")
@@ -96,13 +96,13 @@ def take(store: Store) -> Backup:
 
 
 def _failed_checks(mirror: Mirror) -> dict[str, bytes]:
-    """The newest of each host, as of no revision: another etcd counts its own."""
+    """Returns the newest failed check of each host, without its revision: another etcd counts its own."""
     found = (of_host for of_host in cordons.newest_checks(mirror).values() if of_host[1].stands == "failed")
     return {key: encode(replace(check, state="failed", began=0)) for key, check in found}
 
 
 def write(backup: Backup, out: Path) -> None:
-    """Whole or not at all, for its owner's eyes only; compressed when its name ends in .gz. Raises OSError."""
+    """Writes the file completely or not at all, for its owner only; a name in .gz compresses it. Raises OSError."""
     records = [_as_json(key, value) for key, value in sorted(backup.records.items())]
     body = {
         "what": WHAT,
@@ -127,7 +127,7 @@ def write(backup: Backup, out: Path) -> None:
             os.fsync(file.fileno())
         os.replace(scratch, out)
     except OSError as error:
-        # its own names are those of the scratch file, which nobody knows
+        # the original error names the scratch file, which no user knows
         raise OSError(error.errno, f"the backup cannot be written: {error.strerror}:", str(out)) from error
     finally:
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ def write(backup: Backup, out: Path) -> None:
 
 
 def read(path: Path) -> Backup:
-    """Raises Fatal when it is torn, none of ours, or of a newer version; OSError when it cannot be read at all."""
+    """Reads a backup. Raises Fatal if it is torn, none, or of a newer version; OSError if it is unreadable."""
     content = path.read_bytes()
     try:
         if content[:2] == b"\x1f\x8b":
@@ -167,7 +167,7 @@ def read(path: Path) -> Backup:
 def _as_json(key: str, value: bytes) -> dict[str, str]:
     try:
         return {"key": key, "value": value.decode()}
-    except UnicodeDecodeError:  # somebody's own, or corrupt: kept as it is
+    except UnicodeDecodeError:  # foreign or corrupt: kept as it is
         return {"key": key, "base64": base64.b64encode(value).decode()}
 
 
@@ -185,18 +185,18 @@ def _digest(records: list[Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a restore writes, and what it does to each run, as sentences."""
+    """The records that a restore writes, and what becomes of each run, as sentences."""
 
     records: dict[str, bytes]
     sentences: tuple[str, ...]
     epoch: int
-    """Above every epoch before, below every one after."""
+    """Above every earlier epoch, below every later one."""
     decisions: dict[Path, Decision]
-    """For the journal of each run that starts again: whatever still runs of it is ended, and this is why."""
+    """Decisions for the journal of each run that starts again: they explain why its remaining processes are ended."""
 
 
 def plan(backup: Backup) -> Plan:
-    """Every number that must only grow is raised, and every unfinished run is to resume from its newest checkpoint."""
+    """Plans a restore: raises every number that must only grow, and resumes unfinished runs from checkpoints."""
     items = tuple(Item(key, value, 1, 1) for key, value in backup.records.items())
     mirror = Mirror(Snapshot(backup.revision, items))
     records = {key: value for key, value in backup.records.items() if not key.startswith(keys.DESIRED)}
@@ -212,7 +212,7 @@ def plan(backup: Backup) -> Plan:
         after = restored(memory, record.spec.groups.count, checkpoint, checkpoints.generations(record.run_dir))
         records |= projection.memory_records(record.spec, after, tuple(map(closed, memory.incidents.values())))
         records |= projection.intent_records(record.spec, record.run_dir, after)
-        # Whoever still runs something of it is to end that. (A key that is missing says nothing.)
+        # Nodes that still run a part of the run must end it. A missing key would not say so.
         for key in mirror.keys(keys.DESIRED):
             if key.endswith(f"/{run}"):
                 records[key] = encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))
@@ -227,8 +227,8 @@ def plan(backup: Backup) -> Plan:
 
 
 def newest_checkpoint(run_dir: str, pointer: Checkpoint | None) -> tuple[Checkpoint | None, str]:
-    """The newest complete checkpoint that is there, and a sentence that says which: the backup's pointer may be older than
-    what is on disk, and purged since."""
+    """Returns the newest complete checkpoint that exists, and a sentence that names it. The backup's pointer may be
+    older than the disk, and purged since."""
     folder = checkpoints.folder_of(run_dir)
     kept = f"the backup's pointer is kept: step {pointer.step}" if pointer is not None else "the backup knows of none"
     if not folder.is_dir():
@@ -257,10 +257,10 @@ def _sentence(run: str, memory: Memory, checkpoint: str) -> str:
 
 
 def restore(store: Store, backup: Backup, file: Path) -> Plan:
-    """Write the plan into an etcd that holds nothing of ours. Raises Fatal when something is in the way.
+    """Writes the plan into an etcd that holds nothing of ours. Raises Fatal if something is in the way.
 
-    While it writes, a marker keeps every supervisor from leading; it goes with the last transaction, so a restore that
-    died half way is seen, and is made whole by the same command again.
+    A marker keeps every supervisor from leading meanwhile, and vanishes with the last transaction. So an interrupted
+    restore is detected, and the same command completes it.
     """
     found = store.list(keys.PREFIX)
     _refuse(found)
@@ -294,7 +294,7 @@ def restore(store: Store, backup: Backup, file: Path) -> Plan:
 
 
 def _without_what_nodes_say(wanted: Plan, there: Mirror) -> Plan:
-    """Agents may have come to the new etcd first, and what their checks say is newer."""
+    """Drops old checks from the plan: agents may have reached the new etcd first, and their checks are newer."""
     told = cordons.newest_checks(there)
 
     def older(key: str, value: bytes) -> bool:
@@ -306,8 +306,8 @@ def _without_what_nodes_say(wanted: Plan, there: Mirror) -> Plan:
 
 
 def _begin_journals(backup: Backup, wanted: Plan) -> list[tuple[Journal, Decision]]:
-    """Before anything is written: agents end what runs as soon as they read that it is not wanted. A run whose folder is
-    not here is another machine's to see."""
+    """Journals the restore before it writes to etcd, because agents end unwanted processes as soon as they read of
+    them. Runs whose folder is not on this machine are skipped."""
     found = [(Journal(d / "journal.jsonl"), decision) for d, decision in wanted.decisions.items() if d.is_dir()]
     for journal, decision in found:
         journal.intent(
@@ -325,7 +325,7 @@ def _refuse(found: Snapshot) -> None:
         except RecordError:
             who = "a supervisor leads"
         raise Fatal(f"{who}: stop every supervisor of this etcd first")
-    # our name alone is no state: whoever starts a supervisor, or asks for one, leaves it behind
+    # our name alone is no state: a started supervisor, or a mere query for one, leaves it behind
     state = [key for key in there if _is_state(key) and key != keys.SYSTEM]
     if state and keys.RESTORING not in there:
         runs = sorted(k[len(keys.RUNS) : -len("/spec")] for k in state if _is_spec(k))
@@ -337,7 +337,7 @@ def _refuse(found: Snapshot) -> None:
 
 
 def _chunks(records: dict[str, bytes]) -> list[dict[str, bytes]]:
-    """Transactions' worth of records, those that say that a run exists last. Never empty."""
+    """Splits the records into transactions; those that make a run exist come last. Never empty."""
     parts: list[dict[str, bytes]] = [{}]
     size = 0
     for key in sorted(records, key=lambda key: (_is_spec(key), key)):

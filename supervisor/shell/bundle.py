@@ -1,4 +1,4 @@
-"""The support bundle: state, journal and logs in one archive, without secrets."""
+"""The support bundle: state, journal and logs of a run in one archive, without secrets."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from supervisor.wire import rotated
 from supervisor.wire.records import RunRecord
 
 SECRET = re.compile(r"(token|secret|passw|credential|api[_-]?key|private[_-]?key|access[_-]?key)", re.IGNORECASE)
-"""Names of keys whose values are left out: a run file's overrides may hold a secret."""
+"""Key names whose values are left out: a run file's overrides may hold a secret."""
 
 WHOLE = ("setup", "agent_command")
-"""Keys of [allocation.slurm] whose values are left out wholly: in lines of shell anything may stand."""
+"""Keys of [allocation.slurm] whose whole values are left out: lines of shell may hold anything."""
 
 LOG_BYTES = 256 * 1024
-"""The end of each log that is kept."""
+"""Bytes kept from the end of each log."""
 
 
 def write(out: Path, mirror: Mirror, record: RunRecord, system: Path) -> int:
-    """Write the archive and return its number of files. Raises OSError."""
+    """Writes the archive and returns its number of files. Raises OSError."""
     members = {"state.json": json.dumps(_state(mirror), indent=1).encode()}
     run_dir = Path(record.run_dir)
     for path in [run_dir / "journal.jsonl", run_dir / "report.json", system / "supervisor.log"]:
@@ -54,7 +54,7 @@ def _state(mirror: Mirror) -> dict[str, Any]:
 
 
 def redact(value: Any) -> Any:
-    """The value with everything left out that is under a key that names a secret, or may hold one in lines of shell."""
+    """Returns the value without what is under keys that name a secret, or that hold lines of shell."""
     if isinstance(value, dict):
         return {k: "(left out)" if SECRET.search(str(k)) or (k in WHOLE and v) else redact(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -15,35 +15,35 @@ from supervisor.core.model import Action, GroupPhase, Kind, Memory, Rung, Verdic
 from supervisor.wire.records import GateGroup
 
 SECONDS_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
-"""From a survivor's stall (0.2 s) to a new allocation (minutes)."""
+"""Upper bounds from a survivor's stall (0.2 s) to a new allocation (minutes)."""
 
 RECOVERY_BUCKETS = (
     0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
 )  # fmt: skip
-"""Finer, since a quantile is read between two bounds: of two recoveries in 3 s and 13 s, nine tenths would be said to take 18 s. Of a
-supervisor alone: an agent has one series a bucket too, and there are thousands of agents."""
+"""Finer bounds, since a quantile is interpolated between two of them. For recoveries of 3 s and 13 s, the 90% quantile
+would be 18 s. Only for supervisors: agents also export one series per bucket, and there are thousands of them."""
 
 QUICK_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
-"""From a round of decide of a small run to a call that etcd hardly answers (its deadline is 3 s)."""
+"""Upper bounds from a round of decide of a small run to an etcd call near its deadline of 3 s."""
 
 IDENTITIES = ("run", "group", "rank", "node", "version", "fault")
-"""Labels that name one of the things that there are: as many as the cluster has. All others take the values of an enum."""
+"""Labels with one value for each thing in the cluster. All other labels take the values of an enum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric, as it is exported."""
+    """One exported metric."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     unit: str
-    """seconds, bytes, tokens, steps, ratio, ... or what is counted."""
+    """seconds, bytes, tokens, steps, ratio, or the things counted."""
     labels: tuple[str, ...]
     help: str
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of each label that is none of IDENTITIES: all that it may be."""
+    """All values of each label that is not in IDENTITIES."""
     buckets: tuple[float, ...] = ()
-    """Upper bounds, of a histogram only."""
+    """Upper bounds of a histogram; otherwise empty."""
 
 
 Label = str | tuple[str, tuple[str, ...]]
@@ -71,7 +71,7 @@ def _histogram(name: str, labels: Sequence[Label], help: str, buckets: tuple[flo
 
 
 def _one_of(of: type, name: str) -> tuple[str, ...]:
-    """The values of a field that is a Literal."""
+    """Returns the values of a field that is a Literal."""
     return get_args(get_type_hints(of)[name])
 
 
@@ -82,10 +82,10 @@ BUDGETED = ("restart", "replace", "reallocate")
 KINDS = tuple(kind.value for kind in Kind)
 CAUSES = tuple(cause.value for cause in Cause)
 RECOVERY = ("detect", "decide", "act", "rejoin", "total")
-"""detect: how long it had lasted when it counted as a failure. decide: from its incident to the decision. act: until its new processes
-were seen. rejoin: until it committed again. total: all of these."""
+"""Parts of a recovery. detect: time until the failure was recognized. decide: from the incident to the decision. act:
+until the new processes were seen. rejoin: until the group committed again. total: all together."""
 STEP_PHASES = ("data", "compute", "wait")
-"""Of the newest step, what the rank waited for its data, what it computed, and the rest: quorum, heal, commit, other ranks."""
+"""Parts of the newest step: waiting for data, computing, and the rest (quorum, heal, commit, other ranks)."""
 
 _RUNG = ("rung", RUNGS)
 _KIND = ("kind", KINDS)
@@ -95,7 +95,7 @@ _RANK = ("run", "group", "rank")
 _PROCESS = ("kind", ("trainer", "lighthouse"))
 
 CATALOGUE: tuple[Metric, ...] = (
-    # --- every supervisor, also one that stands by ---
+    # --- every supervisor, standbys included ---
     _gauge("supervisor_info", "bool", ("version",), "1: a supervisor of this version runs."),
     _gauge("supervisor_leader", "bool", (), "1 while this process leads."),
     _gauge("supervisor_epoch", "revision", (), "Leadership term: the create revision of the leader key; 0: never led."),
@@ -150,7 +150,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _gauge("agent_memory_available_bytes", "bytes", ("node",), "Memory that can be had without swapping."),
     _gauge("agent_problems", "problems", ("node",), "Problems that the agent reports of itself and its machine."),
     _gauge("agent_gate_groups", "groups", ("node", "run", ("hearing", _one_of(GateGroup, "hearing"))), "Groups at the gate of this node by what it hears."),
-    # --- a group, as its rank 0 says; all its ranks say the same ---
+    # --- a group, as its rank 0 reports; all its ranks report the same ---
     _gauge("trainer_committed_steps", "steps", _GROUP, "Committed steps, from the TorchFT manager."),
     _counter("trainer_commits_total", "steps", _GROUP, "Steps that this agent saw its processes commit."),
     _counter("trainer_failed_commits_total", "steps", _GROUP, "Steps that this agent saw its processes not commit."),

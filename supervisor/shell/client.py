@@ -1,4 +1,4 @@
-"""What the CLI asks of etcd: launch, control, and one look at everything."""
+"""The CLI's requests to etcd: launch a run, control it, and read its state."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from supervisor.wire import environment, keys, programs
 from supervisor.wire.records import Control, RecordError, RunRecord, decode, encode
 
 RESUMABLE = ("halted", "stopped")
-"""Phases of an ended run that a person may let go on."""
+"""Phases of an ended run that a person may resume."""
 
 
 def check_titan(spec: RunSpec) -> list[str]:
-    """What TorchTitan's own config says of the Titan part: sentences, empty when it is right.
+    """Returns the problems that TorchTitan's own config finds in the Titan part, as sentences.
 
-    A process of its own, because only `titan_actor` imports torch.
+    Runs a process of its own, because only `titan_actor` imports torch.
     """
     record = encode(RunRecord(spec=spec, run_dir="", launched_unix_s=0.0))
     result = subprocess.run(
@@ -54,8 +54,8 @@ def _problem(problem: dict[str, Any]) -> str:
 
 
 def check_engine(spec: RunSpec, etcd: Sequence[str], security: str) -> str:
-    """Ask Slurm whether it would take the run's jobs. Returns a note where it cannot be asked here, for the supervisor may be
-    elsewhere; raises Fatal, with its words and our key, if it would not."""
+    """Asks Slurm if it would take the run's jobs. Returns a note if Slurm cannot be asked here, because the supervisor
+    may be elsewhere. Raises Fatal, with Slurm's words and our key, if it would not."""
     if spec.allocation.engine != "slurm":
         return ""
     not_asked = "whether Slurm takes the run's jobs is not checked here"
@@ -76,7 +76,7 @@ def check_engine(spec: RunSpec, etcd: Sequence[str], security: str) -> str:
 
 
 def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:
-    """The record of this very run, if it was launched already. Raises Fatal when another has its name."""
+    """Returns the record of this very run, or None if it was not launched. Raises Fatal if another run has its name."""
     item = store.get(keys.spec(spec.name))
     if item is None:
         return None
@@ -87,7 +87,7 @@ def launched_before(store: Store, spec: RunSpec) -> RunRecord | None:
 
 
 def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
-    """Create the run; raises Fatal when its name is taken or nobody leads."""
+    """Creates the run. Raises Fatal if its name is taken or no supervisor leads."""
     if store.get(keys.LEADER) is None:
         raise Fatal("no supervisor leads: nothing would happen; start one with `supervisor up`")
     run_dir = home.resolve() / spec.name
@@ -104,7 +104,7 @@ def launch(store: Store, spec: RunSpec, home: Path) -> RunRecord:
 
 
 def choose_run(mirror: Mirror, name: str) -> RunRecord:
-    """The named run, or the newest when no name is given; raises Fatal when there is none."""
+    """Returns the named run, or the newest if no name is given. Raises Fatal if there is none."""
     found = views.runs(mirror)
     if name and name not in found:
         raise Fatal(f"there is no run {name!r}; known: {', '.join(sorted(found)) or 'none'}")
@@ -114,7 +114,7 @@ def choose_run(mirror: Mirror, name: str) -> RunRecord:
 
 
 def not_over(mirror: Mirror, resumable: bool) -> dict[str, str]:
-    """Name -> phase of each run that a wish can still reach, the newest first. `resumable`: also those that may be resumed."""
+    """Returns the phases of runs that a request can reach, newest first. `resumable` adds those to be resumed."""
     ended = [phase for phase in ENDED if not (resumable and phase in RESUMABLE)]
     newest_first = sorted(views.runs(mirror).values(), key=lambda r: r.launched_unix_s, reverse=True)
     memories = {r.spec.name: mirror.record(keys.memory(r.spec.name, "run"), Memory) for r in newest_first}
@@ -123,7 +123,7 @@ def not_over(mirror: Mirror, resumable: bool) -> dict[str, str]:
 
 
 def change_control(store: Store, run: str, change: Callable[[Control], Control]) -> Control:
-    """Read, change and write what a person asks of a run; tried again when somebody else wrote in between."""
+    """Changes a person's requests for a run; retries if another writer came in between."""
     key = keys.control(run)
     try:
         return rewrite(store, key, Control, lambda known: change(known or Control()))
@@ -132,9 +132,9 @@ def change_control(store: Store, run: str, change: Callable[[Control], Control])
 
 
 def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:
-    """Raises Fatal when the run has ended, so that nobody would ever do what is wished (in words)."""
+    """Raises Fatal if the run has ended, so that the request `wish` (in words) would have no effect."""
     name = record.spec.name
-    # a memory that cannot be read holds the run: a person may want it paused before mending that
+    # an unreadable memory holds the run: a person may want to pause it before mending that
     memory = mirror.record(keys.memory(name, "run"), Memory)
     if memory is None or memory.phase not in ENDED:
         return
@@ -146,7 +146,7 @@ def refuse_ended(mirror: Mirror, record: RunRecord, wish: str) -> None:
 
 
 def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
-    """As `refuse_ended`, but a run that may be resumed is not over."""
+    """Raises Fatal as `refuse_ended` does, but not for a run that may be resumed."""
     name = record.spec.name
     memory = mirror.record(keys.memory(name, "run"), Memory)
     if memory is not None and memory.phase in ENDED and memory.phase not in RESUMABLE:
@@ -154,7 +154,7 @@ def refuse_over(mirror: Mirror, record: RunRecord, wish: str) -> None:
 
 
 def stopping(mirror: Mirror, record: RunRecord) -> str:
-    """What a stop does now, and within which time. That runs from when a leader sees the wish."""
+    """Returns what a stop does now, and its time limits, which run from when a leader sees the request."""
     memory = mirror.record(keys.memory(record.spec.name, "run"), Memory) or Memory()
     drain_s, longest_s = (f(record.spec, memory.measured) for f in (wind_down.drain_s, wind_down.longest_s))
     leads = "" if leader(mirror) is not None else "; no supervisor leads, and it begins when one does"
@@ -165,7 +165,7 @@ def stopping(mirror: Mirror, record: RunRecord) -> str:
 
 
 def require(record: RunRecord, group: int | None = None, rank: int | None = None) -> None:
-    """Raises Fatal where the run has no such group, or its groups no such rank. None: not asked for."""
+    """Raises Fatal if the run has no such group, or its groups no such rank. None: not checked."""
     groups = record.spec.groups
     if group is not None and not 0 <= group < groups.count:
         raise Fatal(f"run {record.spec.name} has no group {group}: it has 0 to {groups.count - 1}")
@@ -174,7 +174,7 @@ def require(record: RunRecord, group: int | None = None, rank: int | None = None
 
 
 def restart(store: Store, record: RunRecord, group: int) -> None:
-    """Ask for a restart of a group; raises Fatal when the run has no such group."""
+    """Requests a restart of a group. Raises Fatal if the run has no such group."""
     require(record, group)
     change_control(
         store,
@@ -184,10 +184,10 @@ def restart(store: Store, record: RunRecord, group: int) -> None:
 
 
 def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_are_down: bool = False) -> str:
-    """End a pause; a stop; and a halt, for the reason given. Returns what was done.
+    """Ends a pause, or a stop, or a halt, for the given reason. Returns what was done.
 
-    Raises Fatal when the run is finished, still drains towards its halt, or has ended with a lighthouse on a node that is
-    not registered and nobody says that `they_are_down`.
+    Raises Fatal if the run is finished or still drains towards its halt. Also raises it if the run ended with a
+    lighthouse on an unregistered node, unless the person says that `they_are_down`.
     """
     name = record.spec.name
     memory = views.memory(mirror, name)
@@ -220,11 +220,11 @@ def resume(store: Store, mirror: Mirror, record: RunRecord, because: str, they_a
 
 
 def resumed(control: Control, because: str) -> Control:
-    """What a person asks who lets a halted or stopped run go on."""
+    """Returns the requests of a person who resumes a halted or stopped run."""
     return replace(control, paused=False, stop=False, suspended=False, resumes=control.resumes + 1, because=because)
 
 
 def incidents(mirror: Mirror, run: str) -> list[Incident]:
-    """All incidents of a run, oldest first."""
+    """Returns all incidents of a run, oldest first."""
     found = [incident for _, incident in mirror.records(keys.incident(run, ""), Incident)]
     return sorted(found, key=lambda i: int(i.id[1:]) if i.id[1:].isdigit() else 0)

@@ -1,4 +1,4 @@
-"""Clocks that are off, of a node or of the leader. People compare logs, so they are shown; no decision reads a wall clock."""
+"""Detects wrong clocks of nodes and of the leader. They are shown for people; no decision reads a wall clock."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from supervisor.wire import keys
 from supervisor.wire.records import Health, Registration
 
 OFF_S = 60.0
-"""A node tells its health every 5 s, and under a lease of some seconds: a report that is a minute old is of no living node."""
+"""Least error that a report's age cannot explain. A node reports its health every 5 s under a lease of some seconds, so
+no living node's report is a minute old."""
 
 
 def off(health: Health, now_unix_s: float) -> str:
-    """By how much the clock of a node that is alive is off from the one that is read here, as a sentence. Empty: by less than can
-    be told from a report's age, or its agent is too old to say."""
+    """Returns by how much a living node's clock differs from this machine's, as a sentence. Empty if the report's age
+    explains the difference, or if the agent is too old to report it."""
     by = health.unix_s - now_unix_s
     return "" if health.unix_s == 0.0 or abs(by) < OFF_S else f"its clock is {_by(by)} the one here"
 
 
 def leader_off_s(mirror: Mirror, now_unix_s: float) -> float:
-    """Seconds by which the clock read here, the leader's, is ahead of those of most living nodes that train; negative: behind. 0: it is
-    off from no majority of them by more than can be told from a report's age."""
+    """Returns the seconds by which this clock, the leader's, is ahead of most living training nodes; negative: behind.
+    Returns 0 unless a majority differs in one direction by more than a report's age explains."""
     ahead = []
     for name in views.node_names(mirror):
         registration, health = (
@@ -38,7 +39,7 @@ def leader_off_s(mirror: Mirror, now_unix_s: float) -> float:
 
 
 def leader_off(off_s: float) -> str:
-    """The sentence about a leader whose clock is off, as Account.off_s has it; empty: it is not."""
+    """Returns the warning about a leader whose clock is off by `off_s`, as in Account.off_s; empty if it is right."""
     if not off_s:
         return ""
     return f"clock_off: the leader's clock is {_by(off_s)} those of most nodes: times of day are wrong by that, durations are not; set it"

@@ -1,4 +1,4 @@
-"""What keeps groups away from hosts, read from etcd (ADR 9)."""
+"""Collects what keeps groups away from hosts, read from etcd (ADR 9)."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ UNREADABLE = "a person's cordon that cannot be read: say `supervisor uncordon` a
 
 @dataclass(kw_only=True)
 class HostCordons:
-    """All that is held against one host."""
+    """Everything held against one host."""
 
     person: Cordon | None = None
     unreadable: bool = False
-    """A person has cordoned it, and the record cannot be read."""
+    """True if a person has cordoned it, and the record cannot be read."""
     suspicions: list[Suspicion] = field(default_factory=list)
     shared: frozenset[Suspicion] = frozenset()
-    """Those that befell other hosts at the same time: nothing is held against a host for every run because of them."""
+    """Suspicions that hit other hosts at the same time. They bar no host for every run."""
     runs: set[str] = field(default_factory=set)
-    """Of which an incident is held against it, also where the record cannot be read."""
+    """Runs that hold an incident against it, also if the record cannot be read."""
     failed: str = ""
-    """What of its newest checks failed; empty: nothing did, or it was never checked."""
+    """Failures of its newest checks; empty if none failed or it was never checked."""
     one_cause: bool = False
-    """So many hosts' checks have failed that it bars none of them for every run."""
+    """True if the checks failed on enough hosts to count as one cause: they then bar none for every run."""
     of_node: str = ""
-    """Why a node there is given no group, though that bars no host: its checks could not be done, or those of another node there
-    have passed since."""
+    """Reason why a node there gets no group, though the host is not barred. Its checks could not be done, or those of
+    another node there have passed since."""
     keys: list[str] = field(default_factory=list)
 
     @property
     def why(self) -> str:
-        """Why it is barred for every run, and by whom; empty: it is not."""
+        """Returns why the host is barred for every run, and by whom; empty if it is not."""
         if self.person is not None:
             return f"{'drained' if self.person.drain else 'cordoned'} by {self.person.by}: {self.person.why}"
         return (
@@ -49,7 +49,7 @@ class HostCordons:
 
 
 def by_host(mirror: Mirror) -> dict[str, HostCordons]:
-    """Hosts against which anything is held."""
+    """Returns the hosts against which anything is held."""
     return mirror.derived(_by_host, "cordons", "check", "registration")
 
 
@@ -68,7 +68,7 @@ def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
                 if suspicion is None or not suspicion.freed:
                     held.runs.add(run)
             case _:
-                continue  # none of ours: the audit says so
+                continue  # not ours: the audit reports it
         held.keys.append(key)
     shared = together(s for held in found.values() for s in held.suspicions)
     for held in found.values():
@@ -91,8 +91,8 @@ def _by_host(mirror: Mirror) -> dict[str, HostCordons]:
 
 
 def newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
-    """By host, the key and record of the checks that ended last. Those that run for the first time, that could not be done
-    or cannot be read, say nothing."""
+    """Returns, by host, the key and record of the checks that ended last. Unreadable, undone and unfinished first
+    checks do not count."""
     return mirror.derived(_newest_checks, "check")
 
 
@@ -109,7 +109,7 @@ def _newest_checks(mirror: Mirror) -> dict[str, tuple[str, NodeCheck]]:
 
 
 def failure(check: NodeCheck) -> str:
-    """What failed of it, or could not be done, as a sentence; empty: nothing."""
+    """Returns what failed in a check, or could not be done, as a sentence; empty if nothing."""
     if check.stands not in ("failed", "unknown"):
         return ""
     said = "; ".join(f"{r.name}: {r.evidence}" for r in check.results if r.outcome == check.stands)
@@ -118,8 +118,8 @@ def failure(check: NodeCheck) -> str:
 
 
 def freed_by_checks(mirror: Mirror) -> dict[str, Suspicion]:
-    """By key, the suspicions that a passed check of their host frees it from, as they are to be written: those that were
-    there when it began."""
+    """Returns, by key, the cleared suspicions to write: those that existed when a check began that their host has
+    passed."""
     return mirror.derived(_freed_by_checks, "cordons", "check", "registration")
 
 
@@ -143,7 +143,7 @@ def _suspicion(mirror: Mirror, key: str) -> Suspicion | None:
 
 
 def seen_by(mirror: Mirror, run: str) -> dict[str, CordonView]:
-    """What a run sees of them."""
+    """Returns the cordons as a run sees them."""
     return {
         host: CordonView(
             why=held.why,
@@ -158,7 +158,7 @@ def seen_by(mirror: Mirror, run: str) -> dict[str, CordonView]:
 
 
 def sentences(mirror: Mirror) -> Mapping[str, str]:
-    """Host -> why groups are kept away from it, for people: of every run, or of those that are named."""
+    """Returns, by host, why groups are kept away from it, for people: groups of every run, or of the named runs."""
     found = {}
     for host, held in by_host(mirror).items():
         own = {run: why for run in sorted(held.runs) if (why := _own(mirror, run, host))}

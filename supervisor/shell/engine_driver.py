@@ -1,5 +1,5 @@
-"""Carries out allocation intents at the engine, and writes back what the engine says. A thread of its own: an engine
-may take its time."""
+"""Carries out allocation intents at the engine, and writes the engine's grants back. Runs in its own thread, because an
+engine may be slow."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ log = logging.getLogger(__name__)
 FATAL_PAUSE_S = 10.0
 
 BACKOFF_MAX_S = 15.0
-"""An engine that is away is asked again after a pause that doubles up to this: a slurmctld that comes back has a cluster's
-clients to answer, and a run waits for nodes by minutes."""
+"""Longest pause before an unavailable engine is asked again; pauses double up to this. A slurmctld that comes back has
+a cluster's clients to serve, and runs wait minutes for nodes."""
 
 REFUSED_PAUSES_S = (7.0, 14.0)
-"""A refusal is final when it is said once more after each of these: an engine under load refuses what it takes a little later,
-and a final one is never asked again."""
+"""Pauses before a refused request is repeated; a refusal after the last one is final. An engine under load refuses what
+it accepts a little later, and a finally refused request is never repeated."""
 
 WRITE_S = 0.1
-"""From a list to what it says in etcd."""
+"""Seconds allowed for writing a list to etcd."""
 
 FORGET_AFTER_S = 120.0
-"""What was given back and is not known may appear still: a submission whose answer was lost is done when the engine comes to
-it."""
+"""Seconds for which an allocation that was given back and is not listed may still appear: a submission whose answer was
+lost takes effect late."""
 FORGET_LOOK_S = 15.0
-"""How often is looked for it when nothing else is wanted."""
+"""Seconds between looks for such an allocation, when nothing else is wanted."""
 
 
 @dataclass
 class _Refusal:
-    """What the engine says to one request."""
+    """The engine's refusals of one request."""
 
     words: str
     times: int
@@ -58,7 +58,7 @@ class _Refusal:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the loop last saw: the allocations of all runs, the grants that etcd holds, and the leader's condition."""
+    """The loop's newest view: the allocations of all runs, the grants in etcd, and the leader's term."""
 
     allocations: tuple[tuple[Request, AllocationMemory], ...]
     grants: dict[str, bytes]
@@ -67,7 +67,7 @@ class _Wanted:
 
 @dataclass(frozen=True)
 class _Settled:
-    """All that a comparison depends on in which nothing was to be done: as long as it stays so, nothing is."""
+    """All inputs of a comparison that found nothing to do: while they stay equal, nothing needs to be done."""
 
     allocations: tuple[tuple[Request, AllocationMemory], ...]
     grants: dict[str, bytes]
@@ -75,10 +75,10 @@ class _Settled:
 
 
 class EngineDriver:
-    """Level-triggered: compares what is wanted with what the engine has, and moves it.
+    """Level-triggered driver: compares what is wanted with what the engine has, and changes the engine to match.
 
-    It serves the allocations of those runs that name its engine, and does not call the engine while there are none: Slurm's
-    commands need not be there for a run of this machine.
+    It serves the runs that name its engine, and does not call the engine while there are none. So Slurm's commands need
+    not exist on a machine without Slurm runs.
     """
 
     def __init__(self, store: Store, engine: Engine, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -92,29 +92,29 @@ class EngineDriver:
         self._refused: dict[str, _Refusal] = {}
         self._left: set[str] = set()
         self._again: dict[str, str] = {}
-        """What the engine would give a second time, with what is said of it."""
+        """Allocations that the engine would give a second time, with the reason to report."""
         self._missing: dict[str, float] = {}
-        """What was given back and is not known, since when."""
+        """Allocations that were given back and are not listed, with the time since when."""
         self._over: set[str] = set()
         self._looked = 0.0
         self._away = 0
         self._listed_at: float | None = None
         self._newest: tuple[float, int] | None = None
-        """When the newest list began that is written, and the revision at which all that it says was."""
+        """When the newest written list began, and the revision at which all of it was written."""
         self._wrote_at = 0
         self._encoder = Encoder()
         self._requests: dict[str, tuple[RunRecord, tuple[Request, AllocationMemory]]] = {}
-        """By allocation, as it was offered last."""
+        """Requests by allocation, as last offered."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def word_s(self, engine: str) -> float:
-        """Within so long, in seconds, it is written what this engine took away: two of its periods, and a little for the
-        writing. 0 when the engine is another."""
+        """Returns the seconds within which etcd shows what this engine took away: two polls and the write. 0 for
+        another engine."""
         return 2 * self._engine.poll_s + WRITE_S if engine == self._engine.name else 0.0
 
     def listed_at(self, engine: str) -> float | None:
-        """When this engine's newest list began, by time.monotonic(), of which all that it says is in the view that was offered
-        last; None when there is none, or the engine is another."""
+        """Returns the start, by time.monotonic(), of this engine's newest list that the last offered view has in full.
+        None if there is none, or for another engine."""
         return self._listed_at if engine == self._engine.name else None
 
     def start(self) -> None:
@@ -122,14 +122,14 @@ class EngineDriver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once the thread has ended its call."""
+        """Stops the thread. Waits up to 10 s for it to end its call."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
 
     def offer(self, mirror: Mirror, term: Term) -> None:
-        """The loop's newest view; the thread takes it up at once if something is wanted that was not before."""
+        """Takes the loop's newest view. The thread handles it at once if the allocations have changed."""
         offered: dict[str, tuple[RunRecord, tuple[Request, AllocationMemory]]] = {}
         grants: dict[str, bytes] = {}
         for run, record in views.runs(mirror).items():
@@ -165,7 +165,7 @@ class EngineDriver:
             self._stop.wait(pause_s)
 
     def attempt(self) -> float:
-        """One comparison of what was offered last; how long to leave the engine alone after it, in seconds. Raises Fenced."""
+        """Compares once what was last offered. Returns the pause for the engine, in seconds. Raises Fenced."""
         wanted = self._wanted
         if wanted is None:
             return 0.0
@@ -176,7 +176,7 @@ class EngineDriver:
             self._away += 1
             return max(error.after_s, min(BACKOFF_MAX_S, 0.5 * 2.0 ** min(self._away, 10)))
         except Fatal as error:
-            # Nothing is asked of the engine until a person has mended it; the runs go on as they are.
+            # The engine is left alone for a while, since a person must repair it; the runs go on as they are.
             log.error("engine %s: %s", self._engine.name, error)
             return FATAL_PAUSE_S
         except Fenced:
@@ -188,7 +188,7 @@ class EngineDriver:
         return 0.0
 
     def turn(self, wanted: _Wanted) -> None:
-        """One comparison."""
+        """Compares once, asks the engine for changes, and writes its grants."""
         if all(request.key in self._over for request, _ in wanted.allocations):
             return
         nothing_else = all(request.key in self._missing for request, _ in wanted.allocations)
@@ -197,7 +197,7 @@ class EngineDriver:
         began = self._monotonic()
         listed = self._engine.list()
         now = _Settled(wanted.allocations, dict(wanted.grants), listed)
-        if now != self._settled or self._refused:  # what is done about a refusal is a matter of time
+        if now != self._settled or self._refused:  # refusals depend on time as well
             self._settled = None
             in_etcd = {request.key: _told(request, wanted) for request, _ in wanted.allocations}
             moved = self._move(wanted, listed, in_etcd)
@@ -211,7 +211,7 @@ class EngineDriver:
         self._forget(wanted, {g.key for g in listed})
 
     def _move(self, wanted: _Wanted, listed: Sequence[Grant], in_etcd: dict[str, Grant | None]) -> bool:
-        """Ask for what is missing and give back what is not wanted; whether there was any."""
+        """Asks for what is missing and gives back what is not wanted. Returns true if it called the engine."""
         known, moved = {g.key: g for g in listed}, False
         for request, allocation in wanted.allocations:
             told, grant = in_etcd[request.key], known.get(request.key)
@@ -226,7 +226,7 @@ class EngineDriver:
         return moved
 
     def _forget(self, wanted: _Wanted, known: Collection[str]) -> None:
-        """What was given back and has not been known for a while can only be forgotten."""
+        """Marks allocations as over that were given back and have been missing for a while."""
         now = self._looked = self._monotonic()
         missing = [r.key for r, a in wanted.allocations if a.state == "released" and r.key not in known]
         self._missing = {key: self._missing.get(key, now) for key in missing}
@@ -234,7 +234,7 @@ class EngineDriver:
 
     def _may_ask(self, key: str, told: Grant | None) -> bool:
         if told is not None and not _nobodys(told):
-            return False  # asked for before: the engine has forgotten it, or another engine has it (see `_write`)
+            return False  # requested before: the engine forgot it, or another engine has it (see `_write`)
         said = self._refused.get(key)
         return said is None or (not said.final and self._monotonic() >= said.again_at)
 
@@ -262,7 +262,7 @@ class EngineDriver:
         try:
             self._engine.release(request.key)
         except Fatal as error:
-            # the others go on: this one stays as the engine says
+            # the others go on: this allocation stays as the engine lists it
             about = logged.about(run=request.run)
             log.error(
                 "engine %s does not take allocation %s back: %s", self._engine.name, request.key, error, extra=about
@@ -270,7 +270,7 @@ class EngineDriver:
         reach("engine.after_release")
 
     def _write(self, wanted: _Wanted, known: dict[str, Grant], in_etcd: dict[str, Grant | None]) -> bool:
-        """All that changed at once: whether one allocation or all of them are gone must be seen in one look. Whether any had."""
+        """Writes all changed grants together: one look must show if one or all are gone. Returns true if any had."""
         puts = {}
         for request, allocation in wanted.allocations:
             key = keys.grant(request.run, request.key)
@@ -291,7 +291,7 @@ class EngineDriver:
         return bool(changed)
 
     def _leave(self, request: Request, allocation: AllocationMemory, told: Grant) -> None:
-        """Another engine's: what etcd holds of it stays, for whoever leads there to go on from."""
+        """Leaves an allocation of another engine as etcd holds it, for the leader that has that engine."""
         if allocation.state == "released" and told.state != "gone" and told.key not in self._left:
             self._left.add(told.key)
             log.warning(
@@ -310,12 +310,12 @@ class EngineDriver:
         if told is not None and request.key in self._again:
             return told if told.state == "gone" else replace(told, state="gone", reason=self._again[request.key])
         if grant is not None:
-            self._refused.pop(request.key, None)  # taken on after all
+            self._refused.pop(request.key, None)  # accepted after all
             return grant
         if told is not None and told.state == "refused":
-            return told  # to a leader before us
+            return told  # an earlier leader got the refusal
         if allocation.state == "released" or (told is not None and not _nobodys(told)):
-            # Its nodes stay named: what was on them was lost with it.
+            # The grant keeps its nodes: what ran on them was lost with it.
             before = told or Grant(key=request.key, state="gone")
             given_back = allocation.state == "released"
             reason = "given back" if given_back else before.reason or "the engine knows it no more"
@@ -335,33 +335,34 @@ def _request(run: str, record: RunRecord, allocation: AllocationMemory) -> Reque
 
 
 def _told(request: Request, wanted: _Wanted) -> Grant | None:
-    """What etcd holds of it. One that cannot be read is somebody's: never asked for again, and mended by whose engine lists it."""
+    """Returns the grant that etcd holds. An unreadable grant counts as taken: it is never requested again, and the
+    engine that lists it repairs it."""
     value = wanted.grants.get(keys.grant(request.run, request.key))
     try:
         return _read(value) if value is not None else None
-    except RecordError:  # the audit says so
+    except RecordError:  # the audit reports it
         return Grant(key=request.key, state="granted", engine_id="its grant cannot be read")
 
 
 @lru_cache(maxsize=1 << 15)
 def _read(value: bytes) -> Grant:
-    """Most say the same for hours, and are asked for every second."""
+    """Decodes a grant. Cached, because most stay equal for hours and are read every second."""
     return decode(value, Grant)
 
 
 def _nobodys(told: Grant) -> bool:
-    """Whether no engine has taken it on: asking again, perhaps another engine, is what helps."""
+    """Returns true if no engine has accepted it yet, so that asking again helps, perhaps at another engine."""
     return told.state == "pending" and not told.engine_id
 
 
 def _is_queued_again(told: Grant, listed: Grant) -> bool:
-    """Whether the engine would give a second time what it has given before, as a controller does that has lost its memory: a
-    node that was lost is not to come back under the same key."""
+    """Returns true if the engine would give a second time what it gave before, as after a controller lost its memory. A
+    lost node must not come back under the same key."""
     return told.engine_id == listed.engine_id and listed.state == "pending" and told.state in ("granted", "gone")
 
 
 def _still_leading(term: Term) -> None:
-    """A leader that was frozen and thaws must not ask for what the next one has decided otherwise. The engine cannot compare
-    an epoch; all it gets is idempotent by key, so this only makes the window small."""
+    """Raises Fenced if the term is over: a thawed leader must not undo what the next one decided. The engine cannot
+    compare an epoch, and all requests are idempotent by key, so this only narrows the window."""
     if term.lapsed:
         raise Fenced(f"epoch {term.epoch} is over")

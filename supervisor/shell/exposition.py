@@ -1,5 +1,5 @@
-"""Metrics as Prometheus reads them (OpenMetrics), without what prometheus_client's own writer does for names that may be anything:
-ours are plain. A scrape costs 0.6 of its time, and compressed, as Prometheus asks for it, half."""
+"""Renders metrics for Prometheus (OpenMetrics). Unlike prometheus_client's own writer, it escapes no names: ours are
+plain. A scrape takes 0.6 of that writer's time; compressed, as Prometheus requests it, half."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from prometheus_client.utils import floatToGoString
 OPENMETRICS = "application/openmetrics-text; version=1."
 
 GZIP_LEVEL = 1
-"""Lines that are so much alike become an eighteenth at the quickest level, and a twenty-second at the highest, in 19 times as long."""
+"""The quickest level, which shrinks such uniform lines to an eighteenth. The highest level reaches a twenty-second, but
+takes 19 times as long."""
 
 _number: Callable[[float], str] = floatToGoString
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 def exposed(registry: CollectorRegistry) -> bytes:
-    """All metrics of a registry: byte for byte what prometheus_client writes."""
+    """Renders all metrics of a registry, byte for byte as prometheus_client writes them."""
     lines: list[str] = []
     for family in registry.collect():
         words = family.documentation.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
@@ -50,8 +51,8 @@ def _measured(exemplar: Exemplar) -> str:
 def answer(
     registry: CollectorRegistry, accept: str, encodings: str, query: str = ""
 ) -> tuple[bytes, list[tuple[str, str]]]:
-    """What a scrape with these headers (Accept, Accept-Encoding) is answered, and the headers of that. `query`: of its URL; each
-    `name[]` in it is a series that is asked for, and no others are then."""
+    """Returns the body and headers that answer a scrape with these headers (Accept, Accept-Encoding). `query` is the
+    URL's; if it has any `name[]`, only those series are returned."""
     encode, kind = choose_encoder(accept)
     names = parse_qs(query).get("name[]")
     asked: Any = registry.restricted_registry(names) if names else registry
@@ -64,7 +65,7 @@ def answer(
 
 
 def application(registry: CollectorRegistry) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
-    """The same for a WSGI server; any path, GET alone."""
+    """Returns a WSGI application that answers scrapes; any path, only GET."""
 
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "GET":

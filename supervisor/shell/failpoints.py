@@ -1,10 +1,13 @@
-"""Named places at which a test may kill the program: SUPERVISOR_FAILPOINT=name[:n] kills it with SIGKILL at the n-th
-pass (default the first). `NAMES` is the whole list; an unknown name in the variable stops the start.
+"""Failpoints: named places at which a test may kill the program.
 
-A program that somebody starts again would die there again and again: SUPERVISOR_FAILPOINT_ONCE=path has it die once. The
-file is made before it dies, and nobody dies who finds it there.
+SUPERVISOR_FAILPOINT=name[:n[:stop]] sends SIGKILL (`stop`: SIGSTOP) at the n-th pass, by default the first. `NAMES`
+lists all names; an unknown name in the variable stops the start.
 
-From `journaled` on, of a turn of the loop, only one counts that has something to write."""
+A program that is restarted would die there again and again. SUPERVISOR_FAILPOINT_ONCE=path makes it die once: it
+creates that file first, and a program that finds the file survives.
+
+From `journaled` on, the loop's failpoints count only turns that write something.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,11 @@ _HOW = {"": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 class FailpointError(ValueError):
-    """SUPERVISOR_FAILPOINT names no failpoint; the text says which there are."""
+    """SUPERVISOR_FAILPOINT names no failpoint; the text lists the known ones."""
 
 
 def armed() -> tuple[str, int, signal.Signals] | None:
-    """The failpoint asked for, the pass, and the signal; None without any. Raises FailpointError."""
+    """Returns the requested failpoint, pass and signal; None if none is. Raises FailpointError."""
     text = os.environ.get("SUPERVISOR_FAILPOINT", "")
     if not text:
         return None
@@ -61,7 +64,7 @@ def armed() -> tuple[str, int, signal.Signals] | None:
 
 
 def reach(name: str) -> None:
-    """Die here if this failpoint is armed."""
+    """Dies here if this failpoint is armed."""
     assert name in NAMES, name
     wanted = armed()
     if wanted is None or wanted[0] != name:

@@ -1,4 +1,4 @@
-"""A run's timeouts against what it was seen to take, or one like it before."""
+"""Compares a run's timeouts with the durations measured in it, or in an earlier run of the same program."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from supervisor.wire.records import RunRecord
 
 
 def remembered(mirror: Mirror, run: str) -> Measured:
-    """What the leader has written down of a run; nothing where that cannot be read."""
+    """Returns the durations that the leader recorded of a run; nothing if they cannot be read."""
     memory = mirror.record(keys.memory(run, "run"), Memory)
     return memory.measured if memory is not None else NOTHING
 
 
 def live(mirror: Mirror, record: RunRecord, memory: Memory) -> tuple[Row, ...]:
-    """The table of a run that is there, with what its ranks say now."""
+    """Returns the timeouts of an existing run, judged by its recorded durations and by what its ranks report now."""
     now = timeouts.measured(views.observed(mirror, record.spec.name, memory, now=memory.clock, store_stable_s=0.0))
     seen = together([memory.measured, now])
-    # the usual step is that of now, where there is one; the others are the longest of all time
+    # the usual step is the current one, if any; the others are the longest ever seen
     return timeouts.rows(record.spec, replace(seen, step_s=now.step_s or seen.step_s))
 
 
 def of_one_like_it(mirror: Mirror, spec: RunSpec) -> tuple[str, Measured]:
-    """The newest run that trained the same, and what it was seen to take; an empty name when there is none."""
+    """Returns the newest run that trained the same program, and its durations; an empty name if there is none."""
     alike = [
         record
         for record in views.runs(mirror).values()
@@ -46,17 +46,17 @@ def of_one_like_it(mirror: Mirror, spec: RunSpec) -> tuple[str, Measured]:
 
 
 def _what(spec: RunSpec) -> tuple[object, ...]:
-    """What decides how long a step takes."""
+    """Returns all that decides how long a step takes."""
     return spec.titan.recipe, spec.titan.overrides, spec.groups.ranks_per_group, spec.allocation.engine
 
 
 def short(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
-    """A sentence for each timeout that is safe and nothing more."""
+    """Returns a sentence for each timeout that is safe, but only just."""
     return [row.sentence for row in timeouts.rows(spec, seen) if row.settable and row.state == "tight"]
 
 
 def pool_short(spec: RunSpec, system: Path) -> str:
-    """What a pool of local nodes lacks for a run, what is done until it has more, and how it gets them; empty: nothing."""
+    """Returns what a local pool lacks for a run, what happens until then, and how to raise it; empty: nothing."""
     pool = Pool.load(system) if spec.allocation.engine == "local" else None
     wanted = spec.allocation.nodes + spec.allocation.spares
     engine = LocalEngine(system)

@@ -1,4 +1,4 @@
-"""The runs' folders of checkpoints, each listed in a thread of its own: a file system that hangs holds up no decision."""
+"""Lists the runs' checkpoint folders, each in its own thread, so that a hanging file system delays no decision."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from supervisor.wire.aside import Aside
 log = logging.getLogger(__name__)
 
 ANSWERS_WITHIN_S = 10.0
-"""A listing that takes longer is of a disk that hangs: no start waits for it any more."""
+"""Seconds after which a listing counts as hung, and no start waits for it any more."""
 
 SHOWN = 8
-"""Checkpoints, and other entries, that a decision is given: the newest, and the first by name."""
+"""Most checkpoints (the newest) and other entries (the first by name) that a decision gets."""
 
 
 class Lister(Protocol):
-    """What the loop asks; the simulator has its own."""
+    """The listing that the loop needs; the simulator has its own."""
 
     def look(self, run: str, run_dir: str, groups: Mapping[int, GroupMemory], now: float) -> DiskView | None: ...
 
 
 @dataclass
 class _Folder:
-    """One run's."""
+    """The checkpoint folder of one run."""
 
     newest: DiskView = DiskView(at=-1.0)
     began: float = 0.0
-    """On the run clock."""
+    """Run clock when the pending or last listing began."""
     asked: Future[DiskView] | None = None
 
 
@@ -46,8 +46,8 @@ class Folders:
     _known: dict[str, _Folder] = field(default_factory=dict)
 
     def look(self, run: str, run_dir: str, groups: Mapping[int, GroupMemory], now: float) -> DiskView:
-        """The newest listing of a run's folder. Another is begun in a new term, and when a group may have to start from there
-        since the last one began. `now`: the run clock, in seconds."""
+        """Returns the newest listing of a run's folder. Begins another in a new term, and when a group that may have to
+        start from it began to wait after the last one. `now`: the run clock, in seconds."""
         known = self._known.setdefault(run, _Folder())
         if known.asked is not None and known.asked.done():
             known.newest, known.asked = replace(known.asked.result(), at=known.began), None
@@ -64,7 +64,7 @@ class Folders:
 
 
 def read(run_dir: str) -> DiskView:
-    """What lies in a run's folder of checkpoints, `at` left open."""
+    """Lists a run's checkpoint folder; leaves `at` open."""
     folder = checkpoints.folder_of(run_dir)
     try:
         others = tuple(checkpoints.others(run_dir))

@@ -1,4 +1,4 @@
-"""A file that others append to, read as it grows: across its rotations, a bounded part of it at a time."""
+"""Follows a growing file across its rotations, a bounded part at a time."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from pathlib import Path
 from supervisor.wire import rotated
 
 READ_BYTES = 2**20
-"""At one look: who reads many logs at once holds so much of each in memory."""
+"""Bytes of one look: a reader of many logs holds this much of each in memory."""
 
 PIECE_BYTES = 64 * 1024
-"""A longer line is shown in pieces: the next may not end for ever."""
+"""Longer lines are shown in pieces: such a line may never end."""
 
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
-"""A carriage return ends a line too, as of a bar of progress; but the last byte may be half of an end."""
+"""A carriage return ends a line too, as in a progress bar; but as the last byte it may be half of a line end."""
 
 
 @dataclass(slots=True)
 class Followed:
-    """One such file, as far as it was read."""
+    """One followed file, and the position reached in it."""
 
     path: Path
     offset: int = 0
     rest: bytes = b""
     t: float = 0.0
     number: int = 1
-    """Of the numbered file that what is read now has become, or will become (`rotated`)."""
+    """Number that the part being read has, or will have, after its rotation (`rotated`)."""
     behind: bool = False
-    """More was there than was read; so it is wherever a numbered file is read."""
+    """True if more was there than was read, as it is while a numbered file is read."""
 
     def lines(self) -> Iterator[str]:
-        """New lines, whatever their length: of files that we write ourselves."""
+        """Yields new lines of any length, for files that we write ourselves."""
         new = self._new(-1)
         *done, self.rest = (self.rest + new).split(b"\n")
         for line in done:
             yield line.decode(errors="replace").rstrip("\r")
 
     def pieces(self, whole: bool = False) -> Iterator[str]:
-        """New lines of at most READ_BYTES, long ones in pieces; with `whole` also one that nobody ended."""
-        new = self._new(READ_BYTES)  # it may forget the rest
+        """Yields at most READ_BYTES of new lines, long ones in pieces; with `whole` also an unfinished last line."""
+        new = self._new(READ_BYTES)  # it may reset `rest`
         *done, rest = _LINE_ENDS.split(self.rest + new)
         if whole and not self.behind and rest:
             done, rest = [*done, rest.rstrip(b"\r")], b""
@@ -53,7 +53,7 @@ class Followed:
         yield from (piece.decode(errors="replace") for piece in pieces)
 
     def _new(self, at_most: int) -> bytes:
-        """What came since the last look. A file that became shorter, and was not rotated, is read from its beginning."""
+        """Returns what was appended since the last look. Rereads a file that shrank without a rotation."""
         data = b""
         try:
             while at_most < 0 or len(data) < at_most:
@@ -64,7 +64,7 @@ class Followed:
                     found = file.read(-1 if at_most < 0 else at_most - len(data))
                     at_end = not file.read(1)
                 if self._source()[0] != source or self.offset != begin:
-                    continue  # rotated meanwhile: what was read may be of either
+                    continue  # rotated meanwhile: the bytes may be from either file
                 data += found
                 self.offset += len(found)
                 self.behind = not (at_end and done)
@@ -72,11 +72,11 @@ class Followed:
                     break
                 self.number, self.offset = self.number + 1, 0
         except OSError:
-            self.behind = False  # its node cleans up
+            self.behind = False  # its node has removed it
         return data
 
     def _source(self) -> tuple[Path, bool]:
-        """The file to go on with, and whether it is the newest."""
+        """Returns the file to read next, and true if it is the newest."""
         size = self.path.stat().st_size
         if size == self.offset and not self.behind:
             return self.path, True
@@ -86,13 +86,13 @@ class Followed:
                 return part, False
         if size < self.offset:
             if (new := rotated.copying(self.path)).exists():
-                return new, False  # it is cut off already, and has no number yet
+                return new, False  # it was truncated already, and its copy has no number yet
             self.offset, self.rest = 0, b""
         return self.path, True
 
 
 def begun(path: Path, most: int) -> Followed:
-    """A file of which so many bytes at the end are read, from the start of a line, or in the middle of one that is long."""
+    """Follows a file from `most` bytes before its end: from the start of a line, or in the middle of a long one."""
     parts = rotated.parts(path)
     number = rotated.number(parts[-1]) + 1 if parts else 1
     try:
@@ -113,7 +113,7 @@ def begun(path: Path, most: int) -> Followed:
 
 
 def _cut(line: bytes) -> list[bytes]:
-    """Pieces of at most PIECE_BYTES, no character of UTF-8 cut in two."""
+    """Cuts a line into pieces of at most PIECE_BYTES, without splitting a UTF-8 character."""
     pieces, at = [], 0
     while len(line) - at > PIECE_BYTES:
         end = at + PIECE_BYTES

@@ -1,4 +1,4 @@
-"""The folder of the runs: where `supervisor up` keeps its own files, and what it notes there of itself."""
+"""The folder of the runs: where `supervisor up` keeps its own files, and its notes about itself."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from supervisor.shell.up_lock import POOL_LOCK, holder
 
 
 def system_folder(home: Path) -> Path:
-    """Where everything but the runs themselves is kept, below the folder of the runs."""
+    """Returns the folder of everything but the runs themselves, below the folder of the runs."""
     return home.resolve() / ".supervisor"
 
 
 def runs_in(home: Path) -> bool:
-    """Says that an `up` with a pool runs in this home."""
+    """Returns true if an `up` with a pool runs in this home."""
     return holder(system_folder(home) / POOL_LOCK) != 0
 
 
 def endpoints_of(home: Path) -> str:
-    """The etcd of the `up` of this home, or an empty string."""
+    """Returns the etcd of the `up` of this home, or an empty string."""
     return noted(home).get("etcd", "")
 
 
 def security_of(home: Path) -> str:
-    """The security file of the `up` of this home, or an empty string."""
+    """Returns the security file of the `up` of this home, or an empty string."""
     return noted(home).get("security", "")
 
 
 def noted(home: Path) -> dict[str, str]:
-    """What `up` has noted of itself; empty when none has run, or the last one has ended well."""
+    """Returns the notes of `up` about itself; empty if none has run, or the last one ended cleanly."""
     try:
         body = json.loads((system_folder(home) / "up.json").read_text())
     except (OSError, ValueError):

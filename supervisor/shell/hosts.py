@@ -1,4 +1,4 @@
-"""What a person says of hosts: cordon, uncordon, drain (ADR 9)."""
+"""A person's orders about hosts: cordon, uncordon, drain (ADR 9)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from supervisor.wire.person import who
 from supervisor.wire.records import Cordon, RecordError, Registration
 
 SHOWN = 10
-"""Names that a sentence lists."""
+"""Most names that a sentence lists."""
 
 
 def known_to_slurm(host: str) -> bool:
-    """Whether Slurm has a node of this name; no where there is no Slurm, or it does not answer."""
+    """Returns true if Slurm has a node of this name; false without Slurm, or if it does not answer."""
     if shutil.which("sinfo") is None:
         return False
     try:
@@ -40,11 +40,11 @@ def cordon(
     drain: bool,
     elsewhere: Callable[[str], bool] = known_to_slurm,
 ) -> str:
-    """Keep every run's groups away from a host, given by its own name or that of a node on it; with `drain` have those that
-    are there leave it. Returns what was done. A drain stays one when the host is cordoned again.
+    """Keeps every run's groups away from a host, given by its name or that of a node on it. With `drain`, groups on it
+    leave. Returns what was done. A drain remains one if the host is cordoned again.
 
-    `elsewhere` says whether the scheduler knows a host that we do not. Raises Fatal when nobody does, or when the host only
-    carries a lighthouse.
+    `elsewhere` returns true if the scheduler knows a host that we do not. Raises Fatal if neither does, or if the host
+    only carries a lighthouse.
     """
     host = _host(mirror, name, elsewhere)
     if host not in _hosts(mirror).values() and host in _service_hosts(mirror):
@@ -61,8 +61,8 @@ def cordon(
 
 
 def uncordon(store: Store, mirror: Mirror, *names: str) -> str:
-    """Free hosts for every run, whoever cordoned them. Returns what was done, a line a host; raises Fatal, and frees none,
-    when nothing is held against one."""
+    """Frees hosts for every run, whatever cordoned them. Returns what was done, one line for each host. Raises Fatal,
+    and frees none, if nothing is held against one of them."""
     held, nodes = cordons.by_host(mirror), _hosts(mirror)
     hosts = list(dict.fromkeys(name if name in held else nodes.get(name, name) for name in names))
     free = [host for host in hosts if host not in held]
@@ -87,7 +87,7 @@ def _was(held: cordons.HostCordons) -> str:
 
 
 def _write(store: Store, wanted: Cordon) -> Cordon:
-    """Written again when somebody else did in between, so that no drain is taken back unseen."""
+    """Writes the cordon; retries if another writer came in between, so that no drain is undone unseen."""
     key = keys.cordon(wanted.host)
     try:
         return rewrite(
@@ -115,8 +115,8 @@ def _host(mirror: Mirror, name: str, elsewhere: Callable[[str], bool]) -> str:
 
 
 def _hosts(mirror: Mirror) -> dict[str, str]:
-    """Node -> its host, of all nodes for groups that were ever heard of. What only its name is left of is named as its host,
-    but where hosts are shared (`HOST.JOBID`)."""
+    """Returns the host of every node for groups that was ever seen. A node without a record counts as its own host,
+    except for `HOST.JOBID`, where hosts are shared."""
     found, gone = {}, []
     for name in views.node_names(mirror):
         registration = mirror.record(keys.registration(name), Registration)
@@ -147,7 +147,7 @@ def _service_hosts(mirror: Mirror) -> set[str]:
 
 
 def _groups_on(mirror: Mirror, host: str) -> list[str]:
-    """`group 1 of run demo`, for those that are there now."""
+    """Returns `group 1 of run demo` for each group that is there now."""
     found = []
     for run in views.runs(mirror):
         try:

@@ -1,4 +1,4 @@
-"""The name by which this system's jobs are known at a scheduler: one user may have several systems there."""
+"""The name that marks this system's jobs at a scheduler, where one user may have several systems."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from supervisor.wire import keys
 from supervisor.wire.records import RecordError, System, decode, encode
 
 _FIRST, _OTHERS = "abcdefghijkmnpqrstuvwxyz", "abcdefghijkmnpqrstuvwxyz23456789"
-"""No l, o, 0, 1: people read it out to each other."""
+"""Letters and digits without l, o, 0 and 1, since people read the name out to each other."""
 
 LENGTH = 8
 
 
 def system_id(store: Store) -> str:
-    """The name, made now if there is none: 8 small letters and digits. Raises Retryable; Fatal when it is no name."""
+    """Returns the name: 8 small letters and digits, made if missing. Raises Retryable; Fatal for an invalid one."""
     while True:
         item = store.get(keys.SYSTEM)
         if item is not None:
@@ -26,7 +26,7 @@ def system_id(store: Store) -> str:
         try:
             store.commit({keys.SYSTEM: encode(System(name=made))}, expect=[Expect(keys.SYSTEM, create_revision=0)])
         except Fenced:
-            continue  # somebody else was faster: theirs counts
+            continue  # another process was faster: its name counts
         return made
 
 

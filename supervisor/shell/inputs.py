@@ -1,4 +1,4 @@
-"""What `decide` was given, kept beside the journal so that it can be asked again (ADR 13)."""
+"""Keeps the inputs of `decide` beside the journal, so that a decision can be computed again (ADR 13)."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from supervisor.wire.records import ascii_json
 log = logging.getLogger(__name__)
 
 BYTES = 128 * 2**20
-"""Of each of the two files: the older one goes when the newer one is full. An input of 1,000 groups with a rank each takes 0.27
-MB, with eight ranks each 1.4 MB (ADR 13)."""
+"""Most bytes of each of the two files: when the newer is full, it replaces the older. An input of 1,000 groups takes
+0.27 MB with one rank each, and 1.4 MB with eight (ADR 13)."""
 
 LEVEL = 1
-"""Of zlib: 9 makes it a sixth smaller, in five to seven times the time."""
+"""Compression level of zlib: 9 saves a sixth, in five to seven times the time."""
 
 NAMES = ("inputs.jsonl", "inputs.1.jsonl")
-"""The newer and the older one."""
+"""The newer and the older file."""
 
 _DIGEST = re.compile(rb'\{"digest":"(\w+)"')
 
 
 class LostInput(ValueError):
-    """An input is not kept, or cannot be read any more; the text says why."""
+    """An input is not kept, or can no longer be read; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """All that one decision was made from."""
+    """Everything from which one decision was made."""
 
     observed: Observed
     spec: RunSpec
@@ -54,7 +54,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An input as it is kept."""
+    """An input as it is stored."""
 
     body: bytes
     """JSON."""
@@ -63,14 +63,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An input that was found again, and the program that decided on it."""
+    """A recovered input, and the program that decided on it."""
 
     given: Input
     program: str
 
 
 def take(observed: Observed, spec: RunSpec, memory: Memory) -> Given:
-    """The input of a decision, without what nothing is decided by and a secret may be in."""
+    """Returns a decision's input, without the parts that no decision reads and that may hold secrets."""
     slurm = replace(spec.allocation.slurm, setup="", agent_command="", flags=())
     titan = TitanSpec(steps=spec.titan.steps, checkpoint_interval_steps=spec.titan.checkpoint_interval_steps)
     lean = replace(spec, titan=titan, allocation=replace(spec.allocation, slurm=slurm))
@@ -79,7 +79,7 @@ def take(observed: Observed, spec: RunSpec, memory: Memory) -> Given:
 
 
 class Inputs:
-    """Appends to the newer of two files in a run's folder. A disk that is full is said once and stops nothing."""
+    """Appends to the newer of two files in a run's folder. A full disk is logged once and stops nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._newer, self._older = (folder / name for name in NAMES)
@@ -90,7 +90,7 @@ class Inputs:
         line = json.dumps({"digest": given.digest, "program": program(), "input": body}, separators=(",", ":")).encode()
         try:
             with self._newer.open("ab") as file:
-                # On a line of its own, whatever a supervisor that was killed has left before it.
+                # Starts a new line, whatever a killed supervisor may have left before it.
                 file.write(b"\n" + line + b"\n")
                 size = file.tell()
             if size > BYTES:
@@ -103,7 +103,7 @@ class Inputs:
 
 
 def find(folder: Path, digests: Collection[str]) -> dict[str, Kept | LostInput]:
-    """By digest, those that are kept in a run's folder. Raises OSError when a file cannot be read."""
+    """Returns, by digest, the inputs that are kept in a run's folder. Raises OSError if a file cannot be read."""
     found: dict[str, Kept | LostInput] = {}
     for name in NAMES:
         path = folder / name
@@ -134,7 +134,7 @@ def _read(line: bytes, digest: str) -> Kept:
     by = str(written.get("program", "unknown"))
     with suppress(ValidationError):
         return Kept(_adapter().validate_json(body), by)
-    try:  # half of a surrogate pair is in it, or it is of another version
+    try:  # it holds half of a surrogate pair, or another version wrote it
         return Kept(_adapter().validate_python(json.loads(body)), by)
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,6 +1,6 @@
-"""The output of all ranks of a run's groups as one log, across generations, with their ends and incidents in their place.
+"""Joins the output of all ranks of a run into one log, across generations, with ends and incidents in place.
 
-Only what this machine has is read: the ranks' logs, the histories of the shims that started them, and the run's journal.
+It reads only what this machine has: the ranks' logs, the histories of their shims, and the run's journal.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from typing import Any, Literal
 from supervisor.shell.followed import Followed, begun
 
 FIRST_BYTES = 256 * 1024
-"""Of the end of each log that is there already."""
+"""Bytes read from the end of each existing log."""
 
 GONE = "had ended before its node's shim came back: nobody saw how"
 
 FIRST_JOURNAL_BYTES = 16 * 2**20
-"""As FIRST_BYTES, of the journal: an incident that began before is told from its next change on."""
+"""Bytes read from the end of an existing journal: an earlier incident appears from its next change on."""
 
 _STAMP = re.compile(r"(?:\[[^\]]{1,40}\]:?\s*)*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
-"""As Python's logging writes it at the beginning of a line, after names in brackets, in the machine's own time zone."""
+"""Time stamp of Python's logging at the start of a line, after names in brackets, in the machine's own time zone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of a rank's log, or something that happened to the rank or its group."""
+    """A line of a rank's log, or an event of the rank or its group."""
 
     t: float
-    """Unix seconds, by the clock of whoever wrote it; of a line without a time of its own, that of the line before."""
+    """Unix seconds, by the writer's clock. A line without a time has that of the line before."""
     what: Literal["line", "start", "end", "incident"]
     run: str
     group: int
     generation: int
     rank: int | None
-    """None: the group's."""
+    """None for an event of the whole group."""
     node: str
     incident: str
-    """That was open for the group; empty: none was."""
+    """Incident that was open for the group; empty if none was."""
     text: str
 
 
 @dataclass(slots=True)
 class Joined:
-    """Of one run, or of one group or rank of it: each call of `new` gives what came since the last one."""
+    """The joined log of a run, or of one of its groups or ranks. Each call of `new` returns what came since."""
 
     system: Path
     run: str
@@ -60,14 +60,14 @@ class Joined:
     _shims: dict[Path, Followed] = field(default_factory=dict)
     _journal: Followed | None = None
     _open: dict[int, str] = field(default_factory=dict)
-    """Group -> its open incident."""
+    """Open incident of each group."""
     _told: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     _held: list[Entry] = field(default_factory=list)
-    """Ends of ranks whose logs are not read to their end."""
+    """Ends of ranks whose logs are not fully read yet."""
 
     def new(self) -> list[Entry]:
-        """In the order of time. What a rank wrote comes before its end."""
-        # The histories first: what they say to have ended has written its last line.
+        """Returns new entries, ordered by time. A rank's lines come before its end."""
+        # Histories first: a rank that they report as ended has written its last line.
         happened = [*self._held, *self._of_shims(), *self._of_journal()]
         lines = list(self._of_logs(happened))
         behind = {path.parent.name for path, log in self._logs.items() if log.behind}
@@ -78,12 +78,12 @@ class Joined:
 
     @property
     def behind(self) -> bool:
-        """More is there already than was read."""
+        """True if more is there already than was read."""
         return any(log.behind for log in self._logs.values())
 
     @property
     def empty(self) -> bool:
-        """No log was found yet."""
+        """True if no log was found yet."""
         return not self._logs
 
     def _with_incident(self, entry: Entry) -> Entry:
@@ -112,7 +112,7 @@ class Joined:
         ended = {(e.node, e.group, e.generation, e.rank) for e in happened if e.what == "end"}
         paths = sorted(self.system.glob(f"nodes/*/ranks/{self.run}.*/output.log"))
         found = [(path, who) for path in paths if (who := self._wanted(path.parent.name)) is not None]
-        # what ended with its machine has nobody who tells so
+        # no one reports the end of a rank that ended with its machine
         newest: dict[int, int] = {}
         for _, (group, generation, _) in found:
             newest[group] = max(generation, newest.get(group, 0))
@@ -120,7 +120,7 @@ class Joined:
             node = path.parts[-4]
             if path not in self._logs:
                 self._logs[path] = begun(path, FIRST_BYTES)
-                # Until a line has a time of its own.
+                # Applies until a line has a time of its own.
                 self._logs[path].t = _changed_s(path.parent / "launch.json")
             log = self._logs[path]
             for line in log.pieces(whole=(node, *who) in ended or who[1] < newest[who[0]]):
@@ -155,7 +155,7 @@ class Joined:
 
 
 def render(entry: Entry) -> str:
-    """One line of a terminal. In UTC, as `incidents` and `explain` are, whatever the log itself is in."""
+    """Renders one terminal line. Times are in UTC, as in `incidents` and `explain`, whatever zone the log uses."""
     at = f"{datetime.fromtimestamp(entry.t, UTC):%H:%M:%S}.{int(entry.t % 1 * 10)}Z"
     if entry.what == "incident":
         return f"{at} **** group {entry.group}: {entry.text}"

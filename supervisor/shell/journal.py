@@ -1,8 +1,8 @@
 """The journal: one JSON line per decision, on disk, before and after it is committed.
 
 A line `intent` is written before the transaction and a line `outcome` after it. An intent without an outcome was
-committed if the memory's decision count has reached it: the reader needs no guess. What was decided on is kept beside it
-(`inputs`), where something was done.
+committed if the memory's decision count has reached it: the reader need not guess. The input of a decision that did
+something is kept beside the journal (`inputs`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 
 ANSWERS_WITHIN_S = 1.0
-"""A shared disk that is busy takes tenths of a second."""
+"""Seconds until the disk counts as stalled; a busy shared disk takes tenths of a second."""
 LINES = 10_000
-"""That wait for a disk which stalls. What comes then is lost, and how many were is in the journal."""
+"""Most lines that wait for a stalled disk. Later ones are lost, and the journal records how many."""
 INPUTS = 100
-"""As LINES, of inputs: one of a thousand groups may take a megabyte."""
+"""Most inputs that wait likewise: one of a thousand groups may take a megabyte."""
 
 
 class Journal:
-    """Appends to one file per run. A disk that is full, gone or stalled is said once and never stops the supervisor: what one that
-    stalls has not taken is written when it answers again."""
+    """Appends to one file per run. A full, missing or stalled disk is logged once and never stops the supervisor. What
+    waits for a stalled disk is written when it answers again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,10 +51,10 @@ class Journal:
         self._lost = 0
 
     def take(self, observed: Observed, spec: RunSpec, memory: Memory) -> Given | None:
-        """What is to be kept of the input of a decision; None: nothing, for it cannot be written."""
+        """Returns the parts of a decision's input to keep; None if they cannot be written."""
         try:
             return take(observed, spec, memory)
-        except ValueError:  # whoever led next would fail of the same
+        except ValueError:  # every later leader would fail on it too
             log.exception("what is decided on is not kept: it cannot be written")
             return None
 
@@ -67,8 +67,9 @@ class Journal:
         given: Given | None = None,
         policy: int = 0,
     ) -> None:
-        """What is about to be committed, and why. Of the groups those that are not as in `before`: a thousand of them would be 60
-        kB in each line. `policy` is the version of a policy that a person has set. What changes nothing has its predecessor's number."""
+        """Writes what is about to be committed, and why. Of the groups it writes those that differ from `before`: a
+        thousand would be 60 kB in each line. `policy` is the version of a policy that a person has set. A decision
+        that changes nothing has its predecessor's number."""
         known = before.groups if before is not None and self._told_all and not _resumes(decision) else {}
         self._told_all = True
         self._append(
@@ -94,22 +95,22 @@ class Journal:
         )
 
     def keep(self, given: Given) -> None:
-        """The input itself: after the commit, so that nothing waits for it."""
+        """Keeps the input itself, after the commit, so that the commit does not wait for it."""
         if self._aside.left < INPUTS:
             self._write(partial(self._inputs.keep, given))
 
     def outcome(self, epoch: int, decision: int, revision: int | None, refused: str = "") -> None:
-        """Whether it was committed, and at which revision."""
+        """Writes if a decision was committed, and at which revision."""
         self._append(
             {"entry": "outcome", "epoch": epoch, "decision": decision, "revision": revision, "refused": refused}
         )
 
     def event(self, what: str, **about: Any) -> None:
-        """Something else worth a line: leadership, an outage, a record that cannot be read."""
+        """Writes another event: leadership, an outage, an unreadable record."""
         self._append({"entry": "event", "event": what, **about})
 
     def close(self, within_s: float) -> None:
-        """Wait for what is not written yet, so long at most: a disk that is slow may take its last lines a moment later."""
+        """Waits at most `within_s` for unwritten lines: a slow disk may take the last ones a moment later."""
         self._aside.end(within_s)
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -117,7 +118,7 @@ class Journal:
         self._write(partial(self._add, json.dumps(line, separators=(",", ":")).encode() + b"\n"))
 
     def _write(self, work: Callable[[], None]) -> None:
-        """Wait for it, but not for ever."""
+        """Runs the work and waits for it, but not forever."""
         if self._stalls and not self._aside.left:
             self._stalls = False
             log.info("the disk of the journal %s answers again", self.path)
@@ -141,10 +142,10 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab+", buffering=0) as file:
                 if self._first and file.tell() and not _ends_a_line(file):
-                    line = b"\n" + line  # whoever wrote here before us was killed in the middle of a line
+                    line = b"\n" + line  # the previous writer was killed in the middle of a line
                 before = file.tell()
                 if file.write(line) < len(line):
-                    file.truncate(before)  # else the next line would be a part of this one
+                    file.truncate(before)  # else the next line would join this one
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._first = self._broken = False
         except OSError as error:
@@ -154,8 +155,8 @@ class Journal:
 
 
 def read(path: Path, *words: str) -> Iterator[dict[str, Any]]:
-    """The lines of a journal; a torn one is left out. `words`: only lines that hold one of them; the rest of a long file is not
-    parsed."""
+    """Yields the lines of a journal, except torn ones. With `words`, only lines that hold one of them: the rest of a
+    long file is not parsed."""
     if not path.exists():
         return
     with path.open(errors="replace") as file:
@@ -171,7 +172,7 @@ def read(path: Path, *words: str) -> Iterator[dict[str, Any]]:
 
 
 def _resumes(decision: Decision) -> bool:
-    """Whether it is the reason of every group's generation."""
+    """Returns true if the decision resumes the run, and so gives every group its generation."""
     return any(action.verb == "resume" for action in decision.actions)
 
 

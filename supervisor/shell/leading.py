@@ -1,4 +1,4 @@
-"""Who leads, and where its page was the last time."""
+"""Finds the current leader, and the port on which this host's page was last served."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from supervisor.wire.records import LeaderRecord
 
 
 def leader(mirror: Mirror) -> LeaderRecord | None:
-    """None where no one leads. The record of a leader that was killed stays until its lease lapses: a process of this machine that
-    has ended leads no more. Of another machine's only its lease tells."""
+    """Returns the leader; None if no one leads. A killed leader's record stays until its lease lapses, but an ended
+    process of this machine leads no more. For another machine, only the lease shows it."""
     record = mirror.record(keys.LEADER, LeaderRecord)
     return None if record is None or has_ended(record) else record
 
 
 def has_ended(record: LeaderRecord) -> bool:
-    """Whether it was a process of this machine, among those that we can see, and runs no more."""
+    """Returns true if it was a visible process of this machine and no longer runs."""
     ours = record.host == socket.gethostname() and record.pid_namespace == pid_namespace() != 0
     return ours and not is_running(record.pid, record.start_ticks)
 
 
 def kept_port(system: Path) -> int:
-    """The port on which this host's page was first served from this home; 0: none is known."""
+    """Returns the port on which this host's page was first served from this home; 0 if unknown."""
     try:
         port = int(_file(system).read_text())
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def kept_port(system: Path) -> int:
 
 
 def keep_port(system: Path, port: int) -> None:
-    """For the next start here: a browser, and who scrapes, find it again. A convenience: a home that cannot be written is no error."""
+    """Keeps the port for the next start here, so that browsers and scrapers find the page. Ignores OSError."""
     with suppress(OSError):
         system.mkdir(parents=True, exist_ok=True)
         _file(system).write_text(f"{port}\n")

@@ -1,4 +1,4 @@
-"""The trainers' own output, as far as this machine has it. Only one block of it is in memory at a time."""
+"""Reads the trainers' own output, as far as this machine has it, with only one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from supervisor.wire import rotated
 
 BLOCK_BYTES = 64 * 1024
 LINE_CHARACTERS = 2**20
-"""Of a line as JSON, which has to be in memory as a whole. As text each line is shown to its end."""
+"""Longest line as JSON, which must be in memory as a whole. As text, each line is shown to its end."""
 
 _UNFINISHED = re.compile(r"\x1b(\[[0-9;:]{0,29})?\Z")
-"""A colour whose end is in the next block."""
+"""A colour sequence that continues in the next block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogTail:
-    """The last lines of one rank's output, across the files that it was rotated to."""
+    """The last lines of one rank's output, across its rotated files."""
 
     node: str
     group: int
@@ -31,10 +31,10 @@ class LogTail:
     rank: int
     path: str
     begins: tuple[tuple[Path, int], ...]
-    """The files that hold them, the oldest first, and the byte of each at which to begin."""
+    """The files that hold them, oldest first, and the byte of each at which to begin."""
 
     def text(self) -> Iterator[str]:
-        """Blocks of it, harmless for a terminal. A carriage return ends a line, as of a bar of progress."""
+        """Yields the text in blocks that are safe for a terminal. Carriage returns end lines, as in progress bars."""
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
         rest = ""
         for block in self._blocks():
@@ -45,7 +45,7 @@ class LogTail:
         yield visible(rest + decoder.decode(b"", final=True))
 
     def lines(self) -> Iterator[str]:
-        """Each at most LINE_CHARACTERS long, with a word on what is left out."""
+        """Yields lines of at most LINE_CHARACTERS, with a note on what is left out."""
         held, more = "", 0
         for block in self.text():
             first, *others = block.split("\n")
@@ -66,16 +66,16 @@ class LogTail:
                     while block := file.read(BLOCK_BYTES):
                         yield block
             except OSError:
-                continue  # its node cleans up, or rotates it
+                continue  # its node has removed or rotated it
 
 
 def kept_in(home: Path) -> Path:
-    """The folder that holds `nodes/`: that of `supervisor up`, or an agent's own home, as an engine starts it."""
+    """Returns the folder that holds `nodes/`: that of `supervisor up`, or an agent's home under an engine."""
     return home if (home / "nodes").is_dir() else system_folder(home)
 
 
 def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> list[LogTail]:
-    """By group and generation; `system` is the folder that holds `nodes/`."""
+    """Returns the tails ordered by group and generation. `system` is the folder that holds `nodes/`."""
     found = []
     for path in system.glob(f"nodes/*/ranks/{run}.*/output.log"):
         match = re.fullmatch(rf"{re.escape(run)}\.(\d+)\.(\d+)\.(\d+)", path.parent.name)
@@ -92,12 +92,12 @@ def tails(system: Path, run: str, group: int | None, rank: int, lines: int) -> l
 
 
 def head(tail: LogTail) -> str:
-    """The line above its text."""
+    """Returns the line above a tail's text."""
     return f"== group {tail.group} generation {tail.generation} rank {tail.rank} on {tail.node}: {tail.path}"
 
 
 def _last_lines(paths: list[Path], lines: int) -> list[tuple[Path, int]]:
-    """Read backwards, block by block, until as many ends of lines were seen as there are lines to be shown."""
+    """Finds where the last lines begin. Reads backwards, block by block, until it has seen enough line ends."""
     found: list[tuple[Path, int]] = []
     left = lines
     at_end = True  # the end of the last line begins no further line
@@ -108,7 +108,7 @@ def _last_lines(paths: list[Path], lines: int) -> list[tuple[Path, int]]:
                 while end:
                     start = max(0, end - BLOCK_BYTES)
                     file.seek(start)
-                    # a progress bar's lines end with \r alone; the block stays as long as it is
+                    # a progress bar's lines end with \r alone; the block must keep its length
                     block = file.read(end - start).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
                     stop = len(block) - (at_end and block.endswith(b"\n"))
                     at_end = False

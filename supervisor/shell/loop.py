@@ -1,4 +1,4 @@
-"""The supervisor's loop: watch, decide, commit under the epoch, journal. Thin: all judgement is in `core`."""
+"""The supervisor's loop: watch, decide, commit under the epoch, journal. It is thin: all judgement is in `core`."""
 
 from __future__ import annotations
 
@@ -43,40 +43,40 @@ from supervisor.wire.records import (
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.5
-"""Longest sleep: lost leadership is seen within this."""
+"""Longest sleep in seconds: lost leadership is seen within this."""
 
 FREED_AT_ONCE = 40
 """Suspicions that one transaction marks as freed: an operation and an expectation each."""
 
 ROUTINE = ("checkpoint",)
-"""Actions that a healthy run has all the time: what they were decided on would soon leave no room for another's."""
+"""Actions that a healthy run takes all the time: keeping their inputs would soon crowd out all others."""
 
 ACCOUNT_S = 30.0
-"""So old may be what people are told of where the time went."""
+"""Greatest age, in seconds, of the account that people are shown."""
 
 TERMS = 40
-"""Newest terms of which an account says when they were: of an older one the times are told as if the oldest had followed it at once."""
+"""Newest terms whose times an account keeps. Older terms are shown as if the oldest kept one had followed at once."""
 
 SET_S = 1.0
-"""A wall clock that has moved by so much against the monotonic one was set, or this machine slept."""
+"""A wall clock that jumped by this many seconds against the monotonic clock was set, or this machine slept."""
 
 LAST_WORDS_S = 2.0
-"""How long the end of a term waits for a disk that is slow, for all journals together."""
+"""Seconds for which the end of a term waits for slow disks, for all journals together."""
 SILENCE_S = 2.0
-"""A watch that is silent for longer is a store outage: progress is asked for every second."""
+"""A watch that is silent for longer is a store outage: progress is requested every second."""
 
 
 class Allocator(Protocol):
-    """Whoever carries out what is wanted of the engines."""
+    """Carries out at the engines what is wanted."""
 
     def offer(self, mirror: Mirror, term: Term) -> None: ...
 
     def word_s(self, engine: str) -> float:
-        """How long this engine takes now to say what it took away, in seconds."""
+        """Returns the seconds that this engine currently takes to report what it took away."""
         ...
 
     def listed_at(self, engine: str) -> float | None:
-        """When its newest list began, by time.monotonic(), of which all that it says is in what was offered last."""
+        """Returns the start, by time.monotonic(), of its newest list that the last offered mirror has in full."""
         ...
 
 
@@ -94,8 +94,8 @@ class Loop:
         tell: Callable[[Notice, str], None] | None = None,
         folders: Lister | None = None,
     ) -> None:
-        """`monotonic`, `journal` and `folders` are for the simulator: virtual time, a journal that is kept in memory, and a disk of its
-        own. `tell` sends a notice to the URL in a file, and returns at once."""
+        """`monotonic`, `journal` and `folders` are for the simulator: virtual time, a journal in memory, and a
+        simulated disk. `tell` sends a notice to the URL in a file, and returns at once."""
         self._store = store
         self._term = term
         self._engine = engine
@@ -106,16 +106,16 @@ class Loop:
         self._folders = folders or Folders()
         self._mirror = Mirror(store.list(keys.PREFIX))
         self.epoch = views.epochs_before(self._mirror) + term.epoch
-        """As it is told: it grows even when a restored etcd counts its revisions from 1 again."""
+        """The epoch as reported: it grows even when a restored etcd counts its revisions from 1 again."""
         self.stands_down = ""
-        """Why it leads no more though nobody took its place: the state is of a newer program."""
+        """Reason for standing down though no one took over: the state is of a newer program."""
         self._watch = store.watch(keys.PREFIX, self._mirror.revision)
         self._began = monotonic()
         self._base = max((self._clock_left(r) for r in self._readable_runs()), default=0.0)
         self._clocks = [(self._base, round(time.time() - self._base, 3))]
-        """Of this term, as Account.clocks, for people alone."""
+        """Clocks of this term, as in Account.clocks, for people alone."""
         self._stood: dict[str, tuple[tuple[float, float], ...]] = {}
-        """By run, as Account.stood: this term's too."""
+        """Standstills of the run clock by run, as in Account.stood, including the one before this term."""
         self._stable_since = self._began
         self._made: dict[str, projection.Made] = {}
         self._store_up = True
@@ -125,14 +125,14 @@ class Loop:
         self._look_again: dict[str, float] = {}
         self._accounted: dict[str, float] = {}
         self._policies: dict[str, int] = {}
-        """By run, the version of the policy that was journaled last."""
+        """Version of the last journaled policy, by run."""
         self._notified: set[str] = set()
-        """Runs of which all is told that a person is to know; what is new is told as it comes."""
+        """Runs whose standing notices were all sent; later ones are sent as they arise."""
         leader = self._mirror.record(keys.LEADER, LeaderRecord)
         self._host = leader.host if leader is not None else ""
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set or the term is lost."""
+        """Runs turns until `stop` is set, the term is lost, or the loop stands down."""
         try:
             while not stop.is_set() and not self._term.lost and not self.stands_down:
                 self.step()
@@ -145,14 +145,14 @@ class Loop:
                 journal.close(max(0.0, until - time.monotonic()))
 
     def now(self) -> float:
-        """The run clock: goes on from the newest memory or account, by this machine's monotonic clock (ADR 3)."""
+        """Returns the run clock, which continues from the newest memory or account by the monotonic clock (ADR 3)."""
         return self._base + self._monotonic() - self._began
 
     def _on_run_clock(self, at: float | None) -> float | None:
         return None if at is None else self._base + at - self._began
 
     def step(self) -> None:
-        """One turn: take in what changed, decide for every run, commit."""
+        """Makes one turn: takes in changes, decides for every run, commits."""
         wake = min(self._look_again.values(), default=float("inf")) - self.now()
         changes = self._watch.poll(max(0.0, min(IDLE_S, wake)))
         while changes is not None:
@@ -180,21 +180,22 @@ class Loop:
         self._report_unreadable(changed)
 
     def _note_clock(self) -> None:
-        """Before anything is decided: what happens from now on is told by the clock as it is now, as the journal's lines are."""
+        """Notes a jump of the wall clock before anything is decided, so that later events are shown by the new clock,
+        like the journal's lines."""
         more = time.time() - self.now()
         if abs(more - self._clocks[-1][1]) >= SET_S:
             began, *others = self._clocks
             self._clocks = [began, *others[2 - TERMS :], (self.now(), round(more, 3))]
 
     def _note_store(self, up: bool) -> None:
-        """Journal what changed, whether etcd answers."""
+        """Journals when etcd stops answering or answers again."""
         if up != self._store_up:
             self._store_up = up
             for journal in self._journals.values():
                 journal.event("store", up=up, silent_s=round(self._watch.silent_s, 2))
 
     def _free_checked(self) -> None:
-        """Note that hosts have passed their checks since an incident was held against them (ADR 9)."""
+        """Marks suspicions as freed whose hosts have passed their checks since (ADR 9)."""
         freed = list(cordons.freed_by_checks(self._mirror).items())[:FREED_AT_ONCE]
         if not freed:
             return
@@ -203,7 +204,7 @@ class Loop:
         try:
             revision = self._store.commit(puts, (), [self._term.expect(), *as_it_is])
         except Fenced:
-            return  # a person freed it meanwhile; or we lead no more, which the next write will say
+            return  # a person freed it meanwhile; or the term is lost, which the next write will show
         self._mirror.wrote(puts, revision)
         for _, suspicion in freed:
             run, incident = suspicion.run, suspicion.incident
@@ -248,8 +249,8 @@ class Loop:
         self._notify(run, record, memory, decision)
 
     def _notify(self, run: str, record: RunRecord, memory: Memory, decision: Decision) -> None:
-        """Of what is new; first of all that stands: whoever led before may have told nothing of it, or we, after an outcome that was
-        not known."""
+        """Sends new notices. In its first call for a run, and after an unknown outcome, it sends all that stand, since
+        they may never have been sent."""
         if self._tell is None or not record.spec.policy.webhook_file:
             return
         if run in self._notified:
@@ -262,7 +263,7 @@ class Loop:
             self._tell(notice, record.spec.policy.webhook_file)
 
     def _records(self, run: str, record: RunRecord) -> Records:
-        """What of a run is only for metrics."""
+        """Returns the records of a run that only metrics need."""
         return Records(
             told=lambda: told(self._mirror, run),
             incidents=lambda: (i for _, i in self._mirror.records(keys.incident(run, ""), Incident)),
@@ -273,7 +274,8 @@ class Loop:
         )
 
     def _stood_still(self, run: str) -> tuple[tuple[float, float], ...]:
-        """As Account.stood, with what this term knows of the time before it: only its first look sees the clock of the last one."""
+        """Returns the standstills of the run clock as in Account.stood, with the one before this term. Only the term's
+        first look sees the previous term's clock."""
         if run not in self._stood:
             known = self._account_of(run)
             before = [more - known.off_s for began, more in known.clocks if began < self._base]
@@ -283,7 +285,7 @@ class Loop:
         return self._stood[run]
 
     def _note_policy(self, run: str, record: RunRecord) -> None:
-        """Journal what a person has set, each change once in a term: also those that were replaced before anybody looked."""
+        """Journals each policy that a person set, once in a term, including those replaced unseen."""
         found = self._mirror.record(keys.policy(run), PolicySet)
         known = self._policies.get(run, 0)
         if found is not None and known != found.version:
@@ -364,8 +366,8 @@ class Loop:
         reach("recorded")
 
     def _account(self, run: str, memory: Memory, now: Memory) -> Account | None:
-        """Where the time went, over all terms: with each change, and else now and then while the run goes on. None: it is not due.
-        `now`: the memory that was decided."""
+        """Returns where the time went, over all terms; None if it is not due. It is due with each change, and every
+        ACCOUNT_S while the run goes on. `now`: the memory that was decided."""
         late = self.now() - self._accounted.get(run, self._base) >= ACCOUNT_S and memory.phase not in ENDED
         term = self._telemetry.accounts(run)
         seconds = {cause: round(value, 3) for cause, value in term.since_launch.items()}
@@ -376,7 +378,7 @@ class Loop:
         stepped = max(known.stepped_unix_s, stepped_unix_s(self._mirror, run))
         began = known.began_unix_s if known.seconds or term.began is None else round(self._wall(term.began), 3)
         ended = round(self._wall(term.last or self.now()), 3) if now.phase in ENDED else 0.0
-        # one that began no earlier left no memory: no instant of its clock is told anywhere
+        # a term that began no earlier left no memory: no instant of its clock is stored anywhere
         terms = (*(c for c in known.clocks if c[0] < self._base), *self._clocks)[-TERMS:]
         stood = self._stood_still(run)
         return Account(
@@ -386,14 +388,14 @@ class Loop:
         )  # fmt: skip
 
     def _wall(self, at: float) -> float:
-        """An instant of this term on the run clock, by this machine's wall clock as it stood then."""
+        """Returns the wall time of an instant of this term on the run clock, by this machine's clock as it then was."""
         return at + next((more for since, more in reversed(self._clocks) if since <= at), self._clocks[0][1])
 
     def _difference(
         self, run: str, memory: dict[str, bytes], intents: dict[str, bytes], at_most: int
     ) -> dict[str, bytes]:
-        """What to write, memory first. What does not fit into one transaction is written in the next turns: intents
-        are derived from memory, so nothing is lost."""
+        """Returns what to write, memory first. What does not fit into one transaction is written in the next turns:
+        intents are derived from memory, so nothing is lost."""
 
         def differs(key: str, value: bytes) -> bool:
             item = self._mirror.items.get(key)
@@ -402,11 +404,11 @@ class Loop:
         puts = {k: v for k, v in memory.items() if differs(k, v)}
         if len(puts) > at_most:
             raise Fatal(f"run {run}: a decision of {len(puts)} records is more than a transaction holds")
-        # A node of which nothing is wanted any more is told so: a key that is missing says nothing (an etcd that was wiped).
+        # A node on which nothing is wanted any more gets an empty record: a missing key has no meaning (a wiped etcd).
         told = [key for key in self._mirror.keys(keys.DESIRED) if key.endswith(f"/{run}")]
-        # So is one that runs something of it and was never told: it came after the backup that was restored.
+        # So does a node that runs a part of it without a record: it came after the backup that was restored.
         ending = {*told, *(keys.desired(node, run) for node in views.runs_on(self._mirror, run))}
-        # These first: an agent that comes back before its record does begins what has been moved away from it.
+        # Empty ones first: an agent that returns to its old record would begin what has been moved away from it.
         ordered = {key: _nothing(key) for key in sorted(ending - intents.keys())} | intents
         items = self._mirror.items
         for key, value in ordered.items():
@@ -419,7 +421,7 @@ class Loop:
         return puts
 
     def _resynchronise(self) -> None:
-        """After an outcome that is not known: read everything again before deciding anything."""
+        """Reads everything again after an unknown outcome, before anything is decided."""
         self._notified.clear()
         self._watch.close()
         while not self._term.lost:
@@ -431,7 +433,7 @@ class Loop:
                 threading.Event().wait(min(error.after_s, 1.0))
 
     def _clock_left(self, run: str) -> float:
-        """What the run clock showed when a leader wrote last what it showed."""
+        """Returns the newest run clock that a leader wrote."""
         return max(views.memory(self._mirror, run).clock, self._account_of(run).clock)
 
     def _account_of(self, run: str) -> Account:
@@ -458,7 +460,7 @@ class Loop:
             self._report(key, f"{key} is left alone: {why}")
 
     def _report(self, about: str, sentence: str, run: str = "") -> None:
-        """Say it once."""
+        """Logs a sentence once."""
         if (about + sentence) not in self._reported:
             self._reported.add(about + sentence)
             log.error(sentence, extra=logged.about(run=run))
@@ -466,5 +468,5 @@ class Loop:
 
 @lru_cache(maxsize=1 << 14)
 def _nothing(key: str) -> bytes:
-    """That nothing is to run on the node of this key."""
+    """Encodes that nothing must run on the node of this key."""
     return encode(NodeDesired(node=key[len(keys.DESIRED) :].split("/", 1)[0]))

@@ -1,4 +1,4 @@
-"""The metrics of one process, by the catalogue (`supervisor.shell.catalogue`), and the listener of an agent."""
+"""The metrics of one process, as defined by the catalogue (`supervisor.shell.catalogue`), and an agent's listener."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ _BY_NAME = {metric.name: metric for metric in CATALOGUE}
 
 
 class Metrics:
-    """Metrics of the catalogue in one registry, made at their first use."""
+    """The catalogue's metrics in one registry, created at their first use."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._made: dict[str, Counter | Gauge | Histogram] = {}
 
     def counter(self, name: str, **labels: object) -> Counter:
-        """The counter with these labels. KeyError when the catalogue has none of that name, ValueError for other labels."""
+        """Returns the counter with these labels. Raises KeyError for an unknown name, ValueError for other labels."""
         made = self._get(name, "counter", labels)
         assert isinstance(made, Counter)
         return made
 
     def gauge(self, name: str, **labels: object) -> Gauge:
-        """The gauge with these labels; errors as for `counter`."""
+        """Returns the gauge with these labels; errors as for `counter`."""
         made = self._get(name, "gauge", labels)
         assert isinstance(made, Gauge)
         return made
 
     def histogram(self, name: str, **labels: object) -> Histogram:
-        """The histogram with these labels; errors as for `counter`."""
+        """Returns the histogram with these labels; errors as for `counter`."""
         made = self._get(name, "histogram", labels)
         assert isinstance(made, Histogram)
         return made
 
     def drop(self, prefix: str, **labels: object) -> None:
-        """Export no series any more that has these labels, of the metrics whose names begin so: what it spoke of is gone, or is
-        another's now. A label alone (None): whatever its value is."""
+        """Drops the series with these labels, of metrics whose names begin with `prefix`: their subject is gone, or now
+        belongs to another exporter. None as a label's value matches any."""
         wanted = {label: str(value) for label, value in labels.items() if value is not None}
         for name, made in self._made.items():
             if name.startswith(prefix) and labels.keys() <= set(_BY_NAME[name].labels):
@@ -71,9 +71,9 @@ class Metrics:
 
 
 def serve(registry: CollectorRegistry, address: str, port: int, security: Security) -> int:
-    """Serve /metrics in a thread; returns the port. With certificates it is TLS, and only for who shows one.
+    """Serves /metrics in a thread; returns the port. With certificates it is TLS, and only for clients that show one.
 
-    Raises OSError when the port is taken.
+    Raises OSError if the port is taken.
     """
     if not security.tls:
         server, _ = start_http_server(port, addr=address, registry=registry)
@@ -92,9 +92,9 @@ def serve(registry: CollectorRegistry, address: str, port: int, security: Securi
     server.set_app(application(registry))
     listener: Any = server.socket  # an SSLSocket, whose type lacks the attribute below
     follow(listener.context, security)
-    # In each request's own thread: one that connects and says nothing would else keep all others out.
+    # In each request's own thread: a client that connects and stays silent would otherwise keep all others out.
     listener.do_handshake_on_connect = False
-    # And what fails there is the client's affair: no traceback in our log for everybody who knocks.
+    # A failure there is the client's problem: no traceback in our log for everyone who knocks.
     setattr(server, "handle_error", _refused)  # noqa: B010 - a method, which mypy does not let us assign
     return int(server.server_port)
 

@@ -1,4 +1,4 @@
-"""The supervisor's copy of everything under our prefix, at one revision, with what could not be read."""
+"""The supervisor's copy of everything under our prefix, at one revision, with its unreadable records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from supervisor.wire.records import RecordError, decode
 T = TypeVar("T")
 
 _LAST = "\U0010ffff"
-"""Sorts behind whatever may follow a prefix."""
+"""Sorts after anything that may follow a prefix."""
 
 
 @lru_cache(maxsize=1 << 17)
 def sort_of(key: str) -> str:
-    """What of a node or a run a key is about (`check`, `spec`), or else the first part of its name (`cordons`). A run's many are a
-    sort of their own (`runs/RUN/grants`)."""
+    """Returns a key's sort: the record's name for a node or run (`check`, `spec`), or else the first part of the key
+    (`cordons`). Records of which a run has many are a sort of their own (`runs/RUN/grants`)."""
     parts = key.removeprefix(keys.PREFIX).split("/", 3)
     if parts[0] == "runs" and len(parts) > 3:
         return "/".join(parts[:3])
@@ -29,12 +29,12 @@ def sort_of(key: str) -> str:
 
 @lru_cache(maxsize=1 << 17)
 def _node_of(key: str) -> str:
-    """Of which node a key is; empty: of none."""
+    """Returns the node of a key; empty if it belongs to none."""
     return key[len(keys.NODES) :].split("/", 1)[0] if key.startswith(keys.NODES) else ""
 
 
 class Mirror:
-    """Keys, values and their decoded records. A record that cannot be read is reported and left alone."""
+    """Keys, values and their decoded records. An unreadable record is reported and left alone."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.revision = snapshot.revision
@@ -49,22 +49,22 @@ class Mirror:
         self._derived: dict[Callable[[Mirror], Any], tuple[tuple[int, ...], Any]] = {}
         self._tables: dict[tuple[str, str], dict[str, Any]] = {}
         self._stale: dict[str, list[tuple[str, set[str]]]] = {}
-        """By sort: what its tables begin with, and the keys that are to be read anew for each."""
+        """By sort: the prefix of each of its tables, and the keys that the table must read again."""
         self._of_node: dict[str, int] = {}
         self._keys_of: dict[str, int] = {}
-        """By node, how many keys it has."""
+        """Number of keys of each node."""
         self._nodes: list[str] | None = None
         for key in self.items:
             self._count(key)
             self._known_node(key, 1)
 
     def apply(self, changes: Changes) -> None:
-        """Take in what changed; what is older than what we have (our own write came first) is passed over."""
+        """Applies changes; skips those older than our copy, which may already hold our own write."""
         if changes.reset:
             for key in self.items:
                 self._count(key, there=False)
                 self._known_node(key, -1)
-            # a store that has lost revisions uses their numbers again: nothing that was read by one of them is kept
+            # a store that lost revisions reuses their numbers: nothing read under them is kept
             self.items, self._order, self.unreadable, self._decoded = {}, [], {}, {}
         for item in changes.puts:
             known = self.items.get(item.key)
@@ -82,17 +82,17 @@ class Mirror:
         self.revision = max(self.revision, changes.revision)
 
     def _forget(self, key: str) -> None:
-        """So that it is said again of what still cannot be read."""
+        """Clears a decoding error, so that it is reported again if the record is still unreadable."""
         if self.unreadable.pop(key, None) is not None:
             self._decoded.pop(key, None)
 
     def fresh(self) -> set[str]:
-        """Keys that came from elsewhere since this was last asked."""
+        """Returns keys that others changed since the last call."""
         fresh, self._fresh = self._fresh & self.items.keys(), set()
         return fresh
 
     def wrote(self, puts: dict[str, bytes], revision: int) -> None:
-        """Our own transaction, before the watch brings it back."""
+        """Applies our own transaction, before the watch brings it back."""
         for key, value in puts.items():
             old = self.items.get(key)
             self._put(Item(key, value, old.create_revision if old else revision, revision))
@@ -130,8 +130,8 @@ class Mirror:
             self._of_node[node] = self._of_node.get(node, 0) + 1
 
     def table(self, begins: str, kind: type[T], sort: str = "") -> dict[str, T]:
-        """Every readable record of one sort (that of `begins`, if none is named) whose key begins so, sorted by key; only those are
-        read anew that have changed. The same dict until then; not to be changed by whoever is given it."""
+        """Returns, sorted by key, every readable record whose key begins so, of one sort (by default that of `begins`).
+        Reads only changed records again, and returns the same dict until then. Callers must not change it."""
         about = (sort or sort_of(begins), begins)
         known: dict[str, T] | None = self._tables.get(about)
         if known is None:
@@ -151,12 +151,12 @@ class Mirror:
         return table
 
     def of_sort(self, sort: str) -> list[str]:
-        """All keys of a sort (`sort_of`), sorted."""
+        """Returns all keys of a sort (`sort_of`), sorted."""
         return sorted(self._of_sort.get(sort, ()))
 
     def derived(self, make: Callable[[Mirror], T], *sorts: str) -> T:
-        """What `make` makes of the records of these sorts: made again only when one of them has changed, since a round looks
-        at ten thousand nodes. Not to be changed by whoever is given it."""
+        """Returns what `make` derives from the records of these sorts. Recomputes it only if one of them changed, since
+        a round looks at ten thousand nodes. Callers must not change it."""
         changes = tuple(self._changes.get(sort, 0) for sort in sorts)
         known = self._derived.get(make)
         if known is None or known[0] != changes:
@@ -165,14 +165,14 @@ class Mirror:
         return made
 
     def nodes(self) -> list[str]:
-        """Those that have a key of their own, sorted. Not to be changed by whoever is given it."""
+        """Returns the nodes that have a key of their own, sorted. Callers must not change it."""
         if self._nodes is None:
             self._nodes = sorted(node for node, keys_ in self._keys_of.items() if keys_)
         return self._nodes
 
     def of_each(self, about: str, nodes: Iterable[tuple[str, ...]], make: Callable[..., T]) -> dict[str, T]:
-        """By node, what `make` makes of its name, what else is in its tuple, and its records: made again only where one of these has
-        changed, since of ten thousand nodes few have news. What is made is not to be changed by whoever is given it."""
+        """Returns, by node, what `make` derives from the node's tuple and its records. Recomputes it only if one of
+        these changed, since of ten thousand nodes few change. Callers must not change the results."""
         known, changes, found = self._made.setdefault(about, {}), self._of_node, dict[str, T]()
         for node in nodes:
             stamp = (changes.get(node[0], 0), node)
@@ -183,7 +183,7 @@ class Mirror:
         return found
 
     def record(self, key: str, kind: type[T]) -> T | None:
-        """The record at a key, or None when it is absent or cannot be read (then it is in `unreadable`)."""
+        """Returns the record at a key; None if it is absent or unreadable (then it is in `unreadable`)."""
         item = self.items.get(key)
         if item is None:
             self.unreadable.pop(key, None)
@@ -202,12 +202,12 @@ class Mirror:
         return record
 
     def records(self, prefix: str, kind: type[T]) -> Iterator[tuple[str, T]]:
-        """(rest of the key, record) of every readable record right under a prefix."""
+        """Yields (rest of the key, record) of every readable record under a prefix."""
         for key in self.keys(prefix):
             record = self.record(key, kind)
             if record is not None:
                 yield key[len(prefix) :], record
 
     def keys(self, prefix: str) -> list[str]:
-        """Keys under a prefix, sorted."""
+        """Returns the keys under a prefix, sorted."""
         return self._order[bisect_left(self._order, prefix) : bisect_left(self._order, prefix + _LAST)]

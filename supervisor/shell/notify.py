@@ -1,4 +1,4 @@
-"""Notices to a webhook: by one sender each, whoever leads; the loop never waits for it."""
+"""Sends notices to a webhook. Each has one sender, however leaders change, and the loop never waits for it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from supervisor.wire.records import encode
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
-"""For each wait for the webhook's server: a chat's answers in well below a second."""
+"""Deadline of each wait for the webhook's server: a chat server answers well within a second."""
 
 AGAIN_S = (1.0, 5.0, 15.0, 30.0)
-"""What is not taken is sent again after these pauses: a chat's server that is started anew is back within a minute. Its answer may
-have been lost on the way, and then it has the notice twice: better than not at all."""
+"""Pauses before an untaken notice is sent again: a restarted chat server is back within a minute. If only its answer
+was lost, it gets the notice twice, which is better than never."""
 
 MOST_WAITING = 100
-"""Notices that wait to be sent; what is above is said in the log alone."""
+"""Most notices that wait to be sent; further ones are only logged."""
 
 
 class Notifier:
-    """Sends in a thread of its own, during one leadership term."""
+    """Sends in its own thread, during one leadership term."""
 
     def __init__(self, store: Store, term: Term) -> None:
         self._store, self._term = store, term
@@ -46,7 +46,7 @@ class Notifier:
         self._thread.start()
 
     def tell(self, notice: Notice, file: str) -> None:
-        """Send it to the URL in a file. Returns at once."""
+        """Sends a notice to the URL in a file. Returns at once."""
         try:
             self._waiting.put_nowait((notice, file))
         except queue.Full:
@@ -55,7 +55,7 @@ class Notifier:
             )
 
     def stop(self) -> None:
-        """What is under way is ended, or given up at its deadline; what waits is left to nobody."""
+        """Stops the thread: a notice being sent is finished, or given up at its deadline; waiting ones are dropped."""
         self._stopping.set()
         try:
             self._waiting.put_nowait(None)
@@ -70,8 +70,8 @@ class Notifier:
 
 
 def send(store: Store, term: Term, notice: Notice, file: str, stopping: threading.Event | None = None) -> bool:
-    """Whether it was sent and taken. It is claimed in etcd first: nobody else sends it, and one whose sender dies in between, or is
-    stopped, is sent by nobody."""
+    """Sends a notice; returns true if the webhook took it. Claims it in etcd first, so that no one else sends it. If
+    this sender then dies or is stopped, no one does."""
     stopping = stopping or threading.Event()
     try:
         url = url_in(Path(file))
@@ -82,7 +82,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
     try:
         store.commit({key: encode(notice)}, expect=[term.expect(), Expect(key, create_revision=0)])
     except Fenced:
-        return False  # somebody has sent it, or leads in our place
+        return False  # another sender has it, or leads in our place
     except PortError as error:
         log.error("%s: not sent, the store is away (%s): %s", notice.run, error, notice.text, extra=_about(notice))
         return False
@@ -93,7 +93,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
             with urllib.request.urlopen(request, timeout=DEADLINE_S):
                 return True
         except (OSError, HTTPException, ValueError) as error:
-            # Not the URL: whoever has it may write there.
+            # Omits the URL, since anyone who has it may write there.
             what = "given up" if pause_s is None else f"again in {pause_s:g} s"
             log.error(
                 "%s: the webhook did not take it (%s), %s: %s",
@@ -109,7 +109,7 @@ def send(store: Store, term: Term, notice: Notice, file: str, stopping: threadin
 
 
 def not_here(file: str) -> str:
-    """A sentence where the file of a policy does not hold its URL on this machine; empty: it does, or there is none."""
+    """Returns a sentence if the policy's webhook file holds no URL on this machine; empty if it does, or is not set."""
     if not file:
         return ""
     try:
@@ -127,7 +127,7 @@ def _about(notice: Notice) -> dict[str, dict[str, object]]:
 
 
 def url_in(file: Path) -> str:
-    """The URL that a file holds; raises ValueError with what is wrong, without the URL."""
+    """Returns the URL in a file. Raises ValueError with what is wrong, without the URL."""
     try:
         url = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

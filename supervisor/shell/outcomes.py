@@ -1,6 +1,7 @@
-"""Which decisions of a journal took effect.
+"""Finds which decisions of a journal took effect.
 
-A supervisor that dies, or loses the store, writes no outcome of its last decision. What later decisions built on says it then.
+A supervisor that dies, or loses the store, writes no outcome of its last decision. Later decisions show it, by what
+they built on.
 """
 
 from __future__ import annotations
@@ -15,43 +16,43 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Intent(Generic[T]):
-    """The line before a transaction, and what came of it."""
+    """The line before a transaction, and its outcome."""
 
     at: int
-    """Place of the line among those that were read."""
+    """Position of the line among those read."""
     number: int
     kept: T
-    """What the reader keeps of the line."""
+    """The parts of the line that the reader keeps."""
     only_waits: bool
-    """It changed nothing, and has the number of the decision that it found in the store."""
+    """True if it changed nothing; its number is then that of the decision that it found in the store."""
     outcome: Mapping[str, Any] | None = None
     went_on: bool = False
-    """The store went away during the transaction, and the supervisor lived on."""
+    """True if the store went away during the transaction, and the supervisor lived on."""
     given_again: bool = False
-    """A later decision has its number: the leader that made that one did not find this one in the store."""
+    """True if a later decision has its number: the leader that made that one did not find this one in the store."""
     left_behind: bool = False
-    """A later decision was made on an older one."""
+    """True if a later decision was made on an older one."""
 
     @property
     def refused(self) -> str:
-        """Why the store refused it; empty: it did not, or nothing says so."""
+        """Reason for which the store refused it; empty if it did not, or if no line says so."""
         return str((self.outcome or {}).get("refused") or "")
 
 
 @dataclass(slots=True)
 class Outcomes(Generic[T]):
-    """The intents of a journal, in its order, each with what came of it."""
+    """The intents of a journal, in order, each with its outcome."""
 
     intents: list[Intent[T]] = field(default_factory=list)
     named: list[tuple[int, Mapping[str, Any], Intent[T] | None]] = field(default_factory=list)
-    """Place and line of each outcome, with its intent."""
+    """Position and line of each outcome, with its intent."""
     told: set[int] = field(default_factory=set)
-    """Numbers of all decisions with an outcome that is no refusal."""
+    """Numbers of all decisions whose outcome is not a refusal."""
     reached: int = 0
-    """The newest decision that is known to have taken effect."""
+    """Newest decision known to have taken effect."""
 
     def took_effect(self, intent: Intent[T]) -> bool | None:
-        """None: nothing in the journal says it."""
+        """Returns true if the intent took effect; None if the journal does not show it."""
         if intent.outcome is not None:
             return not intent.refused
         if intent.only_waits:
@@ -61,15 +62,15 @@ class Outcomes(Generic[T]):
 
 
 def built_on(number: int, given_again: bool, told: AbstractSet[int], reached: int) -> bool | None:
-    """Say of a decision without an outcome if it took effect: a later one was made on it, and no other has its number. None: none
-    was made later."""
+    """Returns true if a decision without an outcome took effect: a later one was made on it, and no other has its
+    number. None: no later one was made."""
     if given_again or number in told:
         return False
     return True if number <= reached else None
 
 
 def of_journal(lines: Iterable[Mapping[str, Any]], keep: Callable[[Mapping[str, Any]], T]) -> Outcomes[T]:
-    """Read a journal's lines. `keep`: what is kept of an intent's line, since a long journal is larger than memory."""
+    """Reads a journal's lines. `keep` picks what is kept of an intent's line, since a long journal exceeds memory."""
     found: Outcomes[T] = Outcomes()
     newest: dict[tuple[int, int], Intent[T]] = {}
     for at, line in enumerate(lines):
@@ -81,7 +82,7 @@ def of_journal(lines: Iterable[Mapping[str, Any]], keep: Callable[[Mapping[str, 
             found.intents.append(newest[place])
             found.reached = max(found.reached, number - 1)
         elif line.get("entry") == "outcome":
-            # After an outage of the store the same leader may decide the same number again: it is the newest one's.
+            # After a store outage the same leader may decide the same number again: the newest one owns the outcome.
             intent = newest.get(place)
             found.named.append((at, line, intent))
             if intent is not None and intent.outcome is None:
@@ -96,7 +97,7 @@ def of_journal(lines: Iterable[Mapping[str, Any]], keep: Callable[[Mapping[str, 
 
 
 def _look_back(intents: list[Intent[T]]) -> None:
-    """A refused decision says nothing of those before it: its leader may have known less than the store."""
+    """Marks intents that later ones contradict. A refused one proves nothing: its leader may have known less."""
     again: set[int] = set()
     least: int | None = None
     for intent in reversed(intents):

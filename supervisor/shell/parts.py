@@ -1,4 +1,4 @@
-"""The parts of `up`: each is adopted or started, and started again for as long as `up` runs."""
+"""The parts of `up`: each is adopted or started, and restarted for as long as `up` runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from supervisor.wire.programs import PART
 from supervisor.wire.security import SecurityError
 
 STEADY_S = 60.0
-"""A part that ran for this long counts as well again: its next end is its first."""
+"""Seconds after which a running part counts as well: its next end is its first."""
 
 LONGEST_PAUSE_S = 15.0
-"""Between two starts of a part that ends again and again. What keeps it from running may be over at any time."""
+"""Longest pause between two starts of a part that ends again and again. Its obstacle may vanish at any time."""
 
 
 class Running(Protocol):
-    """What a part has started."""
+    """A process, or the like, that a part has started."""
 
     @property
     def alive(self) -> bool: ...
@@ -35,14 +35,14 @@ class Running(Protocol):
 
 @dataclass
 class Part:
-    """One part. It is started again at once when it ends, and with growing pauses when it ends again and again."""
+    """One part of `up`. If it ends, it is restarted at once; if it ends again and again, with growing pauses."""
 
     name: str
     start: Callable[[], Running]
     """Adopts or starts it. Raises PortError, SecurityError or OSError."""
     log: Callable[[], Path]
     patience_s: float = 10.0
-    """From TERM to KILL at its end."""
+    """Seconds from TERM to KILL when it is ended."""
     running: Running | None = None
     _since: float = field(default_factory=time.monotonic)
     _pause_s: float = 0.0
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def ended(self) -> str:
-        """A sentence when it has ended, or could not be started; empty while it runs."""
+        """A sentence if it has ended or could not be started; empty while it runs."""
         if self.running is None:
             return f"{self.name} does not run"
         if self.running.alive:
@@ -60,12 +60,12 @@ class Part:
         return f"{self.name} ended{how}: {self.log()}"
 
     def begin(self) -> None:
-        """Adopt or start it. Raises as `start`."""
+        """Adopts or starts it. Raises as `start`."""
         self.running = self.start()
         self._since = time.monotonic()
 
     def mend(self) -> str:
-        """Start it again if it has ended and its pause is over. Returns a sentence when there is news."""
+        """Restarts it if it has ended and its pause is over. Returns a sentence if there is news."""
         ended, now = self.ended, time.monotonic()
         if not ended:
             if self._pause_s and now - self._since > STEADY_S:
@@ -82,13 +82,13 @@ class Part:
             return self._news(f"{ended}; it cannot be started now, and is tried again: {error}")
 
     def _news(self, sentence: str) -> str:
-        """The sentence, unless it was the last one too and the part has not been well in between."""
+        """Returns the sentence, unless it repeats the last one and the part was not well in between."""
         news = "" if sentence == self._sentence and self._pause_s > 1.0 else sentence
         self._sentence = sentence
         return news
 
     def stop(self) -> list[str]:
-        """End it. Returns its name if it would not end."""
+        """Ends it. Returns its name if it did not end."""
         if self.running is None:
             return []
         self.running.stop(self.patience_s)
@@ -96,12 +96,12 @@ class Part:
 
 
 def adopted(mark: str) -> Process | None:
-    """The process that an earlier `up` has started under this mark, if it still runs."""
+    """Returns the process that an earlier `up` started under this mark, if it still runs."""
     return next(with_environment(PART, mark), None)
 
 
 def spawned(arguments: list[str], log: Path, mark: str) -> Process:
-    """A process of its own session, which outlives us. Raises OSError."""
+    """Starts a process in its own session, which outlives us. Raises OSError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         return Process.of(

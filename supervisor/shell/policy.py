@@ -1,4 +1,4 @@
-"""A policy that is changed on a live run: checked as the run file is, versioned, and kept with why."""
+"""Changes the policy of a live run: checked like the run file, versioned, and stored with the reason."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from supervisor.wire import keys
 from supervisor.wire.records import PolicyChange, PolicySet, RunRecord, decode, encode
 
 KEPT = 50
-"""Earlier changes that are kept in etcd."""
+"""Earlier changes kept in etcd."""
 
 FIXED = frozenset(f.name for f in dataclasses.fields(RunSpec)) - {f.name for f in dataclasses.fields(PolicySpec)}
-"""What else a run file has: a live run keeps its own."""
+"""Other parts of a run file: a live run keeps its own."""
 
 AT_START = {"node_lease_s": "the nodes have it since they were started"}
 """Keys that a live run cannot change, and why."""
 
 
 def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> PolicySpec:
-    """The run's policy with these KEY=VALUE: the keys as in the run file, below [policy], the values as TOML, or as plain
-    text where they are no TOML; without a value a key has its default again. `seen`: what the run was seen to take. Raises
-    RunFileError with all that is wrong."""
+    """Returns the run's policy with these KEY=VALUE changes. Keys are those below [policy] of the run file; values are
+    TOML, or else plain text. A key without a value gets its default. `seen`: measured durations of the run. Raises
+    RunFileError with all problems."""
     body = to_jsonable_python(spec)
     problems = []
     for pair in given:
@@ -58,7 +58,7 @@ def changed(spec: RunSpec, given: Sequence[str], seen: Measured = NOTHING) -> Po
 def set_policy(
     store: Store, record: RunRecord, given: Sequence[str], because: str, seen: Measured = NOTHING
 ) -> PolicySet:
-    """Write it; raises RunFileError when it is wrong, and Fatal when somebody else set it meanwhile."""
+    """Writes the changed policy. Raises RunFileError if it is wrong, and Fatal if someone else set it meanwhile."""
     name = record.spec.name
     item = store.get(keys.policy(name))
     before = decode(item.value, PolicySet) if item is not None else None
@@ -86,7 +86,7 @@ def _change(was_set: PolicySet) -> PolicyChange:
 
 
 def lines(policy: PolicySpec) -> list[str]:
-    """KEY = VALUE, as `set` takes them."""
+    """Returns lines KEY = VALUE, as `set` takes them."""
     return [f"{key} = {_text(value)}" for key, value in _flat(to_jsonable_python(policy))]
 
 
@@ -104,7 +104,7 @@ def _text(value: Any) -> str:
 
 
 def _put(body: dict[str, Any], path: list[str], value: Any) -> str:
-    """Why it cannot be put there; None takes away what is there."""
+    """Puts a value at a path; None removes what is there. Returns why it cannot, or empty."""
     for part in path[:-1]:
         inner = body.setdefault(part, {})
         if not isinstance(inner, dict):

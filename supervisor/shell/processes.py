@@ -1,4 +1,4 @@
-"""Processes: named for good (a pid is recycled, a pid with its start ticks is not), found again, ended."""
+"""Identifies, finds and ends processes. A pid is recycled, but a pid with its start ticks is unique."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# PR_SET_PDEATHSIG in a process of its own that then becomes the program: a preexec_fn would run between fork and exec of a
-# process that has gRPC's threads. The parent may have died before the call: hence the look at getppid.
+# A process of its own sets PR_SET_PDEATHSIG and then becomes the program: a preexec_fn would run between fork and exec
+# in a process with gRPC's threads. The parent may die before the call, hence the check of getppid.
 _DIE_WITH_PARENT = (
     "import ctypes,os,signal,sys\n"
     "ctypes.CDLL(None,use_errno=True).prctl(1,signal.SIGKILL,0,0,0)\n"
@@ -23,24 +23,24 @@ _DIE_WITH_PARENT = (
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in the kernel's ticks since boot; None when it has ended. With the pid, its identity."""
+    """Returns the start, in the kernel's ticks since boot; None if it has ended. With the pid, it is unique."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    # A killed process shows as a zombie as soon as its first thread has ended; while others are still ending it holds its
+    # A killed process shows as a zombie once its first thread has ended; while other threads still end, it holds its
     # ports and locks (seen: "address already in use" for a server that was just killed).
     ended = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
     return None if ended else int(fields[19])
 
 
 def is_running(pid: int, ticks: int) -> bool:
-    """Whether this very process runs; a zombie does not."""
+    """Returns true if exactly this process runs; a zombie does not."""
     return start_ticks(pid) == ticks
 
 
 def pid_namespace() -> int:
-    """Names the processes among which a pid of ours is one: a container's are others, under the same host name. 0: not known."""
+    """Returns the id of our pid namespace; 0 if unknown. A container has other processes under the same host name."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -48,7 +48,7 @@ def pid_namespace() -> int:
 
 
 def dies_with_us(argv: list[str]) -> list[str]:
-    """The command that runs this one (a path and its arguments) for as long as the calling THREAD lives."""
+    """Returns a command that runs this one (a path and its arguments) for as long as the calling THREAD lives."""
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
 
 
@@ -59,7 +59,7 @@ class Process:
     pid: int
     ticks: int
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    """None: adopted, so its exit status is not known."""
+    """None if it was adopted: its exit status is then unknown."""
 
     @staticmethod
     def of(child: subprocess.Popen[bytes]) -> Process:
@@ -67,7 +67,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True while this very process runs; a zombie does not."""
+        """True while exactly this process runs; a zombie does not."""
         if self.child is not None:
             return self.child.poll() is None
         return is_running(self.pid, self.ticks)
@@ -81,11 +81,11 @@ class Process:
         return f" with code {code}" if code >= 0 else f" by signal {-code}"
 
     def stop(self, patience_s: float) -> None:
-        """SIGTERM, and SIGKILL after `patience_s`; nothing if it has ended already."""
+        """Sends SIGTERM, and SIGKILL after `patience_s`; does nothing if it has ended."""
         for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
             if not self.alive:
                 break
-            # a frozen process takes its SIGTERM only when it goes on
+            # a frozen process handles SIGTERM only after it continues
             for each in (number, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, each)
@@ -95,7 +95,7 @@ class Process:
 
 
 def with_environment(name: str, value: str) -> Iterator[Process]:
-    """All running processes of ours that were started with this environment variable."""
+    """Yields all our running processes that were started with this environment variable."""
     wanted = os.fsencode(f"{name}={value}")
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
@@ -103,7 +103,7 @@ def with_environment(name: str, value: str) -> Iterator[Process]:
         try:
             variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # ended meanwhile, or belongs to another user
         ticks = start_ticks(int(entry)) if wanted in variables else None
         if ticks is not None:
             yield Process(int(entry), ticks)

@@ -1,4 +1,4 @@
-"""Which program this is."""
+"""The identity of this program: its version and a digest of its rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["program", "version"]
 
 @cache
 def program() -> str:
-    """The version, and a digest of the rules: two programs of one version may decide differently while one is worked on."""
+    """Returns the version and a digest of the rules, since programs of one version may differ in development."""
     assert core.__file__ is not None
     rules = hashlib.sha256()
     for path in sorted(Path(core.__file__).parent.glob("*.py")):

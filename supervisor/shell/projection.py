@@ -1,5 +1,5 @@
-"""From memory to records: what etcd must hold for a memory. Everything that agents and gates obey is derived here, so
-a write that was lost is made again in the next round."""
+"""Derives the records that etcd must hold from the memory. All that agents and gates obey is derived here, so a lost
+write is repeated in the next round."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from supervisor.wire.records import (
 )
 
 DIGESTS = 64
-"""Of a run, the newest: at most 2 KiB each (tested), 128 KiB in all."""
+"""Newest digests kept for a run: at most 2 KiB each (tested), 128 KiB in all."""
 
 DIGEST_ITEMS = 16
-"""Actions, and incidents, that a digest names."""
+"""Most actions, and incidents, that a digest names."""
 
 
 @dataclass
 class Made:
-    """What was wanted of a run the last time: a round looks at thousands of nodes and changes a few."""
+    """Last derived records of a run, for reuse: a round looks at thousands of nodes and changes a few."""
 
     of_all: tuple[Any, ...] = ()
-    """What every trainer's record says of the run."""
+    """Inputs that all trainers' records share."""
     trainers: dict[int, tuple[GroupMemory, tuple[Any, ...], NodeDesired]] = field(default_factory=dict)
     admitted: dict[int, Admission] = field(default_factory=dict)
     records: dict[str, tuple[NodeDesired, str, bytes]] = field(default_factory=dict)
@@ -44,8 +44,8 @@ class Made:
 def memory_records(
     spec: RunSpec, memory: Memory, changed: tuple[Incident, ...], before: Memory | None = None
 ) -> dict[str, bytes]:
-    """The memory itself, in several records, and the incidents that changed. Of the parts those that are not the very ones of
-    `before`, which etcd holds."""
+    """Returns the memory in several records, and the changed incidents. Skips parts that are identical in `before`,
+    which etcd holds."""
     run, known = spec.name, before or Memory()
     base = replace(memory, groups={}, allocations={}, incidents={})
     records = {keys.memory(run, "run"): encode(base)}
@@ -64,13 +64,13 @@ def memory_records(
 
 
 def suspicion_records(found: Iterable[Suspicion]) -> dict[str, bytes]:
-    """What is newly held against hosts. Written with the memory that says so and never again: a person may delete it."""
+    """Returns records of new suspicions. They are written only once, with the memory: a person may delete them."""
     return {keys.suspicion(s.host, s.run, s.incident): encode(s) for s in found}
 
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """Who decides, and by what."""
+    """The leader and program behind a decision."""
 
     epoch: int
     host: str
@@ -79,7 +79,7 @@ class Decider:
 
 
 def digest_record(run: str, decision: Decision, by: Decider, given: str) -> dict[str, bytes]:
-    """A decision in short. Written with the memory that it makes: one that is there took effect."""
+    """Returns a decision's digest. It is written with the resulting memory, so a digest that exists took effect."""
     number = decision.memory.decisions
     digest = Digest(
         decision=number,
@@ -97,12 +97,12 @@ def digest_record(run: str, decision: Decision, by: Decider, given: str) -> dict
 
 
 def acquitted(run: str, found: Iterable[tuple[str, str]]) -> list[str]:
-    """Keys of what is held against hosts no more; deleted with the memory that says so."""
+    """Returns keys of withdrawn suspicions. They are deleted in the transaction of the memory that withdraws them."""
     return [keys.suspicion(host, run, incident) for host, incident in found]
 
 
 def intent_records(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None) -> dict[str, bytes]:
-    """Per node, what is to run there; and the newest checkpoint. `made`: as the last time."""
+    """Returns what must run on each node, and the newest checkpoint. `made`: the last derived records."""
     made = made or Made()
     run = spec.name
     records: dict[str, bytes] = {}
@@ -119,8 +119,8 @@ def intent_records(spec: RunSpec, run_dir: str, memory: Memory, made: Made | Non
 
 
 def desired(spec: RunSpec, run_dir: str, memory: Memory, made: Made | None = None) -> dict[str, NodeDesired]:
-    """What is to run on each node that the run holds; the nodes not named here are to run nothing of it. `made`: as the last
-    time."""
+    """Returns what must run on each node that the run holds; nothing of it must run on other nodes. `made`: the last
+    derived records."""
     made = made or Made()
     found: dict[str, NodeDesired] = {}
     if memory.phase in ENDED:
@@ -165,7 +165,7 @@ def _admission(group: GroupMemory, made: Made) -> Admission:
 
 
 def _alone(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, writer: bool) -> NodeDesired:
-    """What is to run on a group's node, if nothing else is."""
+    """Returns what must run on a group's node, if nothing else does."""
     return NodeDesired(node=group.node, trainers=(_trainer(spec, run_dir, memory, group, writer),))
 
 
@@ -185,7 +185,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
         torchft=spec.torchft,
         term_grace_s=spec.policy.term_grace_s,
         hang=spec.policy.hang,
-        # The others keep what they were started with, so that a checkpoint does not rewrite every node's record.
+        # The others keep their starting values, so that a checkpoint does not rewrite every node's record.
         checkpoint=_mark(memory.checkpoint if writer else group.checkpoint),
         resume=group.resume,
         writer=writer,
@@ -196,7 +196,7 @@ def _trainer(spec: RunSpec, run_dir: str, memory: Memory, group: GroupMemory, wr
 
 
 def _last_step(memory: Memory) -> int | None:
-    """After which all groups end: for good, or to start again elsewhere."""
+    """Returns the step after which all groups end: for good, or to start again elsewhere."""
     if memory.phase == "stopping":
         return memory.stop_at_step
     return memory.handover_at_step if memory.phase == "running" else None

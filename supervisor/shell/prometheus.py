@@ -1,4 +1,4 @@
-"""A Prometheus of one's own beside `supervisor up`, where one is installed. A cluster has deploy/monitoring.sh."""
+"""Starts a Prometheus beside `supervisor up`, where one is installed. A cluster uses deploy/monitoring.sh."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from supervisor.wire.security import Security
 BINARY = "prometheus"
 
 PORT = 9090
-"""Prometheus's own, if it is free."""
+"""Prometheus's default, used if it is free."""
 
 EVERY_S = 5
-"""Between two scrapes: a demo lasts minutes. A cluster's Prometheus takes 15 s (deploy/monitoring/prometheus.yml)."""
+"""Seconds between scrapes: a demo lasts minutes. A cluster's take 15 s (deploy/monitoring/prometheus.yml)."""
 
 READY_WITHIN_S = 15.0
-"""Seen: 0.1 to 0.4 s; one that was killed reads its log first."""
+"""Measured: 0.1 to 0.4 s; after a kill it reads its log first."""
 
 TARGETS = "/targets"
-"""Where a supervisor names itself, the leader and all agents (http_sd)."""
+"""Path at which a supervisor lists itself, the leader and all agents (http_sd)."""
 
 JOB = "pretraining"
 
@@ -44,7 +44,7 @@ MISSING = (
 
 @dataclass(slots=True)
 class Prometheus:
-    """One that runs, and ends with the thread that started it."""
+    """A running Prometheus, which ends with the thread that started it."""
 
     url: str
     log: Path
@@ -52,7 +52,7 @@ class Prometheus:
 
 
 def config(supervisor: str, security: Security) -> dict[str, Any]:
-    """Prometheus's configuration: whom this supervisor (HOST:PORT) names, itself and the agents, and our rules."""
+    """Returns Prometheus's configuration: the targets that this supervisor (HOST:PORT) lists, and our rules."""
     tls: dict[str, Any] = {}
     if security.tls:
         tls["tls_config"] = {"ca_file": security.ca, "cert_file": security.cert, "key_file": security.key}
@@ -68,7 +68,7 @@ def config(supervisor: str, security: Security) -> dict[str, Any]:
 
 
 def start(folder: Path, supervisor: str, security: Security) -> Prometheus:
-    """Start it on loopback, with its data below `folder`. Raises Fatal with a sentence when it is not there or does not come up."""
+    """Starts it on loopback, with its data below `folder`. Raises Fatal if it is missing or does not come up."""
     binary = shutil.which(BINARY)
     if binary is None:
         raise Fatal(MISSING)

@@ -1,4 +1,4 @@
-"""Tables for a terminal."""
+"""Renders runs, nodes and incidents as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _COLOUR = {"running": "green", "starting": "yellow", "placing": "yellow", "fenci
 
 
 CLOCKS_S = 5.0
-"""Clocks of machines that are kept in step differ by less."""
+"""Synchronized clocks of machines differ by less."""
 
 
 def run(status: RunStatus, now: float) -> RenderableType:
-    """A run: two lines of the whole, a row a group, what is wrong. `now`: the wall clock."""
+    """Renders a run: two lines for the whole, a row for each group, then problems. `now`: the wall clock."""
     state = status.phase + (" (paused)" if status.paused else "")
     head = Text.assemble(
         ("run ", "dim"), (status.run, "bold"), ("  ", ""), (state, "bold"), ("  step ", "dim"), str(status.step),
@@ -84,8 +84,8 @@ def _ago(unix_s: float, now: float) -> str:
 
 
 def nodes(found: Sequence[NodeStatus]) -> RenderableType:
-    """A row a node, below it what runs there and what is wrong with it; at the end what holds on their machines, once with all that it
-    holds on."""
+    """Renders a row for each node, with what runs there and its problems below. At the end come facts on their
+    machines, each once with its nodes."""
     titles = ("node", "agent", "role", "address", "allocation", "warm", "disk free", "memory free")
     rows = [
         (
@@ -117,7 +117,7 @@ def _named(n: NodeStatus) -> str:
 
 
 def _kept_away(n: NodeStatus) -> list[str]:
-    """Why it is left, and why nothing is placed there: once, where a person's drain is both."""
+    """Returns why the node is left, and why nothing is placed there; only once, if a person's drain is both."""
     found = [f"leaving: {n.leaving}"] if n.leaving else []
     found += [f"being checked ({n.check.why})"] if n.alive and n.check and n.check.state == "pending" else []
     said = failure(n.check) if n.alive and n.check is not None else ""
@@ -128,8 +128,8 @@ def _kept_away(n: NodeStatus) -> list[str]:
 def incidents(
     found: Sequence[Incident], seen: Mapping[str, float | None] | None = None, stood: Sequence[tuple[float, float]] = ()
 ) -> RenderableType:
-    """Two lines an incident, that 80 columns hold; what each option cost is for `explain`. `seen`: by id, when it was detected, in Unix
-    seconds; None: that is left out. `stood` as Account.stood."""
+    """Renders two lines for each incident, within 80 columns; the costs are left to `explain`. `seen`: when each was
+    detected, by id, in Unix seconds; None omits that column. `stood` as in Account.stood."""
     rows: list[tuple[str, ...]] = [("id", "seen (UTC)", "kind", "group", "node", "state", "lasted")]
     for i in found:
         seconds = incident_s(i, stood)
@@ -151,8 +151,8 @@ def incidents(
 
 
 def _columns(titles: Sequence[str], rows: Sequence[Sequence[str | Text]], numbers: Collection[str] = ()) -> list[Text]:
-    """Lines of a table, its titles first; `numbers`: the titles of what is aligned at the right. A table of rich's own cuts what is wider
-    than the terminal, and whoever reads at night needs the whole name of a node."""
+    """Returns the lines of a table, titles first; `numbers` names the right-aligned columns. Rich's own tables cut what
+    is wider than the terminal, but a reader needs a node's whole name."""
     cells = [[Text(title, "bold") for title in titles], *([Text.assemble(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -171,7 +171,7 @@ def _instant(unix_s: float | None) -> str:
 def shadows(
     found: Sequence[Incident], seen: Mapping[str, float | None] | None = None, stood: Sequence[tuple[float, float]] = ()
 ) -> RenderableType:
-    """What would have been done, and how much of it was not needed. As `incidents`."""
+    """Renders what would have been done, and how much of it was not needed. Arguments as in `incidents`."""
     if not found:
         return "no shadow incidents: nothing was only observed (policy.mode, policy.observe)"
     lines = [

@@ -1,4 +1,4 @@
-"""Records that a person changes while others may change them too."""
+"""Changes a record that others may change at the same time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def rewrite(store: Store, key: str, kind: type[T], change: Callable[[T | None], T]) -> T:
-    """Reads a record (None: there is none), changes it and writes it; tried again when another wrote in between. Raises RecordError
-    for one that cannot be read, PortError when the store does not answer."""
+    """Reads a record (None if there is none), changes it and writes it; retries if another writer came in between.
+    Raises RecordError if it is unreadable, PortError if the store does not answer."""
     while True:
         item = store.get(key)
         wanted = change(decode(item.value, kind) if item is not None else None)

@@ -1,4 +1,4 @@
-"""The run file: TOML to RunSpec. Every mistake is found before anything starts, and names the key, the value and the
+"""The run file: TOML to RunSpec. Finds every mistake before anything starts, and names the key, the value and the
 nearest right one."""
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from supervisor.shell import runfile_policy, runfile_slurm
 
 
 class RunFileError(ValueError):
-    """What is wrong with a run file: one sentence per problem."""
+    """The problems of a run file: one sentence each."""
 
     def __init__(self, problems: list[str], timeouts: tuple[Row, ...] = ()) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
         self.timeouts = timeouts
-        """The whole table, where one of them is unsafe."""
+        """The whole table, if one of the timeouts is unsafe; else empty."""
 
 
 def load(path: Path) -> RunSpec:
-    """Read and check a run file; raises RunFileError with all problems at once (values that contradict each other are
-    looked for when all keys and types are right)."""
+    """Reads and checks a run file. Raises RunFileError with all problems at once; contradictions are sought only once
+    all keys and types are right."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -43,7 +43,7 @@ def load(path: Path) -> RunSpec:
         raise RunFileError([f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"]) from error
     try:
         body = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, a list in a list in a list
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or deeply nested lists
         raise RunFileError([f"{path} is not valid TOML: {error}"]) from error
     return parse(body, base=path.parent)
 
@@ -51,11 +51,11 @@ def load(path: Path) -> RunSpec:
 def parse(
     body: dict[str, Any], base: Path | None = None, before: RunSpec | None = None, seen: Measured = NOTHING
 ) -> RunSpec:
-    """Build a RunSpec from a TOML document; relative data paths are taken from `base`. `before`: what it is changed from,
-    whose own contradictions are not looked at again; `seen`: what that run was seen to take."""
+    """Builds a RunSpec from a TOML document; relative data paths are taken from `base`. `before`: the spec that it
+    changes, whose own contradictions are not reported again. `seen`: measured durations of that run."""
     unknown = _unknown_keys(body, RunSpec, "")
     try:
-        # As JSON, because strict mode takes dataclasses from tables there, and nothing but numbers for numbers.
+        # As JSON, for which strict mode builds dataclasses from tables, and accepts only numbers as numbers.
         text = json.dumps(_prune(body, RunSpec), default=str)
         spec = TypeAdapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
@@ -73,7 +73,7 @@ def parse(
 
 
 def contradictions(spec: RunSpec, seen: Measured = NOTHING) -> list[str]:
-    """Sentences about values that cannot work together, or not with what was `seen` of the run."""
+    """Returns sentences about values that contradict each other, or the durations `seen` in the run."""
     found: list[str] = []
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", spec.name):
         found.append(
@@ -140,7 +140,7 @@ _AT_LEAST: dict[str, float] = {
     "policy.cut_off_stop_s": 0,
     "policy.term_grace_s": 0,
 }
-"""Of each key alone; what timeouts need of each other is in core/timeouts.py."""
+"""Least value of each key by itself; relations between timeouts are in core/timeouts.py."""
 
 
 def _ranges(spec: RunSpec) -> list[str]:
@@ -186,7 +186,7 @@ def _unknown_keys(body: dict[str, Any], kind: Any, where: str) -> list[str]:
 
 
 def _prune(body: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """The body without unknown keys: they are reported with a better hint than pydantic's."""
+    """Returns the body without unknown keys: they are reported with a better hint than pydantic's."""
     known = _fields(kind)
     return {
         key: _prune(value, known[key]) if known[key] is not None and isinstance(value, dict) else value
@@ -197,7 +197,7 @@ def _prune(body: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 @cache
 def all_keys() -> tuple[str, ...]:
-    """Every key of the run file, dotted."""
+    """Returns every key of the run file, dotted."""
 
     def walk(kind: Any, where: str) -> list[str]:
         keys = []

@@ -1,4 +1,4 @@
-"""What cannot be in [policy], as far as it speaks of kinds of failure, and of shares."""
+"""Checks the parts of [policy] that name kinds of failure, shares, or the webhook file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from supervisor.core.model import PLANNED, Kind
 from supervisor.core.spec import FirstRungSpec, PolicySpec
 
 CLIMBING = tuple(field.name for field in dataclasses.fields(FirstRungSpec))
-"""Kinds whose first rung, budget and pause are the policy's."""
+"""Kinds whose first rung, budget and pause the policy sets."""
 
 
 def problems(policy: PolicySpec) -> list[str]:
-    """Sentences."""
+    """Returns the problems as sentences."""
     observable = [kind.value for kind in Kind if kind not in PLANNED]
     found = [
         f"policy.observe: {name!r} is no kind of failure that can be only observed; {_nearest(name, observable)}"
@@ -28,7 +28,7 @@ def problems(policy: PolicySpec) -> list[str]:
             f"policy.webhook_file = {policy.webhook_file!r}: give the whole path of a file with the URL, from / on; each supervisor reads it"
         )
     share = policy.breaker.share
-    if share == 0 or 1 < share < math.inf:  # what is below 0 or no number is said with the other ranges
+    if share == 0 or 1 < share < math.inf:  # other bad values are reported with the ranges
         found.append(
             f"policy.breaker.share = {share:g}: a share of the run's nodes, above 0 and at most 1, as 0.2 for a fifth"
         )
@@ -49,7 +49,7 @@ def problems(policy: PolicySpec) -> list[str]:
 
 
 def fixed(where: str, name: str) -> str:
-    """Why there is no such key in [policy.first_rung]; empty when it is not for being fixed."""
+    """Returns why [policy.first_rung] has no such key; empty unless the key is a kind with a fixed first rung."""
     if where != "policy.first_rung." or name not in ladder.FIXED:
         return ""
     kind = Kind(name)

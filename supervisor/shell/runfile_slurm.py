@@ -1,4 +1,4 @@
-"""What of [allocation.slurm] cannot work: found before anything is asked of Slurm."""
+"""Checks [allocation.slurm] before Slurm is asked for anything."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FLAGS = {
     "--wait": _OURS + "nobody waits for the end of a job",
     "--wrap": "set allocation.slurm.setup, or allocation.slurm.agent_command",
 }
-"""Flags of sbatch that are not the user's, with what to do instead."""
+"""Flags of sbatch that users may not set, with what to do instead."""
 
 _SHORT = {
     "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-D": "--chdir", "-d": "--dependency", "-e": "--error",
@@ -77,7 +77,7 @@ _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def problems(allocation: AllocationSpec) -> list[str]:
-    """Sentences, empty when all is right."""
+    """Returns the problems as sentences; empty if all is right."""
     if allocation.engine != "slurm":
         return [
             f"allocation.slurm.{name} = {value!r} is for Slurm, and allocation.engine = {allocation.engine!r}: "
@@ -88,7 +88,7 @@ def problems(allocation: AllocationSpec) -> list[str]:
 
 
 def time_limit_s(text: str) -> int | None:
-    """Seconds of a time limit as sbatch reads it; None when it is none of its formats."""
+    """Parses a time limit as sbatch does, in seconds; None if it has none of sbatch's formats."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if found is None:
         return None
@@ -129,7 +129,7 @@ def _times(slurm: SlurmSpec) -> list[str]:
 
 
 def _nearest(text: str) -> str:
-    """2h -> 2:00:00, 1h30m -> 1:30:00, 90 s -> 1:30, none of these -> a day; unlimited is an empty one."""
+    """Returns the nearest limit: 2h -> 2:00:00, 1h30m -> 1:30:00, 90 s -> 1:30, unlimited -> empty, others -> a day."""
     if text.lower() in ("0", "unlimited", "infinite", "infinity", "none"):
         return ""
     parts = re.findall(r"(\d+)\s*([dhms])[a-z]*", text.lower())
@@ -161,18 +161,18 @@ def _flags(flags: tuple[str, ...]) -> list[str]:
 
 
 def _reserved(flag: str) -> str | None:
-    """The flag of ours that it is; sbatch takes --ar for --array, and -n4 for -n 4."""
+    """Returns the reserved flag that it means; sbatch takes --ar for --array, and -n4 for -n 4."""
     if not flag.startswith("--"):
         return _SHORT.get(flag[:2])
     name = flag.partition("=")[0].split()[0]
     if name in FLAGS:
         return name
-    # of several that it may stand for sbatch takes none, and says so
+    # sbatch rejects an ambiguous flag itself
     return next((known for known in FLAGS if known.startswith(name)), None)
 
 
 def _lines(slurm: SlurmSpec) -> list[str]:
-    """A line break would end the option, and begin a command of the script."""
+    """Checks for line breaks: one would end the option, and begin a command of the script."""
     names = ("partition", "account", "qos", "constraint", "gres", "agent_command", "node_folder")
     found = [
         f"allocation.slurm.{name} = {getattr(slurm, name)!r}: must be one line"

@@ -1,4 +1,4 @@
-"""`supervisor run`: campaign, lead, and stand by again when the term is lost."""
+"""`supervisor run`: campaigns, leads, and stands by again when the term is lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from supervisor.wire.security import Security
 log = logging.getLogger(__name__)
 
 OWN_LOGS = ("supervisor*.log", "up.log", "etcd/etcd.log", "prometheus/prometheus.log")
-"""Below the home: of what `supervisor up` starts beside the nodes, which append to them."""
+"""Logs below the home that `supervisor up` starts beside the nodes; their writers append to them."""
 
 
 def serve(
@@ -51,10 +51,9 @@ def serve(
     metrics: tuple[str, int],
     security: Security | None = None,
 ) -> None:
-    """Until `stop`. `metrics` is the address and port of the page and /metrics (0: `_served` finds one, which the leader's record names).
-    An etcd that is away is waited for. `home`: the system's folder.
-
-    Raises Fatal when the engine cannot work at all."""
+    """Runs a supervisor until `stop`. `metrics` is the address and port of the page and /metrics. For port 0, `_served`
+    finds one, which the leader's record names. Waits for an etcd that is away. `home` is the system's folder. Raises
+    Fatal if the engine cannot work at all."""
     failpoints.armed()
     security = security or Security()
     connected = _connected(etcd, security, stop)
@@ -84,7 +83,7 @@ def serve(
         threading.Thread(target=_keep_logs_small, args=(home, stop), name="logs", daemon=True).start()
 
         def engines() -> Sequence[Engine]:
-            # the name anew in every term: a restore brings back another
+            # the name is read in every term: a restore brings back another
             return local, SlurmEngine(etcd, security.path, system_id(store))
 
         while not stop.is_set():
@@ -96,7 +95,7 @@ def serve(
 
 
 def _connected(etcd: Sequence[str], security: Security, stop: threading.Event) -> tuple[EtcdStore, Mirror] | None:
-    """An etcd and what it holds. Waits for one that is away, and says so; None when `stop` was set first. Raises Fatal."""
+    """Returns an etcd and its content. Waits while it is away, and logs it; None if `stop` came first. Raises Fatal."""
     said = False
     while not stop.is_set():
         try:
@@ -117,11 +116,12 @@ def _connected(etcd: Sequence[str], security: Security, stop: threading.Event) -
 def _served(
     registry: CollectorRegistry, page: Page, metrics: tuple[str, int], security: Security, system: Path
 ) -> Server:
-    """Port 0: that of the last start in this home, where it is free; else any free one. Raises Fatal when a given one is taken."""
+    """Serves the page and metrics. Port 0 means that of the last start in this home if it is free, else any free one.
+    Raises Fatal if a given one is taken."""
     address, port = metrics
     kept = kept_port(system) if port == 0 else 0
     if kept:
-        with contextlib.suppress(OSError):  # another has it now: that may pass, so it stays the one that is kept
+        with contextlib.suppress(OSError):  # another process has it, perhaps only for now: it stays the kept one
             return serve_http(registry, page, address, kept, security)
     try:
         server = serve_http(registry, page, address, port, security)
@@ -133,16 +133,17 @@ def _served(
 
 
 def _keep_logs_small(system: Path, stop: threading.Event) -> None:
-    """Those of `supervisor up`, if this is its home: they have no agent."""
+    """Rotates the logs of `supervisor up`, if this is its home: no agent does it for them."""
     while not stop.wait(rotated.EVERY_S):
         rotated.keep_small(path for pattern in OWN_LOGS for path in system.glob(pattern))
 
 
 class Readable:
-    """Whether this program may lead on what etcd holds; says once why not."""
+    """Checks if this program may lead on what etcd holds; logs once why not."""
 
     def __init__(self, store: EtcdStore, mirror: Mirror) -> None:
-        """`mirror`: what etcd held at the start. Raises Fatal when it is of a newer program: a person has started the wrong one."""
+        """`mirror`: etcd's content at the start. Raises Fatal if a newer program wrote it: the wrong one was
+        started."""
         self._store = store
         self._said = ""
         if standing.newer_records(mirror, mirror.items):
@@ -158,7 +159,7 @@ class Readable:
 
 
 class Drivers:
-    """A driver for each engine, as one: each serves the allocations of its own engine."""
+    """One driver for each engine, used as one: each serves the allocations of its own engine."""
 
     def __init__(self, drivers: Sequence[EngineDriver]) -> None:
         self._drivers = drivers
@@ -172,15 +173,15 @@ class Drivers:
             driver.offer(mirror, term)
 
     def word_s(self, engine: str) -> float:
-        """EngineDriver.word_s of this engine; 0 when it is none of ours."""
+        """Returns EngineDriver.word_s of this engine; 0 if it is not one of ours."""
         return max((driver.word_s(engine) for driver in self._drivers), default=0.0)
 
     def listed_at(self, engine: str) -> float | None:
-        """EngineDriver.listed_at of this engine."""
+        """Returns EngineDriver.listed_at of this engine."""
         return next((at for driver in self._drivers if (at := driver.listed_at(engine)) is not None), None)
 
     def stop(self) -> None:
-        """Returns once their threads have ended their calls."""
+        """Stops the drivers, one after another. Each gets up to 10 s to end its call."""
         for driver in self._drivers:
             driver.stop()
 
@@ -215,7 +216,7 @@ def _term(
 
 
 def main(etcd: Sequence[str], home: Path, lease_s: int, metrics: tuple[str, int], security: Security) -> None:
-    """`serve` until TERM or INT. Raises also LogFormatError."""
+    """Runs `serve` until TERM or INT. Also raises LogFormatError."""
     logged.set_up()
     os.environ.pop(PART, None)
     stop = threading.Event()

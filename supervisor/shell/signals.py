@@ -1,4 +1,4 @@
-"""What signals do to a command that stays: end it, detach it from its terminal, or give it notice."""
+"""Signals to a long-running command: they end it, detach it from its terminal, or announce a time limit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.wire.printer import print_line
 
 REFUSED_PAUSE_S = 20.0
-"""How long what was refused at a notice is left alone."""
+"""Seconds before a refused answer to a notice is tried again."""
 
 
 @dataclass
 class Notice:
-    """What is done when Slurm tells of a time limit, by a SIGUSR1: once, but again until it was done, also when it is refused,
-    for there is nothing else left to do."""
+    """The answer to Slurm's notice of a time limit (SIGUSR1). It is given once, and retried until it succeeds, even
+    after a refusal: nothing else is left to do."""
 
     answer: Callable[[], str] | None = None
-    """Does it, and returns what it has done. None: nothing is to be done."""
+    """Answers the notice and returns what it did. None: there is nothing to do."""
     came: threading.Event = field(default_factory=threading.Event)
     _not_before: float = 0.0
     """time.monotonic()"""
     _said: str = ""
 
     def look(self, say: Callable[[str], None]) -> None:
-        """Do it if it is time, and say so."""
+        """Answers the notice if it is time, and reports it."""
         if self.answer is None or not self.came.is_set() or time.monotonic() < self._not_before:
             return
         try:
@@ -52,7 +52,7 @@ class Notice:
 def handled(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
 ) -> Iterator[None]:
-    """These signals go to `handler` inside the block."""
+    """Sends these signals to `handler` inside the block."""
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, handler)
@@ -64,38 +64,38 @@ def handled(
 
 
 def ended_by_signals() -> contextlib.AbstractContextManager[None]:
-    """TERM and a closed terminal end us as Ctrl-C does: by way of every `finally`."""
+    """Makes TERM and a closed terminal end us as Ctrl-C does: through every `finally`."""
     return handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
 
 
 def notices(notice: Notice) -> contextlib.AbstractContextManager[None]:
-    """SIGUSR1 is this notice."""
+    """Makes SIGUSR1 this notice."""
     return handled(lambda *_: notice.came.set(), signal.SIGUSR1)
 
 
 def not_interrupted() -> contextlib.AbstractContextManager[None]:
-    """What is being ended is ended: a second Ctrl-C would leave half of it running."""
+    """Ignores signals while parts are being ended: a second Ctrl-C would leave half of them running."""
     return handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminal:
-    """Where `up` speaks: its terminal, and a log once that is gone. A closed terminal asks for no end of training."""
+    """The output of `up`: its terminal, or a log once that is gone. A closed terminal does not end training."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._detached = False
 
     def say(self, sentence: str) -> None:
-        """To stderr; never raises."""
+        """Prints to stderr; never raises."""
         try:
             print_line(sentence, err=True)
-        except OSError:  # a terminal that was closed without a word (EIO), or a full disk
+        except OSError:  # a terminal that was closed without SIGHUP (EIO), or a full disk
             if not self._detached:
                 self.detach()
                 self.say(sentence)
 
     def detach(self, *_: object) -> None:
-        """Go on without the terminal; fit as a handler of SIGHUP, which may come in the middle of a print."""
+        """Goes on without the terminal. Safe as a handler of SIGHUP, which may come in the middle of a print."""
         if self._detached:
             return
         self._detached = True
@@ -107,5 +107,5 @@ class Terminal:
             os.write(2, b"the terminal is gone: `supervisor up` goes on; `supervisor down` ends it\n")
 
     def outlived(self) -> contextlib.AbstractContextManager[None]:
-        """SIGHUP detaches inside the block."""
+        """Makes SIGHUP detach inside the block."""
         return handled(self.detach, signal.SIGHUP)

@@ -1,5 +1,5 @@
-"""Whether this program may lead on the state that etcd holds: never on one that it cannot read because it is newer, nor on
-the half of a restore."""
+"""Decides if this program may lead on the state in etcd: not if a newer program wrote it, nor if a restore is
+incomplete."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ RESTORE_BEGAN = "a restore into this etcd has begun and not ended: run `supervis
 
 
 def newer_records(mirror: Mirror, changed: Iterable[str]) -> dict[str, str]:
-    """key -> why, for those of the changed keys whose records are of a newer version than this program's.
+    """Returns, for the changed keys, those whose records are newer than this program's version, with why.
 
-    What a node has left behind counts no more once its agent is gone.
+    A node's records do not count once its agent is gone.
     """
     found = {}
     for key in changed:
@@ -33,7 +33,7 @@ def _agent_lives(mirror: Mirror, key: str) -> bool:
 
 
 def why_not(mirror: Mirror, changed: Iterable[str]) -> str:
-    """Why nobody of this version may lead, or an empty string. Every key counts as changed at the first look."""
+    """Returns why this version may not lead, or an empty string. At the first look, pass every key as changed."""
     found = newer_records(mirror, changed)
     if found:
         key, why = min(found.items())

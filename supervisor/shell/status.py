@@ -1,4 +1,4 @@
-"""One look at a run: what every reading command prints, as data."""
+"""The status of runs and nodes as data, for every command that reads."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from supervisor.wire.records import (
 )
 
 ALONE = " (for this run alone)"
-"""Of a cordon that no other run heeds."""
+"""Marks a cordon that no other run heeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStatus:
-    """One replica group. `hearing` is the gate's word."""
+    """Status of one replica group. `hearing` is the gate's state of it."""
 
     group: int
     phase: str
@@ -58,7 +58,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class LighthouseStatus:
-    """Where the run's lighthouse and gate are. mute: its lease is gone, but it may still serve."""
+    """Place of the run's lighthouse and gate. mute: its lease is gone, but it may still serve."""
 
     node: str
     generation: int
@@ -71,7 +71,7 @@ class LighthouseStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """One run."""
+    """Status of one run."""
 
     run: str
     phase: str
@@ -85,30 +85,31 @@ class RunStatus:
     checkpoint_step: int | None
     spares: tuple[str, ...]
     cordons: dict[str, str]
-    """Hosts that are given no group any more, why, and by whom."""
+    """Hosts that get no group any more, why, and by whom."""
     budgets_left: dict[str, int]
     incidents_open: tuple[str, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """What is allowed but dangerous, and a leader's clock that is off."""
+    """Allowed but dangerous settings, and a leader's wrong clock."""
     waiting: tuple[str, ...] = ()
-    """Groups that have no node, and allocations that are refused or late, in the engine's own words; and what is wrong and left
-    as it is: a slow group, heals that fail, a hang that is nobody's, what the breaker holds, checkpoints that fail, disks that cannot be used."""
+    """Groups without a node, allocations that are refused or late, in the engine's own words, and problems that are
+    left as they are. Those are slow groups, failing heals, hangs without a culprit, what the breaker holds, failing
+    checkpoints and unusable disks."""
     leaving: dict[str, str] = field(default_factory=dict)
-    """Nodes that are to be left, because the engine is about to take them away or a person drains them; and why."""
+    """Nodes that their groups must leave, because the engine will take them away or a person drains them; and why."""
     handover_at_step: int | None = None
-    """After which all groups end, to start again on other nodes."""
+    """Step after which all groups end, to start again on other nodes."""
     page: str = ""
-    """The leader's page, for a browser."""
+    """URL of the leader's page."""
     resumed: str = ""
-    """Which checkpoint the newest start from disk took, and which it passed over; empty: there was none."""
+    """Checkpoint that the newest start from disk took, and those that it passed over; empty if there was none."""
     stepped_unix_s: float = 0.0
-    """When the newest step was committed, by the clock of the node that did; 0: not known."""
+    """When the newest step was committed, by its node's clock; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """One node."""
+    """Status of one node."""
 
     node: str
     alive: bool
@@ -117,42 +118,42 @@ class NodeStatus:
     allocation: str
     host: str
     leaving: str
-    """Why its scheduler is about to end it, or a person drains its host; empty: neither."""
+    """Why its scheduler will end it, or a person drains its host; empty if neither."""
     runs: tuple[str, ...]
     warm: str
     disk_free_bytes: int | None
     memory_available_bytes: int | None
     problems: tuple[str, ...]
     facts: tuple[str, ...] = ()
-    """What holds on its machine that training may suffer from."""
+    """Facts about its machine from which training may suffer."""
     check: NodeCheck | None = None
-    """What the checks of its machine said last; None: it was never checked."""
+    """Last result of its machine's checks; None if it was never checked."""
     cordon: str = ""
-    """Why no group is placed on its host any more, and by whom; empty: none is kept away."""
+    """Why its host gets no group any more, and by whom; empty if it does."""
 
 
 def run_status(mirror: Mirror, record: RunRecord) -> RunStatus:
-    """Raises views.Unreadable when the run's memory cannot be read."""
+    """Returns a run's status. Raises views.Unreadable if the run's memory cannot be read."""
     memory, observed = seen_of(mirror, record)
     return status_of(mirror, record, memory, observed, clock_now(mirror, record.spec.name, memory))
 
 
 def seen_of(mirror: Mirror, record: RunRecord) -> tuple[Memory, Observed]:
-    """A run's memory, and what is seen of it as by a leader. Raises views.Unreadable."""
+    """Returns a run's memory, and its observations as a leader sees them. Raises views.Unreadable."""
     memory = views.memory(mirror, record.spec.name)
     return memory, views.observed(mirror, record.spec.name, memory, memory.clock, float("inf"))
 
 
 def clock_now(mirror: Mirror, run: str, memory: Memory, heard: float = 0.0) -> float:
-    """What the run clock shows now, in seconds, for people only: as far as a leader has written it, which is half a minute ago at most,
-    or as the reader has counted on since it heard that. No wall clock is asked: the leader's may be off by hours. `heard`: what the
-    reader counts, by its own monotonic clock; 0: it has just come."""
+    """Returns the run clock now, in seconds, for people only. It is the last value that a leader wrote (at most half a
+    minute ago), or the reader's count since. It uses no wall clock, since the leader's may be hours off. `heard`:
+    the reader's count, by its own monotonic clock; 0 if it has just begun."""
     told = max(memory.clock, account(mirror, run).clock)
     return max(told, heard) if keys.LEADER in mirror.items else told
 
 
 def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Observed, now: float) -> RunStatus:
-    """`run_status`, for who needs what it is made of as well. `now`: as `clock_now` says."""
+    """Returns what `run_status` does, from inputs that the caller needs as well. `now`: as from `clock_now`."""
     spec = record.spec
     gate = mirror.record(keys.gate(memory.lighthouse.node, spec.name), GateObserved)
     hearing = {g.group: g.hearing for g in gate.groups} if gate is not None else {}
@@ -207,20 +208,20 @@ def status_of(mirror: Mirror, record: RunRecord, memory: Memory, observed: Obser
 
 
 def account(mirror: Mirror, run: str) -> Account:
-    """What the run has come to; nothing where no leader has told it."""
+    """Returns the run's account; an empty one if no leader has written it."""
     return mirror.record(keys.account(run), Account) or Account()
 
 
 def alarms(store: Asked) -> tuple[str, ...]:
-    """etcd's alarms with their mends: a database that is full still answers reads, and nothing else would be said."""
+    """Returns etcd's alarms with their remedies: a full database still answers reads, so nothing else would show it."""
     try:
         return store.status().alarms
     except PortError:
-        return ()  # a user that may not ask is told the rest all the same
+        return ()  # a user without this permission gets the rest all the same
 
 
 def insecure(mirror: Mirror) -> tuple[str, ...]:
-    """A warning when the leader or nodes run with `insecure = true`: it is there as long as they do."""
+    """Returns a warning while the leader or nodes run with `insecure = true`."""
     leads = leader(mirror)
     who = ["the leader"] if leads is not None and leads.insecure else []
     for name in views.node_names(mirror):
@@ -248,7 +249,7 @@ def _lighthouse(memory: Memory) -> LighthouseStatus:
 
 
 def node_status(mirror: Mirror) -> list[NodeStatus]:
-    """All nodes that have said something, and cordoned hosts on which there is none (without a node's name)."""
+    """Returns all nodes with a key in etcd, and cordoned hosts without a node (with an empty node name)."""
     found = []
     away = cordons.sentences(mirror)
     drained = {host: held.why for host, held in cordons.by_host(mirror).items() if held.person and held.person.drain}
@@ -336,7 +337,7 @@ def _trainer(mirror: Mirror, run: str, group: int, generation: int, node: str) -
 
 
 def as_json(value: Any) -> Any:
-    """Plain JSON data of any of these, with reasons as sentences."""
+    """Returns plain JSON data of any of these, with reasons as sentences."""
     return _worded(to_jsonable_python(value))
 
 
@@ -349,5 +350,5 @@ def _worded(body: Any) -> Any:
 
 
 def overview(mirror: Mirror, name: str) -> RunStatus:
-    """The status of the named run, or of the newest."""
+    """Returns the status of the named run, or of the newest."""
     return run_status(mirror, client.choose_run(mirror, name))

@@ -1,4 +1,4 @@
-"""Looks at etcd for the metrics of a supervisor, whether it leads or not."""
+"""Measures etcd for a supervisor's metrics, whether it leads or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY_S = 5.0
 
 
 class StoreWatch(threading.Thread):
-    """`silent_s`: for how long the process's page has heard nothing."""
+    """A thread that measures etcd. `silent_s`: seconds for which the process's page has heard nothing."""
 
     def __init__(self, store: Asked, metrics: Metrics, silent_s: Callable[[], float]) -> None:
         super().__init__(name="store-watch", daemon=True)
@@ -27,7 +27,7 @@ class StoreWatch(threading.Thread):
         self._ended = threading.Event()
         self._heard = False
         self.alarms: tuple[str, ...] = ()
-        """etcd's, as it told them last."""
+        """etcd's alarms, as last reported."""
         metrics.gauge("supervisor_watch_silent_seconds").set_function(silent_s)
         metrics.gauge("supervisor_store_up").set_function(lambda: float(self._heard and silent_s() <= SILENCE_S))
 
@@ -37,12 +37,12 @@ class StoreWatch(threading.Thread):
             self._ended.wait(EVERY_S)
 
     def look(self) -> None:
-        """Ask once."""
+        """Measures once."""
         began, m = time.monotonic(), self._metrics
         try:
             try:
-                self._store.get(keys.LEADER)  # which takes a quorum of its members
-            finally:  # one that gives no answer is the slowest of all
+                self._store.get(keys.LEADER)  # a read that needs a quorum of its members
+            finally:  # a call without an answer is the slowest of all
                 m.histogram("supervisor_store_seconds").observe(time.monotonic() - began)
             status = self._store.status()
         except PortError as error:
@@ -54,7 +54,7 @@ class StoreWatch(threading.Thread):
         self.alarms = status.alarms
 
     def stop(self) -> None:
-        """Returns once it asks no more."""
+        """Stops the thread; waits up to EVERY_S for it."""
         self._ended.set()
         if self.is_alive():
             self.join(EVERY_S)

@@ -1,7 +1,8 @@
-"""The control plane as jobs of Slurm: each is `supervisor up --nodes 0`, a supervisor and a service host, on a host of its own.
+"""Runs the control plane as Slurm jobs: each is `supervisor up --nodes 0`, a supervisor and a service host, on its own
+host.
 
-What there is stands in Slurm, by the jobs' comments, so that whoever asks again goes on from there. The comments are not the
-engine's: that one cancels what was queued again, and these jobs are queued again when their host is lost.
+The jobs' comments in Slurm hold all state, so that a repeated command continues. They differ from the engine's
+comments: the engine cancels requeued jobs, but these jobs are requeued when their host is lost.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from supervisor.wire import keys
 from supervisor.wire.programs import CONTROL_PLANE
 
 VARIABLE = CONTROL_PLANE
-"""Environment variable in which a control-plane job finds how to submit its successor (JSON)."""
+"""Environment variable that tells a control-plane job how to submit its successor (JSON)."""
 
 MEMORY = "2G"
-"""A supervisor, an agent, a gate and TorchFT's lighthouse, several times over."""
+"""Enough for a supervisor, an agent, a gate and TorchFT's lighthouse, several times over."""
 
 POLL_S = 1.0
 
 KEYS = ("partition", "account", "qos", "time_limit")
-"""What of [allocation.slurm] is the control plane's too: it needs no GPU, and no host for itself."""
+"""Keys of [allocation.slurm] that also apply to the control plane: it needs no GPU, and no host for itself."""
 
 _LIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED", "RESV_DEL_HOLD"}
 _LIVE |= {"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -46,7 +47,7 @@ Say = Callable[[str], None]
 
 
 class Commands(Protocol):
-    """What is needed of Slurm's (engines/slurm_commands.py)."""
+    """The commands of Slurm that are needed here (engines/slurm_commands.py)."""
 
     def jobs(self) -> Sequence[Job]: ...
 
@@ -59,7 +60,7 @@ class Commands(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ControlPlane:
-    """What all control-plane jobs of a system have in common."""
+    """The settings that all control-plane jobs of a system share."""
 
     system: str
     etcd: str
@@ -68,7 +69,7 @@ class ControlPlane:
     slurm: SlurmSpec
     security: str = ""
     partition_from: str = "allocation.slurm.partition"
-    """Where the partition was given, for what Slurm says of it."""
+    """Where the partition was given, to explain a refusal by Slurm."""
 
     @property
     def job_name(self) -> str:
@@ -80,14 +81,14 @@ class ControlPlane:
 
     @property
     def etcd_mark(self) -> str:
-        """Stands for the etcd's endpoints, in any order and spelling: a job with other ones serves another etcd, or one that
-        is lost."""
+        """A digest of etcd's endpoints, in any order and spelling. A job with other endpoints serves another etcd, or
+        one that is lost."""
         endpoints = sorted({_endpoint(part) for part in self.etcd.split(",")} - {""})
         return hashlib.sha256(",".join(endpoints).encode()).hexdigest()[:8]
 
     @property
     def comments(self) -> str:
-        """What the comments of all this system's control-plane jobs begin with, whatever their etcd."""
+        """Prefix of the comments of all this system's control-plane jobs, for any etcd."""
         return f"supervisor-control/{self.system}/"
 
     def comment(self, key: str) -> str:
@@ -97,7 +98,7 @@ class ControlPlane:
 def plane_of(
     spec: SlurmSpec, *, system: str, etcd: str, home: Path, security: str = "", partition: str = ""
 ) -> ControlPlane:
-    """The control plane for a run that asks Slurm for its nodes so; `partition`: another than the run's."""
+    """Returns the control plane for a run with this Slurm configuration. `partition` overrides the run's."""
     where = {"partition_from": "--partition"} if partition else {}
     ours = SlurmSpec(
         **{name: getattr(spec, name) for name in KEYS},
@@ -110,7 +111,7 @@ def plane_of(
 
 
 def check(commands: Commands, plane: ControlPlane) -> None:
-    """Raises Fatal, with Slurm's words, if it would refuse such a job. Submits nothing."""
+    """Raises Fatal, with Slurm's words, if Slurm would refuse such a job. Submits nothing."""
     options = _options(plane, plane.comment("check"))
     words = commands.refusal(options, _script(plane))
     if words:
@@ -118,8 +119,8 @@ def check(commands: Commands, plane: ControlPlane) -> None:
 
 
 def living(commands: Commands, plane: ControlPlane) -> list[Job]:
-    """The system's control-plane jobs, oldest first. Of two with one comment, as two who ask at once make them, the younger
-    one is cancelled."""
+    """Returns the system's control-plane jobs, oldest first. Of two with one comment, from two concurrent commands, it
+    cancels the younger."""
     ours: dict[str, Job] = {}
     twice: list[int] = []
     for job in sorted(commands.jobs(), key=lambda job: (job.submitted_unix_s, job.id)):
@@ -135,8 +136,8 @@ def living(commands: Commands, plane: ControlPlane) -> list[Job]:
 
 
 def cancel_others(commands: Commands, plane: ControlPlane, say: Say) -> None:
-    """Cancel the system's control-plane jobs that were given other endpoints of etcd: they decide by what that one holds, or
-    wait for one that is lost. Before any are submitted, for those may get their hosts. Raises Fatal when Slurm refuses."""
+    """Cancels the system's control-plane jobs that have other etcd endpoints: they follow another etcd, or wait for a
+    lost one. Runs before any submission, since new jobs may get their hosts. Raises Fatal if Slurm refuses."""
     for job in commands.jobs():
         if not job.ours or not job.comment.startswith(plane.comments) or not _lives(job):
             continue
@@ -146,17 +147,17 @@ def cancel_others(commands: Commands, plane: ControlPlane, say: Say) -> None:
 
 
 ONCE_AGAIN = 1
-"""So many more jobs than are wanted one command submits: one may have got a host that failed just then; more of them do not
-start at all."""
+"""Jobs that one command may submit beyond those wanted: one may have got a host that just failed. If more end, they
+cannot start at all."""
 
 
 def ensure(commands: Commands, plane: ControlPlane, wanted: int, say: Say, within_s: float) -> None:
-    """Have so many of them, each on another host: the next is submitted when the one before has its host, which it is not
-    given. Those with other endpoints of etcd are cancelled. Again: goes on with what is there. Raises Fatal when Slurm
-    refuses, or gives no host `within_s`."""
+    """Submits jobs until `wanted` of them live, each on another host. It submits one once the one before has a host,
+    and excludes that host. Cancels those with other etcd endpoints. A repeated call continues from what exists.
+    Raises Fatal if Slurm refuses, or gives no host `within_s`."""
     plane.logs.mkdir(parents=True, exist_ok=True)
     until, said, submitted = time.monotonic() + within_s, "", 0
-    # once: two who ask at the same time, each with other endpoints, would cancel each other's for ever
+    # only once: two concurrent commands with different endpoints would cancel each other's jobs forever
     cancel_others(commands, plane, say)
     while True:
         jobs = living(commands, plane)
@@ -178,7 +179,7 @@ def ensure(commands: Commands, plane: ControlPlane, wanted: int, say: Say, withi
 
 
 def wait_for_leader(store: Store, commands: Commands, plane: ControlPlane, say: Say, within_s: float) -> None:
-    """Raises Fatal when nobody leads `within_s`, with what Slurm says of the jobs."""
+    """Waits for a leader. Raises Fatal, with Slurm's reasons for waiting jobs, if there is none `within_s`."""
     until, said = time.monotonic() + within_s, ""
     while store.get(keys.LEADER) is None:
         jobs = living(commands, plane)
@@ -193,15 +194,15 @@ def wait_for_leader(store: Store, commands: Commands, plane: ControlPlane, say: 
 
 
 def told(jobs: Sequence[Job]) -> str:
-    """The jobs in words."""
+    """Describes the jobs in words."""
     return ", ".join(f"job {job.id} {f'on {job.node}' if job.node else 'waits for a host'}" for job in jobs)
 
 
 def succeed(commands: Commands, environment: Mapping[str, str]) -> str:
-    """What a control-plane job does near its time limit: submit the next, once. Returns what was done. Raises Retryable; Fatal
-    when Slurm refuses.
+    """Submits the successor of a control-plane job near its time limit, once. Returns what was done. Raises Retryable;
+    Fatal if Slurm refuses.
 
-    The next one may get the host of this one: then it waits there for its end.
+    The successor may get the host of this job: it then waits there for this job's end.
     """
     try:
         plane = TypeAdapter(ControlPlane).validate_json(environment[VARIABLE])
@@ -217,13 +218,13 @@ def succeed(commands: Commands, environment: Mapping[str, str]) -> str:
     try:
         number = _submit(commands, plane, comment, others)
     except RequestRefused:
-        # on the host of another it waits for that one's end, which is better than nobody
+        # on another job's host it waits for that job's end, which is better than no successor
         number = _submit(commands, plane, comment, ())
     return f"near the time limit: job {number} follows this one"
 
 
 def _submit(commands: Commands, plane: ControlPlane, comment: str, exclude: Sequence[str]) -> int:
-    """Two tries at most; one whose answer was lost is found by its comment, and one that succeeded is looked up."""
+    """Submits a job, in at most two tries. Looks it up by its comment, also if the answer was lost."""
     options, script = _options(plane, comment, exclude), _script(plane)
     before = frozenset(job.id for job in commands.jobs())
     said = ""
@@ -259,7 +260,7 @@ def _options(plane: ControlPlane, comment: str, exclude: Sequence[str] = ()) -> 
         f"--comment={comment}",
         f"--job-name={plane.job_name}",
         *("--nodes=1", "--ntasks=1", f"--mem={MEMORY}"),
-        # its place is a standby's: Slurm's two minutes are soon enough
+        # it replaces a standby: Slurm's two minutes are soon enough
         *("--requeue", "--open-mode=append"),
         f"--signal=B:USR1@{plane.slurm.warn_s}",
         f"--output={plane.logs}/%j.log",
@@ -269,14 +270,14 @@ def _options(plane: ControlPlane, comment: str, exclude: Sequence[str] = ()) -> 
 
 
 def _script(plane: ControlPlane) -> str:
-    """Its process becomes `up`, which Slurm's warning goes to."""
+    """Returns a batch script. Its process becomes `up`, which receives Slurm's warning."""
     folder = shlex.quote(slurm_script.node_folder(plane.slurm, plane.system))
     command = [sys.executable, "-m", "supervisor.cli", "up", "--nodes", "0", "--address", "auto"]
     command += ["--etcd", plane.etcd, "--home", plane.home]
     command += ["--security", plane.security] if plane.security else []
     lines = [
         "#!/bin/bash",
-        # it may come before `up` listens, and must not end the job
+        # the warning may come before `up` handles it, and must not end the job
         "trap '' USR1",
         "umask 077",
         f"mkdir -p {folder} || exit 1",
@@ -290,7 +291,7 @@ def _script(plane: ControlPlane) -> str:
 
 
 def _explained(commands: Commands, plane: ControlPlane, options: Sequence[str], words: str) -> str:
-    """With the one key without which Slurm would take it, if there is one."""
+    """Adds to Slurm's words the one key without which Slurm would take the job, if there is one."""
     script, said = _script(plane), "Slurm refuses the control plane's job"
     excluded = [option for option in options if option.startswith("--exclude=")]
     if excluded and not commands.refusal([option for option in options if option not in excluded], script):
@@ -305,7 +306,7 @@ def _explained(commands: Commands, plane: ControlPlane, options: Sequence[str], 
 
 
 def _endpoint(text: str) -> str:
-    """As it is compared: without the scheme, which one may write or leave out."""
+    """Normalizes an endpoint for comparison: the scheme is optional."""
     return text.strip().lower().rpartition("://")[2].rstrip("/")
 
 
@@ -319,7 +320,7 @@ def _pending(jobs: Sequence[Job]) -> str:
 
 
 def _say_once(say: Say, said: str, waiting: Sequence[Job]) -> str:
-    """What is said is said again only when it is another. Right after a submission Slurm has no reason to give yet."""
+    """Reports why jobs wait, when that has changed. Right after a submission Slurm has no reason yet."""
     sentence = _pending(waiting)
     if sentence == said or not any(job.why for job in waiting):
         return said

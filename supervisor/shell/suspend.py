@@ -1,4 +1,4 @@
-"""Runs at the end and at the start of `up`: stopped with a last checkpoint, and taken up again."""
+"""Stops the runs with a last checkpoint when `up` ends, and resumes them when it starts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from supervisor.wire import keys
 from supervisor.wire.records import Control, RunRecord
 
 STOP_WITHIN_S = 60.0
-"""How long `up` waits at its end for the runs' last checkpoints. systemd gives a service 90 s by default."""
+"""How long an ending `up` waits for the runs' last checkpoints. systemd gives a service 90 s by default."""
 
 LOOK_S = 0.25
 
 OVER = ("finished", "halted")
-"""Ended while it was being stopped: that is for a person."""
+"""Phases of runs that ended by themselves while being stopped: `up` does not resume them."""
 
 AGAIN = "`supervisor up` runs again"
-"""Why a run that was stopped with `up` goes on, as the journal has it."""
+"""Reason in the journal why a run that was stopped with `up` goes on."""
 
 
 def of_home(mirror: Mirror, runs: Path) -> list[RunRecord]:
-    """The runs of this home on local nodes: an etcd may hold others too."""
+    """Returns the runs of this home on local nodes: an etcd may hold others too."""
     found = views.runs(mirror).values()
     return [r for r in found if r.spec.allocation.engine == "local" and Path(r.run_dir).parent == runs]
 
@@ -45,7 +45,7 @@ def _mirror(store: Store) -> Mirror:
 
 
 def going_on(store: Store, runs: Path) -> list[str]:
-    """A sentence for each live run of the home: what an `up` that begins finds."""
+    """Returns a sentence for each live run that a starting `up` finds in its home."""
     mirror = _mirror(store)
     sentences = []
     for record, memory, control in _phases(mirror, runs):
@@ -60,8 +60,8 @@ def going_on(store: Store, runs: Path) -> list[str]:
 
 
 def suspend(store: Store, runs: Path, say: Callable[[str], None], tend: Callable[[], None]) -> None:
-    """Stop the home's live runs, all groups after one step with a checkpoint, and mark those that no person has stopped as stopped
-    with `up`. Waits for that, at most STOP_WITHIN_S; `tend` is called meanwhile. Raises Retryable when etcd is away."""
+    """Stops the home's live runs, all groups after one step with a checkpoint. Marks those that no person stopped as
+    stopped with `up`. Waits at most STOP_WITHIN_S, calling `tend` meanwhile. Raises Retryable if etcd is away."""
     live = [(r.spec.name, c) for r, m, c in _phases(_mirror(store), runs) if m.phase not in ENDED]
     for name, control in live:
         client.change_control(store, name, _suspended)
@@ -87,7 +87,7 @@ def suspend(store: Store, runs: Path, say: Callable[[str], None], tend: Callable
 
 
 def resume(store: Store, runs: Path) -> bool:
-    """Let the runs go on that were stopped with `up`. Returns whether some still stop: ask again."""
+    """Resumes the runs that were stopped with `up`. Returns true if some still stop: call again later."""
     stopping = False
     for record, memory, control in _phases(_mirror(store), runs):
         if not control.suspended:
@@ -102,7 +102,7 @@ def resume(store: Store, runs: Path) -> bool:
 
 
 def _suspended(control: Control) -> Control:
-    """What a person asked to stop stays stopped."""
+    """Requests a stop. A run that a person stopped stays stopped."""
     return replace(control, stop=True, paused=False, suspended=control.suspended or not control.stop)
 
 

@@ -1,4 +1,4 @@
-"""Whom Prometheus is to scrape, in the form of its http_sd_config."""
+"""Lists Prometheus's scrape targets, as its http_sd_config expects them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Target:
 
     address: str
     instance: str
-    """An agent's is its node's name: one that is started again may get another port."""
+    """The node's name for an agent, since a restarted agent may get another port."""
     insecure: bool = False
-    """It talks in plain, because its security file says so."""
+    """True if it is unencrypted, because its security file says so."""
 
 
 def known(mirror: Mirror) -> tuple[Target, ...]:
-    """The leader, and all agents that are registered."""
+    """Returns the leader, and all registered agents."""
     found = []
     leader = mirror.record(keys.LEADER, LeaderRecord)
     if leader is not None and leader.page:
@@ -38,19 +38,19 @@ def known(mirror: Mirror) -> tuple[Target, ...]:
 
 
 KEPT_S = 3600.0
-"""For so long those are asked that are there no more, in seconds: an agent that is cut off from etcd alone can still say so."""
+"""Seconds for which missing targets are still scraped: an agent that is only cut off from etcd can still report it."""
 
 
 @dataclass
 class Kept:
-    """Whom Prometheus is to scrape, as time goes on."""
+    """Scrape targets over time."""
 
     monotonic: Callable[[], float]
     _seen: dict[str, tuple[Target, float]] = field(default_factory=dict)
-    """By instance, when it was there last."""
+    """By instance, its target and when it was last there."""
 
     def __call__(self, now: tuple[Target, ...]) -> tuple[Target, ...]:
-        """Those that are there, and those that were until not long ago."""
+        """Returns the present targets, and those that vanished less than KEPT_S ago."""
         at = self.monotonic()
         self._seen |= {target.instance: (target, at) for target in now}
         self._seen = {name: kept for name, kept in self._seen.items() if at - kept[1] <= KEPT_S}
@@ -59,13 +59,13 @@ class Kept:
 
 
 def of_page(url: str, insecure: bool) -> Target:
-    """A supervisor, by the address of its page."""
+    """Returns a supervisor's target, from its page's address."""
     address = urlsplit(url).netloc
     return Target(address, address, insecure)
 
 
 def listed(targets: tuple[Target, ...], tls: bool) -> list[dict[str, Any]]:
-    """As Prometheus reads it, each once. `tls`: whether there are certificates."""
+    """Returns targets as Prometheus reads them, each once. `tls`: true if certificates are in use."""
     return [
         {
             "targets": [target.address],

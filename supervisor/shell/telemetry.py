@@ -1,4 +1,5 @@
-"""The supervisor's own metrics, set from what the loop sees. All names are in the catalogue; who exports what is ADR 14."""
+"""Sets the supervisor's own metrics from what the loop sees. The catalogue has the names; ADR 14 says who exports
+what."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from supervisor.shell.program import version
 from supervisor.wire.records import Account
 
 OVER = ("finished", "stopped")
-"""Nothing comes of such a run any more."""
+"""Phases of runs that will do no more."""
 
 OVER_S = 3600.0
-"""For so long a run that has ended is told whole: everybody has read its last numbers then."""
+"""Seconds for which an ended run keeps all its metrics: by then every reader has its last numbers."""
 
 FOR_A_DAY = ("supervisor_node_incidents_total", "supervisor_run_launched_timestamp_seconds")
-"""Asked for over a day (the alert FlappingNode), and so told for one."""
+"""Metrics that are read over a day (the alert FlappingNode), and so kept for one."""
 
 _STAYS = (*FOR_A_DAY, "supervisor_run_phase")
 _DROPS = (
@@ -38,42 +39,42 @@ _DROPS = (
 )
 
 FAULTS = 64
-"""Kinds of injected faults that are told: more than there are."""
+"""Most kinds of injected faults exported: more than there are."""
 
 
 LOOK_S = 1.0
-"""How often it looks at all groups and nodes while nothing is decided: a thousand agents cause rounds all the time."""
+"""Seconds between looks at all groups and nodes without a decision: a thousand agents cause constant rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What only the records say of a run, asked when it is needed."""
+    """Parts of a run that only its records hold, each read on demand."""
 
     told: Callable[[], Told] = dict
     incidents: Callable[[], Iterable[Incident]] = tuple
-    """All that etcd holds."""
+    """All incidents of the run in etcd."""
     faults: Callable[[], Mapping[str, int]] = dict
-    """How often `supervisor chaos` has made each."""
+    """How often `supervisor chaos` has made each fault."""
     launched_unix_s: float = 0.0
     account: Callable[[], Account] = Account
-    """What it had come to in the terms before this one; asked at the first round of a term."""
+    """The account of earlier terms, read in the first round of a term."""
     stood: Callable[[], Sequence[tuple[float, float]]] = tuple
-    """As Account.stood, with this term's; asked as the account is."""
+    """As Account.stood, with this term's; read with the account."""
 
 
 @dataclass
 class _Run:
-    """One run, in this term."""
+    """The metrics' state of one run in one term."""
 
     over: bool
-    """It had ended before, or so long ago that its phase alone is told."""
+    """True if it ended before this term, or so long ago that only its phase is exported."""
     ended: float | None = None
-    """When it was first seen to have ended, on the run clock."""
+    """Run clock at which its end was first seen."""
     drops: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
-    """So long after that, metrics that are not told of it any more."""
+    """Seconds after the end, each with the metrics dropped then."""
     decisions: int = -1
     looked: float = 0.0
-    """On the run clock."""
+    """Run clock of the last look."""
     accounts: Accounts = field(default_factory=Accounts)
     stood: Sequence[tuple[float, float]] = ()
     counted: dict[Cause, float] = field(default_factory=dict)
@@ -82,22 +83,22 @@ class _Run:
 
 
 class Telemetry:
-    """Metrics of one supervisor process."""
+    """The metrics of one supervisor process."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()
         self._runs: dict[str, _Run] = {}
         self._closed: dict[str, set[tuple[str, bool]]] = {}
-        """By run, the incidents that are counted."""
+        """Counted incidents, by run."""
         self.metrics.gauge("supervisor_info", version=version()).set(1)
         self.metrics.gauge("supervisor_leader").set(0)
         self.metrics.gauge("supervisor_epoch").set(0)
         self._heard_at: float | None = None
-        """When the loop that leads heard of etcd last, as it said itself, by time.monotonic(). None: this process does not lead."""
+        """When the leading loop last heard from etcd, by time.monotonic(). None if this process does not lead."""
         self.metrics.gauge("supervisor_loop_silent_seconds").set_function(self._loop_silent_s)
 
     def leading(self, epoch: int | None) -> None:
-        """A term begins, or (None) ends: then other supervisors tell of the runs."""
+        """Begins a term, or ends it (None): then other supervisors export the runs."""
         self._runs.clear()
         self._closed.clear()
         self.metrics.drop("supervisor_", run=None)
@@ -107,18 +108,18 @@ class Telemetry:
             self.metrics.gauge("supervisor_epoch").set(epoch)
 
     def turned(self, silent_s: float) -> None:
-        """A turn of the loop that leads, whose watch has heard nothing for so long. A thread of its own keeps the lease: without turns this
-        process would lead on all the same, and nobody take its place."""
+        """Notes a turn of the leading loop, whose watch has been silent for `silent_s`. The lease has its own thread:
+        without turns, this process would keep leading, and no one would replace it."""
         self._heard_at = time.monotonic() - silent_s
 
     def _loop_silent_s(self) -> float:
-        heard_at = self._heard_at  # any thread asks
+        heard_at = self._heard_at  # read once: any thread may call this
         return time.monotonic() - heard_at if heard_at is not None else 0.0
 
     def round(
         self, spec: RunSpec, observed: Observed, decision: Decision, decide_s: float, records: Records | None = None
     ) -> None:
-        """One round of decide for one run."""
+        """Exports one round of decide for one run."""
         run, memory, m = spec.name, decision.memory, self.metrics
         records = records or Records()
         known = self._runs.get(run)
@@ -148,8 +149,8 @@ class Telemetry:
         self._faults(run, known, records.faults())
 
     def _has_gone(self, run: str, known: _Run, now: float) -> bool:
-        """Whether a run that has ended is told by its phase alone by now. All else is dropped when its time has come, or a leader that
-        lives through many runs would tell of all of them for ever."""
+        """Returns true if only the phase of an ended run is exported by now. Drops other metrics when due, or a
+        long-lived leader would export all its runs forever."""
         if known.ended is None:
             known.ended = now
         while known.drops and now - known.ended >= known.drops[0][0]:
@@ -169,22 +170,22 @@ class Telemetry:
             m.gauge("supervisor_checkpoint_step", run=run).set(memory.checkpoint.step)
         m.gauge("supervisor_checkpoint_interval_steps", run=run).set(spec.titan.checkpoint_interval_steps)
         behind = unsaved.steps(memory.groups, memory.checkpoint, observed)
-        if behind is not None:  # while nobody trains none is added, and none is saved
+        if behind is not None:  # None while no one trains: then no step is added or saved
             m.gauge("supervisor_unsaved_steps", run=run).set(behind)
         newest = max((rank.step for node in observed.nodes.values() for rank in node.ranks), default=0)
-        if newest:  # while no rank tells of one the last one stands: coming and going is no progress
+        if newest:  # the last value stands while no rank reports a step: coming and going is no progress
             m.gauge("supervisor_committed_steps", run=run).set(newest)
         self._groups(run, known, memory)
         self._nodes(spec, memory, observed)
         self._budgets(spec, memory, observed.now)
 
     def accounts(self, run: str) -> Accounts:
-        """Of this term so far."""
+        """Returns this term's accounts of a run so far."""
         known = self._runs.get(run)
         return known.accounts if known is not None else Accounts()
 
     def committed(self, run: str, decision: Decision, seconds: float) -> None:
-        """A decision is written, which took so long."""
+        """Counts a committed decision, whose commit took `seconds`."""
         if self._is_over(run):
             return
         self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)
@@ -194,7 +195,7 @@ class Telemetry:
             self._incident(run, incident)
 
     def outcome_unknown(self, run: str, seconds: float) -> None:
-        """What was to be committed may be written or not, which was not told for so long: what etcd holds is counted anew."""
+        """Handles a commit whose outcome was still unknown after `seconds`: counts the incidents in etcd again."""
         self._closed.clear()
         if not self._is_over(run):
             self.metrics.histogram("supervisor_commit_seconds", run=run).observe(seconds)
@@ -204,14 +205,14 @@ class Telemetry:
         return known is not None and known.over
 
     def _replay(self, run: str, records: Records) -> None:
-        """All incidents that etcd holds: whoever leads tells the same numbers."""
+        """Counts all incidents in etcd, so that every leader exports the same numbers."""
         if run in self._closed:
             return
         self._closed[run] = set()
         m = self.metrics
         for name in ("incidents_total", "node_incidents_total", "shadow_incidents_total", "recovery_seconds"):
             m.drop(f"supervisor_{name}", run=run)
-        # from 0 on, that the first one is seen as an increase
+        # starts from 0, so that the first incident is seen as an increase
         for rung in RUNGS:
             m.counter("supervisor_shadow_incidents_total", run=run, rung=rung)
             for kind in KINDS:
@@ -219,13 +220,13 @@ class Telemetry:
         for phase in RECOVERY:
             m.histogram("supervisor_recovery_seconds", run=run, phase=phase)
         for incident in records.incidents():
-            self._incident(run, incident, exemplar=False)  # it would be of now
+            self._incident(run, incident, exemplar=False)  # its exemplar would carry the current time
 
     def _incident(self, run: str, incident: Incident, exemplar: bool = True) -> None:
         rung, m = incident.rung.name.lower(), self.metrics
         about = {"incident": incident.id} if exemplar else None
         closed = self._closed.setdefault(run, set())
-        # one that is only observed may stay open for ever: it counts once it is known what would have been done
+        # an observed one may stay open forever: it counts once it is known what would have been done
         over = incident.shadow or incident.state in ("recovered", "halted")
         if not over or (incident.id, incident.shadow) in closed:
             return
@@ -285,7 +286,7 @@ class Telemetry:
 
     def _account(self, run: str, known: _Run) -> None:
         if not known.counted:
-            for name in CAUSES:  # from 0 on, that the first second is seen as an increase
+            for name in CAUSES:  # starts from 0, so that the first second is seen as an increase
                 self.metrics.counter("supervisor_group_seconds_total", run=run, cause=name)
             known.counted = dict.fromkeys(Cause, 0.0)
         for cause, seconds in known.accounts.seconds.items():
@@ -297,7 +298,7 @@ class Telemetry:
             self.metrics.gauge("supervisor_ettr_ratio", run=run).set(known.accounts.ettr)
 
     def _faults(self, run: str, known: _Run, faults: Mapping[str, int]) -> None:
-        """A number that etcd holds, as the incidents are."""
+        """Exports the faults that etcd counts."""
         for name, made in sorted(faults.items()):
             more = made - known.faults.get(name, 0)
             if more > 0 and (name in known.faults or len(known.faults) < FAULTS):

@@ -1,4 +1,4 @@
-"""`supervisor top`: the page in a terminal. It feeds itself from etcd, as the page does, so it needs no supervisor that lives."""
+"""`supervisor top`: the page in a terminal. Like the page, it reads etcd itself, so it needs no live supervisor."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from supervisor.shell.store_watch import StoreWatch
 from supervisor.wire.printer import Printer
 
 REDRAW_S = 1.0
-"""At least so often: a terminal's size changes, and the age of what is shown."""
+"""Longest time between redraws, since the terminal's size and the picture's age change."""
 
 
 class Looked(Store, Asked, Protocol):
-    """An etcd that is followed, and asked how it is."""
+    """An etcd that can be followed and asked for its state."""
 
 
 def top(store: Looked, run: str, console: Printer) -> None:
-    """Until interrupted; where nobody looks at a terminal, once. No name: the newest run. Raises Fatal when there is none, and
-    PortError when etcd does not answer at first."""
+    """Draws until interrupted, or once if the output is not a terminal. Without a name it shows the newest run. Raises
+    Fatal if there is none, and PortError if etcd does not answer at first."""
     page: Page
     asking = StoreWatch(store, Metrics(), lambda: page.silent_s)
     page = Page(store, alarms=lambda: asking.alarms)
@@ -48,7 +48,7 @@ def top(store: Looked, run: str, console: Printer) -> None:
             for line in Drawing(told, ENDLESS, _signs(console)).lines(word, ENDLESS):
                 console.print(line, soft_wrap=True)
             return
-        asking.start()  # beside the page, which goes on while etcd does not answer; nor does Ctrl-C wait for it
+        asking.start()  # in its own thread: neither the page nor Ctrl-C waits for etcd
         page.start()
         try:
             with (
@@ -75,10 +75,10 @@ def _follow(feed: Feed, console: Printer, live: Live) -> NoReturn:
 
 
 def _word(told: Mapping[str, Any], age_s: float) -> str:
-    """How old the picture is; `age_s`: since when the page's own thread has told nothing."""
+    """Returns the age of the picture in words. `age_s`: seconds since the page's own thread published."""
     if told["store_since"]:
         return f"no word from etcd since {clock(told['store_since'])}"
-    if age_s > 3 * told["every_s"] + 4:  # so long a browser waits as well
+    if age_s > 3 * told["every_s"] + 4:  # a browser waits as long
         return f"no word since {clock(told['now'])} ({lasted(age_s)})"
     return f"live {clock(told['now'])} {zone(told['now'])}"
 
@@ -87,13 +87,13 @@ def _signs(console: Printer) -> Mapping[str, str]:
     if console.encoding.startswith("utf"):
         return SIGNS
     if isinstance(console.file, io.TextIOWrapper):
-        console.file.reconfigure(errors="replace")  # what a trainer wrote may be anything
+        console.file.reconfigure(errors="replace")  # a trainer's output may hold anything
     return PLAIN
 
 
 @contextlib.contextmanager
 def _unsaid() -> Iterator[None]:
-    """Nothing is logged into the picture: it says itself how old it is."""
+    """Discards log lines, which would break the picture; the picture itself shows its age."""
     root = logging.getLogger()
     before = root.handlers
     root.handlers = [logging.NullHandler()]

@@ -1,9 +1,9 @@
-"""`supervisor up`: etcd if none is given, a supervisor, the service host and the local pool of nodes, on this machine.
+"""`supervisor up`: runs etcd (unless one is given), a supervisor, the service host and the local pool of nodes, on this
+machine.
 
-It may die at any moment: the next one in the same home adopts what lives and starts what is missing. Only a person's wish ends
-training: Ctrl-C, TERM or `supervisor down`.
-
-Without a pool it is what a control-plane job runs (docs/SLURM.md): there may be one on each host, in a home that they share.
+It may die at any moment: the next one in the same home adopts what lives and starts what is missing. Training ends only
+by a person's order: Ctrl-C, TERM or `supervisor down`. Without a pool it is the program of a control-plane job
+(docs/SLURM.md), one on each host, in a shared home.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from supervisor.wire.records import LeaderRecord, RecordError, decode
 from supervisor.wire.security import Security, SecurityError, file_of_node, load, refuse_listener
 
 LOOK_S = 0.5
-"""How often `up` looks whether what it started still runs."""
+"""Seconds between checks of the parts."""
 
 READY_WITHIN_S = 30.0
-"""How long a first start may take: a supervisor that leads, and a service host that is registered."""
+"""Seconds that a first start may take, until a supervisor leads and the service host is registered."""
 
 DOWN_WITHIN_S = suspend.STOP_WITHIN_S + 60.0
-"""`up` at its end: the runs' last checkpoints, then 10 s a part, 20 s the nodes."""
+"""Longest end of `up`, in seconds: the runs' last checkpoints, then 10 s a part, 20 s the nodes."""
 
 
 @contextmanager
@@ -55,9 +55,9 @@ def up(
     say: Callable[[str], None] = print,
     on_notice: Callable[[], str] | None = None,
 ) -> Iterator[Up]:
-    """Adopt or start it all, and end it all on the way out; no nodes: nothing but a supervisor and a service host, for an etcd
-    that is there. `on_notice`: what is done at a SIGUSR1, also while it waits for the one before it. Raises Fatal, Retryable or
-    SecurityError with a sentence when something is in the way; what an earlier `up` had started is left alone then."""
+    """Adopts or starts all parts, and ends them on exit. Without nodes it runs only a supervisor and a service host,
+    for an existing etcd. `on_notice` handles SIGUSR1, even while waiting for a predecessor. Raises Fatal, Retryable
+    or SecurityError with a sentence if something is in the way; an earlier `up`'s parts are then left alone."""
     security = security or Security()
     for node in (name, *(node.name for node in nodes)):
         file_of_node(security, node)
@@ -89,7 +89,7 @@ def up(
             raise
         finally:
             with not_interrupted():
-                # no fault of ours may end what trained before us
+                # no error of ours may end what trained before us
                 left = started.stop() if wished or not started.found else started.leave()
             if left:
                 say(f"these would not end: {', '.join(left)}")
@@ -118,7 +118,7 @@ def _begin(
 
 
 def _refuse_another_system(started: Up, etcd: str) -> None:
-    """What is adopted keeps its etcd, address and certificates: half a system on others would be two."""
+    """Refuses settings that differ from those of adopted parts, which keep their etcd, address and certificates."""
     about = noted(started.home.parent)
     wanted = {"given": etcd, "address": started.address, "security": started.security.path, "name": started.name}
     differ = {key: about[key] for key, value in wanted.items() if key in about and about[key] != value}
@@ -139,13 +139,13 @@ def _save_pool(started: Up, nodes: Sequence[PoolNode], cold: bool, say: Callable
 
 
 def pool_size(home: Path) -> int:
-    """How many nodes the pool of this home has; 0: there is none."""
+    """Returns the number of nodes in the pool of this home; 0 if there is no pool."""
     pool = Pool.load(system_folder(home))
     return len(pool.nodes) if pool is not None else 0
 
 
 def raised(home: Path, nodes: Sequence[PoolNode]) -> str:
-    """Give the `up` that runs in this home more nodes. Returns what was done; empty when none runs, or it has as many."""
+    """Gives the running `up` of this home more nodes. Returns what was done; empty if none runs, or it has as many."""
     folder = system_folder(home)
     pool = Pool.load(folder)
     if pool is None or len(nodes) <= len(pool.nodes) or not holder(folder / POOL_LOCK):
@@ -162,7 +162,7 @@ def raised(home: Path, nodes: Sequence[PoolNode]) -> str:
 
 
 def down(home: Path, say: Callable[[str], None]) -> None:
-    """End the `up` of this home as Ctrl-C does, or what one that was killed has left. Raises Fatal when nothing runs."""
+    """Ends the `up` of this home as Ctrl-C does, or what a killed one has left. Raises Fatal if nothing runs."""
     folder = system_folder(home)
     pid = holder(folder / POOL_LOCK)
     if pid:
@@ -196,7 +196,7 @@ def down(home: Path, say: Callable[[str], None]) -> None:
 
 
 def _own(address: str, etcd: str, security: Security) -> str:
-    """The address itself, found where it is `auto`. Raises Fatal when no one can listen there, SecurityError when no one may."""
+    """Returns the address, `auto` resolved. Raises Fatal if it cannot be listened on, SecurityError if it may not."""
     try:
         found = told(address, etcd.split(",")[0].strip())
     except (OSError, ValueError) as error:
@@ -211,8 +211,8 @@ def _own(address: str, etcd: str, security: Security) -> str:
 
 
 def _wait_ready(started: Up, say: Callable[[str], None]) -> None:
-    """Until a supervisor leads and the service host is registered. What an earlier `up` has left running trains on without: then
-    it is only said that they are not there yet."""
+    """Waits until a supervisor leads and the service host is registered. If parts of an earlier `up` still run, a
+    timeout is only reported: training goes on without them."""
     until = time.monotonic() + READY_WITHIN_S
     while True:
         dead = started.dead()
@@ -245,7 +245,7 @@ def _is_ready(started: Up) -> bool:
     with contextlib.suppress(RecordError):
         leader = decode(item.value, LeaderRecord)
         if has_ended(leader):
-            return False  # its lease has not run out
+            return False  # its lease has not lapsed yet
         started.leads(leader)
     return True
 
@@ -260,8 +260,8 @@ def _last_lines(started: Up) -> str:
 
 
 def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
-    """Until Ctrl-C or TERM, starting again what ends, and doing what is to be done at a notice. Then the runs of the pool are
-    stopped, with a last checkpoint."""
+    """Watches until Ctrl-C or TERM: restarts ended parts and answers notices. Then stops the runs of the pool, with a
+    last checkpoint."""
     wrong = ""
     try:
         _guarded(lambda: started.greet(say), say, wrong)
@@ -276,7 +276,7 @@ def watch_over(started: Up, say: Callable[[str], None] = print) -> None:
 
 
 def _guarded(act: Callable[[], None], say: Callable[[str], None], wrong: str) -> str:
-    """Do what may fail without an end of training; returns what was wrong, which is said once."""
+    """Runs an action that may fail without ending training. Returns the error, which is printed once."""
     try:
         act()
     except (PortError, RecordError, views.Unreadable) as error:

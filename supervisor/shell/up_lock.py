@@ -1,4 +1,4 @@
-"""One `up` a home."""
+"""Locks that allow one `up` in each home."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:  # what only looks at a home imports no part of `up`
     from supervisor.shell.up_parts import Up
 
 POOL_LOCK = "up.lock"
-"""Held by the `up` with a pool in its home; holds its pid."""
+"""Lock of the `up` with a pool in its home; holds its pid."""
 
 WAIT_FOR_PREDECESSOR_S = 0.5
-"""How often a control-plane job looks whether the one before it, on the same host, has ended."""
+"""Seconds between checks of a control-plane job if its predecessor on the same host has ended."""
 
 
 @contextmanager
 def alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
-    """Only one `up` with a pool in a home: another is refused. Of those without one, only one of a name on a host: the
-    next waits for its end, as a control-plane job does that was given the host of the one that it is to succeed. Its own time
-    limit may come first: it has a successor all the same."""
+    """Holds the lock. Of `up`s with a pool, a home has one: another is refused. Of those without, a host has one of
+    each name: the next waits for its end, as a successor job does on its predecessor's host. If the waiting job's
+    own time limit comes first, it still submits a successor."""
     folder = started.home if started.pool else started.node_folder or started.home
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def alone(started: Up, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _refuse_anothers(folder: Path) -> None:
-    """What another user started cannot be adopted, and what we write there they could not change."""
+    """Refuses another user's folder: we cannot adopt that user's parts, nor could they change our files."""
     owner = folder.stat().st_uid
     if owner != os.geteuid():
         with contextlib.suppress(KeyError):
@@ -73,7 +73,7 @@ def _locked(lock: TextIO) -> bool:
 
 
 def holder(path: Path) -> int:
-    """Pid of who holds this lock; 0: no one does."""
+    """Returns the pid that holds this lock; 0 if no one does."""
     try:
         with path.open() as lock:
             try:

@@ -1,4 +1,4 @@
-"""What one `up` runs: its parts, the nodes of its pool, and the runs on them at its end and at its start."""
+"""The content of one `up`: its parts, the nodes of its pool, and their runs when it ends and starts."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from supervisor.wire.records import LeaderRecord
 from supervisor.wire.security import Security, file_of_node
 
 SERVICE_HOST = "host"
-"""Node name of this machine as the host of the lighthouse."""
+"""Node name of this machine as the lighthouse's host."""
 
 SUPERVISOR, HOST, ETCD = "the supervisor", "the service host", "etcd"
 
 
 @dataclass
 class Up:
-    """The parts of one home's `up`. `stop` ends all of them, also the nodes that the engine started meanwhile."""
+    """The parts of one home's `up`. `stop` ends all of them, including nodes that the engine started meanwhile."""
 
     home: Path
     address: str
     name: str = SERVICE_HOST
     """Node name of the service host."""
     pool: bool = True
-    """There are local nodes, which are this `up`'s alone."""
+    """True if there are local nodes, which belong to this `up` alone."""
     node_folder: Path | None = None
-    """Where the service host keeps its records, when not in the home."""
+    """Folder of the service host's records, if not in the home."""
     security: Security = Security()
     endpoint: str = ""
     parts: list[Part] = field(default_factory=list)
     """In the order of their start."""
     found: list[str] = field(default_factory=list)
-    """What an earlier `up` had left running: names of parts and nodes."""
+    """Names of parts and nodes that an earlier `up` had left running."""
     notice: Notice = field(default_factory=Notice)
     page: str = ""
-    """Of its supervisor, once that has led; empty: another one leads."""
+    """Page of its supervisor, once that has led; empty while another one leads."""
     prometheus: Prometheus | None = None
     _resuming: bool = False
-    """Runs that an `up` before this has begun to stop still stop: they go on then."""
+    """True while runs that an earlier `up` began to stop may still need to be resumed."""
 
     @property
     def listens(self) -> str:
-        """Where the page and /metrics are. Beside a pool all is this machine's, and so is who looks."""
+        """Address of the page and /metrics. With a pool everything is on this machine, and so are its readers."""
         return "127.0.0.1" if self.pool else self.address
 
     @property
@@ -71,7 +71,7 @@ class Up:
 
     @property
     def supervisor(self) -> Process | None:
-        """None: it was not started yet."""
+        """The supervisor's process; None before its start."""
         running = next((p.running for p in self.parts if p.name == SUPERVISOR), None)
         return running if isinstance(running, Process) else None
 
@@ -102,7 +102,7 @@ class Up:
         )
 
     def start_etcd(self) -> EtcdServer:
-        # all that runs knows this port: where another program has taken it, etcd waits for it
+        # every part knows this port: etcd waits if another program has taken it
         port = int(self.endpoint.rpartition(":")[2]) if self.endpoint else 0
         server = start_etcd(self.home / "etcd", client_port=port, host=self.address)
         self.endpoint = server.endpoint
@@ -112,7 +112,7 @@ class Up:
         return f"{self.home}:{self.name}:{part}"
 
     def look(self) -> list[str]:
-        """Find what an earlier `up` has left running; returns its names, with the nodes."""
+        """Finds what an earlier `up` has left running. Returns the names, nodes included."""
         etcd = running_etcd(self.home / "etcd") if self.pool else None
         nodes = LocalEngine(self.home).alive() if self.pool and Pool.load(self.home) is not None else ()
         found = [(ETCD, etcd)]
@@ -122,7 +122,7 @@ class Up:
         return self.found
 
     def plan(self, etcd: str) -> None:
-        """Name the parts, in the order of their start; no `etcd` is given: one of our own is the first."""
+        """Lists the parts in the order of their start; without `etcd`, an etcd of our own comes first."""
         self.parts = [
             Part(SUPERVISOR, self.start_supervisor, lambda: self.supervisor_log),
             Part(HOST, self.start_host, lambda: self.host_log, patience_s=15.0),
@@ -131,14 +131,14 @@ class Up:
             self.parts.insert(0, Part(ETCD, self.start_etcd, lambda: self.home / "etcd" / "etcd.log"))
 
     def save(self) -> None:
-        """Note for other commands where its etcd is, and for `down` what it is. A disk that is full is met later too."""
+        """Notes its etcd for other commands, and its settings for `down`. A full disk is no error here."""
         about = {"etcd": self.endpoint, "pid": os.getpid(), "security": self.security.path, "name": self.name}
         about |= {"address": self.address, "given": "" if any(p.name == ETCD for p in self.parts) else self.endpoint}
         with contextlib.suppress(OSError):
             (self.home / "up.json").write_text(json.dumps(about))
 
     def start_prometheus(self, say: Callable[[str], None]) -> None:
-        """A convenience: without it everything else goes on."""
+        """Starts Prometheus. If that fails, everything else goes on."""
         try:
             folder = (self.node_folder or self.home) / "prometheus"
             host = f"[{self.listens}]" if ":" in self.listens else self.listens
@@ -148,7 +148,7 @@ class Up:
             say(str(error))
 
     def miss_prometheus(self) -> list[str]:
-        """A sentence when it has ended. It is not started again: a full disk would end it again and again."""
+        """Returns a sentence if Prometheus has ended. Does not restart it: a full disk would end it again and again."""
         if self.prometheus is None or self.prometheus.process.poll() is None:
             return []
         code, log = self.prometheus.process.returncode, self.prometheus.log
@@ -156,22 +156,22 @@ class Up:
         return [f"prometheus ended with code {code}: {log}; no metrics are kept until the next `supervisor up`"]
 
     def leads(self, leader: LeaderRecord) -> None:
-        """Remember where its supervisor is found, if it is this one that leads."""
+        """Remembers the page of its supervisor, if that one leads."""
         supervisor = self.supervisor
         if supervisor is not None and (leader.host, leader.pid) == (socket.gethostname(), supervisor.pid):
             self.page = leader.page
 
     def dead(self) -> list[str]:
-        """Sentences about parts that have ended."""
+        """Returns sentences about parts that have ended."""
         return [part.ended for part in self.parts if part.ended]
 
     def mend(self) -> list[str]:
-        """Start again what has ended, and say so: training needs none of it for a while. Never gives up."""
+        """Restarts parts that have ended, and returns the news. Never gives up: training can wait for them."""
         return [news for part in self.parts if (news := part.mend())]
 
     @contextmanager
     def store(self) -> Iterator[EtcdStore]:
-        """Raises Retryable when no etcd answers."""
+        """Yields a store. Raises Retryable if no etcd answers."""
         store = connect(self.endpoint.split(","), security=self.security)
         try:
             yield store
@@ -179,7 +179,7 @@ class Up:
             store.close()
 
     def greet(self, say: Callable[[str], None]) -> None:
-        """Let the runs go on that were stopped with an `up` before, and say which runs there are."""
+        """Begins to resume runs that an earlier `up` stopped, and reports which runs there are."""
         if not self.pool:
             return
         if self.found:
@@ -190,13 +190,13 @@ class Up:
         self._resuming = True
 
     def resume(self) -> None:
-        """As long as there are runs that stop first. An etcd that is away is asked later."""
+        """Resumes runs while some still stop. Tries again later if etcd is away."""
         if self._resuming:
             with contextlib.suppress(Retryable), self.store() as store:
                 self._resuming = suspend.resume(store, self.home.parent)
 
     def suspend(self, say: Callable[[str], None]) -> None:
-        """A person ends it: stop the runs of its nodes first. A second wish to end cuts this short."""
+        """Stops the runs of its nodes before a person's end of `up`. A second Ctrl-C cuts this short."""
         if not self.pool:
             return
 
@@ -213,7 +213,7 @@ class Up:
             say("ending at once; `supervisor up` goes on from the newest checkpoint")
 
     def stop(self) -> list[str]:
-        """End every part and all nodes. Returns the names of what would not end."""
+        """Ends every part and all nodes. Returns the names of what did not end."""
         left: list[str] = []
         if self.prometheus is not None:
             Process.of(self.prometheus.process).stop(10.0)
@@ -229,5 +229,5 @@ class Up:
         return left
 
     def leave(self) -> list[str]:
-        """End what this `up` has started itself: what it had found trains on. Returns the names of what would not end."""
+        """Ends what this `up` started itself; what it had found trains on. Returns the names of what did not end."""
         return [name for part in reversed(self.parts) if part.name not in self.found for name in part.stop()]

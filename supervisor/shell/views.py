@@ -1,4 +1,4 @@
-"""From records to the values that `decide` reads."""
+"""Converts records to the values that `decide` reads."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from supervisor.wire.records import (
 
 
 class Unreadable(ValueError):
-    """A record of ours without which nothing may be decided cannot be read."""
+    """A record without which nothing may be decided is unreadable."""
 
 
 def runs(mirror: Mirror) -> dict[str, RunRecord]:
-    """All launched runs by name, each with the policy that holds now; not to be changed by whoever is given it."""
+    """Returns all launched runs by name, each with its current policy. Callers must not change the dict."""
     return mirror.derived(_runs, "spec", "policy")
 
 
@@ -68,13 +68,13 @@ def _with_policy(mirror: Mirror, record: RunRecord) -> RunRecord:
 
 
 def memory(mirror: Mirror, run: str) -> Memory:
-    """The memory of a run, put together from its parts; raises Unreadable when a part is corrupt or newer."""
+    """Assembles the memory of a run from its parts. Raises Unreadable if a part is corrupt or newer."""
     prefix = keys.memory(run, "")
     base = mirror.record(prefix + "run", Memory)
     groups = {g.group: g for g in mirror.table(prefix + "group-", GroupMemory).values()}
     allocations = {a.key: a for a in mirror.table(keys.allocation(run, ""), AllocationMemory).values()}
     incidents = mirror.table(keys.incident(run, ""), Incident).values()
-    # Of the incidents only those that a group is in the middle of are needed.
+    # Only incidents of groups that are in the middle of one are needed.
     needed = tuple(keys.incident(run, g.incident) for g in groups.values() if g.incident)
     own = (prefix, keys.allocation(run, ""), keys.policy(run), *needed)
     bad = [f"{key}: {why}" for key, why in mirror.unreadable.items() if key.startswith(own)]
@@ -92,9 +92,9 @@ def memory(mirror: Mirror, run: str) -> Memory:
 
 
 def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s: float) -> Observed:
-    """What is seen of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
+    """Returns all observations of one run: the nodes of its allocations, the service hosts, its gate, its grants."""
     nodes = _nodes(mirror, run, known)
-    # What a person asked for is there but cannot be read: unknown, so nothing is done until it can.
+    # An existing but unreadable request of a person is unknown, so nothing is done until it can be read.
     unread = Control(paused=keys.control(run) in mirror.items)
     control = mirror.record(keys.control(run), Control) or unread
     grants = {g.key: g for g in mirror.table(keys.grant(run, ""), Grant).values()}
@@ -119,18 +119,18 @@ def observed(mirror: Mirror, run: str, known: Memory, now: float, store_stable_s
 
 
 def epochs_before(mirror: Mirror) -> int:
-    """What is added to a leader's create revision to make its epoch."""
+    """Returns the number that is added to a leader's create revision to make its epoch."""
     before = mirror.record(keys.EPOCHS_BEFORE, EpochsBefore)
     return before.count if before is not None else 0
 
 
 def node_names(mirror: Mirror) -> list[str]:
-    """Nodes that have ever said something."""
+    """Returns the nodes that have any key in etcd."""
     return mirror.nodes()
 
 
 def runs_on(mirror: Mirror, run: str) -> list[str]:
-    """Nodes that say that something of the run runs there."""
+    """Returns the nodes that report a process of the run."""
     seen = mirror.table(keys.NODES, NodeObserved, sort="observed")
     return [key[len(keys.NODES) :].split("/", 1)[0] for key, node in seen.items() if run in node.runs]
 
@@ -140,7 +140,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
     wanted = {key for key, allocation in known.allocations.items() if allocation.state == "wanted"}
     given = {
         node: grant.key
-        # A host may be given again under the same name: then the one that is gone is not meant.
+        # A host may be given again under the same name: the allocation that is gone is then overridden.
         for gone in (True, False)
         for grant in grants
         if (grant.state == "gone") is gone and grant.key in wanted
@@ -160,7 +160,7 @@ def _nodes(mirror: Mirror, run: str, known: Memory) -> dict[str, NodeView]:
 
 
 def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> NodeView:
-    """One node: `allocation` and `host` are those that it is known by once its registration is gone."""
+    """Returns one node's view. `allocation` and `host` apply once its registration is gone."""
     registration = mirror.record(keys.registration(name), Registration)
     seen = mirror.record(keys.observed(name), NodeObserved)
     health = mirror.record(keys.health(name), Health)
@@ -178,7 +178,7 @@ def _view(mirror: Mirror, run: str, name: str, allocation: str, host: str) -> No
         checking=check is not None and check.state == "pending" and stands != "failed",
         failed=said if stands == "failed" else "",
         unsure=said if stands == "unknown" else "",
-        # What was said last outlives the lease.
+        # The last reports outlive the lease.
         facts={f.kind: f.evidence for f in facts if f.kind not in gpu.KINDS},
         gpus=tuple([_gpu(f, run) for f in facts if f.kind in gpu.KINDS]),
         store_ms=health.store_ms if health is not None else 0.0,
@@ -246,7 +246,7 @@ def _rank(trainer: TrainerObserved) -> RankView:
 
 
 def _save_failed(trainer: TrainerObserved) -> str:
-    """What a rank that trains says of an error: one that ends has another to tell."""
+    """Returns the error that a training rank reports; empty for one that ends, whose error is another."""
     progress = trainer.progress
     if progress is None or progress.phase == "failed" or trainer.state == "exited":
         return ""
@@ -254,7 +254,7 @@ def _save_failed(trainer: TrainerObserved) -> str:
 
 
 def _heal_failed(trainer: TrainerObserved) -> str:
-    """One that failed alone is no sentence: the peer may have ended meanwhile."""
+    """Returns a sentence about failed heals; empty after a single failure, since the peer may have ended meanwhile."""
     failed = trainer.progress.heal_failed if trainer.progress is not None else None
     if failed is None or failed.times < 2:
         return ""

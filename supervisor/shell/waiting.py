@@ -1,4 +1,4 @@
-"""Who waits for a node and what the engine says of it, and what is seen and not acted on: part of a run's status."""
+"""The part of a run's status about groups that wait for nodes, and about problems that are seen but not acted on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supervisor.core.words import say
 
 
 def leaving(observed: Observed) -> dict[str, str]:
-    """Nodes that are to be left, because the engine is about to take them away or a person drains their hosts; and why."""
+    """Returns nodes to leave, because the engine will take them away or a person drains their hosts; and why."""
     drained = {host: cordon.drain for host, cordon in observed.cordons.items() if cordon.drain}
     trainers = [n for n in observed.nodes.values() if n.registered and n.role == "trainer"]
     found = {n.name: drained[n.machine] for n in trainers if n.machine in drained}
@@ -23,8 +23,8 @@ def leaving(observed: Observed) -> dict[str, str]:
 
 
 def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
-    """One for each allocation that a group waits for, or that the engine refused or is late with; and one for the groups
-    that have no node."""
+    """Returns a sentence for each wanted allocation that is pending, refused or late, and one for the groups without a
+    node."""
     if memory.phase not in ("new", "running"):
         return ()
     groups = [
@@ -41,9 +41,9 @@ def sentences(memory: Memory, observed: Observed) -> tuple[str, ...]:
 
 
 def held(memory: Memory, observed: Observed, spec: RunSpec) -> tuple[str, ...]:
-    """What is wrong and left as it is: groups that are left out, slow groups, a loss that rose, a gate that nobody reaches, heals that
-    fail, a hang that is nobody's, what the breaker holds, checkpoints that are not written, and nodes that are given no group or say that their disks cannot
-    be used."""
+    """Returns sentences about problems that are left as they are: suspended and slow groups, a risen loss, an
+    unreachable gate, failing heals. Also hangs without a culprit, what the breaker holds, missing checkpoints, and
+    nodes that are passed over or have unusable disks."""
     if memory.phase != "running":
         return ()
     found = [left_out.sentence(group) for group in memory.groups.values() if group.left_out]
@@ -72,7 +72,7 @@ def _state(allocation: AllocationMemory, observed: Observed) -> str:
 def _sentence(allocation: AllocationMemory, state: str, memory: Memory, observed: Observed) -> str:
     grant = observed.grants.get(allocation.key)
     word = f": {grant.reason}" if grant is not None and grant.reason else ""
-    # The run clock of a memory stands still between two decisions: it is so long at least.
+    # A memory's run clock stands still between two decisions, so this is a lower bound.
     ago = f"asked for at least {max(0.0, memory.clock - allocation.since):.0f} s ago ({allocation.reason})"
     if state == "refused":
         return f"allocation {allocation.key} refused{word}; {ago}"

@@ -1,4 +1,4 @@
-"""Why an incident went as it did: what the journal tells of it, and what `decide` says of the same today."""
+"""Explains why an incident went as it did, from the journal, and compares it with what `decide` would do today."""
 
 from __future__ import annotations
 
@@ -30,77 +30,77 @@ from supervisor.wire import keys
 from supervisor.wire.records import Digest
 
 MOST_LINES = 24
-"""Actions that a page names."""
+"""Most lines of steps that a page shows."""
 
 
 SAME_S = 0.01
-"""Two times of the run clock that are one, whatever was rounded."""
+"""Times on the run clock that are closer than this are equal, despite rounding."""
 
 EXACT_S = 0.0001
-"""By so much the journal rounds them."""
+"""Rounding error of the journal's times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """A decision that changed the incident or did something for it."""
+    """A decision that changed the incident or acted on it."""
 
     decision: int
     epoch: int
     at_unix_s: float
-    """That leader's wall clock."""
+    """Wall clock of its leader."""
     clock: float
     """Run clock."""
     policy: int | None
-    """Version of the policy; 0: the launched one. None: the journal does not say."""
+    """Version of the policy; 0: the launched one. None if the journal does not record it."""
     input: str
-    """Digest of what was decided on; empty: none is kept."""
+    """Digest of its input; empty if no input is kept."""
     known: bool
-    """It took effect: the journal says so, or a later decision was made on it, or etcd has its digest."""
+    """True if it took effect: the journal records it, or a later decision was made on it, or etcd has its digest."""
     then: Answer
-    """All of it, for the comparison."""
+    """The whole decision, for the comparison."""
     own: tuple[Action, ...]
-    """Its actions that are about the incident."""
+    """Its actions on the incident."""
     waits: tuple[str, ...] = ()
-    """Why nothing was done about it yet."""
+    """Reasons why nothing was done about it yet."""
     cut_off: bool = False
-    """Its supervisor ended before it wrote what came of it: its input was not written either."""
+    """True if its supervisor ended before it wrote the outcome: the input was then not written either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """A decision that was asked for again."""
+    """A decision that was computed again."""
 
     decision: int
     verdict: Literal["same", "words", "another", "unknown"]
     differences: tuple[str, ...] = ()
-    """Of unknown: why."""
+    """For unknown: the reason."""
     program: str = ""
-    """Which one decided then."""
+    """The program that decided originally."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """All that is told of an incident."""
+    """The whole explanation of an incident."""
 
     incident: Incident
     journal: str
     decided: tuple[Decided, ...]
     again: tuple[Again, ...]
     digests: tuple[Digest, ...] = ()
-    """What etcd has of the decisions about it: the newest ones only."""
+    """Digests in etcd of the decisions about it: only the newest."""
     gaps: tuple[str, ...] = ()
-    """What the journal lacks, for another supervisor led then."""
+    """Parts that the journal lacks, because another supervisor led then."""
     stood: tuple[tuple[float, float], ...] = ()
-    """As Account.stood, and what the journal alone has of it."""
+    """Standstills of the run clock as in Account.stood, with those that only the journal shows."""
 
     @property
     def same(self) -> bool:
-        """Every decision about it was asked for again, and would be the same today."""
+        """True if every decision about it was computed again and would be the same today."""
         return bool(self.again) and not self.gaps and all(a.verdict in ("same", "words") for a in self.again)
 
     @property
     def elsewhere(self) -> tuple[Digest, ...]:
-        """Of the decisions those that are not in the journal."""
+        """Digests of decisions that are not in the journal."""
         here = {(d.epoch, d.decision) for d in self.decided}
         return tuple(d for d in self.digests if (d.epoch, d.decision) not in here)
 
@@ -111,12 +111,12 @@ def why(
     digests: tuple[Digest, ...] = (),
     stood: tuple[tuple[float, float], ...] = (),
 ) -> Why:
-    """Reads the journal, and asks `decide` again on each recorded input. `stood`: Account.stood, where etcd is read. Raises OSError when
-    a file cannot be read."""
+    """Reads the journal, and runs `decide` again on each recorded input. `stood`: Account.stood, if etcd is read.
+    Raises OSError if a file cannot be read."""
     exact = [at for at in (incident.opened, incident.decided, incident.acted, incident.recovered) if at is not None]
     exact += [at for at, _ in stood]
     found = _decided(journal, incident.id, {d.decision: d.epoch for d in digests})
-    # or one that is rounded up would seem to be after the term that it ends
+    # a time that was rounded up would seem to be after the term that it ends
     decided = tuple(replace(d, clock=next((at for at in exact if abs(at - d.clock) < EXACT_S), d.clock)) for d in found)
     kept = inputs.find(journal.parent, {d.input for d in decided if d.input})
     again = tuple(_again(d, kept.get(d.input), journal) for d in decided)
@@ -132,7 +132,8 @@ def why(
 
 
 def _stood(decided: Iterable[Decided], known: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """As Account.stood: what etcd has, and of the changes of leader that are not in it what two decisions tell, by their wall clocks."""
+    """Returns standstills of the run clock as in Account.stood: those in etcd, and for other changes of leader the gap
+    between two decisions' wall clocks."""
     pairs = (
         (a, b, b.at_unix_s - b.clock - (a.at_unix_s - a.clock)) for a, b in pairwise(decided) if a.epoch != b.epoch
     )
@@ -149,7 +150,7 @@ def _gaps(told: Why) -> Iterator[str]:
         yield f"decision {d.decision} was made on {d.host or 'another machine'}, whose journal has it"
     if told.elsewhere:
         return
-    # etcd keeps the newest digests alone: of an older incident its own record says whether all of it is here
+    # etcd keeps only the newest digests: for an older incident, its own record shows if the journal is complete
     states = [then.state for d in told.decided if (then := _then(d, told)) is not None]
     if told.decided[0].clock > told.incident.opened + SAME_S:
         yield "how it began is in another machine's journal"
@@ -162,13 +163,13 @@ def _then(decided: Decided, told: Why) -> Incident | None:
 
 
 def digests(mirror: Mirror, run: str, incident: str) -> tuple[Digest, ...]:
-    """Those in etcd that name an incident, oldest first."""
+    """Returns the digests in etcd that name an incident, oldest first."""
     found = [d for _, d in mirror.records(keys.decision(run, 0)[:-1], Digest) if incident in d.incidents]
     return tuple(sorted(found, key=lambda d: d.decision))
 
 
 def incidents(journal: Path) -> dict[str, Incident]:
-    """Every incident as the journal has it last. Raises Fatal when there is no such file, OSError when it cannot be read."""
+    """Returns every incident as last journaled. Raises Fatal if there is no such file, OSError if it is unreadable."""
     if not journal.is_file():
         raise Fatal(f"there is no journal {journal}: it is RUN_DIR/journal.jsonl on the machine whose supervisor led")
     found: dict[str, Incident] = {}
@@ -178,7 +179,7 @@ def incidents(journal: Path) -> dict[str, Incident]:
 
 
 def seen(journal: Path) -> dict[str, float]:
-    """By incident, when it was detected, by the wall clock of the machine that led. Empty: the journal is not here."""
+    """Returns when each incident was detected, by the leader's wall clock; empty if the journal is not here."""
     found: dict[str, float] = {}
     with contextlib.suppress(PermissionError):
         for line in read(journal, '"incidents":[{'):
@@ -191,7 +192,8 @@ def seen(journal: Path) -> dict[str, float]:
 
 
 def _decided(journal: Path, incident: str, made: Mapping[int, int]) -> list[Decided]:
-    """In the order in which they were made, without those that did not take effect. `made`: decision -> epoch, of those in etcd."""
+    """Returns an incident's decisions that took effect, or may have, in order. `made`: decision -> epoch, of those in
+    etcd."""
     lines = read(journal, '"entry":"intent"', '"entry":"outcome"', '"event":"outcome_unknown"')
     outcomes = of_journal(lines, lambda line: _about(line, incident))
     found: list[Decided] = []
@@ -207,7 +209,7 @@ def _decided(journal: Path, incident: str, made: Mapping[int, int]) -> list[Deci
 
 
 def _about(line: Mapping[str, Any], incident: str) -> Decided | None:
-    """What an intent says of an incident; None: it is about something else."""
+    """Returns an intent's decision about an incident; None if it is about something else."""
     if not any(i.get("id") == incident for i in line.get("incidents", ())) and not any(
         a.get("incident") == incident for a in line.get("actions", ())
     ):
@@ -235,14 +237,14 @@ def _one(line: Mapping[str, Any], then: Answer, own: tuple[Action, ...]) -> Deci
 
 
 def _waits(line: Mapping[str, Any], incident: Incident) -> tuple[str, ...]:
-    """What a decision waited for, of an incident about which it decided nothing."""
+    """Returns what a decision waited for, if it decided nothing about the incident."""
     about = re.compile(rf"group {incident.group}\b|breaker: ")
     return tuple(sentence for sentence in line.get("waits", ()) if about.match(sentence))
 
 
 def _answer(line: Mapping[str, Any]) -> Answer:
-    """Raises Fatal for a line that this program cannot read."""
-    # The journal leaves out what is empty.
+    """Parses a journal line. Raises Fatal if this program cannot read it."""
+    # The journal omits empty values.
     bare = {"node": "", "reason": "", "evidence": ()}
     try:
         return _adapter().validate_python(
@@ -281,7 +283,7 @@ def _again(decided: Decided, kept: inputs.Kept | inputs.LostInput | None, journa
 
 
 def as_json(told: Why) -> dict[str, Any]:
-    """The incident, with what was found of it."""
+    """Returns the incident, with the findings about it."""
     body = status.as_json(told)
     found = {key: body[key] for key in ("journal", "digests", "gaps", "stood")}
     decisions = [{k: v for k, v in d.items() if k != "then"} for d in body["decided"]]
@@ -292,14 +294,14 @@ def as_json(told: Why) -> dict[str, Any]:
 
 
 def page(told: Why) -> list[str]:
-    """Lines of plain words."""
+    """Returns the explanation as lines of text."""
     waits = tuple(dict.fromkeys(sentence for d in told.decided for sentence in d.waits))
     lines = explain(told.incident, _instant(told), _became(told), waits, told.stood)
     return [*lines, "", *_steps(told), "", *_today(told)]
 
 
 def _became(told: Why) -> list[tuple[float, Kind]]:
-    """Since when it was of which kind, on the run clock; of one that began in another machine's journal, what this one has."""
+    """Returns the kinds that it had, and since when, on the run clock, as far as this journal shows them."""
     found: list[tuple[float, Kind]] = []
     for d in told.decided:
         then = _then(d, told)
@@ -338,7 +340,7 @@ def _step(decided: Decided, told: Why) -> list[str]:
 
 def _state(decided: Decided, told: Why) -> str:
     now = _then(decided, told)
-    assert now is not None  # one without an action of it is here for what it changed
+    assert now is not None  # without an action, only its change brought it here
     if now.state == "acting" and now.decided is not None and abs(now.decided - decided.clock) < SAME_S:
         return f"decided: {named(now.rung)}: {say(now.reason)}"
     if now.state != "acting" or now.acted is None:

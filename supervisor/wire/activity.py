@@ -1,7 +1,7 @@
-"""What a trainer is doing inside a step: a few bytes in a mapped file, for whoever watches it on the same machine.
+"""A trainer's activity inside a step: a few bytes in a mapped file, for observers on the same machine.
 
-It changes many times a step, so it is no record: writing it costs about a microsecond. It can still be read when the
-trainer cannot answer, stopped or with its interpreter locked.
+It changes many times a step, so it is not a record: writing it costs about a microsecond. It can be read even while the
+trainer cannot answer, because it is stopped or its interpreter is locked.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ Activity = Literal[
     "other", "data", "compute", "collective", "commit", "quorum", "heal", "checkpoint", "evaluate", "compile", "save"
 ]
 NAMES: tuple[Activity, ...] = get_args(Activity)
-"""New ones at the end: trainer and agent may be of different versions, and the place is all that is written."""
+"""Append new ones: trainer and agent may have different versions, and only the index is written."""
 FILE = "activity"
-"""In the rank's folder."""
+"""File name in the rank's folder."""
 
 LAYOUT = struct.Struct("<QB")
-"""How often it has changed, and the place in NAMES. A reader may see one without the other for an instant."""
+"""Number of changes, and index in NAMES. A reader may briefly see one without the other."""
 
 
 def read(folder: str | Path) -> tuple[int, Activity] | None:
-    """How often it has changed, and what it is now; None before the trainer has made the file, where it cannot be read, or where a
-    newer trainer does what this agent has no name for: then nothing is known of it."""
+    """Returns the number of changes, and the current activity. None if the file is missing or unreadable, or a newer
+    trainer's activity has no name here."""
     try:
         changes, place = LAYOUT.unpack((Path(folder) / FILE).read_bytes())
     except (OSError, struct.error):

@@ -1,4 +1,4 @@
-"""Which of this machine's addresses the others see, and which of its ports are free. Standard library only."""
+"""Finds which of this machine's addresses the others see, and which of its ports are free. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import socket
 from supervisor.wire.security import host_and_port
 
 AUTO = "auto"
-"""In the place of an address: that from which the first etcd endpoint is reached."""
+"""Placeholder for the address from which the first etcd endpoint is reached."""
 
 PORTS = range(20_000, 32_000)
-"""Where free ports are looked for: below Linux' ephemeral ones (32768 and up), so that no outgoing connection, of
-whatever process, takes a port between our choosing it and the server's listening."""
+"""Range of free ports, below Linux' ephemeral ones (32768 and up). So no outgoing connection of any process takes a
+port before the server listens on it."""
 
 TRIES = 200
 
 
 def told(address: str, endpoint: str) -> str:
-    """The address itself, or that which stands for AUTO.
+    """Returns the address, resolved if it is AUTO.
 
-    Raises ValueError for what is no endpoint, OSError with a sentence when it cannot be told.
+    Raises ValueError for a malformed endpoint, OSError with a sentence if the address cannot be found.
     """
     if address != AUTO:
         return address
@@ -35,9 +35,9 @@ def told(address: str, endpoint: str) -> str:
 
 
 def towards(endpoint: str) -> str:
-    """The address of this machine from which an etcd endpoint is reached, as the routing table has it: nothing is sent.
+    """Returns this machine's address from which an etcd endpoint is reached, by the routing table: nothing is sent.
 
-    Raises ValueError for what is no endpoint, OSError when its name does not resolve or no route leads there.
+    Raises ValueError for a malformed endpoint, OSError if its name does not resolve or has no route.
     """
     host, port = host_and_port(endpoint)
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)
@@ -53,21 +53,21 @@ def towards(endpoint: str) -> str:
 
 
 def taken(host: str, port: int) -> str:
-    """Why the port cannot be listened on; '' when it can."""
+    """Returns why the port cannot be listened on; '' if it can."""
     trouble = _trouble(host, port)
     return "" if trouble is None else trouble.strerror or str(trouble)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One of PORTS at which nobody listens now.
+    """Returns a port of PORTS at which nothing listens now.
 
-    Raises OSError when none of TRIES is free, or the address is not this machine's.
+    Raises OSError if none of TRIES is free, or the address is not this machine's.
     """
     return free_ports(1, host)[0]
 
 
 def free_ports(n: int, host: str = "127.0.0.1") -> list[int]:
-    """`n` different ones, as `free_port` finds them."""
+    """Returns `n` different ports, found as by `free_port`."""
     free: list[int] = []
     for port in random.sample(PORTS, TRIES):
         if len(free) == n:
@@ -90,7 +90,7 @@ def _trouble(host: str, port: int) -> OSError | None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host.strip("[]"), port))
-            # bind alone does not see a listener that has SO_REUSEADDR too
+            # bind alone misses a listener that has SO_REUSEADDR too
             probe.listen(1)
         except OSError as error:
             return error

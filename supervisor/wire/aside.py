@@ -1,5 +1,5 @@
-"""Work in a thread of its own, one thing after the other: a file system that stalls holds that thread alone. Standard library
-only: the shim uses it, too."""
+"""Runs work in its own thread, one item after another, so that a stalled file system holds only that thread. Standard
+library only: the shim uses it, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Aside:
-    """The thread is begun with the first work, and ends with the process, whatever it does then, or at `end`."""
+    """A work queue with a daemon thread, which starts with the first item and ends at `end` or with the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,11 +25,11 @@ class Aside:
 
     @property
     def left(self) -> int:
-        """How much is not done yet, with what is being done now."""
+        """Number of unfinished items, including the current one."""
         return self._left
 
     def ask(self, work: Callable[[], T]) -> Future[T]:
-        """Have it done after all that was asked before. Returns at once; what it raises is in the future alone."""
+        """Queues work and returns at once. An exception of the work is only in the future."""
         future: Future[T] = Future()
         with self._lock:
             self._left += 1
@@ -40,7 +40,7 @@ class Aside:
         return future
 
     def end(self, within_s: float) -> None:
-        """Wait until all that was asked is done, so long at most. The thread ends then; nothing may be asked any more."""
+        """Waits until all work is done, at most `within_s`. The thread ends then; nothing may be queued any more."""
         with self._lock:
             self._work.put(None)
             thread = self._thread
@@ -48,11 +48,11 @@ class Aside:
             thread.join(within_s)
 
     async def done(self, work: Callable[[], T]) -> T:
-        """As `ask`, and wait for it."""
+        """Queues work and waits for it."""
         return await asyncio.wrap_future(self.ask(work))
 
     async def within(self, seconds: float, work: Callable[[], T]) -> T | None:
-        """As `done`; None when it has not come to an end by then. It is not given up."""
+        """As `done`; None if it is not finished after `seconds`. The work goes on."""
         asked = asyncio.wrap_future(self.ask(work))
         await asyncio.wait({asked}, timeout=seconds)
         return asked.result() if asked.done() else None

@@ -1,5 +1,5 @@
-"""Checkpoints on disk, as writers and readers of them agree: `<run_dir>/checkpoints/step-<step>.g<group>.gen<generation>/`,
-complete once its marker is there."""
+"""The layout of checkpoints on disk, shared by writers and readers:
+`<run_dir>/checkpoints/step-<step>.g<group>.gen<generation>/`, complete once its marker exists."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAME = re.compile(r"step-(\d+)\.g(\d+)\.gen(\d+)")
 
 
 def folder_of(run_dir: str) -> Path:
-    """Where a run's checkpoints are."""
+    """Returns the folder of a run's checkpoints."""
     return Path(run_dir) / "checkpoints"
 
 
 def mark_of(folder: Path) -> CheckpointMark | None:
-    """The marker of a complete checkpoint, at the folder where it is now; None for a torn one, and for one whose name says another."""
+    """Returns a complete checkpoint's marker, at its present folder; None if it is torn, or its name differs."""
     try:
         mark = decode((folder / MARKER).read_bytes(), CheckpointMark)
     except (OSError, RecordError):
@@ -29,19 +29,19 @@ def mark_of(folder: Path) -> CheckpointMark | None:
 
 
 def name_of(mark: CheckpointMark) -> str:
-    """Name of its folder."""
+    """Returns the name of the checkpoint's folder."""
     return f"step-{mark.step}.g{mark.group}.gen{mark.generation}"
 
 
 def listed(run_dir: str) -> list[tuple[int, Path, CheckpointMark | None]]:
-    """(step, folder, mark or None if torn) of all checkpoints, the newest first."""
+    """Returns (step, folder, mark or None if torn) of all checkpoints, the newest first."""
     folders = [(match, f) for f in folder_of(run_dir).glob("step-*") if (match := NAME.fullmatch(f.name))]
     folders.sort(key=lambda entry: (int(entry[0][1]), int(entry[0][3])), reverse=True)
     return [(int(match[1]), folder, mark_of(folder)) for match, folder in folders]
 
 
 def others(run_dir: str) -> list[str]:
-    """A sentence for each entry of the folder that is no complete checkpoint of the run. Raises OSError."""
+    """Returns a sentence for each entry of the folder that is not a complete checkpoint of the run. Raises OSError."""
     found = []
     for path in sorted(folder_of(run_dir).iterdir()):
         if path.name.startswith(".") or mark_of(path) is not None:
@@ -56,7 +56,7 @@ def others(run_dir: str) -> list[str]:
 
 
 def generations(run_dir: str) -> dict[int, int]:
-    """group -> the newest generation that ever began to write one (that is still there)."""
+    """Returns each group's newest generation that began a checkpoint (that still exists)."""
     found: dict[int, int] = {}
     for folder in folder_of(run_dir).glob("step-*"):
         match = NAME.fullmatch(folder.name)

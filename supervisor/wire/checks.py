@@ -1,5 +1,5 @@
-"""What one check of a machine says, as a record's part and as a line of the programs that check. Standard library only:
-they are to be quick."""
+"""The result of one machine check, as part of a record and as an output line of check programs. Standard library only,
+for a quick start."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What one check of a machine said."""
+    """The result of one machine check."""
 
     name: str
     outcome: Literal["passed", "failed", "skipped", "unknown"]
-    """unknown: it could not be done, or did not end in its time, which says nothing of the machine."""
+    """unknown: it could not be done, or did not end in time, so it does not judge the machine."""
     evidence: str
     """A sentence."""
     value: float | None = None
-    """What was measured, in `unit`."""
+    """The measurement, in `unit`."""
     unit: str = ""
     took_s: float = 0.0
 
 
 def to_line(result: CheckResult) -> str:
-    """Without a line's end."""
+    """Returns the result as a line, without a line end."""
     return json.dumps(asdict(result))
 
 
 def from_line(line: str | bytes) -> CheckResult:
-    """Raises ValueError for what is none."""
+    """Parses a line. Raises ValueError if it is not a result."""
     try:
         return CheckResult(**json.loads(line))
     except TypeError as error:
@@ -37,7 +37,7 @@ def from_line(line: str | bytes) -> CheckResult:
 
 
 def floored(name: str, rate: float, floor: float, unit: str, what: str) -> CheckResult:
-    """Passed at or above the floor."""
+    """Returns a result that passed if the rate is at or above the floor."""
     evidence = f"{rate:.4g} {unit} {what}" + (f": below {floor:g} {unit}" if rate < floor else "")
     outcome: Literal["passed", "failed"] = "passed" if rate >= floor else "failed"
     return CheckResult(name=name, outcome=outcome, evidence=evidence, value=round(rate, 4), unit=unit)

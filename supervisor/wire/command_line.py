@@ -1,6 +1,7 @@
-"""The manners of both programs' command lines: plain help under headings, errors, `-h`, `--version`, shell completion.
+"""The common style of both programs' command lines: plain help under headings, errors, `-h`, `--version`, shell
+completion.
 
-Starting a program imports no more than this: each command is listed by a line, and imported when it is chosen.
+Starting a program imports no more than this: each command is only a line of help, and imported when it is chosen.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 START, LOOK, ACT, REPAIR, PROVE = HEADINGS = ("Start", "Look", "Act", "Repair", "Prove")
-"""Under which the help lists the commands, in this order; other commands are under "Commands"."""
+"""Headings under which the help lists the commands, in this order; other commands are under "Commands"."""
 
 
 class Headed(TyperGroup):
-    """Lists its commands under their headings, each as a line with the first sentence of its help."""
+    """A command group that lists its commands under headings, each with the first sentence of its help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(len(name) for name in self.commands)
@@ -34,7 +35,7 @@ def _heading(command: Any) -> str:
 
 
 class Later(TyperCommand):
-    """A command's line in the help: the command itself is imported when it is chosen."""
+    """A command's line in the help; the command itself is imported when it is chosen."""
 
     def chosen(self) -> TyperCommand | TyperGroup:
         assert self.callback is not None
@@ -45,7 +46,7 @@ class Later(TyperCommand):
 
 
 def later(app: typer.Typer, heading: str, name: str, module: str, line: str) -> None:
-    """List a command, which `register(app)` of its module adds once it is chosen. The line is the first sentence of its help."""
+    """Lists a command, which its module's `register(app)` adds once chosen. The line is its help's first sentence."""
 
     def chosen() -> TyperCommand | TyperGroup:
         loaded = commands()
@@ -56,7 +57,7 @@ def later(app: typer.Typer, heading: str, name: str, module: str, line: str) -> 
 
 
 def commands(name: str | None = None, help_: str | None = None, *, completion: bool = False) -> typer.Typer:
-    """An empty list of commands. Without rich, which reads markup in the words of others and is slow to import."""
+    """Returns an empty command group, without rich, which reads markup in foreign text and is slow to import."""
     return typer.Typer(
         name=name,
         cls=Headed,
@@ -70,7 +71,7 @@ def commands(name: str | None = None, help_: str | None = None, *, completion: b
 
 
 def program(name: str, help_: str) -> typer.Typer:
-    """The command line of a program, without commands yet."""
+    """Returns a program's command line, without commands yet."""
     app = commands(name, help_, completion=True)
     app.callback()(_root)
     return app

@@ -1,7 +1,7 @@
-"""The environment of our processes, decided in one place: RULES says of each name what becomes of it, and why.
+"""Decides the environment of our processes in one place: RULES states for each name what happens to it, and why.
 
-What an outer job or a login shell left never reaches a trainer. What a user sets for trainers (NCCL_*, CUDA_*, HF_*, OMP_*) passes
-as it is. Standard library only: the shim imports this.
+Variables of an outer job or a login shell never reach a trainer. Users' settings for trainers (NCCL_*, CUDA_*, HF_*,
+OMP_*) pass unchanged. Standard library only: the shim imports this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from supervisor.wire.security import VARIABLE
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 NO_PROXY = ("no_proxy", "NO_PROXY")
-"""Programs differ in which they read, so both hold the same."""
+"""Programs differ in which one they read, so both have the same value."""
 
 PROXIES = tuple(
     name for scheme in ("http", "https", "all", "grpc") for name in (f"{scheme}_proxy", f"{scheme}_proxy".upper())
@@ -25,14 +25,14 @@ PROXIES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table. A name that ends with `*` is the beginning of names; the first rule that fits holds."""
+    """One row of the table. A trailing `*` makes a name a prefix; the first matching rule applies."""
 
     names: tuple[str, ...]
     does: Literal["kept", "removed", "harmful"]
     """harmful: kept, since a user may want it, and reported by the doctor."""
     why: str
     of: Literal["all", "node", "etcd"] = "all"
-    """Whose environment. node: of the shim and all below it, trainers included."""
+    """Processes to which it applies. node: the shim and all below it, trainers included."""
 
     def fits(self, name: str) -> bool:
         return any(name == one or (one.endswith("*") and name.startswith(one[:-1])) for one in self.names)
@@ -76,8 +76,8 @@ RULES = (
 
 
 def decided(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
-    """The environment of one of our processes that is started from `of`. `near`: the node's own addresses, which are reached
-    without a proxy, as loopback is."""
+    """Returns the environment of one of our processes, derived from `of`. `near`: the node's own addresses, which are
+    reached without a proxy, like loopback."""
     return _without(_direct(of, near), "all")
 
 
@@ -92,13 +92,13 @@ def of_etcd(of: Mapping[str, str], near: Iterable[str] = ()) -> dict[str, str]:
 
 
 def found(of: Mapping[str, str], does: str) -> list[tuple[list[str], Rule]]:
-    """What of an environment a rule for every process removes, or calls harmful: the names with their rule."""
+    """Returns names that a rule for every process removes, or calls harmful, each with its rule."""
     rows = [([name for name in sorted(of) if _rule(name, "all") is rule], rule) for rule in RULES if rule.does == does]
     return [(names, rule) for names, rule in rows if names]
 
 
 def proxies(of: Mapping[str, str]) -> list[str]:
-    """Names of the proxies that are set."""
+    """Returns the names of the proxies that are set."""
     return [name for name in PROXIES if of.get(name)]
 
 

@@ -1,4 +1,4 @@
-"""Which of a machine's GPUs a local node has, when several nodes are processes of one machine."""
+"""Divides a machine's GPUs among local nodes, when several nodes are processes of one machine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SHARED = "SUPERVISOR_GPUS_SHARED"
-"""Environment variable, set where several nodes have the same GPU. NCCL takes no two ranks on one device ("Duplicate GPU
-detected"), so the trainers of different groups then sum up with Gloo."""
+"""Environment variable, set if several nodes have the same GPU. NCCL rejects two ranks on one device ("Duplicate GPU
+detected"), so the trainers of different groups then reduce with Gloo."""
 
 DEVICES = Path("/dev")
 
 
 def hidden() -> bool:
-    """Whether all GPUs are kept from this process, on purpose."""
+    """Returns true if all GPUs are hidden from this process, on purpose."""
     return os.environ.get(VISIBLE, "all").strip() in ("", "-1")
 
 
 def there() -> tuple[str, ...]:
-    """The GPUs that processes started from here may use, as CUDA_VISIBLE_DEVICES names them.
+    """Returns the GPUs that child processes may use, as CUDA_VISIBLE_DEVICES names them.
 
-    Counted as the driver's files that a job's cgroup leaves us. Not opened, nor asked of NVML: both hang on a sick GPU."""
+    Counts the driver's files that a job's cgroup allows. It neither opens them nor asks NVML: both hang on a sick GPU.
+    """
     if hidden():
         return ()
     named = os.environ.get(VISIBLE)
@@ -34,10 +35,11 @@ def there() -> tuple[str, ...]:
 
 
 def of_node(gpus: Sequence[str], place: int, nodes: int, slots: int) -> tuple[Sequence[str], bool]:
-    """Those of the node at this place (from 0) among `nodes`, one for each of its slots, and whether another node may have them too.
+    """Returns the GPUs of the node at this place (from 0) among `nodes`, one for each slot, and true if another node
+    may share them.
 
-    Each node has its part of the machine, whatever the runs are that it trains in. Where a part is too small for the slots nodes
-    share, and where the machine is, a node has all: the pre-flight check says that they are too few.
+    Each node has its part of the machine, for all its runs. If a part is too small for the slots, nodes share. If the
+    machine is too small, a node gets all, and the pre-flight check reports that they are too few.
     """
     part = len(gpus) // nodes
     shared = part < slots or any(gpu.startswith("MIG") for gpu in gpus)  # slices of one GPU are one device to NCCL

@@ -1,21 +1,21 @@
-"""etcd keys. Everything lives under one prefix; who may write what is in the docstrings."""
+"""etcd keys. Everything lives under one prefix; the docstrings say who may write what."""
 
 from __future__ import annotations
 
 PREFIX = "/supervisor/v1/"
 
 LEADER = PREFIX + "leader"
-"""Leader's key, under its lease. Its create revision is the epoch."""
+"""The leader's key, under its lease. Its create revision is the epoch."""
 
 EPOCHS_BEFORE = PREFIX + "epochs-before"
 """A number that is added to every epoch, so that epochs grow although a restored etcd counts from 1 again. Written by
 `restore`."""
 
 RESTORING = PREFIX + "restoring"
-"""There while `restore` writes: nobody leads on a half of a state. Written by `restore`."""
+"""Exists while `restore` writes, so that no one leads on half a state. Written by `restore`."""
 
 SYSTEM = PREFIX + "system"
-"""A random name of this system, by which its jobs are known at a scheduler. Written once, by the first supervisor."""
+"""A random name of this system, which marks its jobs at a scheduler. Written once, by the first supervisor."""
 
 CORDONS = PREFIX + "cordons/"
 
@@ -24,37 +24,38 @@ RUNS = PREFIX + "runs/"
 
 
 def registration(node: str) -> str:
-    """The agent's own key, under its lease: there while the agent lives. Written by the agent."""
+    """The agent's own key, under its lease: exists while the agent lives. Written by the agent."""
     return f"{NODES}{node}/registration"
 
 
 def second(node: str) -> str:
-    """There while a second agent of the node's name waits for the first one's end: under its own lease. Written by the second."""
+    """Exists, under its own lease, while a second agent of the node's name waits for the first. Written by the
+    second."""
     return f"{NODES}{node}/second"
 
 
 def health(node: str) -> str:
-    """Written by the agent, on change and every 5 s."""
+    """The machine's health. Written by the agent, on change and every 5 s."""
     return f"{NODES}{node}/health"
 
 
 def observed(node: str) -> str:
-    """What runs on the node. Written by the agent."""
+    """The processes on the node. Written by the agent."""
     return f"{NODES}{node}/observed"
 
 
 def check(node: str) -> str:
-    """What the checks of the node's machine said. Written by the agent, and by a check by hand; it outlives the node."""
+    """The results of the machine's checks, which outlive the node. Written by the agent, and by a check by hand."""
     return f"{NODES}{node}/check"
 
 
 def gate(node: str, run: str) -> str:
-    """What the gate of `run` on this node hears, admits and has fenced. Written by the gate."""
+    """The groups that the gate of `run` on this node hears and admits. Written by the gate."""
     return f"{NODES}{node}/gate/{run}"
 
 
 def gate_presence(node: str, run: str) -> str:
-    """There while the gate of `run` on this node reaches etcd: under its lease. Written by the gate."""
+    """Exists while the gate of `run` on this node reaches etcd, under its lease. Written by the gate."""
     return f"{NODES}{node}/gate-presence/{run}"
 
 
@@ -62,18 +63,18 @@ DESIRED = PREFIX + "desired/"
 
 
 def desired(node: str, run: str) -> str:
-    """What of a run is to be on the node (with an empty run: the prefix). Written by the leader, fenced."""
+    """Everything of a run that must be on the node (with an empty run: the prefix). Written by the leader, fenced."""
     return f"{DESIRED}{node}/{run}"
 
 
 def cordon(host: str) -> str:
-    """A person keeps groups away from a host. Written by the CLI."""
+    """A person's order that keeps groups away from a host. Written by the CLI."""
     return f"{CORDONS}{host}/person"
 
 
 def suspicion(host: str, run: str, incident: str) -> str:
-    """An incident that is held against a host. Written by the leader, with the memory that says so; deleted by the
-    CLI, and by the leader when it follows its group to another host."""
+    """An incident held against a host. Written by the leader, with its memory. Deleted by the CLI, and by the leader if
+    the failure follows its group to another host."""
     return f"{CORDONS}{host}/incident/{run}/{incident}"
 
 
@@ -83,7 +84,7 @@ def spec(run: str) -> str:
 
 
 def control(run: str) -> str:
-    """What a person asks of the run: pause, stop, restart. Written by the CLI."""
+    """A person's requests for the run: pause, stop, restart. Written by the CLI."""
     return f"{RUNS}{run}/control"
 
 
@@ -108,22 +109,22 @@ def allocation(run: str, key: str) -> str:
 
 
 def grant(run: str, key: str) -> str:
-    """What the engine says of an allocation (the fact). Written by the leader's engine driver."""
+    """The engine's report of an allocation (the fact). Written by the leader's engine driver."""
     return f"{RUNS}{run}/grants/{key}"
 
 
 def decision(run: str, slot: int) -> str:
-    """One of the newest decisions about the cluster: their places are used again in turn. Written by the leader."""
+    """One of the newest decisions about the cluster; their slots are reused in turn. Written by the leader."""
     return f"{RUNS}{run}/decisions/{slot}"
 
 
 def notice(run: str, about: str) -> str:
-    """A person is, or was, told about this. Created by the leader that tells it."""
+    """A notice to a person. Created by the leader that sends it."""
     return f"{RUNS}{run}/notices/{about}"
 
 
 def faults(run: str) -> str:
-    """How many faults were made in it on purpose. Written by `supervisor chaos`."""
+    """How many faults of each kind were injected into the run. Written by `supervisor chaos`."""
     return f"{RUNS}{run}/faults"
 
 

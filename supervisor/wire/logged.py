@@ -1,4 +1,4 @@
-"""The log of a supervisor, an agent or a gate: lines of text, or of JSON with what each is about."""
+"""The log of a supervisor, an agent or a gate: lines of text, or of JSON with each line's subject."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class LogFormatError(ValueError):
-    """SUPERVISOR_LOG_FORMAT names no format; the text says which there are."""
+    """SUPERVISOR_LOG_FORMAT names no format; the text lists the valid ones."""
 
 
 def about(**what: object) -> dict[str, dict[str, object]]:
-    """For `extra`: run, group, rank, generation, incident, node, as far as they are known."""
+    """Returns a line's subject for `extra`: run, group, rank, generation, incident, node, as far as known."""
     return {"about": {name: value for name, value in what.items() if value not in (None, "")}}
 
 
 class TextLine(logging.Formatter):
-    """As its pattern says, with the words of others made harmless: a person reads it in a terminal."""
+    """Formats text for a person's terminal; makes foreign text harmless."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
 class JsonLine(logging.Formatter):
-    """One object a line: t (Unix seconds), level, logger, text, and what it is about."""
+    """Formats one JSON object a line: t (Unix seconds), level, logger, text, and its subject."""
 
     def format(self, record: logging.LogRecord) -> str:
         body: dict[str, Any] = {
@@ -51,7 +51,7 @@ class JsonLine(logging.Formatter):
 
 
 def wanted() -> str:
-    """What SUPERVISOR_LOG_FORMAT says: text, also by default, or json. Raises LogFormatError."""
+    """Returns SUPERVISOR_LOG_FORMAT: text, also by default, or json. Raises LogFormatError."""
     found = os.environ.get(VARIABLE) or "text"
     if found not in ("text", "json"):
         raise LogFormatError(f"{VARIABLE} = {found!r}: it is text or json")
@@ -59,10 +59,10 @@ def wanted() -> str:
 
 
 class NeverWaits(logging.Handler):
-    """Who logs does not wait for a disk that stalls. LINES of them wait for it; what comes then is lost."""
+    """A handler that never waits for a stalled disk. At most LINES lines wait for it; later ones are lost."""
 
     def __init__(self, stream: TextIO) -> None:
-        from supervisor.wire.aside import Aside  # imports asyncio, which no command needs to fail with a sentence
+        from supervisor.wire.aside import Aside  # imports asyncio, which commands need not load to fail with a sentence
 
         super().__init__()
         self._stream = stream
@@ -76,9 +76,9 @@ class NeverWaits(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until all is written, LAST_WORDS_S at most. At the end of the process too (logging.shutdown)."""
+        """Waits until all is written, at most LAST_WORDS_S. Called at the end of the process too (logging.shutdown)."""
         if not self._aside.left:
-            return  # at the end no thread can be begun any more
+            return  # no thread can be started at the end of the process
         with suppress(TimeoutError):
             self._aside.ask(lambda: None).result(LAST_WORDS_S)
 
@@ -89,7 +89,7 @@ class NeverWaits(logging.Handler):
 
 
 def set_up() -> None:
-    """Log to stderr as SUPERVISOR_LOG_FORMAT says. Raises LogFormatError."""
+    """Logs to stderr in SUPERVISOR_LOG_FORMAT. Raises LogFormatError."""
     formatter = JsonLine() if wanted() == "json" else TextLine(TEXT)
     handler = NeverWaits(sys.stderr)
     handler.setFormatter(formatter)

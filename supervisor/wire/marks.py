@@ -1,19 +1,19 @@
-"""The mark that whatever a process of ours starts carries on: which process that is. Standard library only: the shim uses it."""
+"""Marks all descendants of a process of ours with its name. Standard library only: the shim uses it."""
 
 from __future__ import annotations
 
 import ctypes
 
 STARTED_BY = "SUPERVISOR_STARTED_BY"
-"""Environment variable with the name of the process (RUN.GROUP.GENERATION.RANK) that all of its descendants come from."""
+"""Environment variable with the name of the ancestor process (RUN.GROUP.GENERATION.RANK)."""
 
 ROOM = 128
 BLANK = " " * ROOM
-"""For who is to be marked later: as long as any mark, as the kernel shows the environment in the place where it was at first."""
+"""Placeholder as long as any mark: the kernel shows the environment only in its first place, which `put` overwrites."""
 
 
 def put(name: str) -> None:
-    """Mark this process, which was forked and not executed: in `os.environ` alone neither the kernel nor a fork would show it."""
+    """Marks this process, a fork without exec. `os.environ` alone would show neither to the kernel nor in a fork."""
     getenv = ctypes.CDLL(None).getenv
     getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
     at = getenv(STARTED_BY.encode())
@@ -22,7 +22,7 @@ def put(name: str) -> None:
 
 
 def of(pid: int) -> str:
-    """Whose mark a process carries; empty: none, it cleared its environment, or it may not be read."""
+    """Returns the mark of a process; empty if it has none, cleared its environment, or is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environment = file.read().split(b"\0")
@@ -34,7 +34,7 @@ def of(pid: int) -> str:
 
 
 def mark(name: str) -> str:
-    """The value of the variable."""
+    """Returns the value of the variable."""
     return _padded(name).decode()
 
 

@@ -1,4 +1,4 @@
-"""The person who runs a command, as records name them."""
+"""Names the person who runs a command, for records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def who() -> str:
-    """USER@MACHINE."""
+    """Returns USER@MACHINE."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

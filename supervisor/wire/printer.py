@@ -1,6 +1,7 @@
-"""The only way to a terminal, for whatever may hold words of others: trainers, engines, kernels, persons, other machines.
+"""The only way to a terminal for text that may be foreign: from trainers, engines, kernels, persons, other machines.
 
-Nothing in them is markup, the name of an emoji, or an order to the terminal (`supervisor.core.visible`). `ruff` bans the other ways.
+Nothing in it acts as markup, an emoji name, or a terminal command (`supervisor.core.visible`). `ruff` bans the other
+ways.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from supervisor.core.visible import visible
 
 
 class Printer(Console):
-    """A console on which every text is shown as it is. Colours come from styles alone."""
+    """A console that shows every text literally. Colours come from styles alone."""
 
     def __init__(
         self, *, stderr: bool = False, soft_wrap: bool = False, width: int | None = None, file: IO[str] | None = None
@@ -28,7 +29,7 @@ class Printer(Console):
         )
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Before it is measured: in a table's cell each sign needs its room."""
+        """Makes text visible before it is measured: in a table's cell each sign needs its room."""
         return super().render_str(visible(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -37,10 +38,10 @@ class Printer(Console):
 
 
 def print_line(text: object, err: bool = False) -> None:
-    """Print a line, or lines."""
+    """Prints a line, or lines."""
     typer.echo(visible(str(text)), err=err)  # noqa: TID251 - here alone
 
 
 def print_block(text: str) -> None:
-    """Print a part of a text that is too long to be held as a whole."""
+    """Prints a part of a text that is too long for memory."""
     typer.echo(visible(text), nl=False)  # noqa: TID251 - here alone

@@ -1,4 +1,4 @@
-"""The programs that one package starts in another: no import crosses, only `python -m NAME`."""
+"""Programs that one package starts in another: by `python -m NAME`, never by import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIGHTHOUSE = "titan_actor.lighthouse"
 """`python -m titan_actor.lighthouse ...`: TorchFT's lighthouse, a child of the gate."""
 
 CHECK = "titan_actor.check"
-"""`python -m titan_actor.check`: reads a RunSpec record on stdin, prints what is wrong with its Titan part."""
+"""`python -m titan_actor.check`: reads a RunSpec record on stdin, prints the problems of its Titan part."""
 
 GATE = "agents.gate"
 """`python -m agents.gate ...`: the gate, which starts its lighthouse."""
@@ -25,13 +25,13 @@ AGENT = "agents.agent"
 """`python -m agents.agent ...`: a child of the shim."""
 
 CHECKS = "agents.checks.run"
-"""`python -m agents.checks.run ...`: looks at the machine, prints a CheckResult a line."""
+"""`python -m agents.checks.run ...`: checks the machine, prints one CheckResult a line."""
 
 CHECK_DEVICE = "titan_actor.check_device"
-"""`python -m titan_actor.check_device --ranks N`: the same for what needs torch: devices, arithmetic, their memory."""
+"""`python -m titan_actor.check_device --ranks N`: the same for what needs torch: devices, arithmetic, memory."""
 
 SEAM = "SUPERVISOR_PROGRAMS"
-"""Environment variable, for tests only: a JSON object that replaces some of the module names above by those of toys."""
+"""Environment variable, for tests only: a JSON object that replaces some of these module names by toys."""
 
 _MODULES = {
     "trainer": TRAINER,
@@ -45,18 +45,18 @@ _MODULES = {
 }
 
 CONTROL_PLANE = "SUPERVISOR_CONTROL_PLANE"
-"""Environment variable in which a control-plane job of Slurm finds how to submit its successor (JSON). Nobody else's: it
-holds what the run file says of Slurm."""
+"""Environment variable that tells a control-plane job of Slurm how to submit its successor (JSON). Other processes must
+not get it: it holds the run file's Slurm settings."""
 
 PART = "SUPERVISOR_PART"
-"""Environment variable by which the next `supervisor up` of a home finds what the last one has started. Children do not get it."""
+"""Environment variable by which a home's next `supervisor up` finds the last one's parts. Children do not get it."""
 
 QUORUM_IDS_ABOVE = "SUPERVISOR_QUORUM_IDS_ABOVE"
-"""Environment variable of the lighthouse: its quorum ids are to begin above this. TorchFT counts from 1 again, and a
+"""Environment variable of the lighthouse: its quorum ids must begin above this. TorchFT would count from 1 again. A
 manager that meets its own old id does not reconfigure, while others meet stale keys under it and hang."""
 
 
 def command(program: str, *arguments: str) -> list[str]:
-    """The argv that runs one of our programs with this interpreter. KeyError for a program that there is not."""
+    """Returns the argv that runs one of our programs with this interpreter. Raises KeyError for an unknown program."""
     modules = {**_MODULES, **json.loads(os.environ.get(SEAM, "{}"))}
     return [sys.executable, "-m", modules[program], *arguments]

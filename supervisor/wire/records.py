@@ -1,7 +1,7 @@
 """Versioned records: the JSON values under our etcd keys and in the files that agents and trainers share.
 
-A record is a frozen dataclass; `encode` adds its kind and version, `decode` refuses what it cannot read with
-`RecordError` so that the reader can report it and leave it alone.
+A record is a frozen dataclass. `encode` adds its kind and version. `decode` raises `RecordError` for what it cannot
+read, so that the reader can report it and leave it alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ VERSION = 1
 """Version of every kind that is not in VERSIONS."""
 
 VERSIONS: dict[str, int] = {"Memory": 2, "GroupMemory": 2, "Incident": 2}
-"""Kinds with an incompatible change behind them, and their version now. Raised only when a program that ignores what it
-does not know, and drops it when it writes, would do harm; a field with a good default raises nothing (docs/UPGRADES.md)."""
+"""Kinds that had an incompatible change, and their current version. Raise one only if a program that drops unknown
+fields when it writes would do harm. A field with a good default needs no new version (docs/UPGRADES.md)."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _HEAD = re.compile(rb'\{"\$kind":"(\w+)","\$version":(\d{1,9})[,}]')
 
 
 class RecordError(ValueError):
-    """A value that is no record of ours: corrupt, of another kind, or of a newer version."""
+    """A value that is not a readable record: corrupt, of another kind, or of a newer version."""
 
 
 class NewerRecord(RecordError):
@@ -44,14 +44,14 @@ class NewerRecord(RecordError):
 
 
 def version_of(kind: str) -> int:
-    """The version in which this program writes a kind, and the newest that it reads."""
+    """Returns the version in which this program writes a kind, which is also the newest that it reads."""
     return VERSIONS.get(kind, VERSION)
 
 
 def newer(value: bytes | str) -> str:
-    """Why a value is of a newer version than this program's; empty when it is not (or is no record at all)."""
+    """Returns why a value is newer than this program's version; empty if it is not (or is no record at all)."""
     head = _HEAD.match(value.encode() if isinstance(value, str) else value)
-    if head is not None:  # as `encode` writes it: asked of every change, so nothing else is parsed
+    if head is not None:  # as `encode` writes it: checked for every change, so nothing else is parsed
         return _newer(head[1].decode(), int(head[2]))
     try:
         body = json.loads(value)
@@ -67,8 +67,8 @@ def _newer(kind: str, version: int) -> str:
 
 
 def ascii_json(value: Any) -> bytes:
-    """JSON bytes of dataclasses and what they hold. Half of a surrogate pair, as in the name of a file that is no UTF-8, is written
-    as it is; who reads it back takes json.loads, for pydantic refuses it."""
+    """Returns JSON bytes of dataclasses and their content. Half of a surrogate pair, as in a file name that is not
+    UTF-8, is written unchanged. Read such JSON with json.loads, since pydantic refuses it."""
     try:
         return to_json(value, ensure_ascii=True)
     except PydanticSerializationError:
@@ -76,15 +76,15 @@ def ascii_json(value: Any) -> bytes:
 
 
 def encode(record: Any) -> bytes:
-    """JSON bytes of a record, with its kind and version."""
+    """Returns JSON bytes of a record, with its kind and version."""
     kind, body = type(record).__name__, ascii_json(record)
     head = f'{{"$kind":"{kind}","$version":{version_of(kind)}'.encode()
     return head + (body[1:] if body == b"{}" else b"," + body[1:])
 
 
 class Encoder:
-    """Encodes what lies at a key, and keeps the bytes until another record is to lie there: a round looks at the records of
-    thousands of nodes and changes a few."""
+    """Encodes records, and keeps a key's bytes until its record changes: a round looks at the records of thousands of
+    nodes and changes a few."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Any, bytes]] = {}
@@ -97,13 +97,13 @@ class Encoder:
 
 
 def decode(value: bytes | str, kind: type[T]) -> T:
-    """Read a record; raises RecordError for corrupt bytes or another kind, NewerRecord for a newer version.
+    """Reads a record. Raises RecordError for corrupt bytes or another kind, NewerRecord for a newer version.
 
     Unknown fields are ignored: a later minor version may add some.
     """
     head = _HEAD.match(value.encode(errors="replace") if isinstance(value, str) else value)
     if head is not None and head[1].decode() == kind.__name__ and int(head[2]) <= version_of(kind.__name__):
-        with suppress(ValueError):  # as `encode` writes it; what cannot be read so is read with care, to say why
+        with suppress(ValueError):  # the format of `encode`; anything else takes the slow path, which finds the error
             written: T = _adapter(cast(Hashable, kind)).validate_json(value)
             return written
     try:
@@ -154,42 +154,42 @@ class TrainerLaunch:
     group: int
     generation: int
     rank: int
-    """Rank within the group, from 0; on one node it is the local rank too."""
+    """Rank within the group, from 0; also the local rank, as a group is on one node."""
     world_size: int
     """Ranks of the group."""
     groups: int
     min_groups: int
     node: str
     node_address: str
-    """Address at which the other nodes reach this one: manager, store and process group listen there."""
+    """Address at which other nodes reach this one: manager, store and process group listen there."""
     master_port: int
     lighthouse: str
     """host:port of this node's forwarder."""
     run_dir: str
-    """Shared by all nodes of the run: checkpoints."""
+    """Folder that all nodes of the run share, for checkpoints."""
     rank_dir: str
     """This rank's own folder: progress.json, steps.jsonl, command.sock, error.json, stacks.txt."""
     titan: TitanSpec = field(default_factory=TitanSpec)
     torchft: TorchFTSpec = field(default_factory=TorchFTSpec)
     checkpoint: CheckpointMark | None = None
-    """The newest complete checkpoint that the supervisor knows of."""
+    """Newest complete checkpoint that the supervisor knows."""
     resume: Literal["disk", "peers"] = "disk"
-    """disk: load `checkpoint` if there is one. peers: others are training, heal from them; a rank that meets none
-    that has trained, or is behind `checkpoint` then, exits with PEERS_GONE instead of training from scratch."""
+    """disk: load `checkpoint` if there is one. peers: others are training, heal from them. A rank that meets no trained
+    peer, or is behind `checkpoint` then, exits with PEERS_GONE instead of training from scratch."""
     writer: bool = False
-    """Whether this group writes the checkpoints."""
+    """True if this group writes the checkpoints."""
 
 
 PEERS_GONE = 75
-"""Exit code of a trainer started with resume = "peers" that found none (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a trainer that was started with resume = "peers" and found none (EX_TEMPFAIL of sysexits.h)."""
 
 
 MISCONFIGURED = 78
-"""Exit code of a trainer that no machine could train with this run file, as error.json says (EX_CONFIG of sysexits.h)."""
+"""Exit code of a trainer whose run file no machine could train, as error.json explains (EX_CONFIG of sysexits.h)."""
 
 
 TERMINATED = 143
-"""Exit code of a trainer that SIGTERM ended before it was finished (128 + 15, as shells say it)."""
+"""Exit code of a trainer that SIGTERM ended before it was finished (128 + 15, as in shells)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +202,15 @@ class DigestMark:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike:
-    """A committed step whose loss is above what is usual."""
+    """A committed step whose loss is above the usual one."""
 
     step: int
     loss: float
     """Mean over the groups."""
     usual: float
-    """Median of it over the steps before; 0: not known yet."""
+    """Median of it over the steps before; 0 if unknown yet."""
     spreads: float
-    """How far above, in median absolute deviations."""
+    """Distance above, in median absolute deviations."""
     own: float
     """This rank's own loss, before it was averaged over the groups."""
     own_usual: float
@@ -222,16 +222,16 @@ class HealFailed:
     """The newest of a rank's heals that failed in a row."""
 
     source: str
-    """host:port of the peer that was to give its state."""
+    """host:port of the peer that should have given its state."""
     error: str
     times: int
     for_s: float
-    """From the beginning of the first to the end of this one, by the rank's own clock."""
+    """From the start of the first to the end of this one, by the rank's own clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a rank says of itself, written whole (tmp + rename) to `progress.json` at every change."""
+    """A rank's report of itself, written whole (tmp + rename) to `progress.json` at every change."""
 
     run: str
     group: int
@@ -239,14 +239,14 @@ class Progress:
     rank: int
     pid: int
     sequence: int
-    """Grows with every write: whoever watches measures how long it has not moved, by its own clock."""
+    """Grows with every write: an observer measures, by its own clock, how long it has not moved."""
     phase: Literal["starting", "built", "quorum", "healing", "step", "checkpoint", "draining", "finished", "failed"]
     step: int = 0
     """Committed steps, from the TorchFT manager."""
     commits: int = 0
-    """Steps that this process itself has committed: above 0 means that it has joined."""
+    """Steps that this process itself committed: above 0 means that it has joined."""
     stepped_unix_s: float = 0.0
-    """When it committed the newest of them: the node's wall clock, for people only. 0: not known."""
+    """When it committed the newest of them, by the node's wall clock, for people only; 0 if unknown."""
     failed_commits: int = 0
     loss: float | None = None
     """Mean over all participating replicas."""
@@ -254,40 +254,41 @@ class Progress:
     step_s: float = 0.0
     """Duration of the last step."""
     compute_s: float = 0.0
-    """Of that, what this rank computed itself: without its data, quorum, heal, commit, and its waits for peers."""
+    """Part of it that this rank computed itself: without its data, quorum, heal, commit, and its waits for peers."""
     data_s: float = 0.0
-    """Of that, what it waited for its data."""
+    """Part of it for which the rank waited for its data."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Rank 0 only: where the seconds of its process went so far, by cause of the ledger (supervisor.core.ledger)."""
+    """Seconds of its process so far, by cause of the ledger (supervisor.core.ledger); rank 0 only."""
     healed: bool = False
-    """This process has loaded its peers' state; who had none to load tells some `heal` seconds too, of giving its own."""
+    """True if this process loaded its peers' state. Others may report `heal` seconds too, for giving their own."""
     gradient_norm: float | None = None
-    """Of the averaged gradient, before it was clipped."""
+    """Norm of the averaged gradient, before it was clipped."""
     mfu: float | None = None
-    """Model FLOPS utilisation, from 0 to 1. None: no GPU whose peak is known."""
+    """Model FLOPS utilisation, from 0 to 1; None without a GPU of known peak."""
     quorum_id: int = -1
     participants: int = 0
     replica_id: str = ""
     checkpoint: CheckpointMark | None = None
-    """Newest checkpoint that this rank has completed (writer's rank 0 only)."""
+    """Newest checkpoint that this rank completed (writer's rank 0 only)."""
     digest: DigestMark | None = None
     error: str = ""
     """Why it ends; before that, why its newest checkpoint failed. Empty once one was written."""
     spike: LossSpike | None = None
-    """The largest of the last steps; None: there was none."""
+    """The largest of the last steps; None if there was none."""
     numerics: Literal["", "own", "group", "peers", "parameters"] = ""
-    """It failed because of a number that is not finite. own: this rank's own loss or gradient, before it was averaged. group: another's of
-    its group. peers: only the mean over the groups. parameters: found before a checkpoint, whoever's gradient made them so."""
+    """Source of a non-finite number that made it fail. own: this rank's own loss or gradient, before it was averaged.
+    group: another's of its group. peers: only the mean over the groups. parameters: found before a checkpoint, from
+    any rank's gradient."""
     heal_failed: HealFailed | None = None
-    """None: none failed, or one has succeeded since."""
+    """None if none failed, or one has succeeded since."""
 
 
-# --- on a node: what the shim keeps ---
+# --- on a node: kept by the shim ---
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRecord:
-    """A process that the shim started. (pid, start_ticks) names it for good: a pid alone is recycled."""
+    """A process that the shim started. (pid, start_ticks) identifies it: a pid alone is recycled."""
 
     name: str
     """`<run>.<group>.<generation>.<rank>` for a trainer, `lighthouse.<run>.<generation>` for a lighthouse."""
@@ -297,16 +298,16 @@ class ProcessRecord:
     folder: str
     warm: bool = False
     exit_code: int | None = None
-    """As in wait(2): set when it exited by itself."""
+    """As in wait(2); set if it exited by itself."""
     signal: int | None = None
-    """Set when a signal ended it."""
+    """Set if a signal ended it."""
     exited: bool = False
     told: str | None = None
-    """Why the shim sent what ended it; empty: it sent nothing. None: not known."""
+    """Why the shim sent what ended it; empty if it sent nothing. None if unknown."""
     oom: bool | None = None
-    """Whether the kernel killed for memory in its memory cgroup shortly before it ended. None: not known."""
+    """True if the kernel killed for memory in its memory cgroup shortly before it ended. None if unknown."""
     ended_s: float = 0.0
-    """When it ended, by the machine's monotonic clock. 0: not known."""
+    """When it ended, by the machine's monotonic clock; 0 if unknown."""
 
 
 # --- etcd: written by agents ---
@@ -314,7 +315,7 @@ class ProcessRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """The node's agent is here (under its lease)."""
+    """The presence of the node's agent (under its lease)."""
 
     node: str
     address: str
@@ -323,23 +324,23 @@ class Registration:
     allocation: str
     """Key of the allocation that gave the node; empty for a service host."""
     slots: int
-    """How many ranks fit."""
+    """Number of ranks that fit."""
     agent_pid: int
     version: str
     host: str = ""
-    """The machine, as its engine names it; empty: the same name as the node's."""
+    """The machine, as its engine names it; empty if the node has the same name."""
     metrics_port: int = 0
     insecure: bool = False
-    """It talks in plain off loopback, because its security file says `insecure = true`."""
+    """True if it is unencrypted off loopback, because its security file has `insecure = true`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecondAgent:
-    """An agent that was started under the name of a node that has one already. It does nothing."""
+    """An agent that was started under the name of a node that already has one. It does nothing."""
 
     node: str
     machine: str
-    """As the machine names itself."""
+    """The machine's own name."""
     address: str
     folder: str
     pid: int
@@ -347,27 +348,27 @@ class SecondAgent:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """Something that holds on a node now and that training may suffer from."""
+    """A present condition of a node from which training may suffer."""
 
     kind: str
-    """disk_full, disk_read_only, file_system_stalled, file_system_error, ranks_unseen, memory_pressure, clock_unsynchronised, link_down, and
-    those of supervisor.core.gpu; other sources have other ones."""
+    """disk_full, disk_read_only, file_system_stalled, file_system_error, ranks_unseen, memory_pressure,
+    clock_unsynchronised, link_down, and those of supervisor.core.gpu; other sources have other kinds."""
     subject: str
-    """Which folder, interface or device."""
+    """The folder, interface or device."""
     evidence: str
     """A sentence."""
     xid: int = 0
-    """Of gpu_xid: its number."""
+    """Number of the Xid, for gpu_xid."""
     rank: int | None = None
-    """Of a GPU: the local rank that uses it. None: not known."""
+    """Local rank that uses the GPU; None if unknown."""
     during: tuple[str, ...] | None = None
-    """Of an event: the generations (RUN.GROUP.GENERATION) that surely ran on the node when it happened, and of no other does it say
-    anything. None: it holds now, for whoever runs here."""
+    """For an event: the generations (RUN.GROUP.GENERATION) that certainly ran on the node then. It concerns no others.
+    None: a present state, which concerns all that run here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """The machine, as its agent sees it."""
+    """The machine's health, as its agent sees it."""
 
     node: str
     sequence: int
@@ -378,9 +379,9 @@ class Health:
     problems: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     store_ms: float = 0.0
-    """How long etcd usually takes for a report of this agent, rounded up to a power of two; 0: not measured."""
+    """Milliseconds that etcd usually takes for this agent's report, up to the next power of two; 0: not measured."""
     unix_s: float = 0.0
-    """The machine's clock when this was written, for people to be told that it is off; 0: not said."""
+    """The machine's clock at the time of writing, to warn people if it is off; 0 if not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,62 +392,62 @@ class NodeCheck:
     host: str
     """The machine: a failed check keeps every run's groups away from it."""
     state: Literal["pending", "passed", "failed", "unknown"]
-    """unknown: none failed, and one could not be done."""
+    """unknown: none failed, but one could not be done."""
     why: str
-    """On what occasion."""
+    """The occasion of the checks."""
     began: int = 0
-    """An etcd revision at which they had not begun: what is held against the host since then they do not answer."""
+    """An etcd revision before their start: they do not clear what was held against the host since then."""
     results: tuple[CheckResult, ...] = ()
-    """While they are repeated: those of the time before, which stand until then."""
+    """While they are repeated: the previous results, which stand until then."""
 
     @cached_property
     def stands(self) -> Literal["pending", "passed", "failed", "unknown"]:
-        """What holds now."""
+        """The state that currently applies."""
         outcomes = {result.outcome for result in self.results}
         return "failed" if "failed" in outcomes else "unknown" if "unknown" in outcomes else self.state
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExitObserved:
-    """How a process ended, decoded."""
+    """The decoded end of a process."""
 
     exit_code: int | None = None
     signal: int | None = None
     error_file: str = ""
     """Message of the torchelastic error file, if it left one."""
     raised: str = ""
-    """Where it left no error file: the error of the traceback that its log ends with."""
+    """Error of the traceback at the end of its log, if it left no error file."""
     trace: str = ""
     """The newest frames of the traceback, from the error file or the log, at most 2 KiB."""
     last_words: str = ""
-    """Of the end of its log, what tells most."""
+    """The most telling part of the end of its log."""
     told: str | None = None
-    """As in ProcessRecord, as are the two that follow."""
+    """As in ProcessRecord, like the next two."""
     oom: bool | None = None
     ended_s: float = 0.0
     kernel: str = ""
-    """What the kernel's log says of its having killed it for memory."""
+    """The kernel log's report of killing it for memory."""
     disk: str = ""
-    """Why nothing could be written in its node's folder just then: it may have ended for that, and could leave no word of it."""
+    """Why its node's folder was not writable just then: it may have ended for that, unable to report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stuck:
-    """A step of a rank that has taken longer than it may, as the node's agent saw it by its own clock."""
+    """A step of a rank that exceeded its bound, as the node's agent saw it by its own clock."""
 
     activity: str
-    """As supervisor.wire.activity names it; empty: the rank does not say."""
+    """As in supervisor.wire.activity; empty if the rank does not report it."""
     activity_s: float
     """For how long it had done that when the bound was passed."""
     bound_s: float
     usual_s: float
-    """Median of its last steps; 0: none was learned."""
+    """Median of its last steps; 0 if none was learned."""
     process: Literal["", "stopped", "uninterruptible", "busy", "sleeping"] = ""
-    """As the kernel shows it. busy: it used half of a processor or more. Empty: not known."""
+    """Process state in the kernel. busy: it used half of a processor or more. Empty if unknown."""
     stack: str = ""
-    """The innermost frames of its main thread; empty until they were read."""
+    """The innermost frames of its main thread; empty until they are read."""
     lasted_s: float = 0.0
-    """For how long no step had been committed when this was first told; 0: not told."""
+    """For how long no step had been committed when this was first reported; 0 if not reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,23 +463,23 @@ class TrainerObserved:
     exit: ExitObserved | None = None
     progress: Progress | None = None
     gate: str | None = None
-    """Where its forwarder passes on to; empty: it has cut and holds. None: not known (yet)."""
+    """Target of its forwarder; empty: it has cut and holds. None if unknown (yet)."""
     reaches_gate: bool | None = None
-    """Whether its forwarder has a connection to the gate now. None: not known (yet)."""
+    """True if its forwarder is connected to the gate now. None if unknown (yet)."""
     stuck: Stuck | None = None
     stopped: str = ""
-    """Why the kernel lets it do nothing, as the end of a sentence: a signal, a tracer. Empty: it may run, or not known."""
+    """Why the kernel does not let it run, as the end of a sentence: a signal, a tracer. Empty: it may, or unknown."""
     stopped_s: float = 0.0
     """For how long the node's agent has seen that."""
     compute_s: float = 0.0
-    """Median of `Progress.compute_s` over its last steps; 0: not learned yet."""
+    """Median of `Progress.compute_s` over its last steps; 0 if not learned yet."""
     data_s: float = 0.0
     """As compute_s, of `Progress.data_s`."""
     compute_past_s: float = 0.0
-    """What compute_s was over the first steps of this generation; 0: not learned yet."""
+    """compute_s over the first steps of this generation; 0 if not learned yet."""
     data_past_s: float = 0.0
     measured: Measured = field(default_factory=Measured)
-    """What its steps, its start and its way to the gate were seen to take."""
+    """Measured durations of its steps, its start and its way to the gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -495,18 +496,18 @@ class LighthouseObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeObserved:
-    """What runs on a node, and the newest generation of each group that is known to be gone from it."""
+    """The processes on a node, and the newest generation of each group known to be gone from it."""
 
     node: str
     sequence: int
     trainers: tuple[TrainerObserved, ...] = ()
     lighthouses: tuple[LighthouseObserved, ...] = ()
     leaving: str = ""
-    """The scheduler has told the shim (SIGUSR1) that it will end this node soon: why. Empty: it has not."""
+    """Why the scheduler will end this node soon, after its notice to the shim (SIGUSR1); empty without a notice."""
 
     @cached_property
     def runs(self) -> frozenset[str]:
-        """Of which something runs there."""
+        """Runs with a living process there."""
         trainers = {x.run for x in self.trainers if x.state != "exited"}
         return frozenset(trainers | {x.run for x in self.lighthouses if x.state != "exited"})
 
@@ -517,15 +518,15 @@ class GateGroup:
 
     group: int
     generation: int
-    """The generation that the gate admits; every older one is cut and can never come back."""
+    """Generation that the gate admits; every older one is cut and can never come back."""
     hearing: Literal["absent", "holding", "beating", "silent", "gone"]
-    """absent: nobody came yet. holding: connected, not built. beating: alive. silent: nothing heard for a heartbeat
-    timeout. gone: the shim said that its process ended."""
+    """absent: never seen. holding: connected, not built. beating: alive. silent: nothing heard for a heartbeat timeout.
+    gone: the shim reported that its process ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateObserved:
-    """What the gate of a run admits and hears."""
+    """The groups that the gate of a run admits and hears."""
 
     run: str
     node: str
@@ -540,7 +541,7 @@ class GateObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerDesired:
-    """A group that is to run on this node, all its ranks."""
+    """A group that must run on this node, with all its ranks."""
 
     run: str
     group: int
@@ -558,18 +559,18 @@ class TrainerDesired:
     resume: Literal["disk", "peers"] = "disk"
     writer: bool = False
     gate_node: str = ""
-    """Node of the gate: whose certificate the forwarder expects there."""
+    """Node of the gate: the forwarder expects its certificate there."""
     cut_off_stop_s: float = 0.0
     """`policy.cut_off_stop_s`; 0: never."""
     lost: tuple[int, ...] = ()
-    """Other groups that the gate hears no more: a rank whose step has not moved for a heartbeat timeout is told to
-    abort its process group, since it may be waiting inside a collective with one of them."""
+    """Other groups that the gate no longer hears. A rank may wait in a collective with one of them. It must abort its
+    process group if its step has not moved for a heartbeat timeout."""
     hang: HangSpec = field(default_factory=HangSpec)
     stop_at_step: int | None = None
     """Drain: end cleanly after this committed step (or the current one, if it is past)."""
     allocation: str = ""
-    """Key of the allocation by which the group was placed: another one's agent of the same node name does not start it.
-    Empty: not compared."""
+    """Key of the allocation by which the group was placed: an agent of the same node name under another allocation does
+    not start it. Empty: not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -579,12 +580,12 @@ class Admission:
 
     generation: int
     node: str = ""
-    """Empty while no node has it: then nobody may speak for it."""
+    """Empty while no node has it: then no node may speak for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LighthouseDesired:
-    """A lighthouse with its gate that is to run on this node, and the gate's orders (ADR 6)."""
+    """A lighthouse with its gate that must run on this node, and the gate's orders (ADR 6)."""
 
     run: str
     generation: int
@@ -596,12 +597,12 @@ class LighthouseDesired:
     quorum_ids_above: int = 0
     """The lighthouse's quorum ids begin above this; 0: as TorchFT counts."""
     close: bool = False
-    """It is to end, and never to be started again; its record is kept until another takes its place."""
+    """True if it must end and never start again; its record is kept until another takes its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDesired:
-    """All that is to run on a node; whatever else runs there is to be ended."""
+    """Everything that must run on a node; anything else there is ended."""
 
     node: str
     trainers: tuple[TrainerDesired, ...] = ()
@@ -610,7 +611,7 @@ class NodeDesired:
 
 @dataclass(frozen=True, kw_only=True)
 class GatePresence:
-    """The gate of a run lives and reaches etcd (under its lease)."""
+    """The presence of a run's gate that reaches etcd (under its lease)."""
 
     run: str
     node: str
@@ -629,58 +630,58 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """What a person asks of a run. Only the CLI writes it."""
+    """A person's requests for a run. Only the CLI writes it."""
 
     paused: bool = False
     stop: bool = False
     restarts: dict[int, int] = field(default_factory=dict)
-    """group -> how many restarts were asked for so far."""
+    """Number of restarts requested so far, by group."""
     resumes: int = 0
-    """How often a person let the run out of a halt so far."""
+    """How often a person has resumed the run from a halt or stop so far."""
     because: str = ""
-    """Why, the last time."""
+    """The last reason given."""
     down: int = 0
-    """How often a person said that a lost lighthouse's host, and the trainers on its side, are down."""
+    """How often a person has confirmed that a lost lighthouse's host, and the trainers on its side, are down."""
     evictions: int = 0
-    """How often a person said that lost nodes are to be given up, however many they are."""
+    """How often a person has given up lost nodes, however many they are."""
     suspended: bool = False
-    """It was stopped because `supervisor up` was ended: the next one lets it go on."""
+    """True if it was stopped because `supervisor up` ended: the next one resumes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyChange:
-    """What a person has said of a run's policy, once."""
+    """One change of a run's policy by a person."""
 
     version: int
     changes: list[str]
     """As they were given: KEY=VALUE, below [policy]."""
     because: str
     at_unix_s: float
-    """Wall clock of who set it, for people only."""
+    """The setter's wall clock, for people only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySet:
-    """A run's policy as a person has set it: it takes the place of the launched one. Only the CLI writes it."""
+    """A run's policy as a person has set it; it replaces the launched one. Only the CLI writes it."""
 
     version: int
     """1 is the first that was set."""
     policy: PolicySpec
     because: str
     at_unix_s: float
-    """Wall clock of who set it, for people only."""
+    """The setter's wall clock, for people only."""
     changes: list[str] = field(default_factory=list)
     """As they were given: KEY=VALUE, below [policy]."""
     earlier: list[PolicyChange] = field(default_factory=list)
-    """Those that it followed, the newest last: whoever leads may have seen none of them."""
+    """The changes before it, the newest last: the leader may have seen none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultsMade:
-    """What `supervisor chaos` has broken in a run, for its metrics alone."""
+    """Faults that `supervisor chaos` injected into a run, for its metrics alone."""
 
     made: dict[str, int] = field(default_factory=dict)
-    """By the fault's name."""
+    """Number of faults, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -691,79 +692,80 @@ class Held:
     generation: int
     seconds: float
     reported_s: float
-    """Seconds of all causes that it had reported: only what it reports beyond them is new to the next leader."""
+    """Seconds that it had reported, over all causes: only what it reports beyond them is new to the next leader."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a run has come to, over all terms, for people alone: nothing is decided by it."""
+    """The totals of a run over all terms, for people alone: no decision reads it."""
 
     step: int = 0
-    """The newest step that was committed: it outlives the trainers."""
+    """Newest committed step; it outlives the trainers."""
     stepped_unix_s: float = 0.0
-    """As in Progress, the newest."""
+    """Newest time of a committed step, as in Progress."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of all groups, by cause of the ledger (supervisor.core.ledger)."""
+    """Seconds of all groups, by cause of the ledger (supervisor.core.ledger)."""
     clock: float = 0.0
-    """The run clock up to which this account counts: whoever leads next goes on from there. 0: an older leader did not say."""
+    """Run clock up to which this account counts, where the next leader continues; 0 if an old program wrote it."""
     began_unix_s: float = 0.0
-    """Start of the run: its first decision, by the clock of the leader that made it. 0: not known."""
+    """Start of the run: its first decision, by its leader's clock; 0 if unknown."""
     ended_unix_s: float = 0.0
-    """End of the run: the decision by which it finished, was stopped or halted, by that leader's clock. 0: it goes on."""
+    """End of the run: the decision by which it finished, stopped or halted, by its leader's clock. 0: it goes on."""
     ran_s: float = 0.0
-    """From the start until `clock`, or until the end, without what passed between a halt and its resume."""
+    """Seconds from the start until `clock`, or until the end, without the time between a halt and its resume."""
     off_s: float = 0.0
-    """By how much the leader's clock is ahead of those of most nodes; 0: by less than can be told."""
+    """Seconds by which the leader's clock is ahead of most nodes'; 0 if the difference is too small to tell."""
     clocks: tuple[tuple[float, float], ...] = ()
-    """Of each leadership term, oldest first: the run clock as it began, and what is added to an instant of the run clock after that
-    to make it wall clock (Unix), by the machine that led. Again whenever its clock was set."""
+    """For each leadership term, oldest first: its first run clock, and the offset from there to the leader's wall clock
+    (Unix). A new entry follows whenever that clock was set."""
     stood: tuple[tuple[float, float], ...] = ()
-    """Of each leadership term after another, oldest first: the run clock as it began, and for how many seconds it had stood still then:
-    since the newest memory, whether anybody led or not. By the wall clocks of both machines, and never less than 0."""
+    """For each leadership term but the first, oldest first: its first run clock, and the seconds for which that clock
+    had stood still. They count from the newest memory, with or without a leader, by both machines' wall clocks, and
+    are never below 0."""
     held: tuple[Held, ...] = ()
     """Seconds that are in `ran_s` and not yet in `seconds`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digest:
-    """A decision that took effect, in short: it is written with the memory that it made. The whole is in the journal."""
+    """A decision that took effect, in short; written with its memory. The journal has the whole decision."""
 
     decision: int
     epoch: int
     host: str
-    """Whose supervisor decided: its disk may be the only one with the journal."""
+    """Host of the deciding supervisor: its disk may be the only one with the journal."""
     program: str
     policy: int
     """Version of the policy; 0: the launched one."""
     input: str
-    """Digest of what was decided on, as the journal keeps it."""
+    """Digest of the input, as the journal keeps it."""
     clock: float
     """Run clock."""
     actions: tuple[str, ...] = ()
-    """Keys of the first ones."""
+    """Keys of the first actions."""
     more: int = 0
-    """How many more there were."""
+    """Number of further actions."""
     incidents: tuple[str, ...] = ()
-    """That it changed."""
+    """Incidents that it changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cordon:
-    """A person keeps the groups of every run away from a host."""
+    """A person's order that keeps the groups of every run away from a host."""
 
     host: str
     why: str
     by: str
-    """Who said it: user@machine."""
+    """The person: user@machine."""
     at_unix_s: float
-    """That machine's wall clock, for people only."""
+    """Wall clock of that machine, for people only."""
     drain: bool = False
-    """What runs there is to leave it, in an orderly way."""
+    """True if the groups there must leave it, in an orderly way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderRecord:
-    """Who leads."""
+    """The current leader."""
 
     host: str
     pid: int
@@ -772,10 +774,10 @@ class LeaderRecord:
     insecure: bool = False
     """As in Registration."""
     page: str = ""
-    """Where a browser finds its page (ADR 12). Empty: it has none, or is older than that."""
+    """URL of its page (ADR 12). Empty if it has none, or is an older version."""
     start_ticks: int = 0
     pid_namespace: int = 0
-    """With host and pid these name the process for good (supervisor.shell.processes). 0: not known."""
+    """With host and pid, these identify the process (supervisor.shell.processes); 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -787,7 +789,7 @@ class EpochsBefore:
 
 @dataclass(frozen=True, kw_only=True)
 class Restoring:
-    """A restore has begun and not ended: what is under our prefix is not whole, and nobody may lead on it."""
+    """A restore has begun and not ended: the state under our prefix is incomplete, and no one may lead on it."""
 
     file: str
     host: str
@@ -796,6 +798,6 @@ class Restoring:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """The name by which this system's jobs are known at a scheduler."""
+    """The name that marks this system's jobs at a scheduler."""
 
     name: str

@@ -1,8 +1,8 @@
-"""Logs that other processes append to, kept within a size: what is above it is copied to a numbered file beside the log, and cut off.
+"""Limits logs that other processes append to: copies a large log to a numbered file beside it, and truncates it.
 
-A rank, and whatever it starts, holds its log open for its whole life, so the file cannot be exchanged for another. Each writer has
-opened it to append (O_APPEND), so it goes on at the new end. What is written between the last copied byte and the cut, within
-microseconds, is lost. Standard library only.
+A rank and its children hold their log open for life, so the file cannot be replaced. Each writer opened it to append
+(O_APPEND), so it continues at the new end. Bytes written between the last copied byte and the cut, within microseconds,
+are lost. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from pathlib import Path
 
 LIMIT_BYTES = 64 * 2**20
 KEPT = 3
-"""Numbered files of a log: with the log itself it takes (KEPT + 1) * LIMIT_BYTES at most, and what comes between two looks."""
+"""Numbered files of a log. In all it takes at most (KEPT + 1) * LIMIT_BYTES, and what comes between two looks."""
 EVERY_S = 5.0
-"""Between two looks."""
+"""Seconds between looks."""
 
 _COPYING = ".new"
 
 
 def parts(log: Path) -> list[Path]:
-    """The numbered files of a log, the oldest first, without the log itself: `output.log.1` is older than `output.log.2`."""
+    """Returns a log's numbered files, oldest first, without the log: `output.log.1` is older than `output.log.2`."""
     found = (path for path in log.parent.glob(f"{log.name}.*") if number(path))
     return sorted(found, key=number)
 
 
 def number(part: Path) -> int:
-    """Of a numbered file; 0 of any other."""
+    """Returns the number of a numbered file; 0 for any other."""
     last = part.name.rpartition(".")[2]
     return int(last) if last.isascii() and last.isdecimal() else 0
 
 
 def copying(log: Path) -> Path:
-    """The file that a rotation writes: complete once the log is shorter than it, and numbered then."""
+    """Returns the file that a rotation writes. Once the log is shorter, it is complete and gets its number."""
     return log.with_name(log.name + _COPYING)
 
 
 def keep_small(logs: Iterable[Path], limit: int = LIMIT_BYTES, kept: int = KEPT) -> None:
-    """Rotate each of these that is above the limit. What cannot be done now, as on a full disk, is tried at the next look."""
+    """Rotates each log above the limit. If that fails, as on a full disk, the next look tries again."""
     for log in logs:
         with suppress(OSError):
             if log.stat().st_size > limit:
@@ -48,7 +48,7 @@ def keep_small(logs: Iterable[Path], limit: int = LIMIT_BYTES, kept: int = KEPT)
 
 
 def rotate(log: Path, kept: int = KEPT) -> None:
-    """Move what the log holds to its next numbered file, and remove the oldest ones. Raises OSError; then the log is as it was."""
+    """Moves the log's content to its next numbered file, and removes the oldest. After an OSError it is unchanged."""
     new = copying(log)
     with log.open("r+b") as source:
         fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)  # supervisors that share a home look at the same files
@@ -67,14 +67,14 @@ def rotate(log: Path, kept: int = KEPT) -> None:
 
 
 def _copy(source: int, target: int) -> None:
-    """To the end, by the kernel: nothing of it is in our memory."""
+    """Copies to the end, in the kernel: nothing passes through our memory."""
     done = 0
     while copied := os.sendfile(target, source, done, 2**24):
         done += copied
 
 
 def _take_over(log: Path, new: Path) -> None:
-    """What a rotation left that was killed: a whole copy gets its number, any other goes."""
+    """Cleans up after a killed rotation: numbers a complete copy, removes any other."""
     with suppress(FileNotFoundError):
         if new.stat().st_size > log.stat().st_size:
             new.rename(_next(log))

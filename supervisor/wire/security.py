@@ -1,4 +1,4 @@
-"""Who we are and whom we believe: the security file, and the TLS contexts made of it (ADR 7).
+"""Our identity and the authority that we trust: the security file, and the TLS contexts made from it (ADR 7).
 
 Standard library only: the shim imports this.
 """
@@ -27,7 +27,7 @@ _FILES = ("ca", "cert", "key")
 _KEYS = (*_FILES, "insecure")
 
 _NO_CHECK_TIME = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python has no name for."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name."""
 
 
 class SecurityError(ValueError):
@@ -39,24 +39,24 @@ class Security:
     """Either three files (TLS both ways), or `insecure`, or neither: then nothing leaves loopback."""
 
     ca: str = ""
-    """PEM: whose certificates are believed."""
+    """PEM: the authority whose certificates we trust."""
     cert: str = ""
-    """PEM: our chain. Its common name is who we are."""
+    """PEM: our chain. Its common name is our identity."""
     key: str = ""
     insecure: bool = False
     path: str = ""
-    """The security file itself, to be handed on to what we start."""
+    """The security file itself, to pass on to our child processes."""
 
     @property
     def tls(self) -> bool:
         return bool(self.cert)
 
     def arguments(self) -> list[str]:
-        """The command line option that hands this on; empty without a file."""
+        """Returns the command line option that passes this on; empty without a file."""
         return [f"--security={self.path}"] if self.path else []
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when one of the files does. Raises OSError."""
+        """Returns a value that changes when one of the files does. Raises OSError."""
         found = []
         for path in (self.ca, self.cert, self.key):
             stat = Path(path).stat()
@@ -65,7 +65,7 @@ class Security:
 
 
 def load(path: str | Path) -> Security:
-    """Read a security file; an empty path is no file. Raises SecurityError.
+    """Reads a security file; an empty path means no file. Raises SecurityError.
 
     Paths in it are relative to its own folder.
     """
@@ -79,7 +79,7 @@ def load(path: str | Path) -> Security:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # no TOML, no UTF-8, a number of thousands of digits, a list in a list in a list
+    ) as error:  # no TOML, no UTF-8, a number of thousands of digits, or deeply nested lists
         raise SecurityError(f"the security file {file} is no TOML: {error}") from error
     _check(file, body)
     named = {name: str(file.parent / body[name]) for name in _FILES if name in body}
@@ -90,7 +90,7 @@ def load(path: str | Path) -> Security:
 
 
 def checked(path: str | Path, endpoints: Iterable[str] = (), listeners: Iterable[tuple[str, str]] = ()) -> Security:
-    """`load`, and a look at what is to be reached and listened on ((what, host) each). Raises SecurityError."""
+    """Loads a file, and checks endpoints to reach and listeners ((what, host) each). Raises SecurityError."""
     security = load(path)
     refusals = [refuse_endpoint(endpoint.strip(), security) for endpoint in endpoints]
     refusals += [refuse_listener(what, host, security) for what, host in listeners]
@@ -101,9 +101,10 @@ def checked(path: str | Path, endpoints: Iterable[str] = (), listeners: Iterable
 
 
 def file_of_node(security: Security, node: str) -> str:
-    """The security file of a node that is started here: `node-NAME.toml` beside ours, or ours where all is insecure.
+    """Returns the security file of a node that is started here: `node-NAME.toml` beside ours, or ours if all is
+    insecure.
 
-    Raises SecurityError when it is not there.
+    Raises SecurityError if it does not exist.
     """
     if not security.tls:
         return security.path
@@ -142,7 +143,7 @@ def _check(file: Path, body: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What our own certificate says."""
+    """The content of our own certificate."""
 
     name: str
     """The common name."""
@@ -150,12 +151,12 @@ class Certificate:
 
 
 def read_certificate(security: Security) -> Certificate:
-    """Our own certificate, as a peer that believes our `ca` reads it; one that has expired is read too.
+    """Reads our own certificate as a peer that trusts our `ca` does, even if it has expired.
 
-    Raises SecurityError when the files cannot be read, do not belong together, or name nobody.
+    Raises SecurityError if the files cannot be read, do not belong together, or have no common name.
     """
     server, client = _context(ssl.PROTOCOL_TLS_SERVER, security), _context(ssl.PROTOCOL_TLS_CLIENT, security)
-    # only the client's certificate is read: what this process shows to the etcd, and the gate's clients to it
+    # only the client's certificate is read, which is what etcd and the gate see of this process
     client.verify_mode = ssl.CERT_NONE
     server.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -183,7 +184,7 @@ def read_certificate(security: Security) -> Certificate:
 
 
 def trouble(security: Security) -> str:
-    """A sentence when our own certificate cannot be used (any more); empty when it can, or there is none."""
+    """Returns a sentence if our own certificate cannot be used (any more); empty if it can, or if there is none."""
     if not security.tls:
         return ""
     try:
@@ -198,7 +199,7 @@ class _Connected(Protocol):
 
 
 def common_name(connected: _Connected | None) -> str:
-    """Who is at the other end of a TLS connection; empty when it is plain or shows no certificate."""
+    """Returns the peer's name on a TLS connection; empty if it is unencrypted or shows no certificate."""
     return _common_name((connected.getpeercert() if connected is not None else None) or {})
 
 
@@ -211,18 +212,19 @@ def _common_name(certificate: Any) -> str:
 
 
 NAME_AT_MOST = 64
-"""Characters of a common name (X.509's ub-common-name)."""
+"""Most characters of a common name (X.509's ub-common-name)."""
 
 
 def node_name(node: str) -> str:
-    """The common name of a node's certificate."""
+    """Returns the common name of a node's certificate."""
     return f"node-{node}"
 
 
 def server_context(security: Security) -> ssl.SSLContext:
-    """For a listener: shows our certificate, wants one that our `ca` vouches for. Raises SecurityError.
+    """Returns a listener's context: it shows our certificate, and requires one signed by our `ca`. Raises
+    SecurityError.
 
-    It follows the files by itself: a connection that comes after they have changed meets the new certificate.
+    It follows the files by itself: connections after a change get the new certificate.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, security)
     follow(context, security)
@@ -230,7 +232,7 @@ def server_context(security: Security) -> ssl.SSLContext:
 
 
 def follow(context: ssl.SSLContext, security: Security) -> None:
-    """Have a listener's context look at the files at every handshake."""
+    """Makes a listener's context check the files at every handshake."""
     newest = Reloading(security, ssl.PROTOCOL_TLS_SERVER)
 
     def renew(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> None:
@@ -241,7 +243,7 @@ def follow(context: ssl.SSLContext, security: Security) -> None:
 
 
 class Reloading:
-    """A context that is made anew when the files change. Threads may share it."""
+    """A context that is rebuilt when the files change. Threads may share it."""
 
     def __init__(self, security: Security, protocol: int = ssl.PROTOCOL_TLS_CLIENT) -> None:
         self._security = security
@@ -251,9 +253,10 @@ class Reloading:
         self._trouble = ""
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection. Files that do not belong together (yet) leave the last good ones in use.
+        """Returns the context for the next connection. Files that do not belong together (yet) leave the last good ones
+        in use.
 
-        A client's checks no host name: the caller asks for the `common_name`.
+        A client's context checks no host name: the caller checks the `common_name`.
         """
         with self._lock:
             try:
@@ -283,7 +286,7 @@ def _context(protocol: int, security: Security) -> ssl.SSLContext:
         except OSError as error:
             raise SecurityError(f"{path} cannot be read: {_why(error)}") from error
     try:
-        # the password: OpenSSL would ask for that of an encrypted key at the terminal
+        # the password: OpenSSL would otherwise ask for that of an encrypted key at the terminal
         context.load_cert_chain(security.cert, security.key, password="none")
     except (OSError, ssl.SSLError) as error:
         raise SecurityError(
@@ -299,7 +302,7 @@ def _why(error: OSError) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches it. Any name but `localhost` may be anywhere."""
+    """Returns true if only this machine reaches it. Any name but `localhost` may be anywhere."""
     host = host.strip("[]")
     if host == "localhost":
         return True
@@ -310,7 +313,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_plain(what: str, host: str, security: Security) -> str | None:
-    """The sentence that refuses `what` (in words) in plain at `host`; None when it may be."""
+    """Returns the sentence that refuses `what` (in words) unencrypted at `host`; None if it is allowed."""
     if security.insecure or is_loopback(host):
         return None
     if security.tls:
@@ -322,12 +325,12 @@ def refuse_plain(what: str, host: str, security: Security) -> str | None:
 
 
 def refuse_listener(what: str, host: str, security: Security) -> str | None:
-    """As `refuse_plain`, for what we listen on ourselves: TLS wherever there are certificates."""
+    """As `refuse_plain`, for our own listeners: they use TLS wherever there are certificates."""
     return None if security.tls else refuse_plain(what, host, security)
 
 
 def refuse_endpoint(endpoint: str, security: Security) -> str | None:
-    """As `refuse_plain`, for an etcd endpoint; what is none, and `https://` without certificates, is refused too."""
+    """As `refuse_plain`, for an etcd endpoint. Also refuses malformed ones, and `https://` without certificates."""
     try:
         host, _ = host_and_port(endpoint)
     except ValueError as error:
@@ -340,7 +343,7 @@ def refuse_endpoint(endpoint: str, security: Security) -> str | None:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Of 10.0.0.1:2379, https://etcd-0:2379 or [::1]:2379. Raises ValueError with a sentence."""
+    """Parses 10.0.0.1:2379, https://etcd-0:2379 or [::1]:2379. Raises ValueError with a sentence."""
     bare = re.sub(r"^https?://", "", endpoint.strip()).rstrip("/")
     found = re.fullmatch(r"(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):([0-9]{1,5})", bare)
     if found is None or not 0 < int(found[2]) < 65536:

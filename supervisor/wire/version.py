@@ -10,7 +10,7 @@ DISTRIBUTION = "everstep"
 
 
 def version() -> str:
-    """The version that pip installed; "unknown" where the sources run without an installation under this name."""
+    """Returns the version that pip installed; "unknown" if the sources run without an installation under this name."""
     try:
         return version_of(DISTRIBUTION)
     except PackageNotFoundError:

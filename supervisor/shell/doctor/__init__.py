@@ -1,4 +1,4 @@
-"""`supervisor doctor`: what is wrong on this machine and in the live system, and what to do about it."""
+"""`supervisor doctor`: finds problems of this machine and of the live system, and says what to do about them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Finding", "examine", "render"]
 
 
 def examine(endpoints: str, home: Path, security: str = "") -> list[Finding]:
-    """All findings, the machine's first. `endpoints` empty: no live system is looked for. `security` is the security
+    """Returns all findings, the machine's first. Empty `endpoints`: skips the live system. `security` is the security
     file."""
     found = [*machine.examine(home), *environment.examine(home), *ports.examine(home), *slurm.examine(home)]
     if not endpoints:
@@ -53,7 +53,7 @@ def _live(endpoints: list[str], security: Security) -> list[Finding]:
 
 
 def render(findings: list[Finding]) -> RenderableType:
-    """A row a finding, with what to do; then the timeouts of each run, which are findings only where they do not fit."""
+    """Renders one row for each finding, with its remedy; then each run's timeouts, also those that fit."""
     table = Table(box=None, pad_edge=False, show_header=False)
     colour = {"good": "green", "note": "yellow", "bad": "red"}
     fits: dict[str, list[timeouts.Fit]] = {}

@@ -1,4 +1,4 @@
-"""What `--address auto` would be here, and whether a node could listen on it."""
+"""Checks which address `--address auto` would pick here, and if a node could listen on it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from supervisor.wire.security import host_and_port, is_loopback
 
 
 def examine(endpoint: str) -> Iterator[Finding]:
-    """Of the first etcd endpoint. Says nothing where etcd is on loopback: so are its nodes."""
+    """Checks against the first etcd endpoint. Finds nothing if etcd is on loopback, since its nodes then are too."""
     try:
         if is_loopback(host_and_port(endpoint)[0]):
             return
         address = towards(endpoint)
     except ValueError:
-        return  # said where etcd is asked
+        return  # reported where etcd is asked
     except OSError as error:
         yield bad(
             f"no way from here to {endpoint}: {error.strerror or error}",
@@ -28,7 +28,7 @@ def examine(endpoint: str) -> Iterator[Finding]:
 
 
 def listens(address: str) -> Finding:
-    """Whether a node here could be reached at this address."""
+    """Checks if a node here could be reached at this address."""
     if is_loopback(address):
         return note(
             f"--address auto is {address} here: no other machine reaches a node at that",

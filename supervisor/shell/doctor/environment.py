@@ -1,4 +1,4 @@
-"""What an environment holds that is kept from our processes, or that may harm them: that of the `up` of this home, else the shell's."""
+"""Finds variables that are kept from our processes or may harm them: of the `up` of this home, else of the shell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from supervisor.wire import environment
 
 
 def examine(home: Path) -> Iterator[Finding]:
-    """Nothing where there is nothing to tell."""
+    """Yields the findings on the environment of the `up` of this home, or else of this shell."""
     pid = holder(system_folder(home) / POOL_LOCK)
     try:
         of = _of(pid) if pid else os.environ
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         pid, of = 0, os.environ
     yield from findings(of, "the environment of `supervisor up`" if pid else "this shell's environment")
 
@@ -35,6 +35,6 @@ def findings(of: Mapping[str, str], whose: str) -> Iterator[Finding]:
 
 
 def _of(pid: int) -> dict[str, str]:
-    """Raises OSError."""
+    """Returns the environment of a process. Raises OSError."""
     entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)

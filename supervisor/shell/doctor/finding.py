@@ -1,4 +1,4 @@
-"""What the doctor says of one thing that it looked at."""
+"""The doctor's result for one thing that it examined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing examined: its level, a sentence, and what to do."""
 
     level: Literal["good", "note", "bad"]
     what: str

@@ -1,4 +1,4 @@
-"""Folders: on which kind of file system, and whether they can be written."""
+"""Finds the file system of a folder, and checks if the folder can be written."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ NETWORKS = (
     *("nfs", "nfs4", "lustre", "gpfs", "ceph", "beegfs", "cifs", "smb3", "glusterfs", "wekafs", "pvfs2", "orangefs"),
     *("afs", "9p", "virtiofs", "panfs", "quobyte", "daos"),
 )
-"""File systems that several machines see. Of FUSE nobody can tell: it counts as one."""
+"""File systems that several machines share. FUSE may be shared or not, and counts as shared."""
 
 
 def kind_of(folder: Path, mounts: str = "/proc/self/mounts") -> tuple[str, bool]:
-    """The file system that a folder (or what there is of it) is on, and whether several machines may share it."""
+    """Returns a folder's file system (or that of its existing parents), and true if machines may share it."""
     path = folder.resolve()
     best, kind = "", "unknown"
     try:
@@ -32,7 +32,7 @@ def kind_of(folder: Path, mounts: str = "/proc/self/mounts") -> tuple[str, bool]
 
 
 def writable(folder: Path) -> bool:
-    """By writing: permission bits say little on a network's file system, or for root."""
+    """Returns true if writing there works. Permission bits mean little on a network file system, or for root."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return os.access(folder, os.X_OK)

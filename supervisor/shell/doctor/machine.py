@@ -1,4 +1,4 @@
-"""This machine: what is installed, its disk, its clock, and what was left behind on it."""
+"""Examines this machine: its packages, disk, clock, and leftovers of earlier runs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from supervisor.shell.home import system_folder
 
 PINS = {"torch": "2.13.0", "torchft": "0.2.0", "torchtitan": "0.3.0", "etcd3": "0.12.0"}
 FOREIGN = {"supervisor": "supervisord's package", "openai-agents": "the OpenAI agents package"}
-"""Public distributions whose import names are ours: installed beside us they overwrite our files."""
+"""Public distributions with our import names: installed beside us, they overwrite our files."""
 
 LEAST_FREE_BYTES = 2 * 2**30
-"""A debug model's checkpoints, logs and etcd's data stay below this for a day."""
+"""Least free space: a debug model's checkpoints, logs and etcd's data stay below it for a day."""
 
 
 EASIER = "the demo loses a node by killing its processes, which is the easier case"
 
 STA_UNSYNC = 0x0040
-"""adjtimex(2): nobody keeps the clock in step."""
+"""adjtimex(2): nothing synchronizes the clock."""
 
 
 def examine(home: Path) -> list[Finding]:
-    """All that can be said without etcd."""
+    """Returns all findings that need no etcd."""
     return [
         *_python(),
         *_packages(),
@@ -48,7 +48,7 @@ def examine(home: Path) -> list[Finding]:
 
 
 def server() -> Iterator[Finding]:
-    """The etcd that `up` would start."""
+    """Finds the etcd that `up` would start."""
     try:
         yield Finding(level="good", what=f"etcd server: {find_server()}")
     except Fatal as error:
@@ -101,7 +101,7 @@ def _host() -> Iterator[Finding]:
 
 
 def namespaced() -> Iterator[Finding]:
-    """What a node lacks here to fall silent in a network namespace of its own."""
+    """Finds what a node lacks here to fall silent in its own network namespace."""
     if os.geteuid() != 0:
         yield note(f"not root: {EASIER}", "run the demo as root for a silent loss")
     elif shutil.which("ip") is None:
@@ -122,7 +122,7 @@ def _disk(home: Path) -> Iterator[Finding]:
 
 
 def clock_status() -> int | None:
-    """The status bits of the kernel's clock; None when it does not say."""
+    """Returns the status bits of the kernel's clock; None if the kernel does not report them."""
     timex = ctypes.create_string_buffer(256)  # struct timex: 208 bytes
     try:
         if ctypes.CDLL(None, use_errno=True).adjtimex(timex) < 0:
@@ -134,7 +134,7 @@ def clock_status() -> int | None:
 
 
 def clock(status: int | None) -> Finding:
-    """No decision depends on a wall clock; people who compare logs do."""
+    """Finds a clock that is not synchronized. No decision depends on a wall clock, but people compare logs."""
     do = "run chrony or systemd-timesyncd; until then do not compare the logs of several machines (no decision does)"
     if status is None:
         return note("the kernel does not say whether the clock is kept in step", do)
@@ -146,7 +146,7 @@ def clock(status: int | None) -> Finding:
 
 
 def orphan(environment: str, system: Path, pid: str) -> str:
-    """The dead shim that a process of a node below `system` belonged to; empty when it is none of ours, or its shim lives."""
+    """Returns the pid of the dead shim of a node's process; empty if it is not ours, or its shim lives."""
     values = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
     folder = values.get("SUPERVISOR_NODE_DIR", "")
     shim = values.get("SUPERVISOR_SHIM_PID", "")
@@ -156,7 +156,7 @@ def orphan(environment: str, system: Path, pid: str) -> str:
 
 
 def _leftovers(home: Path) -> Iterator[Finding]:
-    """Nodes whose shim is gone but whose processes are not."""
+    """Finds processes of nodes whose shim is gone."""
     system = system_folder(home)
     orphans = []
     for entry in Path("/proc").iterdir():
@@ -173,7 +173,7 @@ def _leftovers(home: Path) -> Iterator[Finding]:
 
 
 def _namespaces() -> Iterator[Finding]:
-    """Network namespaces of a demo or test that was killed."""
+    """Finds network namespaces of a killed demo or test."""
     if shutil.which("ip") is None:
         return
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False, timeout=10)
@@ -184,7 +184,7 @@ def _namespaces() -> Iterator[Finding]:
 
 
 def dead_namespaces(listed: str) -> list[str]:
-    """Of what `ip netns list` prints, those named `sv<pid>-...` whose process is gone."""
+    """Returns the names `sv<pid>-...` in the output of `ip netns list` whose process is gone."""
     names = [line.split()[0] for line in listed.splitlines() if line.split()]
     found = [(name, match[1]) for name in names if (match := re.fullmatch(r"sv(\d+)-.+", name))]
     return [name for name, pid in found if not Path(f"/proc/{pid}").exists()]

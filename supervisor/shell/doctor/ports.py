@@ -1,5 +1,5 @@
-"""TorchFT's ports (manager, store, process group, heal) are plain: who else than the training network could reach those of
-this machine's trainers?"""
+"""Finds trainers whose TorchFT ports (manager, store, process group, heal) can be reached from outside the training
+network. These ports are unencrypted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DO = "keep them on the training network: a firewall, or addresses of that networ
 
 
 def examine(home: Path) -> Iterator[Finding]:
-    """What the trainers of this machine listen on."""
+    """Examines the ports on which this machine's trainers listen."""
     open_: dict[str, set[int]] = {}
     looked = 0
     for name, pid in trainers(system_folder(home)):
         try:
             ports = everywhere(Path(f"/proc/{pid}"))
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
         looked += 1
         if ports:
             open_[name] = ports
@@ -40,7 +40,7 @@ def examine(home: Path) -> Iterator[Finding]:
 
 
 def trainers(system: Path) -> Iterator[tuple[str, int]]:
-    """(name, pid) of the trainers that the shims of this machine say run."""
+    """Yields (name, pid) of the running trainers in the records of this machine's shims."""
     for path in sorted(system.glob("nodes/*/processes/*.json")):
         try:
             body = json.loads(path.read_text())
@@ -52,8 +52,8 @@ def trainers(system: Path) -> Iterator[tuple[str, int]]:
 
 
 def everywhere(process: Path) -> set[int]:
-    """Ports on which a process (its folder in /proc) listens on every address, where there is one off loopback. Raises
-    OSError."""
+    """Returns the ports on which a process (its folder in /proc) listens on every address; none if it sees only
+    loopback. Raises OSError."""
     if not leaves_loopback((process / "net" / "route").read_text()):
         return set()
     sockets = set()
@@ -69,12 +69,12 @@ def everywhere(process: Path) -> set[int]:
 
 
 def leaves_loopback(route: str) -> bool:
-    """Whether /proc/net/route knows of any network but loopback."""
+    """Returns true if /proc/net/route knows a network other than loopback."""
     return any(line.split()[0] != "lo" for line in route.splitlines()[1:] if line.split())
 
 
 def wildcard_ports(table: str, sockets: Collection[str]) -> Iterator[int]:
-    """Ports of /proc/net/tcp (or tcp6) on which one of the sockets (inodes) listens on every address."""
+    """Yields the ports of /proc/net/tcp (or tcp6) on which one of the sockets (inodes) listens on every address."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 10 or fields[3] != _LISTEN or fields[9] not in sockets:

@@ -1,4 +1,4 @@
-"""Slurm, where it is: whether it answers, what it gives, our jobs in it; and, inside a job, what the job has to hold."""
+"""Examines Slurm where it is installed: its answers, partitions and our jobs; inside a job, what the job needs."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from supervisor.shell.doctor.finding import Finding, bad, good, note
 from supervisor.shell.doctor.folders import kind_of, writable
 
 DEADLINE_S = 5.0
-"""A controller that is well answers in some milliseconds; one that is away keeps its commands for minutes."""
+"""A healthy controller answers within milliseconds; with the controller away, commands hang for minutes."""
 
 OLDEST = (22, 5)
-"""The oldest whose `squeue --json` and `sinfo --json` the engine was made for."""
+"""Oldest version whose `squeue --json` and `sinfo --json` the engine understands."""
 
 NODE_ENDS_WITHIN_S = 14.0
-"""Twice `--grace-s` (5 s) and four seconds, docs/NODES.md: after KillWait Slurm kills what is left."""
+"""Twice `--grace-s` (5 s) and four seconds (docs/NODES.md). After KillWait, Slurm kills what is left."""
 
 LEAST_JOB_AGE_S = 60
-"""Shorter, and a job's end may be missed by a supervisor that is changed meanwhile: it says gone, and not why."""
+"""Least MinJobAge. Below it, a supervisor that is replaced meanwhile may miss why a job ended."""
 
 COMMENT = re.compile(r"supervisor/([^/]+)/.+")
 
 
 class _Trouble(Exception):
-    """A command that gave no answer; the text says which and why."""
+    """A command gave no answer; the text says which and why."""
 
 
 def wanted(environment: Mapping[str, str]) -> bool:
-    """Whether somebody means to use Slurm here; that its commands are installed says less."""
+    """Returns true if the environment points to Slurm. Its commands may be installed without being used."""
     return bool(environment.get("SLURM_CONF") or environment.get("SLURM_JOB_ID"))
 
 
 def examine(home: Path, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Nothing where there is no Slurm. Takes `DEADLINE_S` for a command that hangs, and then asks no further one."""
+    """Yields the findings; none without Slurm. A command that hangs takes `DEADLINE_S`, and no further one is asked."""
     if not wanted(environment) and shutil.which("scontrol") is None:
         return
     try:
@@ -111,7 +111,7 @@ def _version(text: str) -> Finding:
 
 
 def partitions(text: str) -> Iterator[Finding]:
-    """Of `sinfo --format=%R|%a|%l|%D`."""
+    """Parses `sinfo --format=%R|%a|%l|%D`."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
     up = [f"{name} ({count} nodes, at most {limit})" for name, state, limit, count in rows if state == "up"]
     if up:
@@ -121,7 +121,7 @@ def partitions(text: str) -> Iterator[Finding]:
 
 
 def jobs(body: Any, user: str) -> Iterator[Finding]:
-    """This user's jobs of ours in `squeue --json`, by system."""
+    """Counts this user's jobs of ours in `squeue --json`, by system."""
     found: dict[str, Counter[str]] = {}
     for job in body.get("jobs", ()) if isinstance(body, dict) else ():
         ours = COMMENT.fullmatch(str(job.get("comment") or ""))
@@ -164,7 +164,7 @@ def _shared(home: Path) -> Finding:
 
 
 def _inside(environment: Mapping[str, str], config: str) -> Iterator[Finding]:
-    """What a job is to hold for a node in it."""
+    """Checks what a job needs so that a node can run in it."""
     job, host = environment["SLURM_JOB_ID"], environment.get("SLURMD_NODENAME", "")
     if host:
         yield good(f"inside job {job} on {host}")
@@ -183,7 +183,7 @@ def _inside(environment: Mapping[str, str], config: str) -> Iterator[Finding]:
 
 
 def node_folder(folder: Path) -> Iterator[Finding]:
-    """Where a node's records, sockets and logs are by default."""
+    """Checks the folder that holds a node's records, sockets and logs by default."""
     kind, shared = kind_of(folder)
     if not writable(folder):
         yield bad(f"{folder} cannot be written on this node", "give another: allocation.slurm.node_folder")

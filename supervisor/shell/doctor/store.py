@@ -1,4 +1,4 @@
-"""etcd: its version, members, alarms and size, how quickly it answers, and how much time the leases have left."""
+"""Examines etcd: its version, members, alarms, size, response time, and the time left on its leases."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from supervisor.shell.store.stubs import rpc
 from supervisor.wire import keys
 
 LOOKS = 9
-"""Round trips that are measured."""
+"""Number of round trips measured."""
 
 FULL = 0.8
-"""Of its quota: auto-compaction keeps a healthy database far below."""
+"""Part of the quota above which the database counts as full: auto-compaction keeps a healthy one far below."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """What is left of the lease that a key hangs on, as etcd says. Seconds; below 0: it has lapsed."""
+    """Time left on the lease of a key, as etcd reports it. Seconds; below 0: it has lapsed."""
 
     key: str
     ttl_s: int
@@ -48,7 +48,7 @@ def examine(store: EtcdStore, mirror: Mirror) -> Iterator[Finding]:
 
 
 def server(seen: StoreStatus, quota_bytes: int | None) -> Iterator[Finding]:
-    """What etcd says of itself."""
+    """Yields what etcd reports of itself."""
     warning = check_version(seen.version)
     yield (
         note(f"etcd {seen.version} at {seen.endpoint}", warning)
@@ -76,7 +76,7 @@ def server(seen: StoreStatus, quota_bytes: int | None) -> Iterator[Finding]:
 
 
 def size(used_bytes: int, quota_bytes: int | None) -> Finding:
-    """How near the database is to the quota at which etcd takes no more writes."""
+    """Compares the database with the quota at which etcd takes no more writes."""
     if not quota_bytes:
         return good(f"etcd's database has {used_bytes / 2**20:.1f} MiB; its quota is not known from here")
     what = f"etcd's database has {used_bytes / 2**20:.1f} of {quota_bytes / 2**20:.0f} MiB"
@@ -88,7 +88,7 @@ def size(used_bytes: int, quota_bytes: int | None) -> Finding:
 
 
 def quota(endpoint: str) -> int | None:
-    """Bytes, from etcd's metrics; None when those are not to be had in plain."""
+    """Returns the quota in bytes, from etcd's metrics; None if they are not served unencrypted."""
     connection = http.client.HTTPConnection(endpoint, timeout=2.0)
     try:
         connection.request("GET", "/metrics")
@@ -102,7 +102,7 @@ def quota(endpoint: str) -> int | None:
 
 
 def round_trips(store: EtcdStore) -> list[float]:
-    """Seconds of a read that a majority answers, some times over."""
+    """Returns the seconds that each of several linearizable reads took."""
     found = []
     for _ in range(LOOKS):
         began = time.monotonic()
@@ -112,7 +112,7 @@ def round_trips(store: EtcdStore) -> list[float]:
 
 
 def pace(trips_s: Sequence[float], least_ttl_s: int) -> Iterator[Finding]:
-    """A lease is renewed when a part of its time is over: a round trip must be short against that."""
+    """Compares round trips with the shortest lease, which must be renewed when part of its time is over."""
     worst, median = max(trips_s), statistics.median(trips_s)
     what = f"etcd answers in {1000 * median:.1f} ms ({1000 * worst:.1f} ms at worst of {len(trips_s)})"
     do = "give etcd a disk and cores of its own, or lengthen the leases (supervisor run --lease-s, policy.node_lease_s)"
@@ -127,7 +127,7 @@ def pace(trips_s: Sequence[float], least_ttl_s: int) -> Iterator[Finding]:
 
 
 def margins(store: EtcdStore, mirror: Mirror) -> list[Margin]:
-    """Of the leader's, every agent's and every gate's lease."""
+    """Returns the margins of the leases of the leader, the agents and the gates."""
     found = []
     for key, item in sorted(mirror.items.items()):
         if item.lease and _kept(key):
@@ -143,8 +143,8 @@ def _kept(key: str) -> bool:
 
 
 def leases(found: Sequence[Margin]) -> Iterator[Finding]:
-    """Each is renewed when a third of its time is over: with less than a third left, two renewals have failed. What is left is told in
-    whole seconds, rounded down."""
+    """Finds leases that are not renewed in time. Each is renewed after a third of its time: with less than a third
+    left, two renewals have failed. etcd rounds the time left down to whole seconds."""
     late = [m for m in found if 3 * (m.left_s + 1) <= m.ttl_s]
     for m in late:
         yield bad(

@@ -1,4 +1,4 @@
-"""The live system: who leads, the nodes, the runs, their lighthouses and forwarders."""
+"""Examines the live system: its leader, nodes, runs, lighthouses and forwarders."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _leader(mirror: Mirror) -> Finding:
 
 
 def lighthouse(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
-    """Its seat, whether its gate takes a connection from here, and what it hears."""
+    """Examines the run's lighthouse: its seat, the connection to its gate, and the groups that it hears."""
     seat = memory.lighthouse
     where = f"run {run}: the lighthouse of generation {seat.generation} on {seat.node}"
     if not seat.node:
@@ -100,13 +100,13 @@ def _hearing(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
             f"({group.generation} runs)"
         )
         do = f"supervisor logs --run {run} --group {number}"
-        # A gate that has just opened has not heard everybody yet.
+        # A gate that has just opened has not heard every group yet.
         coming = generation == group.generation and hearing in ("absent", "holding")
         yield note(what, f"look again in a moment; {do}") if coming else bad(what, do)
 
 
 def webhook(mirror: Mirror, record: RunRecord) -> Iterator[Finding]:
-    """Whether the file with its URL is there: where a supervisor of this machine leads it is needed here."""
+    """Checks that the run's webhook file exists. It must exist on this machine if a supervisor leads here."""
     file = record.spec.policy.webhook_file
     missing = notify.not_here(file)
     if not missing:
@@ -120,7 +120,7 @@ def webhook(mirror: Mirror, record: RunRecord) -> Iterator[Finding]:
 
 
 def connects(address: str) -> str:
-    """Why host:port takes no TCP connection; empty when it does."""
+    """Returns why host:port takes no TCP connection; empty if it does."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
@@ -130,7 +130,7 @@ def connects(address: str) -> str:
 
 
 def forwarders(mirror: Mirror, run: str, memory: Memory) -> Iterator[Finding]:
-    """Whether each trainer's forwarder passes on to the gate that has the seat, and reaches it."""
+    """Checks that each trainer's forwarder passes on to the gate that has the seat, and reaches it."""
     right = 0
     seat = memory.lighthouse.address
     for node in views.node_names(mirror):

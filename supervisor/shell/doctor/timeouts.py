@@ -1,4 +1,4 @@
-"""The timeouts of every run that is not over: the whole table, with what each was held against."""
+"""Examines the timeouts of every run that is not over, and renders the table with each one's bounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLOURS = {"unsafe": "red", "tight": "yellow", "fits": "green"}
 
 
 def examine(mirror: Mirror, record: RunRecord, memory: Memory) -> Iterator[Finding]:
-    """A finding a row."""
+    """Yields one finding for each timeout of the run."""
     for row in fit.live(mirror, record, memory):
         yield judged(record.spec.name, row)
 
@@ -53,12 +53,12 @@ def _do(run: str, row: Row) -> str:
 
 
 def table(run: str, rows: Sequence[Row]) -> Text:
-    """All of it, for who is refused one of them."""
+    """Renders the whole table, for a user whose timeouts were refused."""
     return lines([judged(run, row) for row in rows])
 
 
 def lines(fits: Sequence[Fit]) -> Text:
-    """The table of one run: a block for each timeout, so that it can be read in a narrow terminal too."""
+    """Renders the table of one run. Each timeout is a block, so that a narrow terminal can show it."""
     text = Text(f"{f'timeouts of run {fits[0].run}':34}{'now':>12}{'safe':>12}{'best':>10}\n", "bold")
     for each in fits:
         row = each.row

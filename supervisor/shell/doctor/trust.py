@@ -1,4 +1,4 @@
-"""How we talk, how long the certificates last, and what this user may do that it should not."""
+"""Examines the connection's security: encryption, expiry of certificates, and excess permissions of this user."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from supervisor.shell.store.stubs import rpc
 from supervisor.wire.security import Security, SecurityError, load, read_certificate
 
 SOON_S = 14 * 86400.0
-"""Two weeks: time for somebody to come back from a holiday and renew it."""
+"""Two weeks: time to come back from a holiday and renew the certificate."""
 
 RENEW = "write new files in their places (deploy/certificates.sh makes them); no restart is needed"
 
 Permission = tuple[bytes, bytes, bool]
-"""Start, end (exclusive), and whether it may write there."""
+"""Start, end (exclusive), and true if the user may write there."""
 
 
 def certificates(security: Security, now: float) -> Iterator[Finding]:
-    """How long the files in use are valid: our own, those of the authority, and those of the nodes that lie beside ours."""
+    """Yields when the files in use expire: our own, the authority's, and those of the nodes that lie beside ours."""
     if not security.tls:
         return
     try:
@@ -63,7 +63,7 @@ def _authorities(ca: str) -> list[float]:
 
 
 def talk(endpoints: Sequence[str], security: Security) -> Finding:
-    """How we talk to etcd."""
+    """Reports whether the connection to etcd is encrypted."""
     if security.tls and all(e.strip().startswith("https://") for e in endpoints):
         return good("TLS to etcd, both ways")
     if security.insecure:
@@ -72,7 +72,7 @@ def talk(endpoints: Sequence[str], security: Security) -> Finding:
 
 
 def rights(store: EtcdStore, endpoints: Sequence[str], security: Security) -> Iterator[Finding]:
-    """Whether etcd checks who may do what, and whether this user may no more than it must. Nothing is written."""
+    """Checks that etcd enforces permissions, and that this user has exactly those that it needs. Writes nothing."""
     checks = _checks(store)
     tls = security.tls and all(e.strip().startswith("https://") for e in endpoints)
     if checks is None:
@@ -100,8 +100,8 @@ def _ask(store: EtcdStore, what: str, request: Any) -> Any:
 
 
 def _checks(store: EtcdStore) -> bool | None:
-    """Whether etcd's auth is on. There is no question for that in 3.4; nobody's name and password are refused in one way
-    when it is, and in another when it is not."""
+    """Returns true if etcd's auth is on, None if unknown. etcd 3.4 has no query for it, but rejects an empty name and
+    password with different errors."""
     try:
         _ask(store, "Authenticate", rpc.AuthenticateRequest(name="", password=""))
     except PortError as error:
@@ -125,7 +125,7 @@ def _permissions(store: EtcdStore, user: str) -> set[Permission]:
 
 
 def surplus(user: str, given: Collection[Permission]) -> Iterator[Finding]:
-    """What a user may beyond, or short of, what `init-auth` gives it."""
+    """Compares a user's permissions with those that `init-auth` grants."""
     mend = "supervisor init-auth with the certificate of `root` sets it right (give --node for each node)"
     if user == auth.ROOT:
         yield note(
@@ -156,6 +156,6 @@ def _key(start: bytes) -> str:
 
 
 def examine(endpoints: Sequence[str], security: Security) -> Iterator[Finding]:
-    """What can be said without etcd."""
+    """Yields all findings that need no etcd."""
     yield talk(endpoints, security)
     yield from certificates(security, time.time())

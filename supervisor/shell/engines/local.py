@@ -1,8 +1,8 @@
 """The local engine: nodes are processes on this machine, taken from a pool of names in `HOME/local/pool.json`.
 
-All state is in files, so that it outlives the supervisor: whoever comes next finds the nodes by pid and start time.
-They are this home's and this machine's; a supervisor that has another home, or this home on another machine, has an engine
-that knows none of them.
+All state is in files and outlives the supervisor: the next one finds the nodes by pid and start time. The nodes belong
+to this home and this machine. A supervisor with another home, or on another machine, has an engine that knows none of
+them.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from supervisor.wire.security import SecurityError, file_of_node, load
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""A list is a few small files of this machine; a lost allocation is seen within this."""
+"""Seconds until a lost allocation is seen; a list costs only a few small local files."""
 
 KILL_AFTER_S = 10.0
-"""From TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
+"""Seconds from TERM to KILL of a node: twice the 5 s that its shim gives the trainers."""
 
 STOPPED = "no node of this machine runs any more: all of them were stopped at once, or the machine lost its power"
-"""The reason of every allocation then."""
+"""Reason of every allocation in that case."""
 
 WITHHELD = "withheld.json"
-"""Beside the pool, while no node is given."""
+"""File beside the pool, present while no node is given."""
 
 
 @dataclass(frozen=True)
 class PoolNode:
-    """A node that the engine may give: `netns` names a network namespace that stands for its machine, if any."""
+    """A node that the engine may give. `netns` names the network namespace that stands for its machine, if any."""
 
     name: str
     address: str = "127.0.0.1"
@@ -56,21 +56,21 @@ class PoolNode:
 
 @dataclass(frozen=True)
 class Pool:
-    """All nodes there are, and how they are started."""
+    """All nodes of this machine, and how they are started."""
 
     nodes: tuple[PoolNode, ...]
     etcd: str
     report_s: float = 1.0
     cold: bool = False
     security: str = ""
-    """Path of the security file of whoever starts the nodes; theirs are beside it."""
+    """Path of the starter's security file; the nodes' own files are beside it."""
     host: str = field(default_factory=socket.gethostname)
-    """Name of the machine that the nodes are processes of: the home's disk may be shared."""
+    """Name of the machine on which the nodes run: the home's disk may be shared."""
     gpus: tuple[str, ...] = field(default_factory=gpus.there)
-    """As CUDA_VISIBLE_DEVICES names them, when the pool was made: all nodes divide the same, whoever starts them."""
+    """GPUs as CUDA_VISIBLE_DEVICES named them when the pool was made, so that every starter divides the same ones."""
 
     def raised_to(self, nodes: int) -> str:
-        """How a person gives it that number of nodes."""
+        """Returns how a person raises the pool to that number of nodes."""
         command = f"supervisor up --nodes {nodes}"
         if self.gpus:
             return f"as they divide this machine's GPUs, more take `supervisor down`, then `{command}`"
@@ -81,7 +81,7 @@ class Pool:
 
     @staticmethod
     def load(home: Path) -> Pool | None:
-        """None when there is none. Raises Fatal where it cannot be read."""
+        """Reads the pool; None if there is none. Raises Fatal if it cannot be read."""
         path = _folder(home) / "pool.json"
         try:
             body = json.loads(path.read_text())
@@ -116,7 +116,7 @@ class _Allocation:
     ticks: int = 0
     reason: str = ""
     term_unix_s: float = 0.0
-    """When TERM was sent; this machine's clock."""
+    """When TERM was sent, by this machine's clock; 0 if it was not."""
 
 
 class LocalEngine:
@@ -135,33 +135,33 @@ class LocalEngine:
             )
 
     def _here(self) -> Pool | None:
-        """The pool, if it is of this machine; one that is made or raised later is found."""
+        """Returns this machine's pool, if any. Reads the file again, to find a pool that was made or raised later."""
         self._pool = Pool.load(self._home)
         return None if self._elsewhere() else self._pool
 
     def _elsewhere(self) -> bool:
-        """Whether the nodes are another machine's: its pids mean nothing here."""
+        """Returns true if the nodes belong to another machine: its pids mean nothing here."""
         return self._pool is not None and self._pool.host != socket.gethostname()
 
     def acquire(self, request: Request) -> None:
-        """Where there is no pool it leaves no trace: whoever has one may be asked for the same."""
+        """Asks for an allocation. Leaves no trace without a pool: another supervisor may get the same request."""
         if not self._here() or self._path(request.key).exists():
             return
         self._save(_Allocation(key=request.key, slots=request.slots, lease_s=request.lease_s, exclude=request.exclude))
         self._serve_pending()
 
     def replace(self, key: str, request: Request, because: str) -> None:
-        """There is nobody to keep off the old node but us: `request.exclude` does."""
+        """Asks for the new node and gives the old one back. `request.exclude` alone keeps us off the old node."""
         self.acquire(request)
         self.release(key)
 
     def events(self, changed: Callable[[], None]) -> None:
-        """Files do not call."""
+        """Never calls: files send no notifications."""
 
     def release(self, key: str) -> None:
         allocation = self._load(key)
         if allocation is not None and allocation.state == "pending" and allocation.node:
-            # We may have died right after starting its node: then only the node's lock knows.
+            # We may have died right after starting its node: then only the node's lock shows it.
             allocation = self._adopt(allocation) or allocation
             self._save(replace(allocation, state="gone"))
         if allocation is not None and not self._ended(allocation):
@@ -170,7 +170,7 @@ class LocalEngine:
             self._path(key).unlink(missing_ok=True)
 
     def take_away(self, key: str, reason: str) -> None:
-        """What a scheduler does to us: the allocation is gone and its processes are ended (TERM, then KILL)."""
+        """Takes an allocation away as a scheduler does: it is gone and its processes are ended (TERM, then KILL)."""
         allocation = self._load(key)
         if allocation is None:
             raise Fatal(f"there is no allocation {key}")
@@ -178,15 +178,15 @@ class LocalEngine:
         self._end(replace(allocation, state="gone", reason=reason))
 
     def withhold(self, reason: str) -> None:
-        """What a cluster does to us in which no node is free: what is asked for stays pending, until `give_again`, and no longer
-        than this process lives. Raises Fatal where another does so already."""
+        """Simulates a cluster without free nodes: requests stay pending until `give_again`, or until this process ends.
+        Raises Fatal if another process does so already."""
         if why := self._withheld():
             raise Fatal(f"the nodes of {self._home} are withheld already: {why}")
         about = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "reason": reason}
         _write(_folder(self._home) / WITHHELD, about)
 
     def give_again(self) -> None:
-        """If it was this process that withheld the nodes."""
+        """Gives nodes again, if this process withheld them."""
         path = _folder(self._home) / WITHHELD
         if path.exists() and json.loads(path.read_text())["pid"] == os.getpid():
             path.unlink()
@@ -213,7 +213,7 @@ class LocalEngine:
         return grants
 
     def _with_its_shim(self, allocation: _Allocation) -> _Allocation:
-        """The allocation, with the shim that lives now where that is not the one that was started for it."""
+        """Returns the allocation with its current shim, which may have replaced the one started for it."""
         if allocation.state != "granted" or _alive(allocation):
             return allocation
         adopted = self._adopt(allocation)
@@ -223,9 +223,10 @@ class LocalEngine:
         return adopted
 
     def _stopped_at_once(self, allocations: Sequence[_Allocation]) -> Sequence[_Allocation]:
-        """The allocations, all gone where no shim of this machine lives any more: it was stopped, or lost its power.
+        """Returns the allocations, all gone if no shim of this machine lives: the machine was stopped, or lost its
+        power.
 
-        One dead shim among live ones is a lost node, not a lost allocation: its lease tells.
+        One dead shim among live ones is a lost node, not a lost allocation: its lease shows it.
         """
         granted = [a for a in allocations if a.state == "granted"]
         if not granted or any(map(_alive, granted)):
@@ -236,15 +237,15 @@ class LocalEngine:
         return [gone.get(a.key, a) for a in allocations]
 
     def knows(self, grant: Grant) -> bool:
-        """`local-PID`, and none, are what was written before the id said whose it is."""
+        """Returns true for our ids. Older versions wrote `local-PID` or no id, without an owner."""
         return not grant.engine_id or grant.engine_id.startswith((self._id, "local-"))
 
     def alive(self) -> Sequence[str]:
-        """Names of the nodes whose shims run."""
+        """Returns the names of the nodes whose shims run."""
         return [a.node for a in self._all() if a.node and (_alive(a) or self._adopt(a) is not None)]
 
     def stop_all(self, deadline_s: float) -> Sequence[str]:
-        """End every node; returns those that would not go."""
+        """Ends every node. Returns those that did not end in time."""
         until = time.monotonic() + deadline_s
         left = self._all()
         while left and time.monotonic() < until:
@@ -272,27 +273,27 @@ class LocalEngine:
             if not free:
                 continue
             held.add(free[0].name)
-            # The name first: when we die in between, the next of us starts this node again, not a second one, and
-            # the shim's own lock sees to it that only one lives.
+            # Save the name first: if we die in between, the next supervisor starts this node again and not a second
+            # one. The shim's own lock ensures that only one lives.
             allocation = replace(allocation, node=free[0].name)
             self._save(allocation)
             self._start(allocation, free[0], pool)
 
     def free(self) -> int:
-        """How many nodes of the pool could be given now; 0 where there is no pool."""
+        """Returns the number of nodes of the pool that could be given now; 0 without a pool."""
         pool = self._here()
         return len({n.name for n in pool.nodes} - self._held(self._all())) if pool is not None else 0
 
     def _held(self, allocations: Sequence[_Allocation]) -> set[str]:
-        """Nodes that are given, or are still ending."""
+        """Returns the nodes that are given, or are still ending."""
         return {a.node for a in allocations if a.node and (a.state == "pending" or not self._ended(a))}
 
     def held(self) -> int:
-        """How many nodes are given, also those of a pool that was larger before."""
+        """Returns the number of nodes given, including those of a formerly larger pool."""
         return len(self._held(self._all()))
 
     def _full(self, pending: int) -> str:
-        """Why what is pending stays so; empty: it does not."""
+        """Returns why pending requests stay pending; empty if they do not."""
         pool = self._pool
         if pool is None or self.free():
             return ""
@@ -300,7 +301,7 @@ class LocalEngine:
         return f"{held} nodes are held, of a pool of {len(pool.nodes)}; {pool.raised_to(max(held, len(pool.nodes)) + pending)}"
 
     def _withheld(self) -> str:
-        """Why no node is given; empty: they are. Whoever withheld them may have been killed."""
+        """Returns why no node is given; empty if nodes are, or if the withholding process was killed."""
         try:
             about = json.loads((_folder(self._home) / WITHHELD).read_text())
         except FileNotFoundError:
@@ -315,7 +316,7 @@ class LocalEngine:
         if pool.security:
             command += ["--security", _security(pool.security, node.name)]
         if node.netns:
-            # not `ip netns exec`: it mounts a /sys without the memory cgroups in which the shim sees who was killed for memory
+            # `ip netns exec` would mount a /sys without the memory cgroups in which the shim sees out-of-memory kills
             command = ["nsenter", f"--net=/run/netns/{node.netns}", *command]
         folder = self._home / "nodes" / node.name
         try:
@@ -335,7 +336,7 @@ class LocalEngine:
         self._save(replace(allocation, state="granted", pid=process.pid, ticks=ticks))
 
     def _adopt(self, allocation: _Allocation) -> _Allocation | None:
-        """The allocation with the shim that holds the node's lock now, if another than ours does."""
+        """Returns the allocation with the shim that now holds the node's lock; None if none does."""
         try:
             with (self._home / "nodes" / allocation.node / "shim.lock").open() as lock:
                 try:
@@ -388,7 +389,7 @@ class LocalEngine:
 
 
 def environment(pool: Pool, node: PoolNode, slots: int) -> dict[str, str]:
-    """Ours as decided for a node, with the node's GPUs."""
+    """Returns our environment as filtered for a node, with the node's GPUs."""
     ours = decided.of_node(os.environ, (node.address,))
     ours.pop(gpus.SHARED, None)
     if pool.gpus:
@@ -406,14 +407,14 @@ def _security(file: str, node: str) -> str:
 
 def _alive(allocation: _Allocation) -> bool:
     try:
-        os.waitpid(allocation.pid, os.WNOHANG)  # our own child when we started it: leave no zombie
+        os.waitpid(allocation.pid, os.WNOHANG)  # reap it if it is our own child: leave no zombie
     except ChildProcessError:
         pass
     return is_running(allocation.pid, allocation.ticks)
 
 
 def _signal(allocation: _Allocation, number: int) -> None:
-    """To this very process, or to none: the pidfd holds on to it between the look and the signal."""
+    """Signals exactly this process, or none: the pidfd pins it between the check and the signal."""
     try:
         handle = os.pidfd_open(allocation.pid)
     except ProcessLookupError:
@@ -438,7 +439,7 @@ def _write(path: Path, body: object) -> None:
         with temporary.open("w") as file:
             file.write(json.dumps(body))
             file.flush()
-            os.fsync(file.fileno())  # a file that is empty after a power loss would need a person
+            os.fsync(file.fileno())  # an empty file after a power loss would need a person
         temporary.rename(path)
     except OSError as error:
         raise Retryable(f"cannot write {path}: {error.strerror}", after_s=5.0) from error

@@ -1,6 +1,6 @@
 """The Slurm engine: one 1-node job for each allocation (ADR 8).
 
-It keeps nothing: what there is stands in Slurm, by our key in the job's comment.
+It has no state of its own. Slurm holds everything, under our key in each job's comment.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from supervisor.wire.security import SecurityError, load
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""A list is one request to slurmctld, which serves a whole cluster; a lost node is told by its lease anyway."""
+"""Seconds between lists, each a request to the cluster's slurmctld. A lost node shows by its lease anyway."""
 SHARE = 0.1
-"""At most this part of the time is spent on lists, however many jobs everybody has (0.2 s for 1000 in Slurm 22.05)."""
+"""Largest share of time spent on lists, for any number of jobs (0.2 s for 1000 in Slurm 22.05)."""
 POLL_MAX_S = 10.0
-"""But asked this often all the same, be a list slow or slurmctld busy for once: for twice as long a lost node waits for a word."""
+"""Longest pause between lists, however slow. A lost node waits up to twice as long for Slurm's report."""
 BOOT_MARGIN_S = 30
-"""So much later than the job's start a node must have been booted: a registration may be late, and clocks differ."""
+"""Seconds by which a boot must follow the job's start: a registration may be late, and clocks differ."""
 
 _PENDING = {"PENDING", "CONFIGURING", "RESV_DEL_HOLD"}
 _TAKEN = {"SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-"""It may go on later, when another has its place: it is cancelled. What is in none of these sets says nothing."""
+"""States of jobs that could go on later, in another's place: they are cancelled. Unknown states are ignored."""
 _ENDED = {
     "BOOT_FAIL",
     "CANCELLED",
@@ -48,7 +48,7 @@ _ENDED = {
 _LEAVING = {"DRAIN", "FAIL", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWER_DOWN", "POWERING_DOWN"}
 _AWAY = _LEAVING | {"DOWN"}
 _SHARED = " shared"
-"""After the key in the comment of a job that does not have its host for itself: its node is named otherwise."""
+"""Suffix of the key in the comment of a job that shares its host; such a node has another name format."""
 
 
 class SlurmEngine:
@@ -57,7 +57,7 @@ class SlurmEngine:
     name = "slurm"
 
     def __init__(self, etcd: Sequence[str], security_file: str, system: str) -> None:
-        """Calls nothing. `system` is what keys.SYSTEM holds; `security_file` is the supervisor's own, or empty."""
+        """Makes no calls. `system` is the content of keys.SYSTEM; `security_file` is the supervisor's own, or empty."""
         self.poll_s = POLL_S
         self._etcd = tuple(etcd)
         self._security_file = security_file
@@ -67,15 +67,16 @@ class SlurmEngine:
         self._cluster = ""
         self._released: set[str] = set()
         self._submitted: dict[str, tuple[int, frozenset[int]]] = {}
-        """By key, what sbatch said, and the numbers of the jobs before it: no key is submitted again after a success."""
+        """By key, the job's number and those of earlier jobs: no key is submitted again after a success."""
         self._replaced: set[str] = set()
-        """Keys whose host was drained: not again, when an administrator has resumed it."""
+        """Keys whose host was drained. It is not drained again after an administrator resumed it."""
         self._may_drain = True
         self._lost: set[str] = set()
-        """Keys that were released and whose host failed: only its boot will say that their processes have ended."""
+        """Released keys whose host failed: only a boot of the host proves that their processes ended."""
 
     def acquire(self, request: Request) -> None:
-        """Two tries at most: after one that failed there may be a job all the same. One that succeeded is looked up."""
+        """Submits the job if it is not listed. Tries twice at most, since a failed try may have left a job. Raises
+        RequestRefused if the submitted job cannot be recognized."""
         said = ""
         for attempt in range(3):
             everybodys = self._commands.jobs()
@@ -109,7 +110,7 @@ class SlurmEngine:
             raise RequestRefused(words_of_it)
 
     def replace(self, key: str, request: Request, because: str) -> None:
-        """The host is drained first: Slurm must not give it to the new job, and whoever goes on after us does so too."""
+        """Drains the host first, so that Slurm does not give it to the new job. A repetition does the same."""
         job = self._jobs().get(key)
         if job is not None and job.node and request.spec.slurm.drain_suspects and key not in self._replaced:
             self._drain(job.node, f"supervisor, run {request.run}: {because}")
@@ -126,8 +127,8 @@ class SlurmEngine:
         self._released.add(key)
 
     def list(self) -> Sequence[Grant]:
-        """Cancels what must not be: the second job of one key, and what an administrator has queued again. A job whose host
-        failed is listed after its release too, while Slurm knows it: when the host was booted, its processes have ended."""
+        """Lists our jobs. Cancels second jobs of one key and jobs that an administrator requeued. Lists a job with a
+        failed host even after its release, because a later boot proves that its processes ended."""
         began = time.monotonic()
         jobs = self._jobs()
         self._lost = {key for key, job in jobs.items() if key in self._released and _host_failed(job)}
@@ -141,10 +142,10 @@ class SlurmEngine:
         return [_grant(key, job, nodes.get(job.node)) for key, job in listed.items()]
 
     def events(self, changed: Callable[[], None]) -> None:
-        """Slurm can only be asked."""
+        """Never calls: Slurm sends no notifications."""
 
     def knows(self, grant: Grant) -> bool:
-        """Whether it is of this cluster; before the first list nothing is known."""
+        """Returns true if the grant is of this cluster; before the first list only grants without an id are."""
         if not grant.engine_id:
             return True
         return bool(self._cluster) and grant.engine_id.startswith(f"slurm:{self._cluster}:")
@@ -152,8 +153,8 @@ class SlurmEngine:
     def check(self, request: Request) -> None:
         """Raises Fatal, with Slurm's words and the key of the run file, if Slurm would refuse this. Submits nothing.
 
-        Slurm itself knows accounts and QOS only where it has a database, and does not look at a partition's limits unless
-        EnforcePartLimits is set: such a job would wait, with Slurm's reason.
+        Slurm knows accounts and QOS only if it has a database, and checks a partition's limits only with
+        EnforcePartLimits. Without them, such a job would wait, with Slurm's reason.
         """
         options, script = self._submission(request)
         words = self._commands.refusal(options, script)
@@ -164,8 +165,8 @@ class SlurmEngine:
         return self._ours(self._commands.jobs())
 
     def _ours(self, everybodys: Sequence[Job]) -> dict[str, Job]:
-        """Our jobs by our keys. Of two with one key the older one counts, whatever became of it, and the other is
-        cancelled: so all who look agree."""
+        """Returns our jobs by our keys. Of two jobs with one key the older one always counts and the other is
+        cancelled, so that all observers agree."""
         ours: dict[str, Job] = {}
         more: list[Job] = []
         jobs = [job for job in everybodys if job.ours and job.comment.startswith(self._prefix)]
@@ -199,12 +200,12 @@ class SlurmEngine:
         )
 
     def _explained(self, request: Request, words: str) -> str:
-        """With the keys of the run file without any one of which Slurm would take it: a time limit that is too long for its
-        partition is both."""
+        """Adds to Slurm's words each key of the run file whose removal alone makes Slurm accept the job. For a time
+        limit too long for its partition, that is both."""
         spec = request.spec.slurm
         options, script = self._submission(request)
         if not self._commands.refusal(options, script):
-            return f"Slurm refuses the job: {words}"  # not for what was asked
+            return f"Slurm refuses the job: {words}"  # the request itself is not the reason
         anywhere = [option for option in options if not option.startswith("--exclude=")]
         if request.exclude and not self._commands.refusal(anywhere, script):
             return (
@@ -250,10 +251,9 @@ def _host_failed(job: Job) -> bool:
 
 
 def _booted_since(job: Job, node: Node | None) -> bool:
-    """Whether the job's host was booted after the job had started. Nothing else that Slurm says is a proof that the processes
-    have ended: what it cancels on a host that does not answer is ended for Slurm and lives on, and what has left the job's
-    process tree outlives it. A virtual machine that was frozen seems to have been booted later than it was, but its slurmd
-    has not started since."""
+    """Returns true if the host booted after the job started, the only proof in Slurm that the processes ended. A job
+    cancelled on a silent host is over for Slurm but lives on, and processes that left the job's tree outlive it. A
+    thawed virtual machine seems to have booted later, but its slurmd has not started since."""
     if node is None or not job.started_unix_s:
         return False
     return min(node.booted_unix_s, node.slurmd_unix_s) > job.started_unix_s + BOOT_MARGIN_S
@@ -261,7 +261,7 @@ def _booted_since(job: Job, node: Node | None) -> bool:
 
 def _state(job: Job) -> Literal["pending", "granted", "gone", "refused"]:
     if "FAILED" in job.states and not job.node:
-        return "refused"  # what cannot be met by any node: sbatch fails, and leaves this behind
+        return "refused"  # no node can satisfy it: sbatch fails, and leaves this job behind
     if job.restarts or _ended(job) or _TAKEN.intersection(job.states):
         return "gone"
     if _PENDING.intersection(job.states):
@@ -291,7 +291,7 @@ def _id(job: Job) -> str:
 
 
 def _grace_s(job: Job) -> int:
-    """How long a preempted job runs on; 0: it is not preempted. Both times are slurmctld's."""
+    """Returns how many seconds a preempted job runs on; 0 if it is not preempted. Both times are slurmctld's."""
     return max(1, job.ends_unix_s - job.preempted_unix_s) if job.preempted_unix_s else 0
 
 
@@ -310,7 +310,7 @@ def _end(job: Job) -> str:
     elif not _ended(job):
         said += ", which is cancelled"
     if job.preempted_unix_s and "PREEMPTED" not in job.states:
-        said += ", PREEMPTED"  # while it is completing
+        said += ", PREEMPTED"  # Slurm omits it while the job is completing
     why = f" ({job.why})" if job.why else ""
     code = f", exit code {job.exit_code}" if job.exit_code else ""
     where = f" on {job.node}" if job.node else ""

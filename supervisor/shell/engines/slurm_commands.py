@@ -1,7 +1,7 @@
-"""Slurm's command line, as the engine needs it: every call has a deadline, and nobody looks at the text of an error.
+"""Slurm's command line, as the engine needs it: every call has a deadline, and error texts are never parsed.
 
-A command that fails is Retryable while no controller answers `scontrol ping`; else it is tried once more, and then it is
-Fatal with Slurm's own words. One that takes too long is Retryable: its outcome is not known.
+A failed command is Retryable while no controller answers `scontrol ping`. Otherwise most are tried once more, then
+Fatal with Slurm's own words. A command that takes too long is Retryable: its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from supervisor.ports.errors import Fatal, Retryable
 from supervisor.wire.programs import CONTROL_PLANE
 
 COMMAND_S = 30.0
-"""Slurm's commands give up by themselves after MessageTimeout, by default 10 s, or twice that."""
+"""Deadline of a command. Slurm's commands give up after MessageTimeout, 10 s by default, or twice that."""
 PING_S = 10.0
 ONCE_MORE_S = 0.5
-"""Before the second try: a controller that has just come back turns the first one away."""
+"""Seconds before the second try: a controller that has just come back rejects the first one."""
 
 _OURS = re.compile(
     r"SLURM_CONF$|(?!SLURM|SQUEUE_|SINFO_|SCANCEL_|SCONTROL_|SBATCH_(?:CLUSTERS|CLUSTER_CONSTRAINT|ARRAY_INX|WAIT|EXPORT)$)"
 )
-"""What the commands and the job see: not what other options these commands take from the environment (SQUEUE_PARTITION would
-hide our jobs, SBATCH_CLUSTERS put them where we do not look, SBATCH_EXPORT keep the environment from them), and not what the
-job says in which the supervisor itself may run."""
+"""Environment variables that the commands and the job see. Options of these commands are left out: SQUEUE_PARTITION
+would hide our jobs, SBATCH_CLUSTERS misplace them, SBATCH_EXPORT strip their environment. Variables of the job in
+which the supervisor itself may run are left out as well."""
 _NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
-"""What sbatch --parsable answers with, among what a site's plugins print."""
+"""The job number in the output of sbatch --parsable, among the lines of a site's plugins."""
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|_(?:KEY|PASS|PAT|PWD)$", re.IGNORECASE
 )
@@ -42,19 +42,19 @@ class Refused(Exception):
 
 
 class NumberUnknown(Retryable):
-    """sbatch succeeded, and has not said the job's number."""
+    """sbatch succeeded without printing the job's number."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One of `squeue --json`, as far as the engine needs it."""
+    """One job of `squeue --json`, as far as the engine needs it."""
 
     id: int
     cluster: str
     states: tuple[str, ...]
-    """In capitals; one in Slurm 22.05, a base state and its flags in later ones."""
+    """In capitals: one state in Slurm 22.05, a base state and its flags in later versions."""
     why: str
-    """Why it is pending, or failed; empty when Slurm gives no reason."""
+    """Why it is pending, or failed; empty if Slurm gives no reason."""
     comment: str
     node: str
     restarts: int
@@ -62,68 +62,69 @@ class Job:
     submitted_unix_s: int
     uid: int
     started_unix_s: int = 0
-    """The last start, by slurmctld's clock; 0: not known."""
+    """Last start, by slurmctld's clock; 0 if unknown."""
     preempted_unix_s: int = 0
-    """When another job was given its host, by the same clock; 0: none was. It runs on for a grace, and is never taken back."""
+    """When another job was given its host, by the same clock; 0 if none was. The job runs on for a grace period, and
+    preemption is never taken back."""
     ends_unix_s: int = 0
-    """When Slurm will end it, or has, by the same clock; 0: not known."""
+    """When Slurm will end it, or ended it, by the same clock; 0 if unknown."""
 
     @property
     def ours(self) -> bool:
-        """Whether our user's: anybody may write anything into a comment."""
+        """True if the job is our user's: anyone may write any comment."""
         return self.uid == os.getuid()
 
 
 @dataclass(frozen=True)
 class Node:
-    """One of `sinfo --json`."""
+    """One node of `sinfo --json`."""
 
     name: str
     states: tuple[str, ...]
     """In capitals: the base state and the flags."""
     reason: str
-    """The administrator's, or Slurm's."""
+    """The reason given by the administrator or by Slurm."""
     booted_unix_s: int = 0
-    """By slurmctld's clock, from the uptime that slurmd told when it registered last; 0: not known, as of Slurm 23.02 or later."""
+    """Boot time by slurmctld's clock, from slurmd's last registration; 0 if unknown, as in Slurm 23.02 or later."""
     slurmd_unix_s: int = 0
-    """When its slurmd started, by the node's own clock; 0: not known."""
+    """When its slurmd started, by the node's own clock; 0 if unknown."""
 
 
 def environment(of: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What sbatch exports to a job: the supervisor's own environment, as sbatch does for everybody, because what modules
-    and containers need cannot be listed here. Without what carries a secret by its name: Slurm keeps a job's environment
-    on the controller's disk and on the node's. Nor with what a control-plane job alone is to know."""
+    """Returns the environment that sbatch exports to a job: the supervisor's own, since the needs of modules and
+    containers cannot be listed. Variables with names of secrets are left out, because Slurm stores a job's
+    environment on disk. So is what only a control-plane job may know."""
     everything = os.environ if of is None else of
     return {k: v for k, v in everything.items() if _OURS.match(k) and not _SECRET.search(k) and k != CONTROL_PLANE}
 
 
 class Commands:
-    """Slurm's commands. They may be called from one thread at a time."""
+    """Slurm's commands. One thread at a time may call them."""
 
     def __init__(self, deadline_s: float = COMMAND_S) -> None:
         self._deadline_s = deadline_s
 
     def jobs(self) -> list[Job]:
-        """All jobs that Slurm still knows, of everybody: 22.05 filters no JSON."""
+        """Returns all jobs that Slurm still knows, of all users: 22.05 cannot filter JSON."""
         return parse_jobs(self._json("squeue", "--json", "--all", "--states=all"))
 
     def nodes(self) -> dict[str, Node]:
         return parse_nodes(self._json("sinfo", "--json", "--all"))
 
     def cluster(self) -> str:
-        """The cluster's name, which is in every job too."""
+        """Returns the cluster's name, which every job has as well."""
         if name := self.config().get("ClusterName"):
             return name
         raise Fatal("`scontrol show config` names no cluster: is this Slurm's own scontrol?")
 
     def config(self) -> dict[str, str]:
-        """What `scontrol show config` says, by name."""
+        """Returns the output of `scontrol show config` by name."""
         lines = self._again("scontrol", "show", "config").splitlines()
         return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
 
     def submit(self, options: Sequence[str], script: str) -> int:
-        """One sbatch; the job's number. Raises Refused: whether to try again is the caller's, who knows how to look
-        whether it was done all the same; and NumberUnknown."""
+        """Runs sbatch once and returns the job's number. Raises Refused, without a second try: only the caller can look
+        if the job exists all the same. Raises NumberUnknown."""
         output = self._once("sbatch", "--parsable", *options, script=script).strip()
         numbers: list[str] = _NUMBER.findall(output)
         if not numbers:
@@ -131,7 +132,7 @@ class Commands:
         return int(numbers[-1])
 
     def refusal(self, options: Sequence[str], script: str) -> str:
-        """Slurm's words if it would not take this submission, else an empty string. Submits nothing."""
+        """Returns Slurm's words if it would refuse this submission, else an empty string. Submits nothing."""
         try:
             self._once("sbatch", "--test-only", *options, script=script)
         except Refused as words:
@@ -139,12 +140,12 @@ class Commands:
         return ""
 
     def cancel(self, jobs: Sequence[int]) -> None:
-        """Those that have ended already are no error."""
+        """Cancels jobs. Those that have ended already are no error."""
         if jobs:
             self._again("scancel", *map(str, jobs))
 
     def drain(self, host: str, reason: str) -> str:
-        """Slurm's words if it does not let us, else an empty string."""
+        """Drains a host. Returns Slurm's words if it refuses, else an empty string."""
         try:
             self._once("scontrol", "update", f"nodename={host}", "state=drain", f"reason={reason}")
         except Refused as words:
@@ -165,7 +166,7 @@ class Commands:
                 raise Fatal(
                     f"`{' '.join(argv)}` prints no JSON ({error}): Slurm needs its JSON serializer (22.05 or later)"
                 ) from error
-            # 22.05 says so in the body, with an empty list and exit code 0
+            # 22.05 reports errors in the body, with an empty list and exit code 0
             if not body.get("errors"):
                 return dict(body)
             words = _said(body["errors"])
@@ -202,7 +203,7 @@ class Commands:
 
 
 def parse_jobs(body: Mapping[str, Any]) -> list[Job]:
-    """Of `squeue --json`, of Slurm 22.05 and later."""
+    """Parses `squeue --json` of Slurm 22.05 and later."""
     return [
         Job(
             id=_number(job["job_id"]),
@@ -226,7 +227,7 @@ def parse_jobs(body: Mapping[str, Any]) -> list[Job]:
 
 
 def parse_nodes(body: Mapping[str, Any]) -> dict[str, Node]:
-    """Of `sinfo --json`, by the nodes' names. Slurm 22.05 lists nodes; later ones list groups of like ones."""
+    """Parses `sinfo --json`, by node name. Slurm 22.05 lists nodes; later versions list groups of equal ones."""
     found = {}
     for entry in body.get("nodes") or body.get("sinfo") or ():
         if isinstance(entry.get("nodes"), Mapping):
@@ -249,22 +250,22 @@ def _run(argv: Sequence[str], deadline_s: float, script: str | None = None) -> s
             argv,
             input=(script or "").encode(errors="surrogateescape"),
             env=environment(),
-            cwd="/",  # sbatch makes ours the job's: it may not be there on the node
+            cwd="/",  # sbatch makes ours the job's: it may not exist on the node
             capture_output=True,
             check=False,
             timeout=deadline_s,
-            start_new_session=True,  # Ctrl-C is for the supervisor: a submission cut short is one of unknown outcome
+            start_new_session=True,  # Ctrl-C is for the supervisor: an interrupted submission has an unknown outcome
         )
     except FileNotFoundError as error:
         raise Fatal(f"there is no {argv[0]} here: the supervisor must run where Slurm's commands are") from error
     except subprocess.TimeoutExpired as error:
-        # sbatch itself waits where Slurm has as many jobs as it may have (MaxJobCount), and says so
+        # sbatch itself waits while Slurm has its maximum of jobs (MaxJobCount), and says so
         words = "; ".join((error.stderr or b"").decode(errors="replace").split("\n")).strip("; ")
         said = f" ({words})" if words else ""
         raise Retryable(f"{argv[0]} has not answered within {deadline_s:g} s{said}", after_s=5.0) from error
     except OSError as error:
         raise Retryable(f"cannot run {argv[0]}: {error.strerror}", after_s=5.0) from error
-    # in the names of everybody's jobs there may be anything
+    # names of other users' jobs may hold any bytes
     output, errors = (found.decode(errors="replace") for found in (result.stdout, result.stderr))
     return subprocess.CompletedProcess(argv, result.returncode, output, errors)
 
@@ -280,15 +281,15 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> int:
-    """Later versions wrap it: {"set": true, "infinite": false, "number": 7}."""
+    """Returns the number. Later versions wrap it: {"set": true, "infinite": false, "number": 7}."""
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set", True) else 0
     return int(value or 0)
 
 
 def _exit_code(value: Any) -> int:
-    """What the main process exited with; 128 + N for signal N, as in a shell. 22.05 has one number for both, 23.02 and later
-    name them apart, and the code is 0 then."""
+    """Returns the main process's exit code; 128 + N for signal N, as in a shell. 22.05 has one number for both; 23.02
+    and later separate them, and the code is 0 then."""
     if isinstance(value, Mapping) and "return_code" in value:
         by = value.get("signal") or {}
         number = _number(by.get("id", by.get("signal_id")))

@@ -1,4 +1,4 @@
-"""What is submitted to Slurm for one node: sbatch's options, and the script that becomes the node's shim."""
+"""Builds the submission of one node to Slurm: sbatch's options, and the script that becomes the node's shim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.ports.engine import Request
 from supervisor.wire.security import Security, node_name
 
 HOST_AND_JOB = "{host}.{job}"
-"""A node's name where several of ours may be on one host."""
+"""Name of a node whose host may carry several of ours."""
 
 _OPTIONS = {
     "partition": "--partition",
@@ -26,7 +26,7 @@ _OPTIONS = {
 
 
 def of_setting(spec: SlurmSpec, name: str) -> list[str]:
-    """sbatch's options that come from one key of the run file; none where it is empty."""
+    """Returns sbatch's options that come from one key of the run file; none if it is empty."""
     value = getattr(spec, name)
     if name == "flags":
         return list(value)
@@ -34,20 +34,20 @@ def of_setting(spec: SlurmSpec, name: str) -> list[str]:
 
 
 def options(request: Request, comment: str) -> list[str]:
-    """The user's own flags come last: of an option that is given twice sbatch takes the second."""
+    """Returns sbatch's options. The user's own flags come last, because sbatch takes the last of repeated options."""
     spec = request.spec.slurm
     made = [
         f"--comment={comment}",
         f"--job-name=supervisor-{request.run}",
         "--nodes=1",
         "--no-requeue",
-        # the main process alone: the shim
+        # only to the main process: the shim
         f"--signal=B:USR1@{spec.warn_s}",
-        # its file is opened before the script can make a folder
+        # Slurm opens the output file before the script can make a folder
         "--output=/dev/null",
     ]
     if spec.exclusive:
-        # --exclusive alone gives all of a host's processors, and of its memory only the default for a job
+        # --exclusive alone gives all of a host's processors, but only a job's default memory
         made += ["--exclusive", "--mem=0"]
     if request.exclude:
         made.append(f"--exclude={','.join(request.exclude)}")
@@ -57,13 +57,13 @@ def options(request: Request, comment: str) -> list[str]:
 
 
 def node_folder(spec: SlurmSpec, system: str) -> str:
-    """Where a node keeps its records and logs; below /tmp, because a unix socket and a lock need a local disk."""
+    """Returns a node's folder for records and logs, by default below /tmp: unix sockets and locks need a local disk."""
     return spec.node_folder or f"/tmp/supervisor-{os.getuid()}/{system}"
 
 
 def own_folder(spec: SlurmSpec, system: str) -> list[str]:
-    """Lines of a script that end it where the default node folder is another user's: anybody may make one of this name in
-    /tmp. Where the run file gives the folder it is the user's to choose: none."""
+    """Returns script lines that end the job if the default node folder belongs to another user: anyone may create that
+    name in /tmp. Returns none if the run file names the folder, which is the user's choice."""
     if spec.node_folder:
         return []
     folder = Path(node_folder(spec, system))
@@ -71,7 +71,7 @@ def own_folder(spec: SlurmSpec, system: str) -> list[str]:
 
 
 def script(request: Request, etcd: Sequence[str], security: Security, system: str) -> str:
-    """A batch script; its process becomes the shim, and with the shim's end the job ends."""
+    """Returns a batch script. Its process becomes the shim, and the job ends with the shim."""
     spec = request.spec.slurm
     node = '"$SLURMD_NODENAME"' if spec.exclusive else '"$SLURMD_NODENAME.$SLURM_JOB_ID"'
     folder = shlex.quote(node_folder(spec, system))
@@ -83,7 +83,7 @@ def script(request: Request, etcd: Sequence[str], security: Security, system: st
         command += f" --security {_security(security)}"
     lines = [
         "#!/bin/bash",
-        # Slurm's warning may come before the shim listens to it, and must not end the job
+        # Slurm's warning may come before the shim handles it, and must not end the job
         "trap '' USR1",
         f"(umask 077 && mkdir -p {folder}/nodes/{node}) || exit 1",
     ]
@@ -93,7 +93,7 @@ def script(request: Request, etcd: Sequence[str], security: Security, system: st
 
 
 def _security(security: Security) -> str:
-    """The node's own file beside the supervisor's, at the same path on every node; ours where all is insecure."""
+    """Returns the node's own file, at the same path on every node; the supervisor's if all is insecure."""
     if not security.tls:
         return shlex.quote(security.path)
     folder = shlex.quote(str(Path(security.path).parent))

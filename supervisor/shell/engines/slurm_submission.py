@@ -1,4 +1,4 @@
-"""Whether a submission that succeeded is the job that we shall know again; one that we would not is undone."""
+"""Checks that a submitted job can be recognized as ours; cancels one that cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Commands(Protocol):
-    """What is needed of Slurm's (slurm_commands.py)."""
+    """The commands of Slurm that are needed here (slurm_commands.py)."""
 
     def jobs(self) -> Sequence[Job]: ...
 
@@ -22,9 +22,9 @@ class Commands(Protocol):
 
 
 def undone(commands: Commands, number: int, comment: str, before: Collection[int]) -> str:
-    """Empty when a job of ours has this comment. Else why job `number` (0: not known) is useless, in a sentence, after it was
-    cancelled, if it is our user's: to submit it again would only make one more. `before`: the numbers in the list before the
-    submission, which are not this job. Raises what the list raises."""
+    """Returns empty if a job of ours has this comment. Otherwise cancels job `number` (0: unknown) if it is ours, and
+    returns why it is useless. Submitting again would only make one more. `before` holds the job numbers listed
+    before the submission. Raises what the list raises."""
     for attempt in range(2):
         if attempt:
             time.sleep(ONCE_MORE_S)
@@ -52,7 +52,7 @@ def undone(commands: Commands, number: int, comment: str, before: Collection[int
 
 
 def cancelled(commands: Commands, jobs: Sequence[int]) -> bool:
-    """Whether scancel took them; said in the log if not. What it does not take is tried again at the next look."""
+    """Returns true if scancel accepted the jobs; logs it if not. The next look tries again."""
     try:
         commands.cancel(jobs)
     except (Fatal, Retryable) as error:

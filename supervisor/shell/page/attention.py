@@ -1,4 +1,4 @@
-"""Is it training, and does a person have to get up: the two questions at three in the morning."""
+"""Answers two questions for someone woken at three in the morning: does the run train, and must a person act?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from supervisor.shell.status import ALONE, RunStatus
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """level: how good it is. `text` is one sentence."""
+    """One sentence (`text`) and how good the news is (`level`)."""
 
     level: Literal["good", "care", "bad"]
     text: str
@@ -28,10 +28,10 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True)
 class Lasts:
-    """For how long something has been so, in seconds, as far as whoever looks has seen; infinite: since before it looked first."""
+    """Seconds for which conditions have lasted, as far as was seen; infinite: since before the first look."""
 
     still_s: float = 0.0
-    """No step was committed, though a group was there that could."""
+    """No step was committed, though a group could have stepped."""
     away_s: float = 0.0
     """etcd has not answered."""
     leaderless_s: float = math.inf
@@ -41,17 +41,17 @@ class Lasts:
 
 @dataclass(frozen=True, kw_only=True)
 class GetUp:
-    """What is asked of a person."""
+    """The call to a person: how urgent it is, and why."""
 
     level: Level
     why: tuple[str, ...] = ()
-    """A sentence each, with what to do."""
+    """Sentences, each with what to do."""
     yet: tuple[str, ...] = ()
-    """What calls a person if it lasts."""
+    """Conditions that call a person if they last."""
 
     @property
     def word(self) -> str:
-        """In words."""
+        """The call as a sentence."""
         if self.level == "now":
             return "A person has to act now:"
         lasting = f"Nobody has to get up yet: {', '.join(self.yet)}." if self.yet else ""
@@ -72,7 +72,7 @@ _ENDED: Mapping[str, Headline] = {
 
 
 def _phase(status: RunStatus) -> str:
-    """The run's; with its groups finished it has only its nodes to give back."""
+    """Returns the run's phase; "finished" once all groups have finished, even while it still gives nodes back."""
     done = status.groups and all(g.phase == "finished" for g in status.groups)
     return "finished" if done and status.phase == "running" else status.phase
 
@@ -80,8 +80,8 @@ def _phase(status: RunStatus) -> str:
 def headline(
     status: RunStatus, verdicts: Mapping[int, GroupVerdict], still_s: float | None, unsaved: str = ""
 ) -> Headline:
-    """Whether it trains. `still_s`: for how long no step was committed, where that is longer than steps take. `unsaved`: as
-    core.unsaved.with_reason."""
+    """Returns the sentence about whether the run trains. `still_s`: seconds without a committed step, if longer than
+    steps take. `unsaved`: as in core.unsaved.with_reason."""
     if (phase := _phase(status)) in _ENDED:
         return _ENDED[phase]
     if status.phase == "resuming":
@@ -105,7 +105,7 @@ def headline(
 
 
 def _others(verdicts: Mapping[int, GroupVerdict]) -> str:
-    """Which groups are not well, by what they are."""
+    """Names the groups that are not well, by their state."""
     said = []
     for letter in reversed([*LETTERS]):
         found = [g for g, v in verdicts.items() if v.worst == letter]
@@ -117,24 +117,24 @@ def _others(verdicts: Mapping[int, GroupVerdict]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """All that is looked at to say who has to get up."""
+    """All inputs of the decision if a person must act."""
 
     status: RunStatus
     memory: Memory
     observed: Observed
     now: float
-    """Run clock: the memory's is that of the newest decision."""
+    """Run clock now; the memory's clock is that of the newest decision."""
     spec: RunSpec
     verdicts: Mapping[int, GroupVerdict]
     headline: Headline
     unsaved: str = ""
-    """As core.unsaved.with_reason."""
+    """As in core.unsaved.with_reason."""
     incidents: Sequence[Incident] = ()
-    """All that etcd holds of the run."""
+    """All incidents of the run in etcd."""
     allowed: Mapping[str, int]
-    """As RunStatus.budgets_left: how much each budget is."""
+    """Size of each budget, with the keys of RunStatus.budgets_left."""
     alarms: Sequence[str] = ()
-    """etcd's, each with its mend."""
+    """etcd's alarms, each with its remedy."""
     lasts: Lasts
 
 
@@ -142,7 +142,7 @@ Sign = tuple[Level, str]
 
 
 def get_up(seen: Seen) -> GetUp:
-    """What is asked of a person; what can wait is told only where nothing is urgent."""
+    """Returns what a person must do. What can wait is omitted while something is urgent."""
     run, phase = seen.status.run, _phase(seen.status)
     if phase in _ENDED:
         why = f'it is halted ({seen.status.halt_reason}): mend that, then `supervisor resume {run} --because "..."`'
@@ -155,7 +155,7 @@ def get_up(seen: Seen) -> GetUp:
 
 
 def settings(status: RunStatus, memory: Memory, spec: RunSpec) -> list[str]:
-    """What is set, or holds, that has less done than there would be."""
+    """Returns the settings and states that make the supervisor act less than it would."""
     policy = spec.policy
     said = {
         "paused: nothing is done": status.paused,
@@ -245,7 +245,7 @@ def _of_the_run(seen: Seen) -> Iterable[Sign]:
 
 def _of_incidents(seen: Seen) -> Iterable[Sign]:
     run, paused = seen.status.run, seen.status.paused
-    out = {g.group for g in seen.memory.groups.values() if g.left_out}  # nothing would be done about these in any case
+    out = {g.group for g in seen.memory.groups.values() if g.left_out}  # the supervisor acts on none of these
     unwell = [i for i in seen.memory.incidents.values() if i.state in ("open", "acting") and i.group not in out]
     if paused and (unwell or any(v.worst == "d" for g, v in seen.verdicts.items() if g not in out)):
         yield (
@@ -310,7 +310,7 @@ def _of_what_is_left(seen: Seen) -> Iterable[Sign]:
 
 
 def _yet(seen: Seen) -> Iterable[str]:
-    """What is not well, and is still being mended by itself."""
+    """Yields what is not well, yet still repairs itself."""
     if not seen.status.leader:
         yield f"no supervisor leads (another takes over within seconds; a person is called after {AWAY_S:.0f} s)"
     if _unlit(seen):
@@ -320,7 +320,7 @@ def _yet(seen: Seen) -> Iterable[str]:
 
 
 def _could_step(seen: Seen) -> bool:
-    """A run that waits for its first nodes does not have to step."""
+    """Returns true if a group was ever started: a run that waits for its first nodes need not step."""
     return any(group.generation for group in seen.memory.groups.values())
 
 
@@ -333,12 +333,12 @@ def _about(incident: Incident) -> str:
 
 
 def plain(words: str) -> str:
-    """`node_lost`, as the heading of its incident has it."""
+    """Writes kinds as in incident headings: `node_lost` as "node lost"."""
     return _KINDS.sub(lambda found: found[0].replace("_", " "), words)
 
 
 def _budget(scope: str) -> str:
-    """`restart:1`, in words."""
+    """Writes `restart:1` in words."""
     name, _, group = scope.partition(":")
     return plain(f"{name}{f' of group {group}' if group else ''}")
 

@@ -1,4 +1,5 @@
-"""Which alert calls a person, and when: one table for what the page says, the severity of each rule, and each runbook's "When to get up"."""
+"""Alerts and when they call a person: one table for the page, the rules' severity and the runbooks' "When to get
+up"."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ from collections.abc import Mapping
 from typing import Literal
 
 Level = Literal["no", "soon", "now"]
-"""now: nothing will mend it until a person does something. soon: in working hours. no: nothing is asked of anybody."""
+"""now: nothing repairs it until a person acts. soon: in working hours. no: no one needs to act."""
 
 STILL_S = 900.0
-"""Without a step: within it restarts, spares and a new allocation have been tried. RunNotProgressing waits as long."""
+"""Seconds without a step, enough to try restarts, spares and a new allocation. RunNotProgressing waits as long."""
 
 AWAY_S = 60.0
-"""An etcd, a leader or a lighthouse that is away for longer does not come back by itself: an election, a restart or another place
-takes seconds."""
+"""Seconds after which a missing etcd, leader or lighthouse will not come back by itself: an election, a restart or a
+new place takes seconds."""
 
 CALLS: Mapping[str, Level] = {
     "RunNotProgressing": "now",
@@ -34,7 +35,7 @@ CALLS: Mapping[str, Level] = {
     "ShadowWouldHaveKilled": "soon",
     "Watchdog": "no",
 }
-"""By the alert's name."""
+"""Level of each alert."""
 
 UNALERTED: Mapping[str, Level] = {
     "a group is left out": "soon",
@@ -45,4 +46,4 @@ UNALERTED: Mapping[str, Level] = {
     "a host is given no group": "soon",
     "allowed, but dangerous": "soon",
 }
-"""What is told by the page alone, and rings nowhere."""
+"""Level of each condition that only the page shows, without an alert."""

@@ -1,4 +1,4 @@
-"""What browsers are told of one run: the newest snapshot, and the changes that led to it."""
+"""Feeds browsers with one run: the newest snapshot, and the changes that led to it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from supervisor.shell.page import merge
 
 PATCHES = 30
-"""A browser that is further behind is told the whole again."""
+"""Changes kept. A browser that is further behind gets the whole snapshot."""
 
 
 class Feed:
-    """One thread publishes, many wait."""
+    """Snapshots for browsers: one thread publishes, many wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -24,10 +24,10 @@ class Feed:
         self._patches: deque[bytes] = deque(maxlen=PATCHES)
         self._whole: tuple[int, bytes] = (0, b"")
         self.readers = 0
-        """Browsers that are there now; `Page` counts them."""
+        """Number of connected browsers; `Page` counts them."""
 
     def publish(self, snapshot: Mapping[str, Any]) -> None:
-        """The newest; whoever waits is told what changed."""
+        """Publishes the newest snapshot, and sends the changes to those who wait."""
         change = merge.patch(self._newest, snapshot)
         event = _event("change", change)
         with self._changed:
@@ -38,15 +38,15 @@ class Feed:
 
     @property
     def newest(self) -> Mapping[str, Any]:
-        """What was told last; empty: nothing yet. Not to be changed by who reads it."""
+        """The snapshot published last; empty if there is none. Readers must not change it."""
         return self._newest
 
     def whole(self) -> bytes | None:
-        """The newest snapshot as JSON; None: there is none yet."""
+        """Returns the newest snapshot as JSON; None if there is none."""
         return self._dumped() if self._version else None
 
     def after(self, version: int, timeout_s: float) -> tuple[int, bytes]:
-        """(newest version, the events that lead to it from `version`; 0: from nothing). No bytes: nothing came within the time."""
+        """Returns the newest version and the events from `version` (0: nothing) to it; no bytes if nothing came."""
         with self._changed:
             self._changed.wait_for(lambda: self._version > version, timeout_s)
             newest, behind = self._version, self._version - version
@@ -69,4 +69,4 @@ def _event(name: str, body: Mapping[str, Any]) -> bytes:
 
 def _json(body: Mapping[str, Any]) -> bytes:
     text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode(errors="replace")  # half of a surrogate pair, as in the name of a file
+    return text.encode(errors="replace")  # half of a surrogate pair, as in a file name

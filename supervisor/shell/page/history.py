@@ -1,4 +1,4 @@
-"""Loss and step time of the last hours, within bounds; and since when something has been so."""
+"""Keeps a bounded history of loss and step time, and tracks how long conditions have lasted."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import math
 from dataclasses import dataclass
 
 RECENT = 240
-"""Newest points, as close as they came."""
+"""Newest points, all of them."""
 
 OLDER = 240
-"""Points before those: of all that has left `RECENT`, evenly thinned, so that they reach back to the first."""
+"""Points before those: all that left `RECENT`, evenly thinned, so that they reach back to the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was seen at one moment, by this supervisor's own clock."""
+    """One observation, by this supervisor's own clock."""
 
     at: float
     step: int
     loss: float | None
     step_s: float
     quorum: int
-    """Groups in it."""
+    """Number of groups in the quorum."""
 
 
 class History:
     """At most RECENT + OLDER points, each under a number that it keeps."""
 
     def __init__(self, began: float | None = None) -> None:
-        """`began`: when somebody began to look."""
+        """`began`: when observation began."""
         self._next = 0
         self._recent: dict[int, Point] = {}
         self._older: dict[int, Point] = {}
@@ -37,7 +37,7 @@ class History:
         self._moved = began
 
     def add(self, point: Point) -> None:
-        """A point that says nothing new (the step is the same) is left out."""
+        """Adds a point, unless its step and quorum are those of the last one."""
         before = self._newest
         if before is not None and (point.step, point.quorum) == (before.step, before.quorum):
             return
@@ -56,28 +56,28 @@ class History:
             self._older = {n: p for n, p in self._older.items() if n % self._stride == 0}
 
     def nothing_to_step(self, at: float) -> None:
-        """No group is there that could: what the step does not do until now says nothing."""
+        """Restarts the count of idle time: no group exists that could step."""
         self._moved = at
 
     def points(self) -> dict[int, Point]:
-        """Oldest first."""
+        """Returns the points, oldest first."""
         return {**self._older, **self._recent}
 
     def still_s(self, now: float) -> float:
-        """How long the step has not moved, or no group that could has made one, as far as was seen, in seconds."""
+        """Returns the seconds, as far as was seen, for which a group could have moved the step but none did."""
         return now - self._moved if self._moved is not None else 0.0
 
 
 class Since:
-    """Since when something has been so; what was so at the first look has been so for ever."""
+    """How long a condition has held; one that held at the first look has held forever."""
 
     def __init__(self) -> None:
         self._at: float | None = -math.inf
 
     def lasts_s(self, now: float) -> float:
-        """In seconds; 0: it is not so."""
+        """Returns the seconds for which it has held; 0 if it does not hold."""
         return now - self._at if self._at is not None else 0.0
 
     def look(self, is_so: bool, now: float) -> None:
-        """What holds now."""
+        """Records the current state of the condition."""
         self._at = (now if self._at is None else self._at) if is_so else None

@@ -1,4 +1,4 @@
-"""JSON Merge Patch (RFC 7396): what is to be sent of a snapshot that a browser has already. `null` removes, so no snapshot may
+"""JSON Merge Patch (RFC 7396): computes what a browser lacks of a newer snapshot. `null` removes, so no snapshot may
 hold one."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes `new` of `old`; empty: they are the same. Lists are sent whole."""
+    """Returns what turns `old` into `new`; empty if they are equal. Lists are sent whole."""
     found: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
     for key, value in new.items():
         before = old.get(key)

@@ -26,22 +26,22 @@ from supervisor.wire.security import Security, common_name, is_loopback, server_
 log = logging.getLogger(__name__)
 
 READ_BY = ("reader", "supervisor", "root")
-"""Common names that may read all that etcd holds, and so the page; /metrics is for any certificate of the authority."""
+"""Common names that may read all of etcd, and so the page; /metrics is open to any certificate of the authority."""
 
 CONNECTIONS = 256
-"""At once: each has a thread."""
+"""Most concurrent connections: each has a thread."""
 
 PATIENCE_S = 30.0
-"""Of a connection on which nothing moves: a browser that does not take what it is told is let go, and comes again."""
+"""Seconds for which an idle connection is kept: a browser that reads nothing is dropped, and reconnects."""
 
 QUIET_S = 5.0
-"""So often a word is sent to a browser when there is no news, to see whether it is still there."""
+"""Seconds between keep-alives to a browser without news, to detect that it is gone."""
 
 AGAIN_MS = 2000
-"""After which a browser tries again."""
+"""Milliseconds until a browser reconnects."""
 
 FIRST_S = 5.0
-"""How long the first snapshot may take."""
+"""Seconds that the first snapshot may take."""
 
 _FILES: Mapping[str, tuple[str, str]] = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -51,7 +51,7 @@ _FILES: Mapping[str, tuple[str, str]] = {
 }
 
 _HEADERS: Mapping[str, str] = {
-    # nothing from elsewhere, no script that was smuggled into an error text, in nobody's frame
+    # nothing from elsewhere, no script smuggled in an error text, no framing
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -61,20 +61,20 @@ _HEADERS: Mapping[str, str] = {
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each connection, CONNECTIONS at most."""
+    """HTTP server with a thread for each connection, at most CONNECTIONS."""
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry, page: Page, security: Security) -> None:
-        """Raises OSError when the port is taken, SecurityError for certificates that cannot be used."""
+        """Raises OSError if the port is taken, SecurityError for unusable certificates."""
         self.page, self.registry, self.security = page, registry, security
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address.strip("[]"), port), _Handler)
         if security.tls:
-            # In each connection's own thread: one that says nothing would else keep all others out.
+            # In each connection's own thread: a silent client would otherwise keep all others out.
             self.socket = server_context(security).wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -96,19 +96,19 @@ class Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """What fails here is the client's affair: no traceback in our log for everybody who knocks."""
+        """Logs a line, no traceback: failures here are the client's problem, and anyone may knock."""
         log.info("no answer for %s: %s", client_address, sys.exc_info()[1])
 
 
 def serve(registry: CollectorRegistry, page: Page, address: str, port: int, security: Security) -> Server:
-    """Serve in a thread. With certificates it is TLS, and only for who shows one. Raises OSError when the port is taken."""
+    """Serves in a thread. With certificates, only TLS clients with one. Raises OSError if the port is taken."""
     server = Server(address, port, registry, page, security)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return server
 
 
 def url_of(server: Server) -> str:
-    """For a browser. A listener on all addresses is told by the machine's name."""
+    """Returns the URL for a browser. For a listener on all addresses it has the machine's name."""
     address, port = server.server_address[:2]
     host = str(address)
     name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: requests are no news."""
+        """Logs nothing: requests are no news."""
 
     def do_GET(self) -> None:
         try:
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _targets(self) -> None:
-        """For Prometheus's http_sd_config. Without an answer it keeps the targets that it has."""
+        """Answers Prometheus's http_sd_config. Without an answer, Prometheus keeps its targets."""
         known, security = self.server.page.targets, self.server.security
         if known is None:
             self._say(HTTPStatus.SERVICE_UNAVAILABLE, "etcd has not answered yet")
@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         return not security.tls or common_name(self.connection) in READ_BY
 
     def _misled(self) -> bool:
-        """Whether a browser came by a name that somebody gave to its own loopback: a web site that wants to read from there."""
+        """Returns true if a browser came by a foreign name for this loopback address, as from a hostile web site."""
         name = urlsplit(f"//{self.headers.get('Host') or 'localhost'}").hostname or ""
         return is_loopback(str(self.server.server_address[0])) and not is_loopback(name)
 

@@ -1,4 +1,4 @@
-"""One look at a run, as the JSON that the page draws. Pure: made of a mirror and of what is known of the clocks."""
+"""One look at a run, as the JSON that the page draws. A pure function of a mirror and of the observations in `Live`."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from supervisor.wire import keys
 from supervisor.wire.records import Account, RunRecord
 
 INCIDENTS = 50
-"""The newest, and all that are open: a run of weeks may have thousands."""
+"""Newest closed incidents shown, besides all open ones: a run of weeks may have thousands."""
 
 NODES = 64
-"""At most, those first that something is to be said of: of the others their number says enough."""
+"""Most nodes shown, those with problems first: for the others their number is enough."""
 
 STILL = 20.0
-"""So many times the last step's length without a step, and at least STILL_S, and the page says that it stands still."""
+"""Lengths of the last step (STILL_S seconds at least) without a new one, after which the page reports a standstill."""
 
 STILL_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """What a mirror does not hold: what this supervisor saw itself, by its own clock."""
+    """The supervisor's own observations, by its own clock, which a mirror lacks."""
 
     now: float
     """Wall clock, for people only."""
     clock_at: Mapping[str, float] = field(default_factory=dict)
-    """By run, what is added to an instant of its run clock to make it wall clock, where no leader has kept that; missing: not known."""
+    """Offset from each run's clock to the wall clock, used where no leader recorded it; missing if unknown."""
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """By run, what its run clock shows now, counted on from what was heard; missing: nothing was heard yet."""
+    """Each run's clock now, extrapolated from the last value heard; missing if none was."""
     still_s: float = 0.0
     leaderless_s: float = math.inf
     unlit_s: float = math.inf
     """These three as in attention.Lasts."""
     alarms: Sequence[str] = ()
-    """etcd's."""
+    """etcd's alarms, as sentences."""
     since: float = 0.0
-    """Since when it watches: the history has nothing before."""
+    """When this supervisor began to watch: the history has nothing before."""
     store_since: float = 0.0
-    """Since when etcd does not answer; 0: it does."""
+    """When etcd stopped answering; 0 if it answers."""
     every_s: float = 1.0
-    """How often it looks."""
+    """Seconds between looks."""
 
     @property
     def lasts(self) -> attention.Lasts:
@@ -67,7 +67,7 @@ class Live:
 
 
 def snapshot(mirror: Mirror, record: RunRecord | None, live: Live) -> dict[str, Any]:
-    """Everything that the page shows of a run. Holds no null: what is not known is left out."""
+    """Returns everything that the page shows of a run. Holds no null: unknown values are left out."""
     runs = {name: _phase(mirror, name) for name in views.runs(mirror)}
     head = {
         "now": round(live.now, 1),
@@ -140,7 +140,7 @@ def _get_up(asked: attention.GetUp) -> dict[str, Any]:
 
 
 def newest_point(found: Mapping[str, Any], at: float) -> Point | None:
-    """What the history keeps of a snapshot; None: no group that is there has made a step."""
+    """Returns the history's point for a snapshot; None if no current group has made a step."""
     numbers = found.get("numbers")
     if not numbers or not numbers["step"] or not any(group["step"] for group in found["groups"].values()):
         return None
@@ -163,7 +163,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
         "over": _is_over(found),
     }
     if newest is not None and newest.loss is not None:
-        # a loss that is not finite is no JSON
+        # JSON has no loss that is not finite
         numbers["loss"] = round(newest.loss, 4) if math.isfinite(newest.loss) else str(newest.loss)
     if memory.checkpoint is not None:
         numbers["checkpoint"] = memory.checkpoint.step
@@ -171,7 +171,7 @@ def _numbers(found: RunStatus, newest: status.GroupStatus | None, memory: Memory
 
 
 def _is_over(found: RunStatus) -> bool:
-    """Whether nothing comes of it any more. One that is halted waits for a person, who asks what it would resume from, and where."""
+    """Returns true if the run will do no more. Not so a halted run: people ask from where it would resume."""
     if found.phase in ("halted", "resuming"):
         return False
     ended = bool(found.groups) and all(g.phase == "finished" for g in found.groups)
@@ -179,7 +179,7 @@ def _is_over(found: RunStatus) -> bool:
 
 
 def _process(leader: str) -> str:
-    """`host:pid` in words, since it looks like a port."""
+    """Returns `host:pid` in words, since it looks like a port."""
     host, _, pid = leader.rpartition(":")
     return f"pid {pid} on {host}" if leader else ""
 
@@ -191,7 +191,7 @@ def _lighthouse(seat: LighthouseStatus) -> str:
 
 
 def _time(account: Account) -> dict[str, Any]:
-    """ETTR, and the shares of all else, the largest first; since when, how long and until when the run lasted. Empty: nothing was
+    """Returns ETTR, all other shares (largest first), and when and how long the run lasted; empty if nothing was
     counted yet."""
     share = ledger.ettr(account.seconds)
     if share is None:
@@ -220,7 +220,7 @@ def _group(g: status.GroupStatus, verdict: GroupVerdict) -> dict[str, Any]:
 
 
 def chosen(incidents: Iterable[Incident]) -> list[Incident]:
-    """The open ones, and the newest of the others."""
+    """Returns the open incidents, and the newest of the others."""
     incidents = list(incidents)
     closed = [i for i in incidents if not explain.is_open(i)]
     newest = {i.id for i in closed[-INCIDENTS:]}
@@ -230,7 +230,7 @@ def chosen(incidents: Iterable[Incident]) -> list[Incident]:
 def _incident(
     i: Incident, terms: Sequence[tuple[float, float]], stood: Sequence[tuple[float, float]], now: float
 ) -> dict[str, Any]:
-    """`now`: the run clock, until which one that is open has lasted."""
+    """Describes an incident. `now`: the run clock, until which an open incident has lasted."""
     body: dict[str, Any] = {
         "open": explain.is_open(i),
         "state": i.state,
@@ -264,18 +264,18 @@ def _incident(
 
 
 def _lost_s(i: Incident, now: float, stood: Sequence[tuple[float, float]]) -> float:
-    """Seconds for which its group did not train, so far. `now` is on the run clock; `stood` as in Account."""
+    """Returns the seconds so far for which its group did not train. `now`: run clock; `stood` as in Account."""
     if i.shadow:
         return 0.0
     if i.kind not in TRAINS_ON:
         return incident_s(i, stood, now if explain.is_open(i) else None) or 0.0
     ended = i.recovered if i.recovered is not None else now if explain.is_open(i) else None
-    # it trained until something was done about it
+    # it trained until it was acted on
     return max(0.0, lasted_s(i.acted, ended, stood)) if i.acted is not None and ended is not None else 0.0
 
 
 def _notable(nodes: Iterable[NodeStatus], found: RunStatus) -> list[NodeStatus]:
-    """Those first that something is wrong with, then by name."""
+    """Returns at most NODES nodes: those with problems, then spares, then by name."""
     return sorted(nodes, key=lambda n: (not _wrong(n), n.node not in found.spares, n.node))[:NODES]
 
 
@@ -313,7 +313,7 @@ def _by_state(nodes: Iterable[NodeStatus], found: RunStatus) -> dict[str, int]:
 
 
 def _budgets(spec: RunSpec, found: RunStatus) -> list[dict[str, Any]]:
-    """The run's own, and those of groups that were drawn on."""
+    """Returns the run's own budgets, and those of groups that were drawn on."""
     rows = []
     for scope, left in found.budgets_left.items():
         name, _, group = scope.partition(":")
@@ -324,7 +324,7 @@ def _budgets(spec: RunSpec, found: RunStatus) -> list[dict[str, Any]]:
 
 
 def _allowed(spec: RunSpec, scope: str) -> int:
-    """How much a budget is, by its name in RunStatus.budgets_left."""
+    """Returns the size of a budget, by its name in RunStatus.budgets_left."""
     name, _, group = scope.partition(":")
     if group and name != "restart":
         return spec.policy.kind_budget[name]
@@ -332,7 +332,7 @@ def _allowed(spec: RunSpec, scope: str) -> int:
 
 
 def _notes(found: RunStatus) -> list[str]:
-    """What waits, and what is wrong and left as it is."""
+    """Returns what waits, and what is about to happen."""
     leaving = [f"{node} is to be left: {why}" for node, why in found.leaving.items()]
     step = found.handover_at_step
     hands_over = [f"all groups end after step {step}, and go on on other nodes"] if step is not None else []
@@ -340,7 +340,8 @@ def _notes(found: RunStatus) -> list[str]:
 
 
 def drawn(points: Mapping[int, Point]) -> dict[str, list[float | int | str]]:
-    """The charts' points: wall clock, step, loss (empty: not known, for there is no null), seconds of the step, groups in the quorum."""
+    """Returns the charts' points: wall clock, step, loss (empty if unknown, since null is not allowed), seconds of the
+    step, groups in the quorum."""
     return {
         str(number): [round(p.at, 1), p.step, p.loss if p.loss is not None else "", round(p.step_s, 3), p.quorum]
         for number, p in points.items()

@@ -1,4 +1,4 @@
-"""The page for a terminal: the same snapshot, as lines that fit."""
+"""Draws the page's snapshot for a terminal, as lines that fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNS = {
 PLAIN = {
     "healthy": "+", "slow": "~", "hung": "=", "dead": "x", "unknown": "?", "starting": "^", "waiting": ".", "ended": "#",
 }  # fmt: skip
-"""Where a terminal has no other characters."""
+"""Signs for a terminal without other characters."""
 
 COLOURS = {
     "healthy": "green", "slow": "yellow", "hung": "magenta", "dead": "red", "unknown": "cyan", "starting": "blue",
@@ -25,25 +25,25 @@ COLOURS = {
 LEVELS = {"good": "bold green", "care": "bold yellow", "bad": "bold red", "no": "", "soon": "yellow", "now": "bold red"}
 
 RANKS = 16
-"""Signs of a group's ranks in its row; of more, their number by verdict."""
+"""Most ranks of a group whose signs its row shows; for more, it counts ranks by verdict."""
 
 SPARE = 12
-"""Lines for groups and incidents at least."""
+"""Least lines kept for groups and incidents."""
 
 _LEFT = "budgets left  "
 
 ENDLESS = 10_000
-"""Lines, or columns, where nothing has to fit."""
+"""Lines or columns of an output of unlimited size."""
 
 
 class Drawing:
-    """Lines for so many columns; those of a section are cut to what is left of the height."""
+    """Draws lines of a given width; cuts each section to the height that is left."""
 
     def __init__(self, told: Mapping[str, Any], width: int, signs: Mapping[str, str] = SIGNS) -> None:
         self._told, self._width, self._signs = told, width, signs
 
     def lines(self, word: str, height: int) -> list[Text]:
-        """`word`: how old the picture is."""
+        """Returns the lines of the whole page. `word` says how old the picture is."""
         told = self._told
         if not told.get("run"):
             return [*self._head(word), Text("There is no run: start one with `supervisor launch RUN.toml`.")]
@@ -96,7 +96,7 @@ class Drawing:
         loss, checkpoint = n.get("loss"), n.get("checkpoint")
 
         def yet(words: str) -> str:
-            return "" if n["over"] else words  # of what has ended nothing is still to come
+            return "" if n["over"] else words  # nothing is still to come of an ended run
 
         said = [
             f"step {n['step']:,}",
@@ -129,7 +129,7 @@ class Drawing:
             if by[verdict]:
                 head.append(f" {self._signs[verdict]} ", COLOURS.get(verdict, "")).append(f"{by[verdict]} {verdict} ")
         unwell = [g for g in numbers if told[g]["worst"] not in "he"]
-        # or those of which something is to be said, and each of the others by its sign, where there is room
+        # too many for a row each: rows for those that are not well, and a sign for each group if there is room
         shown = numbers if len(numbers) + 1 < height else unwell[: max(0, height - 3)]
         rows = [self._group(g, told[g]) for g in shown]
         hidden = len(unwell) - len([g for g in shown if g in unwell])
@@ -224,7 +224,7 @@ class Drawing:
         return [Text(), self._cut(line)]
 
     def _wrong(self, height: int) -> list[Text]:
-        who: dict[str, list[str]] = {}  # what is wrong with all of them is told once
+        who: dict[str, list[str]] = {}  # a problem that several nodes share is shown once
         for name, node in self._told["nodes"].items():
             for wrong in node["wrong"]:
                 who.setdefault(wrong, []).append(name)
@@ -254,11 +254,11 @@ class Drawing:
         return line
 
     def _folded(self, words: str, style: str = "") -> list[Text]:
-        """A sentence on as many lines as it needs."""
+        """Folds a sentence into as many lines as it needs."""
         return [Text(line, style) for line in _wrapped(_printable(words), self._width)]
 
     def _flow(self, words: Iterable[str], gap: str = "   ", before: int = 0) -> list[Text]:
-        """Words, each whole, on as few lines as they need; the first line is shorter by so much."""
+        """Joins words, without breaking any, into as few lines as possible; the first line is shorter by `before`."""
         lines = [" " * before]
         for word in words:
             joined = f"{lines[-1]}{gap}{word}" if lines[-1].strip() else f"{lines[-1]}{word}"
@@ -277,7 +277,7 @@ class Drawing:
 
 
 def _from_to(spent: Mapping[str, Any]) -> str:
-    """From when until when a run lasted, as far as that is known."""
+    """Returns how long a run lasted, and between which times, as far as is known."""
     if "began" not in spent:
         return ""
     until = f" to {clock(spent['ended'])}" if "ended" in spent else ""
@@ -285,12 +285,12 @@ def _from_to(spent: Mapping[str, Any]) -> str:
 
 
 def _printable(words: str) -> str:
-    """What a trainer or a program wrote, on one line."""
+    """Returns the output of a trainer or program as one printable line."""
     return visible(words).replace("\n", " ").replace("\t", " ")
 
 
 def _wrapped(words: str, width: int) -> list[str]:
-    """By its own rule, since a path may be longer than a line."""
+    """Wraps words into lines. Not textwrap's rule, since a path may be longer than a line."""
     lines = [""]
     for word in words.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
@@ -300,19 +300,19 @@ def _wrapped(words: str, width: int) -> list[str]:
 
 
 def clock(unix_s: float) -> str:
-    """Here, on this day; with the day where it is another."""
+    """Returns local time; with the date if it is not today."""
     at = time.localtime(unix_s)
     return time.strftime("%H:%M:%S" if at[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", at)
 
 
 def zone(unix_s: float) -> str:
-    """Which `clock` is in, in the terminal's letters alone: UTC, CET, +0530."""
+    """Returns the time zone of `clock` in ASCII letters or digits: UTC, CET, +0530."""
     name = time.strftime("%Z", time.localtime(unix_s))
     return name if name.isascii() and name.isalnum() else time.strftime("%z", time.localtime(unix_s))
 
 
 def lasted(seconds: float) -> str:
-    """As the page tells it."""
+    """Formats a duration as the page does."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 119.5:

@@ -1,4 +1,4 @@
-"""What the evidence says of each rank, as one letter: a page shows ten thousand of them."""
+"""Reduces the evidence on each rank to one letter: a page shows ten thousand of them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ LETTERS: Mapping[str, str] = {
     "g": "hung",
     "d": "dead",
 }
-"""The best first: a group is what its worst rank is. waiting (no node yet), starting and ended (it is to run no more) are no verdicts, but where
-there is nothing to judge."""
+"""The best first: a group is what its worst rank is. waiting (no node yet), starting and ended (runs no more) are not
+verdicts, but mean that there is nothing to judge."""
 
 _WORST = {letter: place for place, letter in enumerate(LETTERS)}
 
 TRAINS = ("h", "s")
-"""What commits steps."""
+"""Letters of ranks that commit steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupVerdict:
-    """One group. `ranks` has a letter for each rank."""
+    """The verdict on one group. `ranks` has a letter for each rank."""
 
     ranks: str
     why: str
-    """A sentence, where it is not healthy; empty: there is nothing to say."""
+    """A sentence if it is not healthy; empty if there is nothing to say."""
 
     @property
     def worst(self) -> str:
@@ -44,7 +44,7 @@ class GroupVerdict:
 
 
 def of_groups(groups: Mapping[int, GroupMemory], observed: Observed, spec: RunSpec) -> dict[int, GroupVerdict]:
-    """Every group of the run, also those that were never placed."""
+    """Returns the verdict on every group of the run, including those never placed."""
     slow = {s.group: s for s in stragglers(groups, observed, spec)}
     found = {}
     for number in range(spec.groups.count):

@@ -1,4 +1,4 @@
-"""Follows etcd with a mirror of its own, whoever leads, and makes of it what browsers are told."""
+"""Follows etcd with a mirror of its own, on every supervisor, and feeds the browsers from it."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ from supervisor.wire.records import Account, RunRecord
 log = logging.getLogger(__name__)
 
 READERS = 64
-"""Browsers at once, of all runs: each has a thread."""
+"""Most concurrent browsers, over all runs: each has a thread."""
 
 EVERY_S = 1.0
-"""How often it looks while somebody reads."""
+"""Seconds between looks while someone reads."""
 
 UNREAD_EVERY_S = 10.0
-"""The same while nobody does: for the history alone."""
+"""The same while no one reads: only the history needs it."""
 
 SHARE = 10.0
-"""A look is followed by a pause so many times as long at least: the leader decides in this process."""
+"""The pause after a look is at least this many times its length: the leader decides in this process."""
 
 POLL_S = 0.5
-"""How soon somebody who comes is noticed."""
+"""Seconds until a new reader is noticed."""
 
 SILENCE_S = 3.0
-"""A watch that says nothing for longer: etcd does not answer."""
+"""A watch that is silent for longer means that etcd does not answer."""
 
 AGAIN_S = 2.0
-"""Pause before etcd is asked for everything again."""
+"""Seconds before all of etcd is read again."""
 
 AFTER_A_BUG_S = 30.0
-"""The same after an error that nobody foresaw, and that may come again: all of etcd is read, in the process that may lead."""
+"""The same after an unforeseen error, which may recur: all of etcd is read, in the process that may lead."""
 
 TAIL = 65536
-"""Bytes of a journal's end, where its newest decision is looked for."""
+"""Bytes of a journal's end in which the newest decision is sought."""
 
 
 class Full(Exception):
-    """READERS are there."""
+    """READERS browsers are connected."""
 
 
 class Page:
-    """Feeds by run. `reading` is for any thread; the rest is its own thread's."""
+    """Feeds by run. `reading` is safe from any thread; the rest belongs to its own thread."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Page:
         monotonic: Callable[[], float] = time.monotonic,
         alarms: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`alarms`: etcd's, as sentences; asked at every look while etcd answers."""
+        """`alarms` returns etcd's alarms as sentences; it is called at every look while etcd answers."""
         self._store, self._alarms = store, alarms
         self._wall, self._monotonic = wall, monotonic
         self._since = wall()
@@ -80,13 +80,13 @@ class Page:
         self._unlit: defaultdict[str, Since] = defaultdict(Since)
         self._clock_at: dict[str, float] = {}
         self._heard: dict[str, tuple[float, float]] = {}
-        """By run, what its clock showed when that was heard, and when it was, by this machine's monotonic clock."""
+        """By run, the last run clock heard, and when, by this machine's monotonic clock."""
         self._watch: Watch | None = None
         self._mirror: Mirror | None = None
-        """The newest that was read, and what was heard since."""
+        """The newest read, with the changes since."""
         self._kept = Kept(monotonic)
         self.targets: tuple[Target, ...] | None = None
-        """Whom Prometheus is to scrape. None: etcd has not answered yet."""
+        """Targets that Prometheus must scrape. None if etcd has not answered yet."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
         self._cost_s = 0.0
@@ -95,14 +95,14 @@ class Page:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once its thread has ended, if it was ever started."""
+        """Stops the thread and waits up to 5 s for it, if it was ever started."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(5.0)
 
     @property
     def silent_s(self) -> float:
-        """For how long etcd has told nothing, not even that there is no news."""
+        """Seconds for which etcd has sent nothing, not even a progress notice."""
         return self._watch.silent_s if self._watch is not None else self._wall() - self._since
 
     @property
@@ -111,8 +111,8 @@ class Page:
 
     @contextlib.contextmanager
     def reading(self, run: str) -> Iterator[Feed]:
-        """The feed of a run, or (empty) of the newest, while it is read. Raises KeyError when there is no such run, Full when there
-        are READERS."""
+        """Yields the feed of a run, or of the newest if `run` is empty, while it is read. Raises KeyError if there is
+        no such run, Full if there are READERS."""
         with self._lock:
             if run and run not in self._runs:
                 raise KeyError(run)
@@ -127,7 +127,7 @@ class Page:
                 feed.readers -= 1
 
     def begin(self) -> Mirror:
-        """One look at all that etcd holds now. Raises PortError when it does not answer."""
+        """Looks once at all that etcd holds now. Raises PortError if it does not answer."""
         mirror = Mirror(self._store.list(keys.PREFIX))
         for record in views.runs(mirror).values():
             self._learn(record.spec.name, clock_in(Path(record.run_dir) / "journal.jsonl"))
@@ -150,11 +150,11 @@ class Page:
                     if str(error) != said:
                         log.warning("the page is not fed: %s", error)
                     said = str(error)
-                    if watch is None and self._mirror is not None:  # nobody reads now who would say it
+                    if watch is None and self._mirror is not None:  # no watch can report the silence now
                         away_since = away_since or asked
                         self.look(self._mirror, away_since)
                     self._stop.wait(AGAIN_S)
-            except Exception as error:  # a bug: who looks at the page, or scrapes, is to hear of the rest
+            except Exception as error:  # a bug: readers and scrapers must still get the rest
                 if repr(error) != said:
                     log.exception("the page is not fed")
                 said = repr(error)
@@ -168,7 +168,7 @@ class Page:
                 mirror.apply(changes)
                 self._note_clocks(mirror, changes)
                 changes = watch.poll(0.0)
-            # somebody may have come while nobody read
+            # someone may have come while no one read
             due = min(due, self._monotonic() + self._pause_s())
             if self._monotonic() < due:
                 continue
@@ -182,7 +182,7 @@ class Page:
         return max(EVERY_S if read else UNREAD_EVERY_S, SHARE * self._cost_s)
 
     def look(self, mirror: Mirror, away_since: float = 0.0) -> None:
-        """Tell every feed what holds now."""
+        """Publishes the current state to every feed."""
         began = self._monotonic()
         self.targets = self._kept(mirror.derived(known, "leader", "registration"))
         runs = views.runs(mirror)
@@ -229,7 +229,8 @@ class Page:
             feed.publish(found)
 
     def _note_clocks(self, mirror: Mirror, changes: Changes) -> None:
-        """A memory or an account that is written now says what its run's clock shows now; another leader's may show less."""
+        """Notes each run's clock from a memory or account just written. A new leader resets all: its clocks may show
+        less."""
         if changes.reset:
             return
         for item in changes.puts:
@@ -251,8 +252,8 @@ class Page:
 
 
 def clock_in(journal: Path) -> float | None:
-    """What a run clock has to be given to make it wall clock, as the newest decision in a journal says. None: it says nothing, or
-    it is not on this machine."""
+    """Returns the offset from a run's clock to the wall clock, from the newest decision in its journal. None if the
+    journal holds none, or is not on this machine."""
     try:
         with journal.open("rb") as file:
             file.seek(max(0, journal.stat().st_size - TAIL))

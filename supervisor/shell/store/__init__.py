@@ -1,4 +1,4 @@
-"""The store on etcd. See `supervisor.ports.store` for the contract and docs/DEPENDENCIES.md for what etcd3 does here."""
+"""The store on etcd. `supervisor.ports.store` has the contract, and docs/DEPENDENCIES.md what etcd3 does here."""
 
 from supervisor.shell.store.election import LEASE_S, Election, Leadership
 from supervisor.shell.store.errors import LeaseLost, OutOfSpace

@@ -1,4 +1,4 @@
-"""One gRPC channel to one etcd member at a time, and the way to the next one when this one is mute."""
+"""Keeps one gRPC channel to one etcd member at a time, and moves to the next when that member is mute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from supervisor.wire.security import (
 )
 
 FILES_LOOKED_AT_S = 1.0
-"""How often a certificate is looked at for a newer one: three stats."""
+"""Seconds between checks for a renewed certificate, which cost three stats."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # etcd answers a client that pings more often than every 5 s, or without a call, with GOAWAY too_many_pings
@@ -37,7 +37,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # gRPC's name for how long one attempt to connect may take; 20 s by default
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # a new channel must not inherit the stuck connection of the one that it replaces
+    # a new channel must not inherit the stuck connection of its predecessor
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -48,9 +48,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class Connection:
-    """The current etcd3 client. With several endpoints a mute member is left for the next; a single one gets a fresh
-    channel. Names are resolved by gRPC, again on each reconnect. A certificate that was renewed on disk gets a fresh
-    channel too."""
+    """The current etcd3 client. With several endpoints it leaves a mute member for the next; a single one gets a new
+    channel. gRPC resolves names again on each reconnect. A certificate renewed on disk gets a new channel too."""
 
     def __init__(self, endpoints: Sequence[str], timeout_s: float, security: Security | None = None) -> None:
         self.security = security or Security()
@@ -70,7 +69,7 @@ class Connection:
         self._certificate = self._files.context() if self._files is not None else None
         self._looked = time.monotonic()
         self._lock = threading.Lock()
-        # a thousand agents must not all sit on the first member
+        # a thousand agents must not all use the first member
         self._place = random.randrange(len(self.endpoints))
         self._client = self._open()
         self._retired: list[tuple[float, Any]] = []
@@ -78,7 +77,7 @@ class Connection:
 
     @property
     def client(self) -> Any:
-        """The etcd3 client to use now; ask for it anew for each call and stream."""
+        """The current etcd3 client; read it again for each call and stream."""
         if self._files is not None and time.monotonic() - self._looked > FILES_LOOKED_AT_S:
             self._renew(self._files)
         return self._client
@@ -91,7 +90,7 @@ class Connection:
 
     @contextmanager
     def call(self, what: str, writes: bool = False, size: int = 0) -> Iterator[Any]:
-        """Gives the client for one call, and turns its errors into the ports'.
+        """Yields the client for one call, and turns its errors into the ports'.
 
         Raises Retryable, Fatal or Fenced (see `errors`); `writes` and `size` as there.
         """
@@ -108,8 +107,8 @@ class Connection:
             raise_port_error(cause, what, writes, client, size, self._user)
 
     def suspect(self, client: Any, silent: bool) -> None:
-        """Says that `client` got no good answer. `silent`: no answer at all, so that even a single endpoint's channel
-        is made anew (its connection may be a dead one)."""
+        """Reports that `client` got no good answer. `silent`: it got none at all, so even a single endpoint gets a new
+        channel (its connection may be dead)."""
         with self._lock:
             if client is not self._client or self._closed or (len(self.endpoints) == 1 and not silent):
                 return
@@ -121,14 +120,14 @@ class Connection:
             old.close()
 
     def _over(self) -> list[Any]:
-        """Takes out what is to be closed: others' calls on an old channel may be answered until their deadlines are over."""
+        """Removes and returns the channels to close: calls on an old channel may be answered until their deadlines."""
         now = time.monotonic()
         over = [old for since, old in self._retired if now - since > 2 * self.timeout_s]
         self._retired = [(since, old) for since, old in self._retired if old not in over]
         return over
 
     def _renew(self, files: Reloading) -> None:
-        """A fresh channel when the certificate's files have changed. What streams on the old one moves over when that is
+        """Opens a new channel if the certificate's files have changed. Streams on the old one move over when it is
         closed."""
         with self._lock:
             self._looked = time.monotonic()
@@ -139,7 +138,7 @@ class Connection:
                 try:
                     fresh = self._open()
                 except OSError:
-                    return  # replaced again just now: looked at again in a second
+                    return  # replaced again just now: the next check is in a second
                 self._retired.append((time.monotonic(), self._client))
                 self._client, self._certificate = fresh, certificate
             over = self._over()
@@ -164,7 +163,7 @@ class Connection:
 
 
 def _credentials(security: Security) -> tuple[Reloading, str]:
-    """What follows the files, and the name in the certificate."""
+    """Returns a follower of the files, and the name in the certificate."""
     try:
         return Reloading(security), read_certificate(security).name
     except (SecurityError, OSError) as error:
@@ -172,7 +171,7 @@ def _credentials(security: Security) -> tuple[Reloading, str]:
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """'10.0.0.1:2379', 'https://etcd-0:2379', '[::1]:2379' as host and port. Raises Fatal."""
+    """Parses '10.0.0.1:2379', 'https://etcd-0:2379' or '[::1]:2379' into host and port. Raises Fatal."""
     try:
         return host_and_port(endpoint)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Election of the leader: one key under a lease, and its create revision as the epoch that fences every write."""
+"""Elects the leader: one key under a lease, whose create revision is the epoch that fences every write."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from supervisor.ports.store import Expect, Lease, Snapshot, Store, Watch
 _log = logging.getLogger(__name__)
 
 LEASE_S = 5
-"""A dead leader blocks a standby for this long. Below 5 s a loaded machine loses leases (findings on etcd)."""
+"""How long a dead leader blocks a standby. Below 5 s a loaded machine loses leases (findings on etcd)."""
 
 _LOOK_S = 0.25
-"""How long a wait may go without a look at `stop`."""
+"""Longest wait, in seconds, without a check of `stop`."""
 
 _NOT_NOW_S = 2.0
 """Pause of a candidate that may not lead: it reads all of the state each time."""
 
 
 class Leadership:
-    """A term as leader. Made by `Election.campaign`; one thread owns it."""
+    """A term as leader. Created by `Election.campaign`; one thread owns it."""
 
     def __init__(self, key: str, epoch: int, lease: Lease, watch: Watch) -> None:
         self.key = key
@@ -33,8 +33,8 @@ class Leadership:
 
     @property
     def lost(self) -> bool:
-        """The lease ran out, or the leader key is not ours any more. Never turns False again. Only a hint to stop early:
-        what protects the store is `expect` in each transaction."""
+        """True once the lease expired, or the leader key is no longer ours; it never turns False again. Only a hint to
+        stop early: `expect` in each transaction protects the store."""
         while not self._replaced and (changes := self._watch.poll(0.0)) is not None:
             ours = [item for item in changes.puts if item.key == self.key]
             gone = self.key in changes.deletes or (changes.reset and not ours)
@@ -43,16 +43,16 @@ class Leadership:
 
     @property
     def lapsed(self) -> bool:
-        """The lease ran out by our own clock, or was given back. For any thread."""
+        """True if the lease expired by our own clock, or the key was given back or lost. Safe from any thread."""
         return self._replaced or self._lease.lost
 
     @property
     def lease(self) -> int:
-        """The id of the lease that the leader key hangs on."""
+        """Id of the lease on the leader key."""
         return self._lease.id
 
     def expect(self) -> Expect:
-        """What every transaction of this leader has to expect."""
+        """Returns the expectation that fences every transaction of this leader."""
         return Expect(self.key, create_revision=self.epoch)
 
     def resign(self) -> None:
@@ -68,18 +68,18 @@ class Election:
     def __init__(
         self, store: Store, key: str, identity: bytes, ttl_s: int, may_lead: Callable[[], bool] = lambda: True
     ) -> None:
-        """`identity` is the key's value, for people. `ttl_s`: how long a dead leader blocks the others. `may_lead` is asked
-        before each attempt; while it says no, this candidate stands by."""
+        """`identity` is the key's value, for people. `ttl_s`: how long a dead leader blocks the others. `may_lead` is
+        called before each attempt; while it returns false, this candidate stands by."""
         self._store = store
         self._key = key
         self._identity = identity
         self._ttl_s = ttl_s
         self._may_lead = may_lead
         self._former: Lease | None = None
-        """Of our last term."""
+        """Lease of our last term."""
 
     def campaign(self, stop: threading.Event) -> Leadership | None:
-        """Waits until it leads; None when `stop` was set first. Rides through a store that is away. Raises Fatal."""
+        """Waits until it leads; None if `stop` was set first. Waits through a store outage. Raises Fatal."""
         lease: Lease | None = None
         try:
             while not stop.is_set():
@@ -91,7 +91,7 @@ class Election:
                         lease = self._store.lease(self._ttl_s)
                     leadership = self._try(lease)
                     if leadership is not None:
-                        # the lease is the leadership's from here on
+                        # the leadership owns the lease from here on
                         self._former, lease = lease, None
                         return leadership
                     self._wait_for_gap(lease, stop)
@@ -104,16 +104,16 @@ class Election:
                 lease.revoke()
 
     def _try(self, lease: Lease) -> Leadership | None:
-        """One attempt. Raises Retryable when its outcome is unknown; the next attempt finds that out."""
+        """Makes one attempt. Raises Retryable if its outcome is unknown; the next attempt finds it out."""
         try:
             absent = Expect(self._key, create_revision=0)
             epoch = self._store.commit({self._key: self._identity}, expect=[absent], lease=lease.id)
         except Fenced:
-            # Somebody leads. It may be us: an attempt that timed out here may have been committed there.
+            # There is a leader. It may be us: an attempt that timed out here may have been committed there.
             item = self._store.get(self._key)
             if item is not None and self._former is not None and item.lease == self._former.id and self._former.lost:
-                # Our own last term: while etcd was away its lease could not be given back, and etcd extends leases when
-                # it starts again. Nobody else may end it sooner.
+                # It is our own last term: its lease could not be revoked while etcd was away, and etcd extends leases
+                # when it restarts. No one else may end it sooner.
                 self._former.revoke()
                 return None
             if item is None or item.lease != lease.id:
@@ -122,7 +122,7 @@ class Election:
         return Leadership(self._key, epoch, lease, self._store.watch(self._key, epoch))
 
     def _wait_for_gap(self, lease: Lease, stop: threading.Event) -> None:
-        """Until the leader key is gone, the own lease is lost, or `stop` is set."""
+        """Waits until the leader key is gone, this lease is lost, or `stop` is set."""
         seen = self._store.list(self._key)
         if not self._taken(seen):
             return

@@ -1,4 +1,4 @@
-"""gRPC's errors as the ports' errors: told apart by status code, never by text."""
+"""Maps gRPC's errors to the ports' errors, by status code, and by text only for one of etcd's messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOSPACE_MEND = (
 )
 
 DEFAULT_REQUEST_LIMIT = 1_572_864
-"""Bytes of one request that etcd takes by default (--max-request-bytes)."""
+"""Bytes of one request that etcd accepts by default (--max-request-bytes)."""
 
 MUTE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 """The member is away, or has no leader: another one may do better."""
@@ -33,41 +33,42 @@ _REFUSED = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
-"""It will be refused again. All others (among them UNKNOWN and INTERNAL, which gRPC uses for broken streams) may pass."""
+"""Codes of requests that will be refused again. All others (among them UNKNOWN and INTERNAL, which gRPC uses for broken
+streams) may pass."""
 
 
 _AUTH_MOVED_ON = "etcdserver: revision of auth store is old"
-"""What etcd says of a request that was on its way while users or roles were changed. It has the code of a malformed
-request, so that only this constant tells them apart."""
+"""etcd's message for a request in flight while users or roles changed. It has the code of a malformed request, so that
+only this text tells them apart."""
 
 
 class OutOfSpace(Retryable):
-    """The store is full. It will work again when somebody mends it: the text says how."""
+    """The store is full. It works again once a person repairs it; the text says how."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}: {NOSPACE_MEND}", after_s=5.0)
 
 
 class LeaseLost(Fenced):
-    """The lease of a write is gone: nothing was written, and what hung on the lease may be somebody else's by now."""
+    """The lease of a write is gone: nothing was written, and its keys may belong to another client by now."""
 
 
 def code_of(error: BaseException | None) -> grpc.StatusCode:
-    """The status code of an RpcError; UNKNOWN for anything else."""
+    """Returns the status code of an RpcError; UNKNOWN for anything else."""
     code = getattr(error, "code", None)
     found = code() if callable(code) else None
     return found if isinstance(found, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
 
 
 def details_of(error: BaseException | None) -> str:
-    """What the server or gRPC said, for people."""
+    """Returns the message of the server or gRPC, for people."""
     details = getattr(error, "details", None)
     text = details() if callable(details) else None
     return str(text or error or "no reason given")
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether the same request would be refused again."""
+    """Returns true if the same request would be refused again."""
     return code_of(error) in _REFUSED
 
 
@@ -76,8 +77,8 @@ def raise_port_error(
 ) -> NoReturn:
     """Raises the port's error for an RpcError.
 
-    `what` was asked, in words; `writes` says whether it may have taken effect all the same; `size` is about how many
-    bytes were sent; `user` is the name in our certificate.
+    `what` names the request; `writes` is true if it may have taken effect all the same. `size` is roughly the number of
+    bytes sent; `user` is the name in our certificate.
     """
     code, said = code_of(error), details_of(error)
     if code is grpc.StatusCode.PERMISSION_DENIED:
@@ -104,7 +105,7 @@ def raise_port_error(
 
 
 def alarms_of(client: Any) -> frozenset[int]:
-    """The kinds of alarm that are on; empty when etcd can't say."""
+    """Returns the kinds of active alarms; empty if etcd cannot list them."""
     try:
         return frozenset(int(alarm.alarm_type) for alarm in client.list_alarms())
     except (grpc.RpcError, etcd3.Etcd3Exception):

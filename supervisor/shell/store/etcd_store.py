@@ -1,4 +1,4 @@
-"""The store on etcd: KV, transactions and lease grants through etcd3; watch and keepalive are ours."""
+"""The store on etcd: keys, transactions and lease grants through etcd3; watch and keepalive are our own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security | None = None) -> EtcdStore:
-    """A store on the etcd at `endpoints` (HOST:PORT or https://HOST:PORT each); every call has `timeout_s` seconds.
+    """Returns a store on the etcd at `endpoints` (HOST:PORT or https://HOST:PORT each); every call has `timeout_s`
+    seconds.
 
-    Raises Retryable when none of them answers, Fatal when one is no endpoint or no etcd, or would be plain off loopback.
+    Raises Retryable if none of them answers, Fatal if one is malformed or not etcd, or would be unencrypted off
+    loopback.
     """
     connection = Connection(endpoints, timeout_s, security)
     reasons: list[str] = []
@@ -57,12 +59,12 @@ def connect(endpoints: Sequence[str], timeout_s: float = 3.0, security: Security
 
 @cache
 def _warn(sentence: str) -> None:
-    """Once, however often a command connects."""
+    """Warns once, however often a command connects."""
     _log.warning(sentence)
 
 
 class EtcdStore:
-    """ports.store.Store on etcd. Threads may share it. Made by `connect`."""
+    """Implements ports.store.Store on etcd. Threads may share it. Created by `connect`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -71,7 +73,7 @@ class EtcdStore:
 
     @property
     def connection(self) -> Connection:
-        """For what is not in the port: users and roles."""
+        """For what the port lacks: users and roles."""
         return self._connection
 
     @property
@@ -88,7 +90,7 @@ class EtcdStore:
         start, end = convert.range_of(prefix)
         start = max(start, convert.bytes_of(after) + b"\0") if after else start
         with self._connection.call(f"list {prefix}") as client:
-            # not etcd3's get_range: it takes a limit and sends none
+            # etcd3's get_range accepts a limit but sends none
             answer = client.kvstub.Range(rpc.RangeRequest(key=start, range_end=end, limit=limit), self.timeout_s)
         return Snapshot(answer.header.revision, tuple(convert.item_of(kv) for kv in answer.kvs))
 
@@ -110,7 +112,7 @@ class EtcdStore:
         )
         what = f"transaction of {operations} operations on {', '.join([*puts, *deletes][:3])}"
         with self._connection.call(what, writes=True, size=request.ByteSize()) as client:
-            # not etcd3's transaction(): it throws the answer's header away, and with it the revision
+            # etcd3's transaction() drops the answer's header, and with it the revision
             answer = client.kvstub.Txn(request, self.timeout_s)
         if not answer.succeeded:
             raise Fenced(f"{what}: does not hold any more: {', '.join(map(convert.words, expect))}")
@@ -130,16 +132,16 @@ class EtcdStore:
         return lease
 
     def status(self) -> StoreStatus:
-        """Version, size, leader, alarms and members, for people. Raises Retryable when no member answers."""
+        """Returns version, size, leader, alarms and members, for people. Raises Retryable if no member answers."""
         return read_status(self._connection)
 
     def compact(self, revision: int) -> None:
-        """Forgets what was before `revision`; watches that have not seen it yet get a reset."""
+        """Drops the history before `revision`; watches that have not reached it get a reset."""
         with self._connection.call(f"compact to {revision}") as client:
             client.compact(revision, physical=True)
 
     def close(self) -> None:
-        """Ends watches and keepalives. Leases are not revoked: who wants that revokes before."""
+        """Ends watches and keepalives. Does not revoke leases: callers may do so before."""
         with self._lock:
             open_now = list(self._open)
         for each in open_now:

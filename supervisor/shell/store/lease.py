@@ -18,15 +18,16 @@ _log = logging.getLogger(__name__)
 
 
 def boot_time() -> float:
-    """Seconds. Goes on while the machine sleeps (a paused VM, a laptop), as the server's clock does; time.monotonic does not."""
+    """Returns seconds since boot. They count while the machine sleeps (a paused VM, a laptop), as the server's clock
+    does; time.monotonic does not."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class EtcdLease:
-    """Renewed at about a third of its TTL. Made by `EtcdStore.lease`."""
+    """A lease, renewed at about a third of its TTL. Created by `EtcdStore.lease`."""
 
     def __init__(self, connection: Connection, lease_id: int, ttl_s: float, sent: float) -> None:
-        """`ttl_s` as granted (etcd raises small ones), `sent` the `boot_time` before it was asked for."""
+        """`ttl_s` as granted (etcd raises small ones); `sent` is the `boot_time` before the request."""
         self._connection = connection
         self._id = lease_id
         self.ttl_s = ttl_s
@@ -71,7 +72,7 @@ class EtcdLease:
         return self.ttl_s / 3 * random.uniform(0.8, 1.0)
 
     def _renew(self) -> bool:
-        """One renewal on a stream of its own: no stream that could be lost unnoticed, and a deadline for each."""
+        """Renews once on a stream of its own: no stream can be lost unnoticed, and each renewal has a deadline."""
         client = self._connection.client
         sent = boot_time()
         timeout_s = min(self._connection.timeout_s, self.ttl_s / 3)
@@ -85,13 +86,13 @@ class EtcdLease:
                 self._connection.suspect(client, silent=code is grpc.StatusCode.DEADLINE_EXCEEDED)
             return False
         except ValueError:
-            # gRPC's way to say that the channel was closed meanwhile
+            # gRPC raises it if the channel was closed meanwhile
             return False
         if answer is None:
             return False
         with self._lock:
             if answer.TTL <= 0 or self._lost or boot_time() >= self._deadline:
-                # the server says that it is gone, or the answer came too late: lost is lost
+                # the server reports it gone, or the answer came too late: lost is lost
                 self._lost = True
                 return False
             self._deadline = sent + answer.TTL

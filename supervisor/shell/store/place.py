@@ -1,4 +1,4 @@
-"""A watch's place in the history, and how each response moves it. No I/O: fed with responses, it gives changes."""
+"""A watch's place in the history, and how each response moves it. No I/O: it turns responses into changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from supervisor.shell.store.convert import item_of, key_of
 
 
 class Doubt(Enum):
-    """Why the stream cannot go on before the prefix was listed."""
+    """Why the stream cannot go on before the prefix is listed."""
 
     COMPACTED = "the history from here on is gone"
     BEHIND = "the member knows less than we have seen, or does not say why it ended the watch"
 
 
 class Place:
-    """`next` is the first revision not seen yet: where a new stream starts."""
+    """The place of a watch. `next` is the first revision not seen yet: a new stream starts there."""
 
     def __init__(self, after_revision: int) -> None:
         self.next = after_revision + 1
@@ -26,21 +26,21 @@ class Place:
         self._fragments: list[Any] = []
 
     def new_stream(self) -> None:
-        """What a lost stream left unfinished comes again on the next."""
+        """Drops the fragments of a lost stream: they come again on the next."""
         self._fragments = []
 
     def take(self, response: Any) -> list[Changes]:
-        """The changes that a WatchResponse brings; `doubt` is set when the prefix has to be listed first."""
+        """Returns the changes in a WatchResponse; sets `doubt` if the prefix must be listed first."""
         if response.canceled:
             self.doubt = Doubt.COMPACTED if response.compact_revision else Doubt.BEHIND
             return []
         if response.created and response.header.revision < self.next - 1:
-            # This member lags, or the store has lost revisions that we saw (a restored or damaged data folder). Which of
-            # the two only a linearizable read can say.
+            # This member lags, or the store has lost revisions that we saw (a restored or damaged data folder). Only a
+            # linearizable read can tell which.
             self.doubt = Doubt.BEHIND
             return []
-        # Note what is not done here: the revision of a response without events is never taken as our place, because
-        # the answer to a progress request may overtake events (etcd #15220).
+        # The revision of a response without events must not become our place, because the answer to a progress request
+        # may overtake events (etcd #15220).
         self._fragments.extend(response.events)
         if response.fragment:
             return []
@@ -54,7 +54,7 @@ class Place:
         return found
 
     def listed(self, snapshot: Snapshot) -> Changes | None:
-        """Settles the doubt: a reset, or None when nothing was lost and the watch may go on (elsewhere)."""
+        """Settles the doubt: returns a reset, or None if nothing was lost and the watch may go on (elsewhere)."""
         doubt, self.doubt = self.doubt, None
         if doubt is Doubt.BEHIND and snapshot.revision >= self.next - 1:
             return None

@@ -1,4 +1,4 @@
-"""What etcd says of itself, for people: version, size, leader, alarms, members."""
+"""Reads etcd's own state, for people: version, size, leader, alarms, members."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CORRUPT_MEND = (
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """`has_leader` is as the asked member sees it. `alarms` are whole sentences with their mends. `members` are names; it is empty, and
-    `members_unknown` says why, while there is no quorum to ask."""
+    """The state of etcd. `has_leader` is the asked member's view; `alarms` are whole sentences with their remedies.
+    `members` are names. Without a quorum it is empty, and `members_unknown` says why."""
 
     endpoint: str
     version: str
@@ -33,17 +33,17 @@ class StoreStatus:
 
 
 class Asked(Protocol):
-    """An etcd that says how it is."""
+    """An etcd that reports its state."""
 
     def get(self, key: str) -> Item | None: ...
 
     def status(self) -> StoreStatus:
-        """Raises Retryable when it does not answer."""
+        """Raises Retryable if it does not answer."""
         ...
 
 
 def read_status(connection: Connection) -> StoreStatus:
-    """Asks the member in use. Raises Retryable when it does not answer."""
+    """Reads the state from the member in use. Raises Retryable if it does not answer."""
     endpoint, timeout_s = connection.endpoint, connection.timeout_s
     with connection.call("status") as client:
         answer = client.maintenancestub.Status(rpc.StatusRequest(), timeout_s)
@@ -78,10 +78,11 @@ def _alarm_text(alarm: int) -> str:
 
 
 def check_version(version: str) -> str | None:
-    """What to warn of about this server version, or None.
+    """Returns a warning about this server version, or None.
 
     etcd 3.5.0 to 3.5.2 are "not recommended for production" (etcd #13766: data may differ between members after a
-    SIGKILL); we warn up to 3.5.5. Of those, 3.5.1 was run here: once in 87 kills its revision went back.
+    SIGKILL). The warning covers versions up to 3.5.5. Of those, 3.5.1 was run here: once in 87 kills its revision went
+    back.
     """
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:

@@ -23,22 +23,22 @@ from supervisor.shell.store.stubs import rpc
 _log = logging.getLogger(__name__)
 
 PROGRESS_S = 1.0
-"""How often a quiet server is asked for a sign of life."""
+"""Seconds until a quiet server is asked for progress."""
 
 IDLE_S = 3.0
-"""A stream that says nothing for so long is left for a new one: gRPC's own keepalive did not see a frozen leader in 18 s."""
+"""A stream that is silent for longer is replaced: gRPC's own keepalive missed a frozen leader for 18 s."""
 
 LONGEST_IDLE_S = 10.0
-"""The same, after several streams in a row said nothing: a server that is only slow must be able to catch up."""
+"""The same, after several silent streams in a row: a server that is only slow must be able to catch up."""
 
-# Without it a member that has lost its quorum keeps the watch open and silent.
+# Without it, a member without a quorum keeps the watch open and silent.
 _METADATA = (("hasleader", "true"),)
 
 _ENDED = object()
 
 
 class EtcdWatch:
-    """Made by `EtcdStore.watch`. A thread of its own follows the stream and feeds a queue; `poll` reads that."""
+    """A resumable watch, made by `EtcdStore.watch`. A thread follows the stream and feeds a queue for `poll`."""
 
     def __init__(
         self, connection: Connection, prefix: str, after_revision: int, list_prefix: Callable[[str], Snapshot]
@@ -58,7 +58,7 @@ class EtcdWatch:
         self._thread.start()
 
     def poll(self, timeout_s: float) -> Changes | None:
-        """As in the port. Raises Fatal when etcd refuses the watch for good."""
+        """As in the port. Raises Fatal if etcd refuses the watch for good."""
         if self._failure is not None and self._queue.empty():
             raise self._failure
         try:
@@ -96,7 +96,7 @@ class EtcdWatch:
                 _log.debug("watch of %s: %s", self._prefix, error)
 
     def _follow(self) -> None:
-        """Follows one stream to its end. Raises Fatal when etcd refuses it."""
+        """Follows one stream to its end. Raises Fatal if etcd refuses it."""
         client = self._connection.client
         stream = self._stream = _Stream(client, self._request())
         self._place.new_stream()
@@ -146,12 +146,12 @@ class EtcdWatch:
         if reset is not None:
             self._queue.put(reset)
         else:
-            # only a lagging or ailing member: leave it
+            # the member merely lags or ails: leave it
             self._connection.suspect(self._connection.client, silent=False)
 
 
 class _Stream:
-    """One gRPC watch stream: a thread pumps what arrives into an inbox, so that the reader can wait with a limit."""
+    """One gRPC watch stream: a thread pumps responses into an inbox, so that the reader can wait with a limit."""
 
     def __init__(self, client: Any, first: Any) -> None:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -163,13 +163,13 @@ class _Stream:
         try:
             self._call = stub(client.channel).Watch(self._sending(), metadata=_METADATA)
         except ValueError:
-            # gRPC's way to say that the channel was closed meanwhile
+            # gRPC raises it if the channel was closed meanwhile
             self._inbox.put(_ENDED)
             return
         threading.Thread(target=self._pump, name="watch-pump", daemon=True).start()
 
     def next(self, timeout_s: float) -> Any:
-        """The next response, None after `timeout_s`, or _ENDED; `error` then says why."""
+        """Returns the next response, None after `timeout_s`, or _ENDED; `error` then says why."""
         try:
             return self._inbox.get(timeout=timeout_s)
         except queue.Empty:

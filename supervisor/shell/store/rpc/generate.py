@@ -1,7 +1,7 @@
-"""Makes the stubs of this folder anew from its .proto files: `python supervisor/shell/store/rpc/generate.py`.
+"""Regenerates the stubs of this folder from its .proto files: `python supervisor/shell/store/rpc/generate.py`.
 
-By path, not with -m: the package needs its stubs to be imported. Needs grpcio-tools 1.74.0 (a dev dependency): what a
-newer one makes does not load on protobuf 6.33.
+Run it by path, not with -m: the package cannot be imported without its stubs. Needs grpcio-tools 1.74.0 (a dev
+dependency): stubs of newer versions do not load on protobuf 6.33.
 """
 
 from __future__ import annotations
