@@ -1,9 +1,9 @@
 """Gives the trainers a fixed way to the lighthouse: a loopback port per generation, forwarded to wherever the gate is.
 
 While there is no gate it accepts and holds connections, so that a trainer never sees the lighthouse away. Its first
-line to the gate identifies the generation. To a new gate it repeats the lines that trainers sent (each sends BUILT only
-once), and it reports at once when a process has ended. A connection that carries only this first line and pings shows
-whether the gate is reached.
+line to the gate identifies the generation. To a new gate it repeats the lines that trainers sent, because each sends
+BUILT only once. It reports at once when a process has ended. A connection that carries only this first line and pings
+shows whether the gate is reached.
 """
 
 from __future__ import annotations
