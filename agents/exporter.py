@@ -29,8 +29,8 @@ _OF_GROUP = {
 _OF_RANK = {"trainer_tokens_per_second": "tokens_per_s", "trainer_mfu_ratio": "mfu"}
 
 STEPS, AT_LEAST_S = 3.0, 10.0
-"""A rank whose step takes longer than STEPS of its own steps and than AT_LEAST_S seconds has no throughput now: it
-hangs, waits, evaluates or saves."""
+"""A rank whose step takes longer than STEPS of its own and than AT_LEAST_S seconds has no throughput now. It hangs,
+waits, evaluates or saves."""
 
 JUST_STARTED = 2
 """Steps, committed or failed, within which a process that is first heard of is counted from its start."""
@@ -119,8 +119,8 @@ class Exporter:
                 self._metrics.gauge(metric, **labels).set(value)
 
     def _count(self, before: Progress | None, progress: Progress, group: dict[str, object]) -> None:
-        """Counts from a process's start. One that an earlier agent saw is counted from its first record here: the
-        counter began at 0 with this agent, so all of it at once would be a jump."""
+        """Counts from a process's start. One that an earlier agent saw is counted from its first record here. The
+        counter began at 0 with this agent, so counting all of it would be a jump."""
         if before is None and progress.commits + progress.failed_commits > JUST_STARTED:
             before = progress
         for metric, field in _COUNTED.items():

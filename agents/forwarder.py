@@ -173,7 +173,7 @@ class Forwarder:
         if forward.trip.note(trip_s):
             self._measured(forward.name, forward.trip.ms)
 
-    # --- what has been said of a generation, to a new gate ---
+    # --- a generation's lines, repeated to a new gate ---
 
     def _tell(self, forward: Forward) -> None:
         for telling in forward.telling:

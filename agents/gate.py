@@ -228,7 +228,7 @@ class Gate:
             self._publish(now)
 
     def _doubt(self, now: float) -> None:
-        """Asks etcd before the quorum steps on without a silent group: this gate may be cut off, while that group
+        """Asks etcd before the quorum steps on without a silent group. This gate may be cut off, while that group
         trains on with the other side."""
         doubted = self._state.doubted(now)
         if doubted and self._asking is None:

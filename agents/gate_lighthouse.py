@@ -11,8 +11,8 @@ from supervisor.wire.programs import QUORUM_IDS_ABOVE
 
 BEAT_TIMEOUT_MS = 300
 """Heartbeat timeout of the lighthouse. At 20 ms a beat, fourteen may be late before the living are dropped. With 150
-ms, beats on an overloaded machine were once a quarter of a second late: two groups each committed the same step alone
-(ADR 6)."""
+ms, beats were once a quarter of a second late on an overloaded machine. Two groups then each committed the same step
+alone (ADR 6)."""
 STARTS_WITHIN_S = 120.0
 FROZEN_S = 3.0
 """A lighthouse that gives no sign of life for this many seconds is ended, and so is a gate that stood still for as

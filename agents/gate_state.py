@@ -26,7 +26,7 @@ class Generation:
     """Set once the generation has reported that it is built."""
     spoken: bool = False
     """True once its manager has used that very id; until then it is held. Beats under an id that never asks for a
-    quorum would block everyone forever, and a manager without beats comes and goes with its own heartbeats."""
+    quorum would block everyone forever. A manager without beats comes and goes with its own heartbeats."""
     sample: bytes = b""
     """Its latest bytes until it has spoken: the id is in every heartbeat, as plain text."""
     came: bool = False
@@ -56,8 +56,8 @@ class GateState:
 
     heartbeat_timeout_s: float
     gather_s: float
-    """Seconds that a fresh gate waits for the other groups once the first one is built: the first to reach a fresh
-    lighthouse would commit alone."""
+    """Seconds that a fresh gate waits for the other groups once the first one is built. The first group to reach a
+    fresh lighthouse would commit alone."""
     etcd_silence_s: float
     lighthouse_patience_s: float = 0.0
     """Extra seconds of silence while the lighthouse owes the group an answer: the group is not the late one. Bounded,

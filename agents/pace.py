@@ -32,8 +32,8 @@ went before (a failed commit, a new quorum) may have used most of the bound. A h
 its beginning."""
 MOVES_ON = 3.0
 """Bounds after which a rank that goes from one thing to the next without a commit hangs too. One whose commits fail
-again and again (collectives slower than their timeout on an overloaded machine) hangs in nothing of its own: the
-policy's longest time bounds it."""
+again and again hangs in nothing of its own: the policy's longest time bounds it. Collectives fail so when they take
+longer than their timeout on an overloaded machine."""
 IN_VAIN = 2
 """Failed attempts from which a rank tries in vain: a single commit fails wherever a peer is lost."""
 KEPT = 64
@@ -42,7 +42,7 @@ NEWEST = 8
 """Newest of these: where they are slower than the rest the machine has slowed down, and they set the bound of the next
 step."""
 UNSEEN_S = 0.5
-"""Seconds that count of each time in which nothing could be seen: a disk that is slow at each look must not hide a hang
+"""Seconds that count of each time in which nothing could be seen. A disk that is slow at each look must not hide a hang
 forever."""
 APART: frozenset[Activity] = frozenset({"checkpoint", "heal", "evaluate", "compile", "save"})
 UNLIKE: frozenset[Activity] = frozenset({"compile", "save"})

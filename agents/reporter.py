@@ -79,10 +79,10 @@ class Reporter(EtcdThread):
     ) -> None:
         """All callbacks run in this thread.
 
-        `checked`: called with each record of checks that has reached etcd, its revision, and the other nodes that are
-        there; with revision 0 for one that must not be written any more. `took`: called with the seconds that etcd took
-        for each observed record, written or not. `read`: called with the ticket of an observed record that asked for
-        it, and the desired records read once that record was written and the registration stood. `second`: called once
+        `checked`: called with each record of checks that has reached etcd, its revision, and the other nodes; with
+        revision 0 if it must not be written any more. `took`: called with the seconds that etcd took for each observed
+        record, written or not. `read`: called with the ticket of an observed record that asked for it, and the desired
+        records. They are read after that record was written and while the registration stands. `second`: called once
         with a sentence when another live agent has this name.
         """
         super().__init__("reporter", "etcd takes our reports again", etcd, security)

@@ -16,7 +16,7 @@ nothing was done; the journal must also name a straggler.
 
 With few seeds the 99th percentile is the slowest. A trial without a time misses its goal. So does a cause with fewer
 trials than seeds, even if this machine cannot make it. Exits 0 when every goal is met. For a crash the file also has
-when its process had ended, by its shim: a kill for memory comes only once the rank has filled it.
+when its process had ended, by its shim. A kill for memory comes only once the rank has filled it.
 """
 
 from __future__ import annotations

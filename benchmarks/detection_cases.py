@@ -48,7 +48,7 @@ class Case:
     rung: Rung | None
     family: str
     whole_run: bool = False
-    """No group is to blame: the run is halted, and no host is held guilty."""
+    """No group is the culprit: the run is halted, and no host is held guilty."""
     rank_named: bool = True
     """The verdict must name the rank, besides group and node."""
     says: str = ""

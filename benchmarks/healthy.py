@@ -47,8 +47,8 @@ RESULTS = Path(__file__).parent / "results" / "healthy.json"
 TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=3000, process_group_timeout_ms=6000)
 HANGS = HangSpec(at_least_s=9.0, stopped_s=0.0)
 """The default of `at_least_s` is 30 s; this is the shortest that a run file accepts with these timeouts of TorchFT.
-`stopped_s` is 0, so that a rank is not ended only because the kernel shows it as stopped: the length of a step is what
-is measured."""
+`stopped_s` is 0: the kernel showing a rank as stopped must not end it, because the length of a step is what is
+measured."""
 CHECKPOINT_STEPS = 15
 STILL_S = 2.0
 """Seconds for which a rank is stopped: twice the heartbeat timeout, so that the gate does miss it."""

@@ -2,7 +2,7 @@
 
 A supervisor of 1,000 agents with 8 ranks each, in its own process, is scraped over HTTP while it decides. Measured are
 the time of a scrape, and the memory of the whole process. Beside it, one process has the series of all 1,000 agents,
-each of its own node: their cost if they went through the supervisor, under the same bounds.
+each of its own node. That is their cost if they went through the supervisor, under the same bounds.
 
 For an agent, the processor time of its metrics is measured, with 8 ranks that step once a second and a scrape every 15
 s. With --agent a real agent (needs etcd) runs too, for SECONDS without scrapes and as many with a scrape a second.

@@ -4,8 +4,8 @@ the whole job by Slurm, and Slurm's own `--requeue`. The Slurm is a real one, wi
 `python -m benchmarks.slurm_node_loss [--rounds 5]` writes benchmarks/results/slurm_node_loss.json. After each trial it
 writes what there is so far beside it (.partial.json). Needs root, and about an hour.
 
-A node is lost in two ways: `killed` (its slurmd, the step's daemon and all processes at once) and `silent` (its network
-link goes down: nothing is reset). All three run the same trainers on the same model with the same checkpoints, two
+A node is lost in two ways. `killed` ends its slurmd, the step's daemon and all processes at once. `silent` takes its
+network link down: nothing is reset. All three run the same trainers on the same model with the same checkpoints, two
 groups on two hosts. Ours holds a third host all the time, with a warm spare; the restarts have idle hosts to go to, and
 hold none.
 
@@ -63,8 +63,7 @@ STEPS_BEFORE = 15
 """Steps committed before the fault; a checkpoint is made every 10."""
 BEGIN_S, BACK_S = 300.0, 600.0
 IDLE_S = 180.0
-"""Seconds. A lost host is idle only after it has told Slurm that its processes ended, for which Slurm asks now and
-then."""
+"""Seconds. A lost host is idle only once Slurm has learned that its processes ended, for which it asks now and then."""
 HOSTS_HELD = {"ours": 3, "full_restart": 2, "requeue": 2}
 TORCHFT = TorchFTSpec(heartbeat_timeout_ms=1000, join_timeout_ms=5000, process_group_timeout_ms=10_000)
 

@@ -45,7 +45,7 @@ _MATCHER = re.compile(r"(\w+)\s*(=~|!~|!=|=)\s*\"([^\"]*)\"")
 
 def checked(expression: str, legend: str = "") -> str:
     """Returns the expression. Raises KeyError for a metric that the catalogue lacks, and ValueError for a label or
-    value that its metric lacks: Prometheus would answer with nothing, and no error."""
+    value that its metric lacks. Prometheus would answer such a query with nothing, and no error."""
     for name in _NAME.findall(_ELSE.sub(" ", _GROUPED.sub(" ", expression))):
         if name not in KNOWN and name not in _WORDS:
             raise KeyError(f"the catalogue has no metric {name!r}: see supervisor/shell/catalogue.py")
@@ -94,8 +94,9 @@ def _seconds(window: str) -> str:
 
 
 def _all_of_it(window: str) -> str:
-    """Returns a query for the runs whose counters were 0 when the window began if they did not exist then: runs
-    launched since, or known by other metrics. Of another run Prometheus has nothing older than its first scrape."""
+    """Returns a query for the runs whose counters were 0 at the beginning of the window if they did not exist then.
+    Those runs were launched since, or other metrics show them at that time. Of another run Prometheus has nothing older
+    than its first scrape."""
     launched = "supervisor_run_launched_timestamp_seconds"
     return (
         f"(max by (run) ({launched}) > time() - {_seconds(window)} "

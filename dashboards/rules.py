@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 def alerts(window: Callable[[float], str] = duration) -> tuple[Alert, ...]:
     """Returns all alerts. `window` writes a duration of an expression: tests use shorter ones."""
-    # 0 is reported before a rank shows: it is no step back to a checkpoint
+    # before a rank has reported the metric is 0, which is no step back to a checkpoint
     steps = "(max by (run) (supervisor_committed_steps) > 0)"
     recent_s = 5 * MINUTE_S
     recent = window(recent_s)

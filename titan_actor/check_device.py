@@ -1,7 +1,7 @@
 """`python -m titan_actor.check_device --ranks N`: checks that the devices are there and calculate. Prints a CheckResult
 a line.
 
-On a machine without NVIDIA devices, numpy checks only the processor's arithmetic: torch takes seconds to import, and
+On a machine without NVIDIA devices, numpy checks only the processor's arithmetic. Torch takes seconds to import, and
 all nodes of a machine would do so at once. With devices torch is checked, because the ranks use it.
 """
 

@@ -2,8 +2,8 @@
 
 One group writes, all its ranks, to `<run_dir>/checkpoints/step-<step>.g<group>.gen<generation>/`. The state is copied
 in memory between two steps, and a thread writes it. The marker `complete.json` comes last, so a folder without it is
-torn. The path carries the generation, so a frozen writer that thaws harms no one. A writer decides itself when to
-purge: once the gate has let it into a quorum that it asked for after its newest checkpoint was complete (ADR 15).
+torn. The path carries the generation, so a frozen writer that thaws harms no one. A writer decides itself when to purge
+(ADR 15). It may once the gate has let it into a quorum that it asked for after its newest checkpoint was complete.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 | {"do":"checkpoint"} | writes one after the current step (the writer group only) |
 | {"do":"stacks"} | all threads' stacks are in stacks.txt |
 | {"do":"abort"} | the running collective between the groups fails; this step is not committed, training goes on |
-| {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for trainers of older versions |
+| {"do":"writer","writer":bool} | writes checkpoints from now on, or no longer; other fields are for older trainers |
 
 Errors: {"error": text}.
 """

@@ -81,8 +81,9 @@ def ask_aside_for_cuda() -> str:
     """Has a child process find out whether there is a GPU, and remembers the answer here, because torchtitan asks on
     import. Returns why it is not known; empty: it is.
 
-    A process that forks trainers does this first. Asking opens the driver's files and starts a thread of it, which CUDA does
-    not promise to take over a fork (seen on an H100 with driver 580, with PYTORCH_NVML_BASED_CUDA_CHECK=1 too).
+    A process that forks trainers does this first. Asking opens the driver's files and starts a thread of it, and CUDA
+    does not promise that these survive a fork. This was seen on an H100 with driver 580, with
+    PYTORCH_NVML_BASED_CUDA_CHECK=1 too.
     """
     global _asked_aside
     if _asked_aside is None:

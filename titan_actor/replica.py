@@ -454,7 +454,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         mean, self._groups_loss, anybodys, groups = told
         if (
             self.manager.errored() is None
-        ):  # what a failed collective leaves says nothing, and its step is not committed
+        ):  # values from a failed collective mean nothing, and its step is not committed
             step = self.manager.current_step() + 1
             if not math.isfinite(mean):
                 whose = _whose(math.isfinite(float(loss)), math.isfinite(self._groups_loss))

@@ -109,7 +109,7 @@ class Probe:
             self._use(self._folder)
             self._said = None
         except FileNotFoundError:
-            self._said = None  # a person removes a run's folder
+            self._said = None  # a person removed the run's folder: no fault of the disk
         except OSError as error:
             self._said = error
 

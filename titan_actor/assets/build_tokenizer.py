@@ -1,7 +1,7 @@
 """Trains the tokenizer that is shipped in `tokenizer/` beside this file.
 
-The shipped one was made with `python -m titan_actor.assets.build_tokenizer`, on the standard library of CPython 3.11.7
-with tokenizers 0.23.3: byte-level BPE of 2048 tokens, the vocabulary of TorchTitan's debug model.
+Made with `python -m titan_actor.assets.build_tokenizer` on CPython 3.11.7's standard library with tokenizers 0.23.3. It
+is a byte-level BPE of 2048 tokens, the vocabulary of TorchTitan's debug model.
 """
 
 from __future__ import annotations
