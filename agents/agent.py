@@ -66,8 +66,7 @@ TERM_PATIENCE_S = 0.5
 once. Without the shim's report this is an upgrade of the agent; with it, the agent stays to report how the trainers
 end."""
 CLEAN_WITHIN_S = 10.0
-"""Seconds that a rank's exit with code 0 waits for its files. Without its note that it is finished the exit is a
-failure."""
+"""Seconds that an exit with code 0 waits for the rank's files: without its note that it is finished it is a failure."""
 LONGEST_TURN_S = 0.5
 """The most seconds between two turns that count against a process: the agent itself may have been frozen."""
 
@@ -188,8 +187,8 @@ class Agent:
             await self._close()
 
     def _adopt(self, record: ProcessRecord) -> None:
-        """Takes over a process that the shim lists. Its identity is (pid, start_ticks): another process may have got
-        its pid."""
+        """Takes over a process of the shim's list, known by (pid, start_ticks): another process may have got its
+        pid."""
         stat = process.stat_of(record.pid)
         if not record.exited and stat is not None and stat.start_ticks != record.start_ticks:
             log.warning("%s has ended: pid %d is another process now", record.name, record.pid)
@@ -406,8 +405,7 @@ class Agent:
         return {_way(trainer): trainer.hang for node in self._wanted.by_run.values() for trainer in node.trainers}
 
     def _stops_of_our_own(self, awake: float) -> list[Stop]:
-        """Returns the stops that the agent decides itself: frozen gates, and trainers that neither etcd nor a gate
-        reaches."""
+        """Returns the agent's own stops: frozen gates, and trainers that neither etcd nor a gate reaches."""
         frozen = [
             Stop(name, f"the gate is frozen: it has not touched its file for {still_s:.1f} s", at_once=True)
             for name, still_s in self._frozen.look(

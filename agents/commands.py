@@ -1,5 +1,4 @@
-"""Sends commands to a running rank over its `command.sock` when something changes, and repeats each until it is
-answered."""
+"""Sends commands to a running rank over its `command.sock` when something changes, until each is answered."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ class CutOff:
         self._stopped: dict[str, str] = {}
 
     def wanted(self, trainers: Iterable[TrainerDesired]) -> None:
-        """Takes the policies from what is desired. A generation that is no longer desired keeps its own while it
-        runs."""
+        """Takes the policies from what is desired. A generation no longer desired keeps its own while it runs."""
         limits = {way: limit for way, limit in self._limits.items() if way in self._gate_lost_at}
         limits |= {f"{each.run}.{each.group}.{each.generation}": each.cut_off_stop_s for each in trainers}
         if limits != self._limits:

@@ -17,8 +17,7 @@ MESSAGE_BYTES = 2048
 TRACE_BYTES = 2048
 
 LOG_BYTES = 65536
-"""Bytes of the log's end that are searched. Python's handler of fatal signals writes all threads' stacks after the
-error."""
+"""Bytes of the log's end to search. Python's handler of fatal signals writes all threads' stacks after the error."""
 
 MODULES = b"Extension modules: "
 """The start of the last line of Python's fatal signal handler, which holds kilobytes of names."""

@@ -181,8 +181,7 @@ class Exporter:
                     self._metrics.gauge(metric, **labels).set(0)
 
     def _hearing(self, view: View) -> None:
-        """Sets the metric for gates that run here. A gate that has ended hears nothing, and its run has another by
-        now."""
+        """Sets the metric for gates that run here. An ended gate hears nothing, and its run has another by now."""
         here = {name.run for name in map(parse, view.running()) if isinstance(name, LighthouseName)}
         for run in self._gates - here:
             self._metrics.drop("agent_gate_groups", run=run)

@@ -36,8 +36,7 @@ PING = b"PING\n"
 PONG = b"PONG\n"
 PING_EVERY_S = 1.0
 PONG_WITHIN_S = 3.0
-"""Seconds to wait for a PONG. A gate that stood still for as long ends itself when it thaws
-(gate_lighthouse.FROZEN_S)."""
+"""Seconds to wait for a PONG. A gate that stood still for as long ends itself when it thaws (FROZEN_S)."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

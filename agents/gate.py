@@ -98,7 +98,7 @@ class Gate:
     # --- life ---
 
     async def run(self) -> None:
-        """Runs until TERM, or until another has the seat. Raises GateFailed when the lighthouse ends or the gate stood
+        """Runs until TERM or until another has the seat. Raises GateFailed if the lighthouse ends or the gate stood
         still."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._ending.set)
@@ -159,8 +159,7 @@ class Gate:
         return self._ticked_at is None or boot_time() - self._ticked_at <= FROZEN_S
 
     def _stood_still(self) -> bool:
-        """Returns true if the gate did not run for so long that another may have its seat soon. Then nothing passes any
-        more."""
+        """Returns true if the gate stood still for so long that another may have its seat soon. Then nothing passes."""
         if self._ticked_at is not None and not self._failure:
             still_s = boot_time() - self._ticked_at
             if still_s > FROZEN_S:

@@ -1,5 +1,4 @@
-"""The gate's two threads to etcd: one reads what the leader wants of the gate, the other writes what the gate
-reports."""
+"""The gate's two threads to etcd: one reads the leader's orders for the gate, the other writes its reports."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class Lighthouse:
         self._answered_at = 0.0
 
     async def start(self, min_groups: int, join_timeout_ms: int, quorum_ids_above: int) -> asyncio.Task[int]:
-        """Returns once the lighthouse listens on loopback; the task ends with its exit code. Raises GateFailed when it
-        does not."""
+        """Returns once the lighthouse listens on loopback, with a task for its exit code. Raises GateFailed if it does
+        not."""
         argv = programs.command(
             "lighthouse",
             f"--min-replicas={min_groups}",

@@ -36,8 +36,7 @@ class Generation:
     """When the lighthouse last answered it. A manager that waits for an answer sends nothing."""
 
     loss_confirmed: bool = False
-    """True once etcd has answered after it fell silent: what goes on without it is on etcd's side of a split
-    network."""
+    """True once etcd has answered after it fell silent: etcd's side of a split network goes on without it."""
 
     def hear(self, data: bytes, now: float) -> bool:
         """Records bytes of its manager; true when they hold its replica id for the first time."""

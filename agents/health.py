@@ -9,8 +9,7 @@ from supervisor.wire.records import Fact, Health
 
 
 def read(node: str, disk_free_bytes: int, warm: str, problems: tuple[str, ...], facts: tuple[Fact, ...]) -> Health:
-    """Returns the record with the memory available without swapping, in bytes, and the load. The reporter fills in the
-    sequence."""
+    """Adds the memory available without swapping, in bytes, and the load. The reporter fills in the sequence."""
     return Health(
         node=node,
         sequence=0,

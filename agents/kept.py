@@ -91,8 +91,7 @@ class Warm(Kept):
     """The warm process, which forks trainers when asked over a SEQPACKET socket pair."""
 
     ANSWER_WITHIN_S = 10.0
-    """Seconds to wait for a fork. A large process on a busy machine takes tenths of a second; after this it is
-    stuck."""
+    """Seconds to wait for a fork. A large process on a busy machine takes tenths of a second; later it is stuck."""
 
     def __init__(self, log: str, changed: Callable[[], None]) -> None:
         super().__init__("warm process", log)
@@ -168,8 +167,8 @@ class Warm(Kept):
         super().ended(how)
 
     async def fork(self, launch: str, log: str, environment: dict[str, str]) -> int:
-        """Returns a trainer's pid. Raises ForkError when there is none; a stuck warm process is killed, so that none
-        comes late."""
+        """Returns a trainer's pid. Raises ForkError if there is none; kills a stuck warm process, so that none comes
+        late."""
         async with self._one_at_a_time:
             if self._ours is None or self.state != "ready":
                 raise ForkError("it is not ready")

@@ -22,7 +22,7 @@ class Logs:
         self._next = 0.0
 
     def look(self, folders: Iterable[str], now: float) -> None:
-        """Shortens the logs every `rotated.EVERY_S`. `folders`: those of the processes. A disk that stalls holds only a
+        """Shortens the logs every `rotated.EVERY_S`. `folders`: of the processes. A stalled disk holds only a
         thread."""
         if now < self._next or self._aside.left:
             return

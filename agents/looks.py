@@ -18,8 +18,7 @@ ANSWERS_WITHIN_S = 1.0
 """Seconds after which a turn of the agent goes on without its node's files."""
 
 GATE_FROZEN_S = 3.0
-"""A gate touches its file every second. One that does not for this many seconds is stopped or hangs, and never serves
-again."""
+"""Seconds. A gate touches its file every second: one that does not is stopped or hangs, and never serves again."""
 
 
 class Looks:
@@ -36,8 +35,7 @@ class Looks:
         return self._stalled_at is not None
 
     async def look(self, now: float) -> list[str] | None:
-        """Returns the ranks with new progress, as `View.poll` does; None: the files do not answer, and the ranks are
-        not seen."""
+        """Returns the ranks with new progress, as `View.poll` does; None: the files do not answer."""
         if self._looking is None:
             self._looking = asyncio.wrap_future(self._files.ask(self._view.look(now)))
         await asyncio.wait({self._looking}, timeout=0.0 if self.stalled else ANSWERS_WITHIN_S)
@@ -68,8 +66,7 @@ class FrozenGates:
         self._touched_at: float | None = None
 
     def look(self, still: Mapping[str, float], awake: float) -> dict[str, float]:
-        """Returns the frozen gates, each with its seconds of standing still. `still`: as `View.still_gates` returns
-        it."""
+        """Returns the frozen gates, each with its seconds of standing still. `still`: from `View.still_gates`."""
         if not any(still_s > GATE_FROZEN_S / 2 for still_s in still.values()):
             self._touched_at = None
             self._touch = self._touch if self._touch is not None and not self._touch.done() else None

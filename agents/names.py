@@ -48,8 +48,7 @@ def about(text: str) -> dict[str, dict[str, object]]:
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Name | None:
-    """Returns the parsed name, or None if it is not ours. An agent asks for a few names dozens of times in each
-    turn."""
+    """Returns the parsed name, or None if it is not ours. An agent parses a few names dozens of times a turn."""
     match text.split("."):
         case ["lighthouse", run, generation] if generation.isdigit():
             return LighthouseName(run, int(generation))

@@ -77,8 +77,7 @@ def read_count(file: Path) -> int | None:
 
 
 def cgroup_of(pid: int, proc: Path = PROC) -> str:
-    """Returns /proc/PID/cgroup; empty for a process that is ending, because under version 1 it then appears in the
-    root."""
+    """Returns /proc/PID/cgroup; empty for a process that is ending, which version 1 shows in the root."""
     try:
         text = (proc / str(pid) / "cgroup").read_text()
         fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -88,8 +87,7 @@ def cgroup_of(pid: int, proc: Path = PROC) -> str:
 
 
 def counter(cgroup: str, proc: Path = PROC) -> Path | None:
-    """Returns the file with the kill count of the memory cgroup that /proc/PID/cgroup names; None if none can be
-    read."""
+    """Returns the file with the kill count of the memory cgroup in /proc/PID/cgroup; None if none is readable."""
     groups = [line.split(":", 2) for line in cgroup.splitlines() if line.count(":") >= 2]
     legacy = next((path for _, controllers, path in groups if "memory" in controllers.split(",")), None)
     if legacy is not None:

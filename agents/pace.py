@@ -39,15 +39,12 @@ IN_VAIN = 2
 KEPT = 64
 """Steps that teach a bound: minutes of a large run. A change of its pace shows after half of them."""
 NEWEST = 8
-"""Newest of these: where they are slower than the rest the machine has slowed down, and they set the bound of the next
-step."""
+"""Newest of these: where they are slower than the rest the machine has slowed down, and they set the next bound."""
 UNSEEN_S = 0.5
-"""Seconds that count of each time in which nothing could be seen. A disk that is slow at each look must not hide a hang
-forever."""
+"""Seconds that count of each unseen time: a disk that is slow at each look must not hide a hang forever."""
 APART: frozenset[Activity] = frozenset({"checkpoint", "heal", "evaluate", "compile", "save"})
 UNLIKE: frozenset[Activity] = frozenset({"compile", "save"})
-"""Activities of which no two are alike: the first compile of a restart finds all in a cache, one for a new shape takes
-minutes."""
+"""Activities of which no two are alike: a restart's first compile finds all in a cache, a new shape takes minutes."""
 STEPPING = frozenset({"quorum", "healing", "step", "checkpoint"})
 
 
@@ -76,8 +73,7 @@ class Pace:
         """Longest collective of the step in progress; it counts once that is committed."""
         self._failed_commits = 0
         self._tries, self._tried_s = 0, 0.0
-        """Uncommitted attempts at the step since the last commit, and the step's own seconds at the end of the last
-        one."""
+        """Uncommitted attempts since the last commit, and the step's own seconds at the end of the last one."""
         self._last_tries = 0
         self._committed_at = 0.0
         self._began: float | None = None

@@ -33,8 +33,7 @@ class OneSentence:
 
 
 def pause_after(error: PortError) -> float:
-    """Returns the seconds to wait before the next try. A Fatal error is tried again too, because a person may mend
-    it."""
+    """Returns the seconds until the next try. A Fatal error is tried again too: a person may mend it."""
     return max(0.1, min(error.after_s, 1.0)) if isinstance(error, Retryable) else 5.0
 
 
@@ -56,8 +55,7 @@ def connect_patiently(
 
 
 class EtcdThread(threading.Thread):
-    """Connects, calls `_turn` repeatedly until it is stopped, pauses after each failure, and finally calls
-    `_finish`."""
+    """Connects, calls `_turn` until it is stopped, pauses after each failure, and finally calls `_finish`."""
 
     def __init__(self, name: str, back: str, etcd: Sequence[str], security: Security | None) -> None:
         """`back`: the sentence that is logged when etcd answers again."""

@@ -45,8 +45,7 @@ class Stat:
 
 
 def stat_of(pid: int, of: int | None = None) -> Stat | None:
-    """Returns None when there is no such process, or none that we may see. `of`: the process that thread `pid` belongs
-    to."""
+    """Returns None if there is no such process, or none that we may see. `of`: the process of thread `pid`."""
     fields = _fields(f"/proc/{pid}/stat" if of is None else f"/proc/{of}/task/{pid}/stat")
     return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19])) if fields is not None else None
 
@@ -84,8 +83,7 @@ def all_processes() -> list[Stat]:
 
 
 def send_signal(pid: int, start_ticks: int, number: int) -> bool:
-    """Signals exactly this process; False when it is gone. The pidfd holds on to it between the check and the
-    signal."""
+    """Signals exactly this process; False if it is gone. The pidfd holds on to it between check and signal."""
     if pid <= 1:
         return False
     try:
@@ -228,8 +226,7 @@ def hold_notice() -> None:
 
 
 def open_standard_files() -> None:
-    """Opens missing standard files. A scheduler may start us without them, and the next opened file would take their
-    numbers."""
+    """Opens missing standard files: a scheduler may start us without, and the next file would take the number."""
     while True:
         handle = os.open(os.devnull, os.O_RDWR)
         if handle > 2:

@@ -52,8 +52,7 @@ class ProgressFile:
 
 
 def milestones(progress: Progress | None) -> Hashable:
-    """Returns the parts of a progress record that are worth a report at once; the rest waits for the next regular
-    one."""
+    """Returns the parts of a progress record that are worth a report at once; the rest can wait."""
     if progress is None:
         return None
     # the phases of a step come and go many times a second

@@ -142,8 +142,7 @@ class Reporter(EtcdThread):
             self._some.notify()
 
     def stop(self, give_back: bool = False) -> None:
-        """Writes once what is left to write, and ends. `give_back`: the node is gone at once, not when its lease
-        lapses."""
+        """Writes once what is left, and ends. `give_back`: the node is gone at once, not when its lease lapses."""
         self._give_back = give_back
         super().stop()
 
@@ -173,8 +172,7 @@ class Reporter(EtcdThread):
             log.info("the last report was not written: %s", error)
 
     def _write(self, store: Store) -> None:
-        """Writes what is pending. What runs comes first: a reader of the registration may rely on the observed
-        record."""
+        """Writes what is pending. What runs comes first: a reader of the registration may rely on it."""
         with self._some:
             observed, health, check, to_read = self._observed, self._health, self._check, self._to_read
         if not self.standing.registered and not self._stop_now.is_set():

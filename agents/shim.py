@@ -117,8 +117,7 @@ class Shim:
         process.say_by(None)
 
     def _notice(self) -> None:
-        """Passes on the scheduler's notice that this node will end soon. Others act on it; a second notice changes
-        nothing."""
+        """Passes on the scheduler's notice that this node will end soon. A second notice changes nothing."""
         if not self._leaving:
             self._leaving = LEAVING
             self._table.remember("leaving", pid=os.getpid(), why=LEAVING)
@@ -150,8 +149,7 @@ class Shim:
         self._table.remember("spawned", child)
 
     async def _end_all(self) -> None:
-        """Sends TERM to every session, and KILL after the grace. The agent ends last, so that it can report the
-        others."""
+        """Sends TERM to every session, and KILL after the grace; the agent ends last, so that it reports the others."""
         for kept in self._kept:
             kept.stop_keeping()
         if self._warm is not None and self._warm.pid:
@@ -446,8 +444,7 @@ class Shim:
 
 
 def _lock(folder: Path) -> int:
-    """Takes the node's lock, which is held until the process ends in any way. Raises Refusal when another shim holds
-    it."""
+    """Takes the node's lock, held until the process ends in any way. Raises Refusal if another shim has it."""
     handle = os.open(folder / "shim.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

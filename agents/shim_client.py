@@ -64,8 +64,7 @@ class ShimClient:
     def __init__(self, requests: _Line, starts: _Line, path: Path) -> None:
         self._requests = requests
         self._starts = starts
-        """Own connection for starts: the shim starts nothing while its disk stalls, and stops must not wait for
-        that."""
+        """Own connection for starts: they wait while the shim's disk stalls, and stops must not."""
         self._path = path
 
     @classmethod
@@ -127,8 +126,7 @@ async def _ping(writer: asyncio.StreamWriter) -> None:
 
 
 def record(body: Any) -> ProcessRecord:
-    """Decodes a ProcessRecord from the shim's answer. Raises ShimLost when it is none: then shim and agent do not
-    match."""
+    """Decodes a ProcessRecord from the shim. Raises ShimLost when it is none: then shim and agent do not match."""
     try:
         return decode(json.dumps(body), ProcessRecord)
     except RecordError as error:

@@ -1,5 +1,4 @@
-"""Unix sockets at paths of any length: the kernel takes 107 bytes, and a folder below a home directory may have
-more."""
+"""Unix sockets at paths of any length: the kernel takes 107 bytes, and a folder below a home may have more."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 10.0
 GIVEN_UP_S = 12.0
-"""Seconds for all of a reading. py-spy itself may sleep in the kernel with the process that it reads, where no signal
-ends it."""
+"""Seconds for a reading. py-spy may sleep in the kernel with the process that it reads, where no signal ends it."""
 WORKERS = 8
 """About as many as a node has ranks."""
 WAITS_AT_MOST = 3
@@ -99,8 +98,8 @@ def _dump(pid: int) -> bytes:
 
 
 def _held_by_another(threads: list[dict[str, Any]], pid: int) -> str:
-    """Returns which other thread holds the lock at the same place in several looks: any working thread has it now and
-    then."""
+    """Returns the other thread that holds the lock at one place in several looks: any working thread has it at
+    times."""
     held = _holder(threads, pid)
     for _ in range(LOOKS_AGAIN if held else 0):
         time.sleep(LOOKS_APART_S)
@@ -123,8 +122,7 @@ def _leave(dump: bytes, folder: Path) -> None:
 
 
 def innermost(threads: list[dict[str, Any]], pid: int) -> str:
-    """Returns the main thread's innermost frames. Its number is the process's; other threads of a trainer wait for
-    work."""
+    """Returns the innermost frames of the main thread (number: the pid); other threads of a trainer wait for work."""
     main = next((thread for thread in threads if thread.get("os_thread_id") == pid), None)
     if main is None or not main["frames"]:
         return "its main thread runs no Python"

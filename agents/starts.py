@@ -16,8 +16,7 @@ REFUSED_PAUSE_S = 1.0
 
 
 class Starts:
-    """The pending starts of one node. A key names a generation; everything up to its last dot names its group or
-    lighthouse."""
+    """The pending starts of one node. A key names a generation, and up to its last dot the group or lighthouse."""
 
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = done

@@ -30,8 +30,7 @@ class Stopped:
 
 
 def state(pid: int) -> tuple[str, Hashable]:
-    """Returns why a process cannot run (empty: it may), and how often its main thread has given up a processor so
-    far."""
+    """Returns why a process cannot run (empty: it may), and how often its main thread gave up a processor."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             text = file.read().decode(errors="replace")

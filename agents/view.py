@@ -133,8 +133,7 @@ class View:
         return self.take(self.look(now)())
 
     def look(self, now: float) -> Callable[[], Seen]:
-        """Returns the reading part of `poll`, for any thread, one look at a time: a file system that stalls may hold it
-        forever."""
+        """Returns `poll`'s reading, for any thread, one at a time: a file system that stalls may hold it forever."""
         ranks = [(name, file, self.processes[name].folder) for name, file in self.progress.items()]
         gates = [
             (name, Path(record.folder) / "gate.json")
@@ -166,8 +165,7 @@ class View:
         return [name for name in seen.news if name in self.progress]
 
     def unseen(self) -> None:
-        """Notes that the files do not answer: what the ranks do meanwhile is unknown, and so is whether hung ones still
-        hang."""
+        """Notes that the files do not answer: what the ranks do, and whether hung ones still hang, is unknown."""
         self._blind = True
         for pace in self._paces.values():
             pace.unseen()
@@ -185,8 +183,8 @@ class View:
         return seconds
 
     def look_for_stops(self, limits: Mapping[str, HangSpec], awake: float) -> None:
-        """Finds ranks that the kernel shows as stopped. `limits`, `awake`: as in `look_for_hangs`; no file of a rank is
-        read."""
+        """Finds ranks that the kernel shows as stopped. `limits`, `awake`: as in `look_for_hangs`. Reads no rank's
+        file."""
         self._for_good = {}
         for name, rank in self._ranks():
             stopped, limit_s = self._stopped.setdefault(name, Stopped()), limits.get(rank.way, HangSpec()).stopped_s

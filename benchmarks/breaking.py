@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 
 def chaos_run(arguments: Sequence[str]) -> int:
-    """Returns its exit code. After a Ctrl-C it waits for the command, which heals what is broken and judges what there
-    is."""
+    """Returns its exit code. After a Ctrl-C it is waited for: it heals what is broken and judges what there is."""
     asked = [sys.executable, "-m", "supervisor.cli", "chaos", "run", *arguments]
     # in its own session, so that a Ctrl-C reaches it once, from here
     with subprocess.Popen(asked, start_new_session=True) as run:

@@ -224,8 +224,7 @@ class Bench:
         eventually(self._well, BACK_S, "everything trains, and a spare is warm")
 
     def settled_or_helped(self) -> bool:
-        """Settles, and restarts what does not come back by itself as a person would. Returns true if it restarted
-        anything."""
+        """Settles, and restarts what does not come back as a person would. Returns true if it restarted anything."""
         try:
             self.settle()
         except AssertionError as error:
@@ -262,8 +261,7 @@ class Bench:
         return any(health is not None and health.warm == "ready" for health in warm)
 
     def acted(self, count: int) -> dict[str, tuple[float, Incident]]:
-        """Returns, for each incident after the first `count` writes, the first write that shows an action, and when it
-        came."""
+        """Returns for each incident after the first `count` writes the first write with an action, and when it came."""
         first: dict[str, tuple[float, Incident]] = {}
         for at, incident in self.watcher.since(count):
             if incident.decided is not None and incident.rung > Rung.RIDE_THROUGH and incident.kind != Kind.REQUESTED:
@@ -474,8 +472,7 @@ def measure(seeds: int, names: list[str], partial: Path) -> Measured:
 
 
 def _plain(found: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the result with paths relative to the repository and to the run's folder, so that no machine's own are
-    left."""
+    """Returns the result with paths relative to the repository and the run's folder: none of the machine's own."""
     plain: dict[str, Any] = json.loads(_plainly(found, folder))
     return plain
 

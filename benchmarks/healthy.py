@@ -153,8 +153,7 @@ def control(w: World, record: RunRecord) -> dict[str, Any]:
 
 
 def _is_ordinary(step: int) -> bool:
-    """Returns true if neither this step nor those around it are special: a group's reported step is up to a second
-    old."""
+    """Returns true if no step near this one is special: a group's reported step is up to a second old."""
     return all(3 <= step % every <= every - 4 for every in (CHECKPOINT_STEPS, EVALUATE_EVERY, ALONE_EVERY, SLOW_EVERY))
 
 

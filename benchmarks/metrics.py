@@ -149,8 +149,7 @@ class Node:
 
 
 def of_all_agents(scrapes: int) -> dict[str, Any]:
-    """Measures all agents' metrics in one process, which no installation does. Times and processor time include the
-    client's half."""
+    """Measures all agents in one process, which no installation does. Times and CPU include the client's half."""
     imported = memory_mb()
     metrics = Metrics()
     for number in range(GROUPS):
@@ -195,8 +194,7 @@ def of_agent() -> dict[str, Any]:
 
 
 def of_real_agent(seconds: float) -> dict[str, Any]:
-    """Measures a real agent's whole process, which also watches, reports and obeys: with 8 ranks that step every
-    second."""
+    """Measures a real agent's whole process, which also watches, reports and obeys: 8 ranks step every second."""
     from supervisor.shell.etcd_server import start_etcd
     from tests.agents.nodes import Nodes, desire, running, trainer
     from tests.helpers.waiting import eventually

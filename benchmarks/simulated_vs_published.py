@@ -45,8 +45,7 @@ def policy_of(groups: int, gpus: int) -> RunSpec:
 
 
 def times_of(body: dict[str, Any], recovery_min: float) -> Times:
-    """Returns the paper's recovery from the decision on; finding a failure and deciding takes what it takes in the
-    model."""
+    """Returns the paper's recovery from the decision on; detection and decision take as long as in the model."""
     found = replace(times(), start_s=60 * recovery_min, heal_s=0.0, whole_interval_s=60 * body.get("interval_min", 0.0))
     if "stall_min" not in body:
         return found
@@ -99,8 +98,7 @@ def interval_of(played: list[Outcome]) -> tuple[float, float]:
 
 
 def estimate(between_min: float, recovery_min: float, interval_min: float) -> float:
-    """1 - (recovery + half an interval) / MTTF (Kokolis and others, arXiv 2410.21680); writing a checkpoint stops no
-    group."""
+    """1 - (recovery + half an interval) / MTTF (Kokolis and others, arXiv 2410.21680); checkpoints stop no group."""
     return 1 - (recovery_min + interval_min / 2) / between_min
 
 

@@ -58,11 +58,9 @@ class Kind:
     names: tuple[str, ...]
     sim: str
     counts_from: str
-    """exit: from the end of the process. fault: from the moment at which it is made. stall: the longest pause between
-    commits."""
+    """exit: from the process's end. fault: from the moment it is made. stall: the longest pause between commits."""
     times: int
-    """How often a run that is started here makes it: its moment within a step makes one stall or start half as long
-    again."""
+    """How often a run that is started here makes it: its moment in a step changes one stall or start by half."""
     seconds: float = 0.0
     """Seconds that it lasts, where it ends by itself."""
 
@@ -219,8 +217,7 @@ def _ended_after(history: History, fault: FaultDone) -> float | None:
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
-    """Returns a range: even draws from it have the values' median and quartiles. For few values, their least and
-    most."""
+    """Returns a range: even draws have the values' median and quartiles. For few values, their least and most."""
     least, most = min(values), max(values)
     if len(values) >= FEW:
         first, median, third = statistics.quantiles(values, n=4)

@@ -215,8 +215,7 @@ def _write_marker(folder: Path, mark: CheckpointMark) -> None:
 
 
 def _reason(error: BaseException, folder: Path) -> str:
-    """Returns a line on what failed: DCP wraps each rank's error in a page of traceback, and torch.save hides a full
-    disk."""
+    """Returns what failed, in a line: DCP wraps errors in a page of traceback, and torch.save hides a full disk."""
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]

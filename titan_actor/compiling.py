@@ -14,8 +14,7 @@ from titan_actor.seconds import Seconds
 
 
 class Compiling:
-    """Watches the whole process from its construction on. The main thread waits for the thread that compiles a backward
-    pass."""
+    """Watches the whole process from its construction on. The main thread waits for a backward pass's compilation."""
 
     def __init__(self, activity: ActivityFile, seconds: Seconds) -> None:
         from torch._dynamo import on_compile_end, on_compile_start

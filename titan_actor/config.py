@@ -1,5 +1,4 @@
-"""Builds a TorchTitan config from a TitanSpec: recipe, data, checked overrides, and settings that only the supervisor
-may make."""
+"""Builds a TorchTitan config from a TitanSpec: recipe, data, checked overrides, and the supervisor's own settings."""
 
 from __future__ import annotations
 

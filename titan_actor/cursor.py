@@ -43,8 +43,7 @@ class Cursor:
         self._write(self._top / f"step-{step}")
 
     def load(self, step: int | None) -> str:
-        """Moves to the place at a step's checkpoint, or (None) to the last place. Returns which one was found, or
-        ""."""
+        """Moves to the place at a step's checkpoint, or (None) to the last place. Returns the one found, or ""."""
         found = self._top / (f"step-{step}" if step is not None else "live") / self._name
         try:
             state = json.loads(found.read_text(encoding="utf-8"))

@@ -33,8 +33,7 @@ KEPT_BYTES = 16 << 20
 
 
 class Ledger:
-    """Appends lines to `steps.jsonl`. A line without room on the disk is written with a later one; it never stops the
-    training."""
+    """Appends lines to `steps.jsonl`. A line without room is written with a later one; it never stops the training."""
 
     def __init__(self, path: str | Path, born: float, **every: Any) -> None:
         self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -46,8 +45,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._full = False
         self.seconds: dict[str, float] = {}
-        """Seconds of this process so far, by cause. Repeated steps, which had been committed before, are not
-        separated."""
+        """Seconds of this process so far, by cause. Repeated steps, committed before, are not separated."""
 
     def event(self, kind: str, **fields: Any) -> float:
         """Writes a line from the end of the last one to now; returns its length in seconds."""
@@ -58,8 +56,7 @@ class Ledger:
         return now - start
 
     def step(self, seconds: dict[str, float], **fields: Any) -> float:
-        """Writes the line of a step attempt and returns its length in seconds; `compute` is what the other parts
-        leave."""
+        """Writes the line of a step attempt; returns its length in seconds. `compute` is what the other parts leave."""
         with self._lock:
             start, now = self._last, time.time()
             self._last = now

@@ -38,8 +38,7 @@ THERE, NOT_THERE, UNKNOWN = 0, 1, 2
 """Exit codes of the process that looks for a GPU."""
 
 ASIDE_S = 60
-"""Seconds after which that process is ended. A CUDA context on a freshly started machine takes seconds; a sick GPU
-hangs it."""
+"""Seconds after which that process is ended: a first CUDA context takes seconds, and a sick GPU hangs it."""
 
 TRITON_USER = "torchtitan.distributed.minimal_async_ep.kernels"
 
@@ -70,8 +69,7 @@ class Mend:
 
 
 def on_gpu() -> bool:
-    """Returns true if this process trains on CUDA: found, never configured. It initialises CUDA's driver in this
-    process."""
+    """Returns true if this process trains on CUDA: found, never configured. Initialises CUDA's driver here."""
     import torch
 
     return bool(torch.cuda.is_available())

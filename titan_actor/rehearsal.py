@@ -56,8 +56,7 @@ def _forget_gradients(trainer: Any) -> None:
 
 
 def _batch(trainer: Any) -> dict[str, Any]:
-    """Returns a batch of the training's shape, as TorchTitan's text data sets give it: a single document of one
-    repeated token."""
+    """Returns a batch of the training's shape, in the form of TorchTitan's text data sets: one repeated token."""
     training, parallelism = trainer.config.training, trainer.config.parallelism
     parts = trainer.num_pipeline_parallel_microbatches
     rows = (

@@ -422,8 +422,7 @@ class ReplicaTrainer(FaultTolerantTrainer):
         return wait_for_peers
 
     def _looking(self, allreduce: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes the gradient's norm before it is averaged over the groups: afterwards the group with the non-finite one
-        is unknown."""
+        """Notes the gradient's norm before averaging over the groups, which hides whose was not finite."""
 
         def average(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.is_floating_point(tensor):

@@ -1,5 +1,4 @@
-"""Detects a committed loss that is far above the ones before it. It only reports: other parts judge whether it
-matters."""
+"""Detects a committed loss that is far above the ones before it. Other parts judge whether it matters."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ KEPT = 64
 """Committed steps with which a loss is compared, and for which a spike is reported."""
 LEARNED_AT_LEAST = 20
 TOLD = 5.0
-"""Spreads (median absolute deviations) below which a loss is noise. Three standard deviations of a normal distribution
-are 4.4."""
+"""Spreads (median absolute deviations) below which it is noise; three standard deviations of a normal one are 4.4."""
 LEAST_SPREAD = 0.005
 """Least spread, as a share of the usual loss: a loss that hardly varies has almost no spread."""
 
@@ -47,8 +45,7 @@ class Spikes:
 
 
 def _size(spike: LossSpike) -> tuple[float, float]:
-    """Returns the sort key of a spike: by the mean first, which is the same in all groups, so that they name the same
-    step."""
+    """Returns the sort key of a spike: first by the mean, with which all groups name the same step."""
     return (spike.spreads if spike.spreads >= TOLD else 0.0, spike.own_spreads if spike.own_spreads >= TOLD else 0.0)
 
 

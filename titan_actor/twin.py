@@ -112,8 +112,7 @@ class Unlike(Exception):
 
 
 class Stream:
-    """One rank's data from its beginning. Samples that were read are kept, because a restart reads some of them
-    again."""
+    """One rank's data from its beginning. Read samples are kept, because a restart reads some of them again."""
 
     def __init__(self, loader: Any, reads: int, whose: str) -> None:
         self._batches, self._left, self._whose = iter(loader), reads, whose
@@ -191,8 +190,7 @@ class Others:
             way.send_bytes(pickle.dumps(ranks))
 
     def parts(self, count: int) -> Iterator[tuple[list[float], list[Any]]]:
-        """Yields the first `count` results, in the form of `Model.part`. The next `begin` reuses the gradients'
-        memory."""
+        """Yields the first `count` results, as `Model.part` does. The next `begin` reuses the gradients' memory."""
         for way, gradients in zip(self._ways[:count], self._gradients, strict=False):
             yield way.recv(), gradients
 

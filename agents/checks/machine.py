@@ -31,8 +31,8 @@ DISK_TRIES = 3
 LOOPBACK_BYTES = 16 << 20
 LOOPBACK_TRIES = 3
 LOOPBACK_FLOOR = 10.0
-"""MB/s. Trainers reach the lighthouse through loopback. The kernel only copies memory: the slowest machine does
-hundreds."""
+"""MB/s. Trainers reach the lighthouse through loopback. The kernel only copies memory: hundreds on the slowest
+machine."""
 BLOCK = 1 << 16
 
 
@@ -54,7 +54,7 @@ def memory() -> CheckResult:
 
 
 def disk(folder: Path) -> CheckResult:
-    """Writes, syncs and reads back an unlinked file, so that nothing is left on the disk whatever happens. Raises
+    """Writes, syncs and reads back an unlinked file, so that nothing is left behind whatever happens. Raises
     OSError."""
     rate = 0.0
     for _ in range(DISK_TRIES):

@@ -9,8 +9,7 @@ from supervisor.wire import keys
 from supervisor.wire.records import RecordError, Registration, decode
 
 PEERS = 8
-"""Number of neighbours by name. Each node has its own, so ten thousand nodes that start at once do not ask the same
-one."""
+"""Neighbours by name. Each node has its own, so ten thousand nodes that start at once do not all ask one node."""
 KEYS_AT_ONCE = 60
 """Keys in one page of the list; a node has a handful."""
 

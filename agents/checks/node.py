@@ -35,7 +35,7 @@ REPEAT_FIRST_S = 60.0
 """Seconds before checks that did not pass are repeated. What nodes share (a driver, a storage, a switch) takes minutes
 or hours to mend, and no one reports it to the nodes."""
 REPEAT_MOST_S = 1800.0
-"""Longest pause, up to which it doubles: beside it, half a second of a processor or half a minute of idle GPUs is
+"""Longest pause, up to which it doubles. Half a second of a processor, or half a minute of idle GPUs, is then
 nothing."""
 
 

@@ -22,11 +22,9 @@ from supervisor.wire import programs
 from supervisor.wire.checks import CheckResult, from_line, to_line
 
 LIMIT_S = 30.0
-"""Seconds for one check. They take tenths of a second, and 20 s on a machine where twenty processes want each
-processor."""
+"""Seconds for one check. They take tenths of a second; 20 s where twenty processes want each processor."""
 DEVICE_LIMIT_S = 120.0
-"""Seconds for the device check: it reads torch from a shared file system and makes a CUDA context on each of eight
-devices."""
+"""Seconds for the device check, which reads torch from a shared file system and makes a CUDA context on each device."""
 TOTAL_S = 4 * LIMIT_S + DEVICE_LIMIT_S + 10.0
 """Seconds after which a caller need not wait any longer."""
 KILLED_S = 1.0

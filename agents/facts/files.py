@@ -12,16 +12,14 @@ from pathlib import Path
 from supervisor.wire.records import Fact
 
 DEADLINE_S = 10.0
-"""Seconds until an answer is overdue. A local disk answers in milliseconds, a busy shared file system within 1 or 2
-s."""
+"""Seconds until an answer is overdue. A local disk takes milliseconds, a busy shared file system 1 or 2 s."""
 EVERY_S = 10.0
 EVERY_SHARED_S = 10.0
 """Ten thousand nodes on one shared file system list a folder a thousand times a second, which one metadata server can
 answer beside its work. A stall is reported DEADLINE_S after the next look, so before a step counts as a hang."""
 BYTES = 4096
 ROOM_BYTES = 1 << 20
-"""A disk with less room is full for ranks that write. Removed files free blocks now and then, so one block that fits
-proves nothing."""
+"""A disk with less room is full for ranks that write. One block that fits proves nothing: removed files free some."""
 
 _KINDS = {
     errno.ENOSPC: "disk_full",

@@ -21,8 +21,7 @@ from supervisor.wire.records import Fact
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
-"""Seconds until NVML is overdue. Its first call initialises every GPU, for seconds each where no persistence daemon
-runs."""
+"""Seconds until NVML is overdue. Without a persistence daemon its first call initialises each GPU for seconds."""
 AGAIN_S = 60.0
 """Seconds until a missing driver is looked for again: it may be loaded later."""
 WAIT_MS = 1000

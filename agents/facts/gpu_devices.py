@@ -1,5 +1,4 @@
-"""Reads through NVML what holds for each GPU now. Any call may hang on a sick GPU, so this needs a thread of its
-own."""
+"""Reads through NVML what holds for each GPU now. Calls may hang on a sick GPU, so it needs its own thread."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class _Seen:
 
 
 def local_rank(index: int, uuid: str, visible: str | None) -> int | None:
-    """Returns the local rank that CUDA gives a device (by CUDA_VISIBLE_DEVICES); -1 if CUDA hides it, None if
-    unknown."""
+    """Returns the local rank that CUDA_VISIBLE_DEVICES gives a device; -1 if CUDA hides it, None if unknown."""
     if visible is None:
         return index
     names = [name.strip() for name in visible.split(",")] if visible.strip() else []

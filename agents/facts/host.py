@@ -66,8 +66,7 @@ def kernel_clock() -> tuple[int, int]:
 
 
 def clock(answer: tuple[int, int] | None = None) -> Sequence[Fact]:
-    """Returns a fact if nothing synchronises the kernel's clock. Everstep compares no clocks, but people compare
-    logs."""
+    """Returns a fact if nothing synchronises the clock. Everstep compares no clocks, but people compare logs."""
     state, status = kernel_clock() if answer is None else answer
     if state != _TIME_ERROR and not status & _STA_UNSYNC:
         return ()
