@@ -1,4 +1,4 @@
-"""The gate's two threads to etcd: one reads the leader's orders for the gate, the other writes its reports."""
+"""The gate's two threads to etcd: one watches the leader's orders, the other reports and asks for them."""
 
 from __future__ import annotations
 

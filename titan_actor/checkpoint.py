@@ -84,7 +84,7 @@ class Checkpoints:
 
         self._launch, self._trainer, self._agreement, self._done = launch, trainer, agreement, done
         self._manager = trainer.ft_manager.manager
-        # an own process group: the writing thread's collectives must not mix with the training's
+        # a separate process group: the writing thread's collectives must not mix with the training's
         self._group = dist.new_group(backend="gloo")
         self._running: Future[Any] | None = None
         self._finished = threading.Event()

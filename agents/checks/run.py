@@ -24,7 +24,7 @@ from supervisor.wire.checks import CheckResult, from_line, to_line
 LIMIT_S = 30.0
 """Seconds for one check. They take tenths of a second; 20 s where twenty processes want each processor."""
 DEVICE_LIMIT_S = 120.0
-"""Seconds for the device check, which reads torch from a shared file system and makes a CUDA context on each device."""
+"""Seconds for the device check: torch from a shared file system, and a CUDA context on each of eight devices."""
 TOTAL_S = 4 * LIMIT_S + DEVICE_LIMIT_S + 10.0
 """Seconds after which a caller need not wait any longer."""
 KILLED_S = 1.0
